@@ -1,0 +1,55 @@
+"""How the documentation reads our docstrings: formulas become MathML, and our section names are understood.
+
+The docstrings are written as the field writes them, with :math:`...`, `.. math::` and the sections
+`Gradient:`, `Example:` and `References:`, while mkdocstrings expects Markdown. Formulas are converted when
+the pages are built, so that reading them needs no script and no network.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from typing import Any
+
+from griffe import Extension, Object
+from latex2mathml.converter import convert
+
+INLINE = re.compile(r":math:`([^`]+)`")
+BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n+\1 +.*)*)$", re.MULTILINE)
+EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
+PROSE = re.compile(r"^(Gradient|References):\n((?: +.*\n?|\n)+)", re.MULTILINE)
+
+
+def as_markdown(docstring: str) -> str:
+    """The docstring with formulas as Markdown code of language `math`, and sections mkdocstrings knows."""
+    text = EXAMPLE.sub("Examples:", docstring)
+    text = PROSE.sub(lambda m: f"**{m[1]}:**\n\n{textwrap.dedent(m[2])}", text)
+    text = BLOCK.sub(lambda m: textwrap.indent(f"```math\n{textwrap.dedent(m[2])}\n```", m[1]), text)
+    return INLINE.sub(lambda m: f"`#!math {' '.join(m[1].split())}`", text)
+
+
+class HouseStyle(Extension):
+    """Rewrites every docstring before it is parsed."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(inspect.cleandoc(obj.docstring.value))
+
+
+def inline_formula(source: str, _language: str, _css_class: str, _markdown: object) -> str:
+    return convert(source)
+
+
+def block_formula(source: str, *_: Any, **__: Any) -> str:
+    return convert(source, display="block")
+
+
+def on_config(config: Any) -> Any:
+    """mkdocs hook: code of language `math` is a formula, inline and in fences."""
+    extensions = config["mdx_configs"]
+    inline = {"name": "math", "class": "math", "format": inline_formula}
+    block = {"name": "math", "class": "math", "format": block_formula}
+    extensions.setdefault("pymdownx.inlinehilite", {})["custom_inline"] = [inline]
+    extensions.setdefault("pymdownx.superfences", {})["custom_fences"] = [block]
+    return config

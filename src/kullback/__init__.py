@@ -1,0 +1,57 @@
+"""Kullback-Leibler divergences for PyTorch: for tensors, distributions, losses, metrics and files of predictions."""
+
+from kullback import errors, functional, io, metrics, nn
+from kullback.comparison import compare_predictions
+from kullback.diagnosis import diagnose
+from kullback.dispatch import divergence, kl_divergence, kl_estimate, register_kl
+from kullback.estimate import Estimate
+from kullback.generators import (
+    KL,
+    Alpha,
+    ChiSquared,
+    Divergence,
+    Jeffreys,
+    JensenShannon,
+    Renyi,
+    ReverseKL,
+    SkewKL,
+    SquaredHellinger,
+    TotalVariation,
+)
+from kullback.kernels.registry import backends
+from kullback.representations import Counts, Logits, LogProbs, Probs, Samples
+
+__all__ = [
+    "KL",
+    "Alpha",
+    "ChiSquared",
+    "Counts",
+    "Divergence",
+    "Estimate",
+    "JensenShannon",
+    "Jeffreys",
+    "LogProbs",
+    "Logits",
+    "Probs",
+    "Renyi",
+    "ReverseKL",
+    "Samples",
+    "SkewKL",
+    "SquaredHellinger",
+    "TotalVariation",
+    "__version__",
+    "backends",
+    "compare_predictions",
+    "diagnose",
+    "divergence",
+    "errors",
+    "functional",
+    "io",
+    "kl_divergence",
+    "kl_estimate",
+    "metrics",
+    "nn",
+    "register_kl",
+]
+
+__version__ = "0.1.0"

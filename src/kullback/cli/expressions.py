@@ -1,0 +1,144 @@
+"""Distributions written as text, ``Normal(0, 1)``, read without running any of it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributions as torch_distributions
+from torch.distributions import Distribution, Transform
+
+from kullback.errors import ArgumentValueError, KullbackError
+from kullback.representations import Counts, Logits, LogProbs, Probs
+
+__all__ = ["parse_distribution"]
+
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+# Parameters that count something, for which a tensor will not do.
+WHOLE = ("total_count", "dim", "reinterpreted_batch_ndims", "event_dim", "cache_size")
+HINT = (
+    "write a torch distribution of numbers, lists and keyword arguments, such as Normal(0, 1), Gamma(2, rate=3), "
+    "Categorical([0.2, 0.8]), or Probs([...]), Logits([...]), LogProbs([...]), Counts([...])"
+)
+LONGEST = 10_000
+SHOWN = 60
+
+Operand = Distribution | Probs | Logits | LogProbs | Counts
+
+
+def _constructors() -> dict[str, type]:
+    """What may be called, by name."""
+    public = {name: getattr(torch_distributions, name) for name in torch_distributions.__all__}
+    found: dict[str, type] = {
+        name: value
+        for name, value in public.items()
+        if isinstance(value, type) and issubclass(value, Distribution | Transform)
+    }
+    return found | {kind.__name__: kind for kind in (Counts, LogProbs, Logits, Probs)}
+
+
+def parse_distribution(text: str) -> Operand:
+    """Read a distribution: constructors of torch.distributions and of kullback, numbers, lists and + - * / alone.
+
+    Numbers are taken in float64.
+
+    Raises:
+        ArgumentValueError: the text is anything else, or the distribution refuses its parameters.
+
+    Example:
+        >>> parse_distribution("Laplace(0, scale=1/2)")
+        Laplace(loc: 0.0, scale: 0.5)
+    """
+    try:
+        value = _evaluate(_syntax(text))
+    except KullbackError as error:  # from the constructor of a representation, which says what to write
+        raise ArgumentValueError(f"{_shown(text)}: {error}") from None
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise _refusal(text, " ".join(str(error).split()) or type(error).__name__) from None
+    if not isinstance(value, Operand):
+        raise _refusal(text, "it is no distribution")
+    return value
+
+
+def _refusal(text: str, reason: str) -> ArgumentValueError:
+    return ArgumentValueError(f"{_shown(text)} is not a distribution that can be read: {reason}; {HINT}")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
+
+
+def _syntax(text: str) -> ast.AST:
+    if len(text) > LONGEST:
+        raise ValueError(f"it has {len(text)} characters, more than {LONGEST}")
+    return ast.parse(text.strip(), mode="eval").body
+
+
+def _evaluate(node: ast.AST) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() as value):
+            return value
+        case ast.Name(id="inf"):
+            return torch.inf
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](_number(operand))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](_number(left), _number(right))
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_evaluate(item) for item in items]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            return _construct(name, args, keywords)
+        case _:
+            raise ValueError(f"{ast.unparse(node)!r} is not allowed in it")
+
+
+def _number(node: ast.AST) -> int | float:
+    value = _evaluate(node)
+    if not isinstance(value, int | float):
+        raise ValueError(f"{ast.unparse(node)!r} is no number to calculate with")  # noqa: TRY004 - the text is wrong
+    return value
+
+
+def _construct(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
+    constructor = _constructors().get(name)
+    if constructor is None:
+        raise ValueError(
+            f"{name!r} is neither a distribution of torch's nor one of kullback's representations"
+        )
+    named = {str(keyword.arg): keyword.value for keyword in keywords}
+    bound = inspect.signature(constructor).bind(*args, **named)
+    return constructor(
+        **{
+            parameter: _as_parameter(parameter, _evaluate(node))
+            for parameter, node in cast("dict[str, ast.expr]", bound.arguments).items()
+        }
+    )
+
+
+def _as_parameter(name: str, value: Any) -> Any:
+    """Numbers and lists of numbers as float64 tensors; counts, flags and distributions as they are."""
+    if isinstance(value, bool) or name in WHOLE or not isinstance(value, int | float | list):
+        return value
+    held = cast("list[Any] | int | float", value)
+    return held if _holds_objects(held) else _float64(held)
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, list) and any(
+        _holds_objects(item) or not isinstance(item, int | float | list) for item in cast("list[Any]", value)
+    )
+
+
+def _float64(value: Any) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

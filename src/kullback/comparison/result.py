@@ -1,0 +1,188 @@
+"""What a comparison finds: plain frozen values, which the reports turn into tables and pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "Comparison",
+    "ConfidenceBin",
+    "LabelStatistics",
+    "Mean",
+    "Proportion",
+    "Stretch",
+    "Summary",
+    "TopClass",
+    "WorstRow",
+]
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over rows and how sure it is.
+
+    Attributes:
+        mean: the mean; +inf where a row is infinite.
+        standard_error: as if rows were independent; +inf where a row is infinite, NaN for a single row.
+        interval: the 95 % bootstrap interval; None where it was not asked for, where there is but one cluster or
+            row to draw from, and where the mean is infinite.
+    """
+
+    mean: float
+    standard_error: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Summary(Mean):
+    """One quantity over all rows: its mean and its quantiles.
+
+    Attributes:
+        median: the 50 % quantile.
+        p90: the 90 % quantile.
+        p95: the 95 % quantile.
+        p99: the 99 % quantile.
+        p999: the 99.9 % quantile.
+        maximum: the largest value.
+    """
+
+    median: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+    maximum: float
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """A share of the rows and how sure it is, as in `Mean`."""
+
+    value: float
+    standard_error: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class TopClass:
+    """One class of a row with its probability under P and under Q."""
+
+    index: int
+    p: float
+    q: float
+
+
+@dataclass(frozen=True)
+class WorstRow:
+    """A row of large KL(P || Q).
+
+    Attributes:
+        row: the row's index.
+        kl: KL(P || Q) in this row.
+        label: the true class, or None.
+        cluster: the cluster's name, or None.
+        top: the likeliest classes under P, then those of the likeliest under Q that are not among them.
+    """
+
+    row: int
+    kl: float
+    label: int | None
+    cluster: str | None
+    top: list[TopClass]
+
+
+@dataclass(frozen=True)
+class ConfidenceBin:
+    """The rows whose largest reference probability max p lies in [low, high), or in [low, 1] for the last bin.
+
+    Attributes:
+        low: the lower edge.
+        high: the upper edge.
+        rows: how many rows.
+        kl_mean: their mean KL(P || Q), NaN where there are none.
+        kl_p99: its 99 % quantile.
+        top1_agreement: the share in which both have the same likeliest class.
+    """
+
+    low: float
+    high: float
+    rows: int
+    kl_mean: float
+    kl_p99: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
+class LabelStatistics:
+    """What the true classes say about P and Q.
+
+    Attributes:
+        labelled: how many rows have a label.
+        cross_entropy_p: the mean of -log p(label).
+        cross_entropy_q: the mean of -log q(label).
+        difference: the mean of log p(label) - log q(label), row by row: cross_entropy_q - cross_entropy_p, with the
+            standard error of paired values. A row counts 0 where both probabilities are 0.
+        delta_prob_mean: the mean of q(label) - p(label).
+        delta_prob_rms: the root of the mean square of q(label) - p(label).
+    """
+
+    labelled: int
+    cross_entropy_p: Mean
+    cross_entropy_q: Mean
+    difference: Mean
+    delta_prob_mean: Mean
+    delta_prob_rms: Mean
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows start to stop (not included): their mean and largest KL(P || Q)."""
+
+    start: int
+    stop: int
+    kl_mean: float
+    kl_max: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a comparison of two sets of predictions found; made by `compare_predictions`.
+
+    Attributes:
+        p_name: what P was read from.
+        q_name: what Q was read from.
+        rows: the number of rows (positions).
+        classes: the number of classes.
+        clusters: the number of clusters, or None without cluster ids.
+        divergences: a `Summary` for each of ``"kl_pq"``, ``"kl_qp"``, ``"js"``, ``"tv"``.
+        top1_agreement: the share of rows in which both have the same likeliest class.
+        labels: what the true classes say, or None without labels.
+        worst: the rows of largest KL(P || Q), the largest first.
+        by_confidence: the rows by P's largest probability.
+        histogram: (low, high, count) of KL(P || Q): a bin (0, 0, count) of zeros, then logarithmic bins, then
+            (inf, inf, count) where rows are infinite.
+        quantiles: (probability, KL(P || Q)), densely.
+        along: KL(P || Q) along the rows, in at most 400 stretches.
+        infinite: for each divergence, in how many rows it is infinite.
+        quantiles_exact: whether quantiles come from all values; if not, from a sketch.
+        notes: what the reader should know, in sentences.
+    """
+
+    p_name: str
+    q_name: str
+    rows: int
+    classes: int
+    clusters: int | None
+    divergences: dict[str, Summary]
+    top1_agreement: Proportion
+    labels: LabelStatistics | None
+    worst: list[WorstRow]
+    by_confidence: list[ConfidenceBin]
+    histogram: list[tuple[float, float, int]]
+    quantiles: list[tuple[float, float]]
+    along: list[Stretch]
+    infinite: dict[str, int]
+    quantiles_exact: bool
+    notes: list[str]

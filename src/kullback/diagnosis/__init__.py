@@ -1,0 +1,105 @@
+"""What a call of `torch.nn.functional.kl_div` computes, what seems wrong with it, and what to write instead."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kullback.diagnosis.case import examine
+from kullback.diagnosis.checks import Finding, findings_of
+from kullback.diagnosis.report import Diagnosis, TensorSummary, conclude
+from kullback.diagnosis.suggestion import Suggestion, suggest
+from kullback.diagnosis.values import RowValues
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.inputs import as_tensor
+from kullback.reduction import check_reduction
+from kullback.representations import can_inspect
+
+__all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "diagnose"]
+
+
+def diagnose(
+    input: object, target: object, *, reduction: str = "mean", log_target: bool = False, dim: int = -1
+) -> Diagnosis:
+    r"""Explain what ``F.kl_div(input, target, reduction=..., log_target=...)`` computes, and what was probably meant.
+
+    .. math:: \texttt{F.kl\_div(input, target)} = \sum_i p_i (\log p_i - x_i) = KL(P \| Q),
+        \quad p = \texttt{target},\; x = \texttt{input} = \log q
+
+    Looks for what goes wrong without an error: reversed arguments, probabilities for log-probabilities, a softmax
+    taken twice, along the wrong dimension or not at all, a reduction that divides by something else than the rows,
+    zeros that become NaN, shapes that broadcast. What the tensors hold is told from their values, so it is a guess,
+    and each finding says what speaks for it. The tensors are read a few times, block by block, and never copied.
+
+    Arguments:
+        input: what the call takes for the log-probabilities of Q, shape (..., classes); nats.
+        target: what the call takes for the probabilities of P, or their logarithms with `log_target`; a shape that
+            broadcasts with `input`, if the call is right.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, as torch has them.
+        log_target: whether the call says that `target` holds logarithms.
+        dim: the dimension that holds the classes.
+
+    Returns:
+        a `Diagnosis`: print it to read the report. Wrong values and shapes are findings in it, not errors.
+
+    Raises:
+        ArgumentTypeError: an argument is no dense real tensor with values, or `log_target` is not a bool.
+        ArgumentValueError: `reduction` is not one of the four words, or `input` has no dimension `dim`.
+
+    Gradient:
+        none; the arguments are detached.
+
+    Example:
+        >>> import torch, kullback
+        >>> scores, p = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([[0.5, 0.25, 0.25]])
+        >>> found = kullback.diagnose(scores, p, reduction="batchmean")
+        >>> found
+        <Diagnosis: input-is-logits; KL(target || input) = 0.3801 per row>
+        >>> print(found.suggestion.kullback)
+        kl_divergence(Probs(target), Logits(input)).mean()
+        >>> print(found.suggestion.torch)
+        F.kl_div(input.log_softmax(-1), target, reduction="batchmean")
+
+    References:
+        On Information and Sufficiency (Kullback and Leibler, 1951)
+    """
+    word = check_reduction("diagnose", reduction)
+    if not isinstance(log_target, bool):
+        raise ArgumentTypeError(
+            explain(
+                "diagnose",
+                "log_target",
+                wanted="True or False",
+                got=repr(log_target),
+                instead="log_target=True",
+            )
+        )
+    a, b = _readable("input", input), _readable("target", target)
+    if not -max(a.ndim, 1) <= dim < max(a.ndim, 1):
+        raise ArgumentValueError(
+            explain(
+                "diagnose",
+                "dim",
+                wanted=f"a dimension of input, which has shape {tuple(a.shape)}",
+                got=str(dim),
+                instead="dim=-1 when the last dimension holds the classes",
+            )
+        )
+    with torch.no_grad():
+        case = examine(a, b, word, log_target, dim)
+        return conclude(case, findings_of(case), suggest(case))
+
+
+def _readable(name: str, x: object) -> Tensor:
+    tensor = as_tensor("diagnose", name, x).detach()
+    if tensor.layout is not torch.strided or tensor.is_complex() or not can_inspect(tensor):
+        raise ArgumentTypeError(
+            explain(
+                "diagnose",
+                name,
+                wanted="a dense tensor of real numbers whose values can be read",
+                got=f"one of layout {tensor.layout}, dtype {tensor.dtype}, on {tensor.device}",
+                instead="diagnose(...) outside torch.compile and vmap, with x.to_dense() if it is sparse",
+            )
+        )
+    return tensor

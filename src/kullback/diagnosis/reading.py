@@ -1,0 +1,157 @@
+"""What a tensor seems to hold, told from its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from kullback.diagnosis.scan import RowSums, Scan, Spots, normalised_along, scan
+
+__all__ = ["Kind", "Reading", "interval", "number", "read", "read_labels"]
+
+Kind: TypeAlias = Literal[
+    "log-probabilities",
+    "probabilities",
+    "one-hot rows",
+    "logits",
+    "counts",
+    "weights",
+    "class indices",
+    "nothing",
+]
+
+_IN_LOGS: tuple[Kind, ...] = ("log-probabilities", "logits")
+_NORMALISED: tuple[Kind, ...] = ("log-probabilities", "probabilities", "one-hot rows")
+
+# Below this logarithm of a chance, one in ten thousand, "it happened by chance" is no explanation.
+_NO_CHANCE = -9.2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A tensor's kind, why it seems to be of it, and what is odd about it."""
+
+    scan: Scan
+    kind: Kind
+    why: str
+    other_dim: int | None = None
+    """Another dimension along which every row is normalised, where it is not along the one of the classes."""
+
+    @property
+    def in_logs(self) -> bool:
+        """Whether the values are logarithms of weights."""
+        return self.kind in _IN_LOGS
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the rows are distributions, up to rounding and stray rows."""
+        return self.kind in _NORMALISED
+
+    @property
+    def sums(self) -> RowSums:
+        """What the rows add up to, as weights."""
+        return self.scan.masses if self.in_logs else self.scan.sums
+
+    @property
+    def empty_rows(self) -> Spots:
+        """Rows that have no mass at all."""
+        masked, zero = self.scan.masked_rows, self.scan.zero_rows
+        return masked if self.in_logs or (self.kind == "nothing" and not zero.count) else zero
+
+    @property
+    def invalid(self) -> int:
+        """How many entries are no number that such a tensor can hold."""
+        return self.scan.nan.count + self.scan.plus_infinity.count
+
+    @property
+    def exact(self) -> bool:
+        """Whether every row is a distribution, to the rounding of a dtype of 32 bits or more."""
+        floating = self.scan.dtype.is_floating_point and self.scan.dtype.itemsize >= 4
+        below = not self.in_logs and self.scan.negative.count > 0
+        return floating and self.normalised and self.sums.exact == self.sums.rows and not below
+
+    @property
+    def softmaxed_twice(self) -> bool:
+        """Whether the distributions are probably the softmax of probabilities."""
+        return self.normalised and self.scan.log_chance_of_floor < _NO_CHANCE
+
+
+def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
+    """Tell what `x`, with its classes along `dim`, seems to hold."""
+    found = scan(x, dim)
+    kind = _kind(found, logs_expected)
+    reading = Reading(found, kind, _why(found, kind))
+    if kind == "nothing" or _all_exact(reading.sums):
+        return reading
+    return Reading(found, kind, reading.why, _other_dimension(x, reading))
+
+
+def read_labels(x: Tensor) -> Reading:
+    """Describe class indices."""
+    found = scan(x.reshape(-1), -1)
+    return Reading(found, "class indices", _why(found, "class indices"))
+
+
+def _kind(found: Scan, logs_expected: bool) -> Kind:
+    signed = found.negative.count + found.minus_infinity.count > 0
+    all_zero = found.low == found.high == 0
+    if signed and _are_one(found.masses):
+        return "log-probabilities"
+    # Rounding and corrections leave some probabilities negative, but no more than that.
+    below = found.low > -1 and found.high <= 1 and 2 * found.sums.exact >= found.sums.rows
+    if _are_one(found.sums) and (below or not signed):
+        return "one-hot rows" if found.whole and found.classes > 1 and not signed else "probabilities"
+    if not (found.masses.rows if signed or (all_zero and logs_expected) else found.sums.rows):
+        return "nothing"
+    if signed or all_zero:
+        return "logits"
+    return "counts" if found.whole else "weights"
+
+
+def _are_one(sums: RowSums) -> bool:
+    """Whether rows are distributions: half of them to the digit, or all of them nearly."""
+    return sums.rows > 0 and (2 * sums.exact >= sums.rows or sums.near == sums.rows)
+
+
+def _all_exact(sums: RowSums) -> bool:
+    return sums.exact == sums.rows > 0
+
+
+def _other_dimension(x: Tensor, reading: Reading) -> int | None:
+    """Return a dimension along which all of `x` is normalised, as a negative number; None where there is none."""
+    for dim in range(-x.ndim, 0):
+        if dim == reading.scan.dim or x.shape[dim] == 1:
+            continue
+        if normalised_along(x, dim, in_logs=reading.in_logs):
+            return dim
+    return None
+
+
+def _why(found: Scan, kind: Kind) -> str:
+    span = interval(found.low, found.high)
+    masses = interval(found.masses.low, found.masses.high)
+    sums = interval(found.sums.low, found.sums.high)
+    within = ", all within [0, 1] as sigmoids are" if found.high <= 1 else ""
+    reasons: dict[Kind, str] = {
+        "log-probabilities": f"values {span}, and exp of the rows adds up to {masses}",
+        "logits": f"values {span}, but exp of the rows adds up to {masses}",
+        "probabilities": f"values {span}, and the rows add up to {sums}",
+        "one-hot rows": "a single 1 in each row, the rest 0",
+        "counts": f"whole numbers {span}; the rows add up to {sums}",
+        "weights": f"values {span}{within}; the rows add up to {sums}",
+        "class indices": f"whole numbers {span}, one for each row of input",
+        "nothing": "no row has both mass and only finite numbers",
+    }
+    return reasons[kind]
+
+
+def number(x: float) -> str:
+    """Write a number in the few digits that a reader compares."""
+    return f"{x:.6g}" if 1e-6 < abs(x - 1) < 5e-4 else f"{x:.4g}"
+
+
+def interval(low: float, high: float) -> str:
+    """Write the range of some numbers."""
+    return number(low) if number(low) == number(high) else f"between {number(low)} and {number(high)}"

@@ -1,0 +1,187 @@
+"""The line of code that computes what was probably meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kullback.diagnosis.case import Case
+from kullback.diagnosis.reading import Reading
+from kullback.diagnosis.shapes import IGNORED
+from kullback.reduction import Reduction
+
+__all__ = ["Suggestion", "suggest"]
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Code for what was probably meant, twice: with kullback and with torch alone.
+
+    Attributes:
+        kullback: with `kl_divergence` and the wrappers, from kullback.
+        torch: with ``F``, which is `torch.nn.functional`.
+        needs: what the code uses beyond `input` and `target`, each as "name: what it holds".
+        value: what the code returns, where that is one number and known here.
+    """
+
+    kullback: str
+    torch: str
+    needs: tuple[str, ...] = ()
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One argument in the suggested code: an expression, and what it holds."""
+
+    code: str
+    in_logs: bool
+    exact: bool
+    has_zeros: bool
+    dim: int
+    needs: str | None = None
+
+    @property
+    def wrapped(self) -> str:
+        names = ("LogProbs", "Logits") if self.in_logs else ("Probs", "Counts")
+        dim = "" if self.dim == -1 else f", dim={self.dim}"
+        return f"{names[0 if self.exact else 1]}({self.code}{dim})"
+
+    @property
+    def log_probs(self) -> str:
+        if self.in_logs:
+            return self.code if self.exact else f"{self.code}.log_softmax({self.dim})"
+        return f"{self.probs}.log()"
+
+    @property
+    def probs(self) -> str:
+        if self.in_logs:
+            return f"{self.code}.exp()" if self.exact else f"{self.code}.softmax({self.dim})"
+        return self.code if self.exact else f"F.normalize({self.code}, p=1, dim={self.dim})"
+
+
+def suggest(case: Case) -> Suggestion | None:
+    """Write the code; None where the tensors say too little."""
+    a, b = case.read_input, case.read_target
+    if case.labels and a:
+        usable = a.kind != "nothing" and not a.invalid and not case.stray_labels.count
+        return _cross_entropy(case, case.labels, a) if usable else None
+    if not (case.paired and a and b) or "nothing" in (a.kind, b.kind) or case.classes == 1:
+        return None
+    lines, codes, dim, picked = _prepared(case, a, b)
+    q, p = (_side(name, code, case, r, dim) for name, code, r in zip(_NAMES, codes, (a, b), strict=True))
+    first = 0
+    if case.reversed:
+        p, q, first = q, p, 1
+    needs = tuple(side.needs for side in (q, p) if side.needs)
+    rows = torch.broadcast_tensors(*case.paired)[0].numel() // case.classes
+    one_by_one = not picked and case.paired[first].shape[0] != rows
+    return Suggestion(
+        "\n".join([*lines, f"kl_divergence({p.wrapped}, {q.wrapped}){_REDUCED[case.reduction]}"]),
+        "\n".join([*lines, _torch_call(p, q, case, one_by_one)]),
+        needs,
+        None if needs else _value(case),
+    )
+
+
+def _value(case: Case) -> float | None:
+    value = case.backward if case.reversed else case.forward
+    if value is None or not value.rows or case.reduction == "none":
+        return None
+    return value.mean * value.rows if case.reduction == "sum" else value.mean
+
+
+_NAMES = ("input", "target")
+_REDUCED: dict[Reduction, str] = {"none": "", "sum": ".sum()", "mean": ".mean()", "batchmean": ".mean()"}
+
+
+def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str, str], int, bool]:
+    """Return lines to come first, the tensors' code and class dimension, and whether rows were left out."""
+    repair = case.fit.repair if case.fit else None
+    codes = (repair.input, repair.target) if repair else _NAMES
+    if case.input.device != case.target.device:
+        codes = codes[0], f"{codes[1]}.to(input.device)"
+    codes = _cast(codes[0], case, a), _cast(codes[1], case, b)
+    if not (a.invalid or b.invalid or a.empty_rows.count or b.empty_rows.count):
+        return [], codes, case.dim, False
+    lines: list[str] = []
+    if repair and repair.how == "expand":
+        lines.append(f"input, target = torch.broadcast_tensors({codes[0]}, {codes[1]})")
+        codes = _NAMES
+    if case.dim != -1:
+        codes = f"{codes[0]}.movedim({case.dim}, -1)", f"{codes[1]}.movedim({case.dim}, -1)"
+    tests = [test for code, reading in zip(codes, (a, b), strict=True) for test in _row_tests(code, reading)]
+    lines.append("keep = " + " & ".join(tests))
+    return lines, (f"{codes[0]}[keep]", f"{codes[1]}[keep]"), -1, True
+
+
+def _row_tests(code: str, reading: Reading) -> list[str]:
+    """Return the conditions that leave out a tensor's unusable rows."""
+    if reading.in_logs:
+        return [f"{code}.amax(-1).isfinite()"] if reading.invalid or reading.empty_rows.count else []
+    tests = [f"{code}.isfinite().all(-1)"] if reading.invalid else []
+    return [*tests, f"({code}.sum(-1) > 0)"] if reading.empty_rows.count else tests
+
+
+def _cast(code: str, case: Case, reading: Reading) -> str:
+    """Bring both tensors to one dtype, of 32 bits or more; counts may stay whole numbers."""
+    floating = [x.dtype for x in (case.input, case.target) if x.is_floating_point()]
+    wide = torch.float64 if torch.float64 in floating else torch.float32
+    if reading.scan.dtype == wide:
+        return code
+    return f"{code}.double()" if wide == torch.float64 else f"{code}.float()"
+
+
+def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Side:
+    if reading.softmaxed_twice or reading.other_dim is not None:
+        needs = f"{name}_logits: the scores before any softmax"
+        return _Side(f"{name}_logits", in_logs=True, exact=False, has_zeros=False, dim=dim, needs=needs)
+    if not reading.in_logs and reading.scan.negative.count:
+        code = f"{code}.clamp(min=0)"
+    cut = case.fit is not None and case.fit.repair is not None and case.fit.repair.how == "cut-classes"
+    zeros = reading.scan.minus_infinity if reading.in_logs else reading.scan.zero
+    exact = (reading.exact or _would_be_exact(reading)) and not cut
+    return _Side(code, reading.in_logs, exact, zeros.count > 0, dim)
+
+
+def _would_be_exact(reading: Reading) -> bool:
+    """Whether a cast to floating point is all that one-hot rows of whole numbers lack."""
+    return reading.kind == "one-hot rows" and reading.sums.exact == reading.sums.rows
+
+
+def _torch_call(p: _Side, q: _Side, case: Case, one_by_one: bool) -> str:
+    masked = case.overlap is not None and case.overlap.both.count > 0
+    log_target = p.in_logs and p.exact and not p.has_zeros
+    arguments = f"{q.log_probs}, {p.log_probs if log_target else p.probs}"
+    tail = ", log_target=True" if log_target else ""
+    terms = f'F.kl_div({arguments}, reduction="none"{tail})'
+    if masked:
+        terms = f"torch.where({p.probs} > 0, {terms}, 0)"
+    if case.reduction == "none":
+        return f"{terms}.sum({p.dim})"
+    if masked or (one_by_one and case.reduction != "sum"):
+        return f"{terms}.sum()" if case.reduction == "sum" else f"{terms}.sum({p.dim}).mean()"
+    reduction = "sum" if case.reduction == "sum" else "batchmean"
+    return f'F.kl_div({arguments}, reduction="{reduction}"{tail})'
+
+
+def _cross_entropy(case: Case, labels: str, reading: Reading) -> Suggestion:
+    """KL from a single certain class is cross-entropy: torch has it under that name, for class indices."""
+    classes_second = case.input.ndim == 1 or case.input.ndim + case.dim == 1
+    scores = "input" if reading.in_logs else "input.log()"
+    moved = scores if classes_second else f"{scores}.movedim({case.dim}, 1)"
+    reduction = f', reduction="{case.reduction}"' if case.reduction in ("none", "sum") else ""
+    lines, picked = [], ""
+    if bool((case.target.long() == IGNORED).any()):
+        lines, picked = (
+            [f"keep = {labels} != {IGNORED}  # which F.cross_entropy leaves out by itself"],
+            "[keep]",
+        )
+    rows = "input" if case.dim == -1 else f"input.movedim({case.dim}, -1)"
+    wrapper = "Logits" if reading.in_logs else "Counts"
+    one_hot = f"Counts(F.one_hot({labels}{picked}, {case.classes}))"
+    return Suggestion(
+        "\n".join([*lines, f"kl_divergence({one_hot}, {wrapper}({rows}{picked})){_REDUCED[case.reduction]}"]),
+        f"F.cross_entropy({moved}, {labels}{reduction})",
+    )

@@ -1,0 +1,129 @@
+"""The error family: every exception kullback raises on purpose is a `KullbackError`.
+
+Each member is also the built-in exception a caller would expect (`ValueError`, `TypeError`, ...), so
+existing ``except`` clauses keep working.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "FileError",
+    "IncompatibleTensorError",
+    "KullbackError",
+    "NoRuleError",
+    "OptionalDependencyError",
+    "RegistrationError",
+    "explain",
+]
+
+
+class KullbackError(Exception):
+    """Base class of every error that kullback raises on purpose.
+
+    Example:
+        >>> import kullback
+        >>> try:
+        ...     kullback.Probs([0.2, 0.9])
+        ... except kullback.errors.KullbackError as error:
+        ...     print(type(error).__name__)
+        ArgumentValueError
+    """
+
+
+class ArgumentValueError(KullbackError, ValueError):
+    """An argument has the right type but a value, shape, dtype or device that cannot be used.
+
+    Example:
+        >>> import kullback
+        >>> kullback.Logits([0.0, float("nan")])
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: Logits(x=...): wanted numbers; got NaN ...
+    """
+
+
+class ArgumentTypeError(KullbackError, TypeError):
+    """An argument has a type that cannot be used.
+
+    Example:
+        >>> import torch, kullback
+        >>> kullback.kl_divergence(torch.zeros(3), torch.zeros(3))
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentTypeError: kl_divergence(p=...): a tensor does not say what it holds; wrap it: ...
+    """
+
+
+class IncompatibleTensorError(ArgumentValueError, RuntimeError):
+    """A tensor's dtype, layout, shape or device rules it out in a drop-in; a RuntimeError too, which torch raises then.
+
+    Example:
+        >>> import torch, kullback
+        >>> kullback.functional.kl_div(torch.zeros(2, 3), torch.zeros(2, 4))
+        Traceback (most recent call last):
+            ...
+        kullback.errors.IncompatibleTensorError: kl_div(target=...): wanted a tensor that broadcasts with input, ...
+    """
+
+
+class NoRuleError(KullbackError, NotImplementedError):
+    """No rule answers for this pair of arguments.
+
+    Example:
+        >>> from torch.distributions import Cauchy, Normal
+        >>> from kullback import kl_divergence
+        >>> kl_divergence(Cauchy(0.0, 1.0), Normal(0.0, 1.0))
+        Traceback (most recent call last):
+            ...
+        kullback.errors.NoRuleError: kl_divergence(p=..., q=...): wanted a pair of distributions with a known ...
+    """
+
+
+class RegistrationError(KullbackError, ValueError):
+    """A rule cannot be registered: one is there already, or the pair would be ambiguous.
+
+    Example:
+        >>> from torch.distributions import Normal
+        >>> from kullback import register_kl
+        >>> class Gauge(Normal):
+        ...     "A Normal with rules of its own."
+        >>> rule = register_kl(Gauge, Gauge)(lambda p, q: p.loc - q.loc)
+        >>> register_kl(Gauge, Gauge)
+        Traceback (most recent call last):
+            ...
+        kullback.errors.RegistrationError: register_kl(type_p=..., type_q=...): wanted a pair without a rule; ...
+    """
+
+
+class FileError(KullbackError, ValueError):
+    """A file is missing, truncated, of another format than claimed, or does not match its partner.
+
+    Example:
+        >>> import kullback.io
+        >>> kullback.io.open_rows("nowhere.npy", kind="logits")
+        Traceback (most recent call last):
+            ...
+        kullback.errors.FileError: ...
+    """
+
+
+class OptionalDependencyError(KullbackError, ImportError):
+    """A feature needs a package that is not installed.
+
+    Example:
+        >>> issubclass(OptionalDependencyError, ImportError)
+        True
+    """
+
+
+def explain(call: str, argument: str, *, wanted: str, got: str, instead: str) -> str:
+    """Say what went wrong: the call, the argument (or several), what was wanted, what came and what to write instead.
+
+    Example:
+        >>> explain("Counts", "prior", wanted="a number", got="'half'", instead="prior=0.5")
+        "Counts(prior=...): wanted a number; got 'half'. Write: prior=0.5"
+    """
+    arguments = ", ".join(f"{name}=..." for name in argument.split(", "))
+    return f"{call}({arguments}): wanted {wanted}; got {got}. Write: {instead}"

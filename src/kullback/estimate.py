@@ -1,0 +1,33 @@
+"""A value together with how it was obtained and how far it may be off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Estimate"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A divergence, the method that gave it, and a bound or standard error for it.
+
+    Arguments:
+        value: the divergence, one for each element of the batch, in nats unless a base was asked for.
+        error: how far `value` may be off, same shape and unit: a bound on the rounding for exact methods. None where
+            the rule states none, as torch's own do not.
+        method: how it was obtained: ``"summation"`` over the classes of finite distributions, ``"closed_form"``.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, kl_estimate
+        >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
+        >>> estimate = kl_estimate(Probs(p), Probs(q))
+        >>> estimate.method, bool(estimate.error < 1e-7)
+        ('summation', True)
+    """
+
+    value: Tensor
+    error: Tensor | None
+    method: str

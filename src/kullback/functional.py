@@ -1,0 +1,169 @@
+"""Losses as functions: the drop-in for `torch.nn.functional.kl_div`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from kullback.errors import ArgumentTypeError, IncompatibleTensorError, explain
+from kullback.reduction import reduce_terms, torch_reduction
+
+__all__ = ["kl_div"]
+
+_TARGET_REMEDY = (
+    "kl_div(input, counts / counts.sum(dim=-1, keepdim=True)), "
+    "or torch.nn.functional.cross_entropy(logits, target) for class indices"
+)
+
+
+def kl_div(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
+    r"""Compute KL(target || input) term by term and reduce it: a drop-in for `torch.nn.functional.kl_div`.
+
+    With :math:`P` the `target`, and :math:`Q` the distribution whose **logarithm** is `input`, the terms are
+    the summands of
+
+    .. math:: \mathrm{KL}(P \,\|\, Q) = \sum_i p_i \, (\log p_i - \log q_i).
+
+    Mind the order: the arguments read (log Q, P), and the divergence is that of P from Q. Only the sum over
+    the classes is a divergence. So ``"sum"`` gives one for a single row, ``"batchmean"`` the mean over the
+    rows of a matrix, and the default ``"mean"`` neither: it is smaller by the number of classes.
+
+    Numbers, dtypes, shapes and warnings are torch's, except where torch gives NaN for valid arguments: a
+    class without mass in P counts 0 whatever Q says, and one with mass in P but none in Q counts +inf, even
+    if that mass underflows. Half precision is computed in float32 and rounded once.
+
+    Arguments:
+        input: Log-probabilities of Q in nats, floating point, of any shape; usually from `log_softmax`.
+        target: Probabilities of P, or their logarithms with `log_target`; of a shape that broadcasts with
+            `input`.
+        size_average: Deprecated, with a warning: False means ``"sum"``. Overrides `reduction`.
+        reduce: Deprecated, with a warning: False means ``"none"``. Overrides `reduction`.
+        reduction: ``"none"`` returns the terms, ``"sum"`` their sum, ``"batchmean"`` that sum divided by
+            ``input.size(0)``, and ``"mean"`` the sum divided by the number of terms, with a warning.
+        log_target: Whether `target` holds logarithms.
+
+    Returns:
+        The terms, in the shape that `input` and `target` broadcast to, or a scalar. The dtype is the one they
+        promote to; under autocast, half precision becomes float32.
+
+    Raises:
+        ArgumentTypeError: `input` or `target` is not a tensor, or `log_target` is not a bool.
+        ArgumentValueError: `reduction` is not one of the four words.
+        IncompatibleTensorError: A tensor is not real floating point or not dense, or the two do not
+            broadcast or live on different devices. It is a RuntimeError as well, as in torch.
+
+    Gradient:
+        To `input` :math:`-p`; to probabilities :math:`\log p - \log q + 1`; to their logarithms :math:`p`
+        times that. All are 0 at a class without mass in P. Where a term is +inf, the gradient to `input` is
+        still :math:`-p`, and that to the target, infinite in torch, leaves out :math:`\log p - \log q`; so all
+        gradients are finite.
+
+    Example:
+        >>> log_q = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]]).log()
+        >>> p = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.75, 0.0]])
+        >>> kl_div(log_q, p, reduction="batchmean")
+        tensor(0.3466)
+        >>> kl_div(log_q, p.log(), reduction="none", log_target=True).sum(dim=-1)
+        tensor([0.6931, 0.0000])
+
+    References:
+        On Information and Sufficiency (Kullback and Leibler, 1951).
+    """
+    if has_torch_function((input, target)):
+        return handle_torch_function(
+            kl_div,
+            (input, target),
+            input,
+            target,
+            size_average=size_average,
+            reduce=reduce,
+            reduction=reduction,
+            log_target=log_target,
+        )
+    _check_tensor("input", input, instead="kl_div(logits.log_softmax(dim=-1), target)")
+    _check_tensor("target", target, instead=_TARGET_REMEDY)
+    _check_match(input, target)
+    _check_log_target(log_target)
+    meant = torch_reduction(reduction, size_average, reduce)
+
+    dtype = _result_dtype(input, target)
+    wide = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
+    terms = _terms(input.to(wide), target.to(wide), log_target)
+    batch_size = input.size(0) if input.dim() else 1
+    loss = reduce_terms(terms, meant, batch_size=batch_size)
+    if reduction == "batchmean" and meant != reduction:
+        loss = loss / batch_size  # as torch does, although a deprecated flag overrides "batchmean"
+    return loss.to(dtype)
+
+
+def _terms(log_q: Tensor, target: Tensor, log_target: bool) -> Tensor:
+    """The summands p (log p - log q) with their limits, for arguments of one dtype of 32 bits or more."""
+    # The bound on log_q lets NaN and +inf, which no log-probability is, come through.
+    massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)
+    if log_target:
+        p, log_p = target.exp(), target
+    else:
+        p = torch.where(massless, 1.0, target)  # log' is infinite at 0, and 0 * inf is NaN
+        log_p = p.log()
+    log_ratio = torch.where(massless, 0.0, log_p - log_q)
+    # Against q = 0 all mass gives +inf, even one that underflows to 0; its derivative, as infinite, is cut off,
+    # since it would turn into NaN under a zero weight or in the softmax before.
+    p = torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
+    return p * log_ratio
+
+
+def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
+    """What torch.result_type says of floating-point tensors, in steps that torch.compile can trace."""
+    deciding = [x.dtype for x in (log_q, target) if x.dim()] or [log_q.dtype, target.dtype]
+    dtype = torch.promote_types(deciding[0], deciding[-1])
+    # Autocast runs this loss in float32.
+    if torch.finfo(dtype).bits < 32 and torch.is_autocast_enabled(log_q.device.type):
+        return torch.float32
+    return dtype
+
+
+def _check_tensor(name: str, value: object, *, instead: str) -> None:
+    if not isinstance(value, Tensor):
+        got = type(value).__name__
+        raise ArgumentTypeError(explain("kl_div", name, wanted="a tensor", got=got, instead=instead))
+    if not value.is_floating_point() or value.layout not in (torch.strided, torch.jagged):
+        wanted = "a dense tensor of real floating-point numbers"
+        got = f"{_described(value)} and layout {value.layout}"
+        raise IncompatibleTensorError(explain("kl_div", name, wanted=wanted, got=got, instead=instead))
+
+
+def _check_match(log_q: Tensor, target: Tensor) -> None:
+    sizes = zip(reversed(log_q.shape), reversed(target.shape), strict=False)
+    if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
+        wanted = f"a tensor that broadcasts with input, {_described(log_q)}"
+        instead = "kl_div(input, target) with the same rows and classes in the same dimensions of both"
+        got = _described(target)
+        raise IncompatibleTensorError(explain("kl_div", "target", wanted=wanted, got=got, instead=instead))
+    if log_q.device != target.device and not any(x.dim() == 0 and x.is_cpu for x in (log_q, target)):
+        wanted = f"a tensor on {log_q.device}, the device of input"
+        got = f"a tensor on {target.device}"
+        instead = "kl_div(input, target.to(input.device))"
+        raise IncompatibleTensorError(explain("kl_div", "target", wanted=wanted, got=got, instead=instead))
+
+
+def _check_log_target(log_target: object) -> None:
+    if not isinstance(log_target, bool):
+        wanted = "True if target holds log-probabilities, False if it holds probabilities"
+        instead = "kl_div(input, target.log(), log_target=True) or kl_div(input, target)"
+        raise ArgumentTypeError(
+            explain("kl_div", "log_target", wanted=wanted, got=repr(log_target), instead=instead)
+        )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"a tensor of shape {tuple(tensor.shape)}, dtype {tensor.dtype}"

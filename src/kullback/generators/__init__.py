@@ -1,0 +1,34 @@
+r"""The divergences as values: each is a small frozen object, passed as ``kind=``.
+
+Every one is built from a convex function :math:`f` with :math:`f(1) = 0` as
+
+.. math:: D_f(P \| Q) = \sum_i q_i\, f(p_i / q_i).
+
+Adding a multiple of :math:`r - 1` to :math:`f` changes nothing, because both rows sum to one; here it is always
+chosen such that :math:`f'(1) = 0`. Then no term is negative, terms of nearly equal classes are not differences of
+nearly equal numbers, and an error in the normalisation enters only in second order. With :math:`d = \log(p/q)`:
+
+* ``terms`` are :math:`q f(e^d)`;
+* ``slopes`` are their derivatives by :math:`\log p` and :math:`\log q`, namely :math:`p f'` and :math:`q f - p f'`;
+* ``at_zero_p`` is :math:`f(0)`, what a term is per unit of q where p = 0, and ``at_zero_q`` is
+  :math:`\lim_{r \to \infty} f(r)/r`, what it is per unit of p where q = 0. At p = q = 0 every term is 0.
+"""
+
+from kullback.generators.base import Divergence, FinitePair
+from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
+from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
+
+__all__ = [
+    "KL",
+    "Alpha",
+    "ChiSquared",
+    "Divergence",
+    "FinitePair",
+    "JensenShannon",
+    "Jeffreys",
+    "Renyi",
+    "ReverseKL",
+    "SkewKL",
+    "SquaredHellinger",
+    "TotalVariation",
+]

@@ -1,0 +1,112 @@
+"""What every divergence is made of: a pair of finite distributions, and the members of a kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentValueError, explain
+
+__all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
+
+# Below this |d| the brackets are summed as power series: twelve terms reach float64's last digit there.
+NEAR = 0.3
+SERIES_TERMS = 13
+
+
+class FinitePair(NamedTuple):
+    """Two finite distributions on the same classes, along the last dimension.
+
+    ``log_ratio`` is log p - log q, known better than from p and q: +inf where only q is 0, -inf where only p is,
+    0 where both are.
+    """
+
+    p: Tensor
+    q: Tensor
+    log_ratio: Tensor
+
+    def swapped(self) -> FinitePair:
+        """Return the same pair with P and Q exchanged."""
+        return FinitePair(self.q, self.p, -self.log_ratio)
+
+    def excess_q(self) -> Tensor:
+        """Return q - p, to full relative precision also where they agree."""
+        near = self.log_ratio.abs() < NEAR
+        return torch.where(near, self.p * torch.expm1(-torch.where(near, self.log_ratio, 0)), self.q - self.p)
+
+
+def times(mass: Tensor, x: Tensor) -> Tensor:
+    """Return mass * x, with 0 * inf = 0 in value and derivative."""
+    empty = mass == 0
+    return torch.where(empty, 0, mass) * torch.where(empty, 0, x)
+
+
+def finite(x: Tensor) -> Tensor:
+    """Replace infinities by 0, in value and derivative."""
+    return torch.where(x.isinf(), 0, x)
+
+
+def power_series(coefficients: list[float], d: Tensor) -> Tensor:
+    """Return d^2 (c_0 + c_1 d + c_2 d^2 + ...) by Horner's rule."""
+    total = torch.full_like(d, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = total * d + c
+    return total * d * d
+
+
+@dataclass(frozen=True)
+class Divergence(ABC):
+    """The common part of all kinds; a new one gives `terms`, `slopes` and the two limits.
+
+    The text of `kullback.generators` says what the members mean.
+
+    Example:
+        >>> from kullback import KL, Counts
+        >>> from kullback.kernels import finite_pair
+        >>> KL().terms(finite_pair(Counts([1.0, 0.0]), Counts([1.0, 1.0])))
+        tensor([0.1931, 0.5000], dtype=torch.float64)
+        >>> KL().at_zero_p, KL().at_zero_q
+        (1.0, inf)
+    """
+
+    logarithmic: ClassVar[bool] = True
+    """Whether the value is in nats, so that another base of the logarithm means something."""
+
+    @property
+    @abstractmethod
+    def at_zero_p(self) -> float:
+        """What a term is, per unit of q, where p = 0."""
+
+    @property
+    @abstractmethod
+    def at_zero_q(self) -> float:
+        """What a term is, per unit of p, where q = 0."""
+
+    @abstractmethod
+    def terms(self, pair: FinitePair) -> Tensor:
+        """Return the non-negative terms whose sum over classes is the divergence."""
+
+    @abstractmethod
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of the total by log p and by log q, as if these were free."""
+
+    def total(self, pair: FinitePair) -> Tensor:
+        """Return the divergence, one value for each row of `pair`."""
+        return self.terms(pair).sum(-1)
+
+    def _require(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:
+            raise ArgumentValueError(
+                explain(
+                    type(self).__name__,
+                    name,
+                    wanted=f"a number from {low:g} to {high:g}",
+                    got=repr(value),
+                    instead=f"{type(self).__name__}({name}=...) with a number in that range",
+                )
+            )

@@ -1,0 +1,320 @@
+"""The divergences made of logarithms: KL and its mixtures, and total variation, which bounds them from below."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series, times
+
+__all__ = ["KL", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
+
+_KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
+
+
+def _relative_entropy_terms(p: Tensor, gap: Tensor, x: Tensor) -> Tensor:
+    """Return p (e^-x - 1 + x) where gap = p (e^-x - 1): the terms of KL, for log-ratio x."""
+    near = x.abs() < NEAR
+    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), gap + times(p, x))
+
+
+@dataclass(frozen=True)
+class KL(Divergence):
+    r"""The Kullback-Leibler divergence, from which the others derive.
+
+    .. math:: KL(P \| Q) = \sum_i p_i \log\frac{p_i}{q_i} = \sum_i p_i\,(e^{-d_i} - 1 + d_i), \quad d = \log p - \log q
+
+    At p = 0 a term is q, at q = 0 < p it is +inf.
+
+    Gradient:
+        by the logits of Q it is q - p, by those of P it is p (d - KL). Classes that make the value infinite add
+        nothing to the gradient of P.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL, Probs, divergence
+        >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
+        >>> divergence(Probs(p), Probs(q), KL())
+        tensor(0.0853)
+
+    References:
+        On Information and Sufficiency (Kullback and Leibler, 1951)
+    """
+
+    @property
+    def at_zero_p(self) -> float:
+        return 1.0
+
+    @property
+    def at_zero_q(self) -> float:
+        return math.inf
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return _relative_entropy_terms(pair.p, pair.excess_q(), pair.log_ratio)
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        return times(pair.p, finite(pair.log_ratio)), pair.excess_q()
+
+
+@dataclass(frozen=True)
+class ReverseKL(Divergence):
+    r"""The Kullback-Leibler divergence the other way round.
+
+    .. math:: KL(Q \| P) = \sum_i q_i \log\frac{q_i}{p_i}
+
+    At q = 0 a term is p, at p = 0 < q it is +inf.
+
+    Gradient:
+        that of `KL` with the two sides exchanged.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, ReverseKL, divergence
+        >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
+        >>> divergence(Probs(p), Probs(q), ReverseKL())
+        tensor(0.0975)
+
+    References:
+        On Information and Sufficiency (Kullback and Leibler, 1951)
+    """
+
+    @property
+    def at_zero_p(self) -> float:
+        return math.inf
+
+    @property
+    def at_zero_q(self) -> float:
+        return 1.0
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return KL().terms(pair.swapped())
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_q, by_p = KL().slopes(pair.swapped())
+        return by_p, by_q
+
+
+@dataclass(frozen=True)
+class Jeffreys(Divergence):
+    r"""The sum of the Kullback-Leibler divergences both ways, a symmetric divergence.
+
+    .. math:: J(P, Q) = KL(P \| Q) + KL(Q \| P) = \sum_i (p_i - q_i) \log\frac{p_i}{q_i}
+
+    A term is +inf where exactly one of p and q is 0.
+
+    Gradient:
+        the sum of those of `KL` and `ReverseKL`.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Jeffreys, Probs, divergence
+        >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
+        >>> divergence(Probs(p), Probs(q), Jeffreys())
+        tensor(0.1828)
+
+    References:
+        An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
+    """
+
+    @property
+    def at_zero_p(self) -> float:
+        return math.inf
+
+    @property
+    def at_zero_q(self) -> float:
+        return math.inf
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return times(-pair.excess_q(), pair.log_ratio)
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        d, excess = finite(pair.log_ratio), pair.excess_q()
+        return times(pair.p, d) - excess, excess - times(pair.q, d)
+
+
+@dataclass(frozen=True)
+class SkewKL(Divergence):
+    r"""The Kullback-Leibler divergence from P to a mixture of P and Q, finite for every Q when alpha > 0.
+
+    .. math:: KL(P \| \alpha P + (1 - \alpha) Q)
+
+    At p = 0 a term is (1 - alpha) q, at q = 0 it is p (alpha - 1 - log alpha). alpha = 0 is `KL`; at alpha = 1 it
+    vanishes.
+
+    Arguments:
+        alpha: the share of P in the mixture, from 0 to 1.
+
+    Raises:
+        ArgumentValueError: `alpha` is not between 0 and 1.
+
+    Gradient:
+        finite everywhere for alpha > 0; at alpha = 0 that of `KL`.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, SkewKL, divergence
+        >>> p, q = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])
+        >>> divergence(Probs(p), Probs(q), SkewKL(alpha=0.1))
+        tensor(0.8304)
+
+    References:
+        On the effectiveness of the skew divergence for statistical language analysis (Lee, 2001)
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        self._require("alpha", 0, 1)
+
+    @property
+    def at_zero_p(self) -> float:
+        return 1 - self.alpha
+
+    @property
+    def at_zero_q(self) -> float:
+        return self.alpha - 1 - math.log(self.alpha) if self.alpha else math.inf
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        if self.alpha == 0:
+            return KL().terms(pair)
+        return _relative_entropy_terms(
+            pair.p, (1 - self.alpha) * pair.excess_q(), self._log_p_over_mixture(pair)
+        )
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        if self.alpha == 0:
+            return KL().slopes(pair)
+        x = self._log_p_over_mixture(pair)
+        return (
+            times(pair.p, x - self.alpha * torch.expm1(x)),
+            -(1 - self.alpha) * times(pair.q, torch.expm1(x)),
+        )
+
+    def _log_p_over_mixture(self, pair: FinitePair) -> Tensor:
+        alpha, d = self.alpha, finite(pair.log_ratio)
+        if alpha == 1:
+            return torch.zeros_like(d)
+        # The second form is the accurate one; the first is the same without overflow.
+        far = d < -30
+        below, above = torch.where(far, d, 0), torch.where(far, 0, d)
+        x = torch.where(
+            far,
+            below - torch.log1p(alpha * torch.expm1(below)),
+            -torch.log1p((1 - alpha) * torch.expm1(-above)),
+        )
+        x = torch.where(pair.log_ratio == torch.inf, -math.log(alpha), x)
+        return torch.where(pair.log_ratio == -torch.inf, -torch.inf, x)
+
+
+@dataclass(frozen=True)
+class JensenShannon(Divergence):
+    r"""The Jensen-Shannon divergence: how far P and Q are from their mixture, always finite.
+
+    .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
+
+    At p = 0 a term is -q (1 - beta) log(1 - beta), at q = 0 it is -p beta log beta. At most log 2 for beta = 1/2. It
+    vanishes as beta goes to 0 or 1; with `scaled` it is divided by beta (1 - beta), and becomes `KL` at beta = 0 and
+    `ReverseKL` at beta = 1.
+
+    Arguments:
+        beta: the share of P in the mixture, from 0 to 1.
+        scaled: divide by beta (1 - beta).
+
+    Raises:
+        ArgumentValueError: `beta` is not between 0 and 1.
+
+    Gradient:
+        by logits finite everywhere.
+
+    Example:
+        >>> import torch
+        >>> from kullback import JensenShannon, Probs, divergence
+        >>> p, q = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+        >>> divergence(Probs(p), Probs(q), JensenShannon(), base=2)
+        tensor(1.)
+
+    References:
+        Divergence measures based on the Shannon entropy (Lin, 1991)
+    """
+
+    beta: float = 0.5
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        self._require("beta", 0, 1)
+
+    @property
+    def at_zero_p(self) -> float:
+        return sum(w * (kind.at_zero_q if swap else kind.at_zero_p) for w, kind, swap in self._parts())
+
+    @property
+    def at_zero_q(self) -> float:
+        return sum(w * (kind.at_zero_p if swap else kind.at_zero_q) for w, kind, swap in self._parts())
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        total = torch.zeros_like(pair.p)
+        for weight, kind, swap in self._parts():
+            total = total + weight * kind.terms(pair.swapped() if swap else pair)
+        return total
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_p, by_q = torch.zeros_like(pair.p), torch.zeros_like(pair.q)
+        for weight, kind, swap in self._parts():
+            first, second = kind.slopes(pair.swapped() if swap else pair)
+            by_p, by_q = (
+                by_p + weight * (second if swap else first),
+                by_q + weight * (first if swap else second),
+            )
+        return by_p, by_q
+
+    def _parts(self) -> list[tuple[float, SkewKL, bool]]:
+        """Return the weighted skew divergences it is made of; the flag says that P and Q are exchanged."""
+        beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
+        if scale == 0:
+            return [(1.0, SkewKL(0.0), beta == 1)]
+        parts = [(beta / scale, SkewKL(beta), False), ((1 - beta) / scale, SkewKL(1 - beta), True)]
+        return [part for part in parts if part[0] > 0]
+
+
+@dataclass(frozen=True)
+class TotalVariation(Divergence):
+    r"""The total variation distance: the largest difference of probability that P and Q give to one event.
+
+    .. math:: TV(P, Q) = \tfrac12 \sum_i |p_i - q_i|
+
+    Between 0 and 1. At p = 0 a term is q/2, at q = 0 it is p/2.
+
+    Gradient:
+        by logits finite everywhere; where p = q, at the kink, 0.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, TotalVariation, divergence
+        >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
+        >>> divergence(Probs(p), Probs(q), TotalVariation())
+        tensor(0.1733)
+
+    References:
+        On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
+    """
+
+    logarithmic: ClassVar[bool] = False
+
+    @property
+    def at_zero_p(self) -> float:
+        return 0.5
+
+    @property
+    def at_zero_q(self) -> float:
+        return 0.5
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return pair.excess_q().abs() / 2
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        sign = torch.sign(pair.log_ratio) / 2
+        return pair.p * sign, -pair.q * sign

@@ -1,0 +1,293 @@
+"""The divergences made of powers of p/q: the alpha family, and the two of its members that have names; Renyi's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series, times
+from kullback.generators.entropic import KL
+
+__all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger"]
+
+_LARGEST = torch.finfo(torch.float64).max
+# Far enough below _LARGEST that sums of slopes over a row stay finite.
+_LARGEST_SLOPE = 1e290
+_SMALLEST = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class Alpha(Divergence):
+    r"""The power divergence of order alpha (Cressie-Read's and Amari's family), which joins KL and reverse KL.
+
+    .. math:: D_\alpha(P \| Q) = \frac{\sum_i p_i^\alpha q_i^{1-\alpha} - 1}{\alpha (\alpha - 1)}
+
+    `KL` at alpha = 1, `ReverseKL` at alpha = 0, 4 times `SquaredHellinger` at 1/2, half of `ChiSquared` at 2. At
+    p = 0 a term is q / alpha (+inf if alpha <= 0), at q = 0 it is p / (1 - alpha) (+inf if alpha >= 1).
+
+    Arguments:
+        alpha: the order, any real number.
+
+    Raises:
+        ArgumentValueError: `alpha` is not a finite number.
+
+    Gradient:
+        by the logits of Q: the projection of -q (r^alpha - 1)/alpha, by those of P: of p (r^(alpha-1) - 1)/(alpha - 1),
+        where r = p/q. Classes that make the value infinite add nothing to the gradient of the side that has the mass.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Alpha, Probs, divergence
+        >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
+        >>> divergence(Probs(p), Probs(q), Alpha(alpha=0.5))
+        tensor(0.0906)
+
+    References:
+        Multinomial goodness-of-fit tests (Cressie and Read, 1984)
+    """
+
+    alpha: float
+
+    logarithmic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._require("alpha", -_LARGEST, _LARGEST)
+
+    @property
+    def at_zero_p(self) -> float:
+        return 1 / self.alpha if self.alpha > 0 else math.inf
+
+    @property
+    def at_zero_q(self) -> float:
+        return 1 / (1 - self.alpha) if self.alpha < 1 else math.inf
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        alpha = self.alpha
+        if alpha < 0.5:  # where the formula below would divide by a small alpha, its mirror image does not
+            return Alpha(1 - alpha).terms(pair.swapped())
+        near = pair.log_ratio.abs() * alpha < NEAR
+        d = torch.where(near, pair.log_ratio, 0)
+        far = (_power_excess(pair, alpha - 1) + pair.excess_q()) / alpha
+        return torch.where(near, pair.q * power_series(_alpha_series(alpha), d), far)
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        alpha = self.alpha
+        if alpha < 0.5:
+            by_q, by_p = Alpha(1 - alpha).slopes(pair.swapped())
+            return by_p, by_q
+        if alpha >= 1:  # the classes that make the value infinite
+            pair = pair._replace(log_ratio=torch.where(pair.log_ratio == torch.inf, 0, pair.log_ratio))
+        by_p = _power_excess(pair, alpha - 1, largest=_LARGEST_SLOPE)
+        return by_p, (pair.excess_q() - (alpha - 1) * by_p) / alpha
+
+
+def _alpha_series(alpha: float) -> list[float]:
+    """Return the coefficients of (e^(alpha d) - 1 - alpha (e^d - 1)) / (alpha (alpha - 1)) from d^2 upwards."""
+    return [sum([alpha**k for k in range(n - 1)]) / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
+
+
+def _power_excess(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
+    """Return p (r^c - 1) / c with r = p/q, which is p log r at c = 0; r^c alone may overflow, p r^c up to `largest`."""
+    exponent = c * pair.log_ratio if c else pair.log_ratio
+    if c == 0:
+        return times(pair.p, exponent)
+    large = exponent > 500
+    direct = times(pair.p, torch.expm1(torch.where(large, 0, exponent)))
+    occupied = large & (pair.p > 0)
+    in_logs = torch.log(torch.where(occupied, pair.p, 1)) + torch.where(occupied, exponent, 0)
+    return torch.where(occupied, torch.exp(in_logs.clamp(max=math.log(largest))), direct) / c
+
+
+@dataclass(frozen=True)
+class ChiSquared(Divergence):
+    r"""Pearson's chi-squared divergence.
+
+    .. math:: \chi^2(P \| Q) = \sum_i \frac{(p_i - q_i)^2}{q_i}
+
+    At p = 0 a term is q, at q = 0 < p it is +inf. Twice `Alpha` of order 2.
+
+    Gradient:
+        as `Alpha`.
+
+    Example:
+        >>> import torch
+        >>> from kullback import ChiSquared, Probs, divergence
+        >>> p, q = torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5])
+        >>> divergence(Probs(p), Probs(q), ChiSquared())
+        tensor(0.2500)
+
+    References:
+        On the criterion that a given system of deviations is such that it can be reasonably supposed to have arisen
+        from random sampling (Pearson, 1900)
+    """
+
+    logarithmic: ClassVar[bool] = False
+
+    @property
+    def at_zero_p(self) -> float:
+        return 1.0
+
+    @property
+    def at_zero_q(self) -> float:
+        return math.inf
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return 2 * Alpha(2.0).terms(pair)
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_p, by_q = Alpha(2.0).slopes(pair)
+        return 2 * by_p, 2 * by_q
+
+
+@dataclass(frozen=True)
+class SquaredHellinger(Divergence):
+    r"""The squared Hellinger distance, between 0 and 1.
+
+    .. math:: H^2(P, Q) = \tfrac12 \sum_i (\sqrt{p_i} - \sqrt{q_i})^2 = 1 - \sum_i \sqrt{p_i q_i}
+
+    At p = 0 a term is q/2, at q = 0 it is p/2. A quarter of `Alpha` of order 1/2.
+
+    Gradient:
+        by logits finite everywhere.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, SquaredHellinger, divergence
+        >>> p, q = torch.tensor([1.0, 0.0]), torch.tensor([0.36, 0.64])
+        >>> divergence(Probs(p), Probs(q), SquaredHellinger())
+        tensor(0.4000)
+
+    References:
+        Neue Begruendung der Theorie quadratischer Formen von unendlichvielen Veraenderlichen (Hellinger, 1909)
+    """
+
+    logarithmic: ClassVar[bool] = False
+
+    @property
+    def at_zero_p(self) -> float:
+        return 0.5
+
+    @property
+    def at_zero_q(self) -> float:
+        return 0.5
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return Alpha(0.5).terms(pair) / 4
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_p, by_q = Alpha(0.5).slopes(pair)
+        return by_p / 4, by_q / 4
+
+
+@dataclass(frozen=True)
+class Renyi(Divergence):
+    r"""The Renyi divergence of order alpha, which grows with alpha.
+
+    .. math:: R_\alpha(P \| Q) = \frac{1}{\alpha - 1} \log \sum_i p_i^\alpha q_i^{1-\alpha}
+
+    At alpha = 0 it is -log Q(p > 0), at alpha = 1 it is `KL`, at alpha = inf it is the largest log(p/q). Where
+    q = 0 < p it is +inf for alpha >= 1, and such a class only drops out of the sum for alpha < 1, as one with
+    p = 0 < q does for every alpha > 0; with no common class at all it is +inf.
+
+    It is a function of the power divergence, R = log(1 + alpha (alpha - 1) D) / (alpha - 1); `terms` are those of D.
+
+    Arguments:
+        alpha: the order, from 0 to `math.inf`.
+
+    Raises:
+        ArgumentValueError: `alpha` is negative or NaN.
+
+    Gradient:
+        by logits finite everywhere; classes that make the value infinite add nothing. At alpha = inf it is that of the
+        first class at which the maximum is attained, and 0 for P = Q.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, Renyi, divergence
+        >>> p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.25, 0.5])
+        >>> [round(float(divergence(Probs(p), Probs(q), Renyi(a), base=2)), 6) for a in (0, 0.5, 1, float("inf"))]
+        [1.0, 1.0, 1.0, 1.0]
+
+    References:
+        Renyi Divergence and Kullback-Leibler Divergence (van Erven and Harremoes, 2014)
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        self._require("alpha", 0, math.inf)
+
+    @property
+    def at_zero_p(self) -> float:
+        return 0.0 if math.isinf(self.alpha) else Alpha(self.alpha).at_zero_p
+
+    @property
+    def at_zero_q(self) -> float:
+        return math.inf if math.isinf(self.alpha) else Alpha(self.alpha).at_zero_q
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return Alpha(min(self.alpha, _LARGEST)).terms(pair)
+
+    def total(self, pair: FinitePair) -> Tensor:
+        alpha = self.alpha
+        if alpha == 0:
+            lost = _outside_p(pair)
+            lost_mass = lost.sum(-1)
+            return torch.where(lost_mass < 0.5, -torch.log1p(-lost_mass), -torch.log((pair.q - lost).sum(-1)))
+        if alpha == 1:
+            return KL().total(pair)
+        if math.isinf(alpha):
+            return pair.log_ratio.amax(-1).clamp(min=0)
+        relative = self._affinity_change(pair)
+        near = relative.abs() < 0.5
+        far = torch.logsumexp(self._log_affinities(pair), -1)
+        return torch.where(near, torch.log1p(torch.where(near, relative, 0)), far) / (alpha - 1)
+
+    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        alpha = self.alpha
+        if alpha == 0:
+            lost = _outside_p(pair)
+            kept_mass = (pair.q - lost).sum(-1, keepdim=True)
+            odds = lost.sum(-1, keepdim=True) / torch.where(kept_mass > 0, kept_mass, 1)
+            # Up to a multiple of q, which the normalisation of Q removes again.
+            return torch.zeros_like(pair.p), lost - odds * (pair.q - lost)
+        if alpha == 1:
+            return KL().slopes(pair)
+        if math.isinf(alpha):
+            top = pair.log_ratio.argmax(-1, keepdim=True)
+            chosen = torch.zeros_like(pair.p).scatter(-1, top, 1.0)
+            chosen = torch.where(pair.log_ratio.isinf() | (pair.log_ratio <= 0), 0, chosen)
+            return chosen, -chosen
+        relative = self._affinity_change(pair).unsqueeze(-1)
+        near = relative.abs() < 0.5
+        by_p, by_q = Alpha(alpha).slopes(pair)
+        factor = alpha / (1 + torch.where(near, relative, 0))
+        logs = self._log_affinities(pair)
+        logs = torch.where(logs == torch.inf, -torch.inf, logs)
+        peak = finite(logs.amax(-1, keepdim=True))
+        shares = torch.exp(logs - peak)
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=_SMALLEST)
+        return torch.where(near, factor * by_p, shares * (alpha / (alpha - 1))), torch.where(
+            near, factor * by_q, -shares
+        )
+
+    def _affinity_change(self, pair: FinitePair) -> Tensor:
+        """Return sum p^alpha q^(1 - alpha) - 1, accurately where it is small."""
+        return self.alpha * (self.alpha - 1) * Alpha(self.alpha).total(pair)
+
+    def _log_affinities(self, pair: FinitePair) -> Tensor:
+        """Return log(p^alpha q^(1 - alpha)), from the larger of the two, so that an underflow does not matter."""
+        from_p = pair.p >= pair.q
+        mass = torch.where(from_p, pair.p, pair.q)
+        power = torch.where(from_p, (self.alpha - 1) * pair.log_ratio, self.alpha * pair.log_ratio)
+        empty = mass == 0
+        return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, mass)) + power)
+
+
+def _outside_p(pair: FinitePair) -> Tensor:
+    """Return q where P has no mass, else 0; a p that is merely too small for its dtype is mass."""
+    return torch.where(pair.log_ratio == -torch.inf, pair.q, 0)

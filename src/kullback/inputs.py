@@ -1,0 +1,83 @@
+"""What users pass as numbers, turned into tensors: arrays, lists, and counts that carry labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentTypeError, explain
+
+__all__ = ["as_tensor", "split_labels"]
+
+
+def as_tensor(call: str, argument: str, x: object) -> Tensor:
+    """Return `x` as a tensor, with an error in the name of `call` where that is impossible."""
+    if isinstance(x, Tensor):
+        return x
+    try:
+        if isinstance(x, np.ndarray) and not x.flags.writeable:
+            x = x.copy()  # a tensor must not share memory that others believe to be constant
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(
+            explain(
+                call,
+                argument,
+                wanted="a tensor, a NumPy array or nested lists of numbers",
+                got=f"{type(x).__name__} ({error})",
+                instead=f"{call}(torch.tensor(...))",
+            )
+        ) from None
+
+
+def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:
+    """Separate labelled counts into labels and numbers, whatever they came in; labels are None where there are none."""
+    if isinstance(x, Mapping):
+        counts = cast("Mapping[Hashable, Any]", x)
+        return tuple(counts), as_tensor("Counts", "x", list(counts.values()))
+    library = type(x).__module__.partition(".")[0]
+    split = _LABELLED.get((library, type(x).__name__))
+    return split(x) if split else (None, x)
+
+
+def _split_pandas_series(series: Any) -> tuple[tuple[Hashable, ...] | None, object]:
+    return tuple(series.index), series.to_numpy()
+
+
+def _split_polars_series(series: Any) -> tuple[None, object]:
+    if not series.dtype.is_numeric():
+        raise ArgumentTypeError(
+            explain(
+                "Counts",
+                "x",
+                wanted="a polars Series of counts",
+                got=f"one of dtype {series.dtype}",
+                instead="Counts(series.value_counts())",
+            )
+        )
+    return None, series.to_numpy()
+
+
+def _split_polars_frame(frame: Any) -> tuple[tuple[Hashable, ...], object]:
+    if frame.width != 2 or not frame.dtypes[1].is_numeric():
+        raise ArgumentTypeError(
+            explain(
+                "Counts",
+                "x",
+                wanted="a polars frame of two columns, label and count",
+                got=f"columns {frame.schema}",
+                instead="Counts(series.value_counts())",
+            )
+        )
+    return tuple(frame.to_series(0).to_list()), frame.to_series(1).to_numpy()
+
+
+_LABELLED: dict[tuple[str, str], Callable[[Any], tuple[tuple[Hashable, ...] | None, object]]] = {
+    ("pandas", "Series"): _split_pandas_series,
+    ("polars", "Series"): _split_polars_series,
+    ("polars", "DataFrame"): _split_polars_frame,
+}

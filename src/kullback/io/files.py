@@ -1,0 +1,153 @@
+"""What every format shares: a file's name in its errors, recognising its format, choosing an array in it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from kullback.errors import FileError, OptionalDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import torch
+
+__all__ = ["EXTENSIONS", "Place", "choose_key", "dtype_name", "find_format", "load_library", "refuse_key"]
+
+EXTENSIONS = {
+    ".npy": "npy",
+    ".npz": "npz",
+    ".safetensors": "safetensors",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".kld": "llama.cpp",
+}
+LLAMA_MAGIC = b"_logits_"
+# The first bytes of each format. A .pt file is a zip archive too, so its extension decides between the two.
+MAGIC = {"npy": b"\x93NUMPY", "npz": b"PK", "pt": b"PK", "parquet": b"PAR1", "llama.cpp": LLAMA_MAGIC}
+LISTED_KEYS = 10
+
+
+@dataclass(frozen=True)
+class Place:
+    """The file and the argument it was given for, as error messages name them."""
+
+    path: Path
+    name: str
+
+    def error(self, *, wanted: str, got: str, instead: str) -> FileError:
+        """One line: the file, what was wanted, what came and what to do."""
+        line = f"{self.name} = {self.path}: wanted {wanted}; got {got}; {instead}"
+        return FileError(" ".join(line.split()))
+
+    def truncated(self, *, wanted: str, got: str) -> FileError:
+        """The error for a file that ends too early, or whose bytes do not decode."""
+        return self.error(
+            wanted=wanted, got=got, instead="the file is truncated or damaged: write or copy it again"
+        )
+
+    def open(self) -> BinaryIO:
+        """Open the file for reading, without a buffer of its own: blocks are read straight into tensors."""
+        try:
+            return self.path.open("rb", buffering=0)
+        except FileNotFoundError:
+            raise self.error(wanted="a file", got="no such file", instead="check the path") from None
+        except IsADirectoryError:
+            raise self.error(wanted="a file", got="a directory", instead="name a file inside it") from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise self.error(wanted="a readable file", got=reason, instead="check its permissions") from None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as users write it: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def find_format(place: Place, known: dict[str, str] = EXTENSIONS) -> str:
+    """Tell the format from the content where that is certain, else from the extension; they must agree."""
+    with place.open() as file:
+        head = file.read(9)
+    if head.startswith(LLAMA_MAGIC) and "llama.cpp" in known.values():
+        return "llama.cpp"
+    claimed = known.get(place.path.suffix.lower())
+    seen = _seen(head)
+    if claimed is None:
+        looks = f", whose content looks like {seen}" if seen else ""
+        raise place.error(
+            wanted=f"one of {', '.join(known)}, or a llama.cpp base file",
+            got=f"extension {place.path.suffix!r}{looks}",
+            instead="rename the file to its format's extension, or convert it",
+        )
+    if not head:
+        raise place.truncated(wanted=f"a {claimed} file", got="an empty file")
+    if not _agrees(claimed, head):
+        raise place.error(
+            wanted=f"a {claimed} file, as its extension says",
+            got=f"a file that begins with {head!r}" + (f", which looks like {seen}" if seen else ""),
+            instead="rename the file to its format's extension, or write it again",
+        )
+    return claimed
+
+
+def _seen(head: bytes) -> str:
+    names = {"npz": "a zip archive (npz or pt)", "pt": "a zip archive (npz or pt)"}
+    return next((names.get(name, name) for name, magic in MAGIC.items() if head.startswith(magic)), "")
+
+
+def _agrees(claimed: str, head: bytes) -> bool:
+    if claimed == "safetensors":  # eight bytes of header length, then JSON; the library checks the rest
+        return len(head) < 9 or head[8:9] == b"{"
+    if claimed in ("csv", "txt"):
+        return not _seen(head) and b"\0" not in head
+    # The library names the trouble with a PyTorch file that is no archive: the format before torch 1.6.
+    return claimed == "pt" or head.startswith(MAGIC[claimed])
+
+
+def choose_key(place: Place, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:
+    """The array to read: `key`, or the only one there is."""
+    names = list(keys)
+    shown = ", ".join(names[:LISTED_KEYS]) + (
+        f" and {len(names) - LISTED_KEYS} more" if len(names) > LISTED_KEYS else ""
+    )
+    if not names:
+        raise place.error(
+            wanted=f"at least one {what}", got="none in the file", instead="write the file again"
+        )
+    if key is None and len(names) == 1:
+        return names[0]
+    if key is None:
+        raise place.error(
+            wanted=f"key=, since the file holds {len(names)} {what}s",
+            got="no key",
+            instead=f"pass key= (--key) with one of: {shown}",
+        )
+    if key not in names:
+        raise place.error(
+            wanted=f"an {what} named {key!r}" if what[0] in "aeiou" else f"a {what} named {key!r}",
+            got=f"a file without one, which holds: {shown}",
+            instead="pass one of those as key= (--key)",
+        )
+    return key
+
+
+def refuse_key(place: Place, key: str | None, holds: str) -> None:
+    """Refuse `key=` for a format that holds a single array."""
+    if key is not None:
+        raise place.error(
+            wanted=f"no key: this file holds {holds}", got=f"key={key!r}", instead="leave key= out"
+        )
+
+
+def load_library(module: str, package: str, feature: str) -> Any:
+    """Import an optional library where it is first needed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise OptionalDependencyError(
+            f"{feature} needs {package}, which is not installed. Run: pip install 'kullback[cli]'"
+        ) from None

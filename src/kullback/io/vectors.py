@@ -1,0 +1,241 @@
+"""One value for each row, beside the distributions: true classes and clusters. They are read whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.errors import FileError
+from kullback.io.arrays import READ_ERRORS, load_tensors
+from kullback.io.files import EXTENSIONS, Place, choose_key, find_format, load_library, refuse_key
+from kullback.io.llamacpp import LlamaBaseFile
+from kullback.io.tables import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+
+
+__all__ = ["IGNORED", "read_clusters", "read_labels"]
+
+IGNORED = -100
+VECTOR_EXTENSIONS = {**EXTENSIONS, ".txt": "txt"}
+
+
+def read_labels(
+    path: str | PathLike[str],
+    *,
+    key: str | None = None,
+    rows: int | None = None,
+    classes: int | None = None,
+    name: str = "labels",
+) -> Tensor:
+    """Read the true class of each row.
+
+    Arguments:
+        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, a
+            ``.txt`` file of one number on each line, or a llama.cpp base file, whose tokens are the labels.
+        key: which array or column, where the file holds several.
+        rows: how many labels there must be.
+        classes: the number of classes, which labels must be below.
+        name: the argument that the path was given for, for error messages.
+
+    Returns:
+        int64 tensor of shape (rows,); leading dimensions are flattened; -100 marks a row without a label.
+
+    Raises:
+        FileError: the file cannot be read, its values are not integers, or they are too many, too few or
+            out of range.
+        OptionalDependencyError: the format needs a library that is not installed.
+
+    Example:
+        >>> import pathlib, tempfile, kullback.io
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels.txt"
+        >>> _ = path.write_text("4\\n0\\n-100\\n")
+        >>> kullback.io.read_labels(path)
+        tensor([   4,    0, -100])
+    """
+    place = Place(Path(path), name)
+    values = _read_vector(place, key, rows)
+    if values.dtype.kind not in "iu":
+        raise place.error(
+            wanted="whole numbers, the index of the true class in each row",
+            got=f"{values.dtype.name} such as {values[0].item()!r}",
+            instead="write the class indices as int64",
+        )
+    labels = torch.from_numpy(values.astype("int64"))
+    wrong = (labels != IGNORED) & ((labels < 0) | (labels >= (classes or torch.iinfo(torch.int64).max)))
+    if bool(wrong.any()):
+        where = int(wrong.nonzero()[0])
+        upper = f"to {classes - 1}" if classes else "up"
+        raise place.error(
+            wanted=f"classes from 0 {upper}, or {IGNORED} for a row without a label",
+            got=f"{int(labels[where])} in row {where}",
+            instead="use the numbering of the distributions' last dimension",
+        )
+    return labels
+
+
+def read_clusters(
+    path: str | PathLike[str], *, key: str | None = None, rows: int | None = None, name: str = "cluster"
+) -> Tensor:
+    """Read which cluster (document, window, speaker ...) each row belongs to.
+
+    Arguments:
+        path: a file as for `read_labels`; the ids may be integers or text (``.csv``, ``.txt``,
+            ``.parquet``, ``.npy``, ``.npz``).
+        key: which array or column, where the file holds several.
+        rows: how many ids there must be.
+        name: the argument that the path was given for, for error messages.
+
+    Returns:
+        int64 tensor of shape (rows,): the clusters numbered 0 ... K-1 in the sorted order of their ids.
+
+    Raises:
+        FileError: the file cannot be read, the ids are neither integers nor text, or there are too many or
+            too few.
+        OptionalDependencyError: the format needs a library that is not installed.
+
+    Example:
+        >>> import pathlib, tempfile, kullback.io
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "documents.txt"
+        >>> _ = path.write_text("b.txt\\nb.txt\\na.txt\\n")
+        >>> kullback.io.read_clusters(path)
+        tensor([1, 1, 0])
+    """
+    place = Place(Path(path), name)
+    values = _read_vector(place, key, rows)
+    if values.dtype.kind not in "iuU":
+        raise place.error(
+            wanted="integers or text, the cluster of each row",
+            got=f"{values.dtype.name} such as {values[0].item()!r}",
+            instead="write the ids as int64 or as text",
+        )
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype("int64"))
+
+
+def _read_vector(place: Place, key: str | None, rows: int | None) -> np.ndarray[Any, np.dtype[Any]]:
+    """The file's values as a flat array, as many as wanted."""
+    values = READERS[find_format(place, VECTOR_EXTENSIONS)](place, key).reshape(-1)
+    if len(values) == 0 or len(values) != (rows or len(values)):
+        raise place.error(
+            wanted=f"{rows or 'at least one'} value{'' if rows == 1 else 's'}, one for each row",
+            got=f"{len(values)}",
+            instead="write one value for every row of the distributions, in their order",
+        )
+    return values
+
+
+def _numpy_file(place: Place, key: str | None) -> Any:
+    with place.open() as file:
+        try:
+            held = np.load(file, allow_pickle=False)
+            if isinstance(held, np.ndarray):
+                refuse_key(place, key, "a single array")
+                return held
+            return held[choose_key(place, held.files, key)]
+        except FileError:
+            raise
+        except (ValueError, *READ_ERRORS) as error:
+            raise _damaged(place, "a NumPy array of numbers or text", error) from None
+
+
+def _safetensors_file(place: Place, key: str | None) -> Any:
+    library = load_library("safetensors", "safetensors", "reading a .safetensors file")
+    try:
+        with library.safe_open(place.path, "numpy") as file:
+            return file.get_tensor(choose_key(place, file.keys(), key, what="tensor"))
+    except library.SafetensorError as error:
+        raise _damaged(place, "a safetensors file", error) from None
+
+
+def _torch_file(place: Place, key: str | None) -> Any:
+    held = load_tensors(place)
+    if isinstance(held, Tensor):
+        refuse_key(place, key, "a single tensor")
+        return held.numpy()
+    return held[choose_key(place, held, key, what="tensor")].numpy()
+
+
+def _parquet_file(place: Place, key: str | None) -> Any:
+    arrow = load_library("pyarrow", "pyarrow", "reading a .parquet file")
+    parquet = load_library("pyarrow.parquet", "pyarrow", "reading a .parquet file")
+    try:
+        with parquet.ParquetFile(place.path) as file:
+            chosen = choose_key(place, file.schema_arrow.names, key, what="column")
+            return _column(place, file.read(columns=[chosen]).column(chosen))
+    except arrow.ArrowException as error:
+        raise _damaged(place, "a Parquet file", error) from None
+
+
+def _csv_file(place: Place, key: str | None) -> Any:
+    arrow = load_library("pyarrow", "pyarrow", "reading a .csv file")
+    table = load_library("pyarrow.csv", "pyarrow", "reading a .csv file")
+    names, headed = header_of(place)
+    chosen = choose_key(place, names, key, what="column")
+    try:
+        read = table.ReadOptions(column_names=names, skip_rows=int(headed))
+        convert = table.ConvertOptions(include_columns=[chosen])
+        return _column(
+            place, table.read_csv(place.path, read_options=read, convert_options=convert).column(chosen)
+        )
+    except arrow.ArrowException as error:
+        raise _damaged(place, "a CSV file", error) from None
+
+
+def _column(place: Place, column: Any) -> Any:
+    """An Arrow column, none of whose values is missing, as an array."""
+    values: list[Any] = column.to_pylist()
+    if None in values:
+        raise place.error(
+            wanted="a value in every row",
+            got=f"none in row {values.index(None)}",
+            instead="fill it, or write -100 for no label",
+        )
+    return np.array(values)
+
+
+def _text_file(place: Place, key: str | None) -> Any:
+    refuse_key(place, key, "one value on each line")
+    try:
+        lines = [line.strip() for line in place.path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise place.error(
+            wanted="text in UTF-8", got=str(error), instead="convert the file to UTF-8"
+        ) from None
+    if "" in lines:
+        raise place.error(
+            wanted="a value on every line",
+            got=f"nothing on line {lines.index('') + 1}",
+            instead="remove that line, or fill it",
+        )
+    try:
+        return np.array([int(line) for line in lines], dtype="int64")
+    except ValueError:
+        return np.array(lines)
+
+
+def _llama_file(place: Place, key: str | None) -> Any:
+    store = LlamaBaseFile(place, key)
+    store.close()
+    return store.layout.labels(store.tokens).numpy()
+
+
+def _damaged(place: Place, wanted: str, error: Exception) -> FileError:
+    return place.truncated(wanted=wanted, got=str(error))
+
+
+READERS: dict[str, Callable[[Place, str | None], Any]] = {
+    "npy": _numpy_file,
+    "npz": _numpy_file,
+    "safetensors": _safetensors_file,
+    "pt": _torch_file,
+    "parquet": _parquet_file,
+    "csv": _csv_file,
+    "txt": _text_file,
+    "llama.cpp": _llama_file,
+}

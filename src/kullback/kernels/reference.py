@@ -1,0 +1,193 @@
+"""The kernels in plain torch: any device, any dtype, any divergence. They define what is correct.
+
+Arithmetic is in float64 (float32 on devices without it) whatever the inputs are, over blocks of rows, so that the
+temporaries stay small however many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.generators import Divergence, FinitePair
+from kullback.representations import Representation
+
+__all__ = ["finite_pair", "pair_from_weights", "rounding_error", "row_divergence"]
+
+# Elements in a block: its few temporaries then stay in a core's cache.
+_BLOCK = 1 << 17
+
+
+def finite_pair(p: Representation, q: Representation) -> FinitePair:
+    """Normalise two representations, as they are given, into probabilities and their log-ratio, in float64."""
+    return pair_from_weights(_widen(p.weights()), _widen(q.weights()), p.in_logs, q.in_logs)
+
+
+def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) -> FinitePair:
+    """Normalise two tensors of weights, or log-weights, along their last dimension.
+
+    The log-ratio comes from the weights themselves, not from the normalised probabilities: where both are weights
+    and nearly equal, from their difference, so that it keeps its digits.
+    """
+    side_p, side_q = _normalise(p, p_in_logs), _normalise(q, q_in_logs)
+    log_ratio = side_p.log_weights - side_q.log_weights
+    # Two logits far from 0 may have nearly equal sums: the peaks cancel exactly, and before anything else.
+    log_ratio_of_sums = (side_p.peak - side_q.peak) + (side_p.log_sum - side_q.log_sum)
+    if not p_in_logs and not q_in_logs:
+        log_ratio = _log_quotient(p, q, log_ratio)
+        log_ratio_of_sums = _log_quotient(p.sum(-1, keepdim=True), q.sum(-1, keepdim=True), log_ratio_of_sums)
+    log_ratio = log_ratio - log_ratio_of_sums
+    log_ratio = torch.where(side_p.empty, -torch.inf, torch.where(side_q.empty, torch.inf, log_ratio))
+    log_ratio = torch.where(side_p.empty & side_q.empty, 0, log_ratio)
+    return FinitePair(*torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio))
+
+
+def row_divergence(kind: Divergence, p: Representation, q: Representation) -> Tensor:
+    """Return the divergence of `kind` for each pair of rows of `p` and `q`, in their floating-point dtype."""
+    weights_p, weights_q = p.weights(), q.weights()
+    dtypes = [x.dtype for x in (weights_p, weights_q) if x.is_floating_point()]
+    dtype = torch.promote_types(dtypes[0], dtypes[-1]) if dtypes else torch.get_default_dtype()
+    weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
+    batch_shape = weights_p.shape[:-1]
+    rows = batch_shape.numel(), weights_p.shape[-1]
+    flat_p, flat_q = weights_p.reshape(rows), weights_q.reshape(rows)
+    # torch.compile does not take a custom function with forward-mode derivatives.
+    function = _RowDivergence if torch.compiler.is_compiling() else _ForwardRowDivergence
+    return function.apply(flat_p, flat_q, kind, p.in_logs, q.in_logs, dtype).reshape(batch_shape)
+
+
+def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
+    """Bound what rounding did to `value`, a result of `row_divergence`, in first order.
+
+    Each log-weight carries a relative rounding error of a few units in the last place; the slopes of the divergence
+    say what that does to the sum, and storing the result in its dtype adds half a unit of its own.
+    """
+    pair = finite_pair(p, q)
+    by_p, by_q = kind.slopes(pair)
+    size = 1 + pair.log_ratio.abs().where(pair.log_ratio.isfinite(), 0).amax(-1)
+    unit = 8 * torch.finfo(pair.p.dtype).eps * size
+    propagated = unit * (by_p.abs() + by_q.abs()).sum(-1) + unit**2
+    return torch.where(value.isinf(), 0, propagated + torch.finfo(value.dtype).eps * value.abs()).to(
+        value.dtype
+    )
+
+
+class _RowDivergence(torch.autograd.Function):
+    """The divergence of each row, with the gradient from the kind's slopes rather than from its terms.
+
+    The slopes are as accurate as the terms where P and Q agree, and are known at the edges, where differentiating
+    the terms would meet 0 times infinity. They are made of differentiable operations, so further derivatives follow.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        p: Tensor, q: Tensor, kind: Divergence, p_in_logs: bool, q_in_logs: bool, dtype: torch.dtype
+    ) -> Tensor:
+        values = [
+            kind.total(pair_from_weights(_widen(p[rows]), _widen(q[rows]), p_in_logs, q_in_logs)).to(dtype)
+            for rows in _blocks(p)
+        ]
+        return torch.cat(values) if values else p.new_empty(0, dtype=dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        p, q, ctx.kind, ctx.p_in_logs, ctx.q_in_logs, ctx.dtype = inputs
+        ctx.save_for_backward(p, q)
+        ctx.save_for_forward(p, q)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        weights = ctx.saved_tensors
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for rows in _blocks(weights[0]):
+            slopes = _slopes_by_weights(ctx, *(_widen(w[rows]) for w in weights))
+            for part, slope, w in zip(parts, slopes, weights, strict=True):
+                part.append((grad[rows].unsqueeze(-1) * slope).to(w.dtype))
+        by_weights = [
+            (torch.cat(part) if part else torch.zeros_like(w)) if wanted else None
+            for part, w, wanted in zip(parts, weights, ctx.needs_input_grad, strict=False)
+        ]
+        return *by_weights, None, None, None, None
+
+
+class _ForwardRowDivergence(_RowDivergence):
+    """The same with forward-mode derivatives."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        weights = [_widen(w) for w in ctx.saved_tensors]
+        slopes = _slopes_by_weights(ctx, *weights)
+        changes = [s * t for s, t in zip(slopes, tangents, strict=False) if t is not None]
+        return torch.stack([change.sum(-1) for change in changes]).sum(0).to(ctx.dtype)
+
+
+def _slopes_by_weights(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the derivatives of each row's value by its weights (or log-weights) of P and of Q."""
+    pair = pair_from_weights(p, q, ctx.p_in_logs, ctx.q_in_logs)
+    by_p, by_q = ctx.kind.slopes(pair)
+    return (
+        _through_normalisation(by_p, pair.p, p, ctx.p_in_logs),
+        _through_normalisation(by_q, pair.q, q, ctx.q_in_logs),
+    )
+
+
+def _through_normalisation(by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
+    """Turn a derivative by log-probabilities into one by the weights they were normalised from."""
+    by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
+    # The row sums to zero. That gives the entry of a class with nearly all mass, which the difference would not.
+    top = mass.argmax(-1, keepdim=True)
+    others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
+    by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
+    if in_logs:
+        return by_log_weight
+    empty = weights == 0
+    return torch.where(empty, 0, by_log_weight / torch.where(empty, 1, weights))
+
+
+class _Normalised(NamedTuple):
+    """One side of a pair: the logarithm of its sum of weights is peak + log_sum."""
+
+    mass: Tensor
+    log_weights: Tensor  # 0 where there is no mass
+    peak: Tensor
+    log_sum: Tensor
+    empty: Tensor
+
+
+def _normalise(weights: Tensor, in_logs: bool) -> _Normalised:
+    if in_logs:
+        empty = weights == -torch.inf
+        peak = weights.amax(-1, keepdim=True).detach()
+        peak = torch.where(peak.isfinite(), peak, 0)
+        unscaled = torch.exp(weights - peak)
+        total = unscaled.sum(-1, keepdim=True)
+        return _Normalised(unscaled / total, torch.where(empty, 0, weights), peak, torch.log(total), empty)
+    empty = weights == 0
+    total = weights.sum(-1, keepdim=True)
+    log_weights = torch.log(torch.where(empty, 1, weights))
+    return _Normalised(weights / total, log_weights, torch.zeros_like(total), torch.log(total), empty)
+
+
+def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
+    """Return log(a / b): from a - b where the two are within a factor of two, else the difference given."""
+    close = ((a - b).abs() <= b / 2) & (b > 0)
+    return torch.where(
+        close, torch.log1p(torch.where(close, (a - b) / torch.where(close, b, 1), 0)), difference_of_logs
+    )
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+def _blocks(rows: Tensor) -> Iterator[slice]:
+    """Cut rows into blocks of about `_BLOCK` elements; a compiler gets a single one, as it fuses operations itself."""
+    n, classes = rows.shape
+    step = n if torch.compiler.is_compiling() else max(1, _BLOCK // classes)
+    return (slice(start, start + step) for start in range(0, n, max(step, 1)))

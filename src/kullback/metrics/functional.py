@@ -1,0 +1,174 @@
+"""The drop-in for `torchmetrics.functional.kl_divergence`, and what it shares with the metric."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, TypeGuard, get_args
+
+import torch
+from torch import Tensor
+
+from kullback.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    IncompatibleTensorError,
+    KullbackError,
+    explain,
+)
+from kullback.generators import KL
+from kullback.kernels import row_divergence
+from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
+from kullback.streaming import wide_dtype
+
+__all__ = ["Given", "Reduction", "check_reduction", "kl_divergence", "resolve_given", "row_values"]
+
+Given: TypeAlias = Literal["probs", "log-probs", "logits", "counts"]
+Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
+
+_REPRESENTATIONS: dict[Given, type[Representation]] = {
+    "probs": Probs,
+    "log-probs": LogProbs,
+    "logits": Logits,
+    "counts": Counts,
+}
+
+
+def kl_divergence(
+    p: Tensor,
+    q: Tensor,
+    log_prob: bool = False,
+    reduction: Reduction = "mean",
+    *,
+    given: Given | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    r"""Compute KL(P || Q) for each row and reduce it: a drop-in for `torchmetrics.functional.kl_divergence`.
+
+    .. math:: KL(P \| Q) = \sum_i p_i (\log p_i - \log q_i)
+
+    Numbers and dtypes are torchmetrics', to rounding, except where it is wrong: log-probabilities of ``-inf`` count
+    0 instead of NaN, in value and gradient, and close distributions keep their digits and are never negative. Values
+    that are no distribution (negative, NaN, a row of zeros, log-probabilities that do not sum to one) are refused
+    instead of giving some number.
+
+    Arguments:
+        p: P, the data, shape (..., classes). Any number of leading dimensions, where torchmetrics wants one.
+        q: Q, the model or prior, of the same shape.
+        log_prob: whether `p` and `q` hold log-probabilities. Otherwise they hold weights, which are normalised.
+        reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
+        given: what `p` and `q` hold, more exactly: ``"logits"``, ``"log-probs"`` (what `log_prob` says), ``"counts"``
+            (weights to be normalised, the default) or ``"probs"`` (which must sum to one).
+        mask: true for the rows that count, a bool tensor of shape (...). The others may hold anything, padding or NaN.
+
+    Returns:
+        the mean or sum over the rows that count, a scalar, in nats; or their values, shape (...), with a mask a
+        single dimension. dtype: what those of `p` and `q` promote to. The mean of no rows is NaN.
+
+    Raises:
+        ArgumentTypeError: `p` or `q` is not a tensor or `log_prob` is not a bool.
+        ArgumentValueError: values or shapes are no distributions, or `reduction`, `given` or `mask` does not fit.
+        IncompatibleTensorError: `p` and `q` differ in shape or device. It is a RuntimeError too, as in torchmetrics.
+
+    Gradient:
+        flows to both, and is that of the normalised rows. It is 0 for P = Q, at masked rows, at ``-inf`` on both sides
+        and at a weight that is exactly 0. Where the value is +inf, classes that make it so add nothing to the gradient
+        of P.
+
+    Example:
+        >>> import torch
+        >>> from kullback.metrics import kl_divergence
+        >>> p, q = torch.tensor([[0.36, 0.48, 0.16]]), torch.tensor([[1 / 3, 1 / 3, 1 / 3]])
+        >>> kl_divergence(p, q)
+        tensor(0.0853)
+        >>> kl_divergence(p.log(), q.log(), reduction="none", given="logits")
+        tensor([0.0853])
+
+    References:
+        On Information and Sufficiency (Kullback and Leibler, 1951)
+    """
+    check_reduction("kl_divergence", reduction)
+    values, dtype = row_values("kl_divergence", p, q, resolve_given("kl_divergence", log_prob, given), mask)
+    if reduction is None or reduction == "none":
+        return values.to(dtype)
+    wide = values.to(wide_dtype(values.device))
+    return (wide.sum() if reduction == "sum" else wide.mean()).to(dtype)
+
+
+def check_reduction(call: str, reduction: object) -> None:
+    """Refuse a reduction that torchmetrics' KL divergence does not know."""
+    if reduction is not None and reduction not in ("mean", "sum", "none"):
+        wanted = "one of 'mean', 'sum', 'none' and None"
+        instead = f"{call}(..., reduction='mean')"
+        raise ArgumentValueError(
+            explain(call, "reduction", wanted=wanted, got=repr(reduction), instead=instead)
+        )
+
+
+def resolve_given(call: str, log_prob: object, given: object) -> Given:
+    """Return what the tensors hold, from the flag that torchmetrics has and the word that is more exact."""
+    if not isinstance(log_prob, bool):
+        wanted = "True if p and q hold log-probabilities, False if not"
+        instead = f"{call}(..., log_prob=True)"
+        raise ArgumentTypeError(explain(call, "log_prob", wanted=wanted, got=repr(log_prob), instead=instead))
+    if given is None:
+        return "log-probs" if log_prob else "counts"
+    if not _is_given(given) or (log_prob and given != "log-probs"):
+        words = ", ".join(map(repr, get_args(Given)))
+        wanted = f"one of {words}, and no log_prob=True that contradicts it"
+        got = f"given={given!r} with log_prob={log_prob}"
+        instead = f"{call}(..., given='logits') for scores, 'log-probs' for the output of log_softmax"
+        raise ArgumentValueError(explain(call, "given", wanted=wanted, got=got, instead=instead))
+    return given
+
+
+def _is_given(word: object) -> TypeGuard[Given]:
+    return isinstance(word, str) and word in _REPRESENTATIONS
+
+
+def row_values(
+    call: str, p: Tensor, q: Tensor, given: Given, mask: Tensor | None
+) -> tuple[Tensor, torch.dtype]:
+    """Return KL(P || Q) of each row that counts, in float32 or better, and the dtype the caller expects."""
+    _check_tensor(call, "p", p)
+    _check_tensor(call, "q", q)
+    if p.shape != q.shape or p.device != q.device:
+        wanted = "two tensors of the same shape on the same device"
+        got = f"shape {tuple(p.shape)} on {p.device} and shape {tuple(q.shape)} on {q.device}"
+        instead = f"{call}(p, q.expand_as(p)) to compare each row of p with one q, or q.to(p.device)"
+        raise IncompatibleTensorError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
+    if mask is not None:
+        _check_mask(call, mask, p)
+        p, q = p[mask], q[mask]
+    counted = "" if mask is None else ", among the rows that mask counts"
+    left, right = (_represent(f"{call}({name}=...){counted}", x, given) for name, x in (("p", p), ("q", q)))
+    dtype = torch.promote_types(p.dtype, q.dtype)
+    return row_divergence(KL(), left, right), dtype if dtype.is_floating_point else torch.get_default_dtype()
+
+
+def _check_tensor(call: str, argument: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        got, instead = type(x).__name__, f"{call}(torch.as_tensor(p), torch.as_tensor(q))"
+        raise ArgumentTypeError(explain(call, argument, wanted="a tensor", got=got, instead=instead))
+
+
+def _check_mask(call: str, mask: object, p: Tensor) -> None:
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == p.shape[:-1]:
+        return
+    wanted = f"a bool tensor of shape {tuple(p.shape[:-1])}, one entry for each row of p"
+    got = type(mask).__name__
+    if isinstance(mask, Tensor):
+        got = f"shape {tuple(mask.shape)}, dtype {mask.dtype}"
+    instead = f"{call}(p, q, mask=attention_mask.bool())"
+    raise ArgumentValueError(explain(call, "mask", wanted=wanted, got=got, instead=instead))
+
+
+def _represent(where: str, x: Tensor, given: Given) -> Representation:
+    kind = _REPRESENTATIONS[given]
+    try:
+        checked = kind(x)
+    except KullbackError as error:
+        remedy = "Here given='logits', 'log-probs', 'probs' or 'counts' says which of these it is."
+        raise type(error)(f"{where}: {error}. {remedy}") from None
+    if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
+        # Rows must not be rounded to half precision before they are averaged.
+        return kind(x.float(), validate=False)
+    return checked

@@ -1,0 +1,126 @@
+"""How the terms of a loss become what the caller gets: the words for it, their check, and what each does."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
+
+from kullback.errors import ArgumentValueError, explain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["REDUCTIONS", "Reduction", "check_reduction", "reduce_terms", "torch_reduction"]
+
+Reduction: TypeAlias = Literal["none", "sum", "mean", "batchmean"]
+
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+
+
+def check_reduction(call: str, reduction: object) -> Reduction:
+    """Return `reduction` if it is one of the words in `REDUCTIONS`.
+
+    Arguments:
+        call: Name of the function that the user called, for the message.
+        reduction: What the user passed.
+
+    Returns:
+        The same word.
+
+    Raises:
+        ArgumentValueError: It is not one of the words.
+
+    Example:
+        >>> check_reduction("kl_div", "batchmean")
+        'batchmean'
+    """
+    if _is_reduction(reduction):
+        return reduction
+    wanted = "one of " + ", ".join(map(repr, REDUCTIONS))
+    instead = f"{call}(..., reduction='batchmean') for the mean divergence of the rows"
+    raise ArgumentValueError(explain(call, "reduction", wanted=wanted, got=repr(reduction), instead=instead))
+
+
+def _is_reduction(word: object) -> TypeGuard[Reduction]:
+    return isinstance(word, str) and word in REDUCTIONS
+
+
+def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:
+    """Translate the three arguments by which `torch.nn.functional.kl_div` spells its reduction into one word.
+
+    The deprecated flags, where either is given, decide alone: `reduce=False` means ``"none"``, otherwise
+    `size_average` chooses between ``"mean"`` and ``"sum"``; a flag left at None counts as true. The old
+    spelling ``"elementwise_mean"`` still means ``"mean"``. As in torch, both draw a UserWarning, and so does
+    ``"mean"``. The warning points at the line that calls the caller of this function.
+
+    Arguments:
+        reduction: The current spelling.
+        size_average: Deprecated flag, or None.
+        reduce: Deprecated flag, or None.
+
+    Returns:
+        The reduction that is meant.
+
+    Raises:
+        ArgumentValueError: `reduction` counts, as no flag is given, and is not a known word.
+
+    Example:
+        >>> torch_reduction("sum", None, None)
+        'sum'
+    """
+    if size_average is not None or reduce is not None:
+        meant = _meaning_of_flags(size_average, reduce)
+        _warn(f"size_average and reduce are deprecated; write reduction='{meant}' instead.")
+        return meant
+    if reduction == "elementwise_mean":
+        _warn("reduction='elementwise_mean' is deprecated; write reduction='mean' instead.")
+        return "mean"
+    if reduction == "mean":
+        _warn(
+            "reduction: 'mean' divides by the number of classes as well as rows, so it is no KL divergence; "
+            "write reduction='batchmean' for the mean divergence of the rows."
+        )
+    return check_reduction("kl_div", reduction)
+
+
+def _meaning_of_flags(size_average: bool | None, reduce: bool | None) -> Reduction:
+    if not (reduce is None or reduce):
+        return "none"
+    return "mean" if size_average is None or size_average else "sum"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)  # past _warn, torch_reduction, kl_div, to the caller
+
+
+# torch.compile runs a function with this mark once, while it traces; a bare warning it could not trace at all.
+# torch.compiler.assume_constant_result sets the same mark, but imports the whole compiler to do so.
+_warn._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def reduce_terms(terms: Tensor, reduction: Reduction, *, batch_size: int) -> Tensor:
+    """Reduce the terms of a loss.
+
+    Arguments:
+        terms: The terms, of any shape.
+        reduction: ``"none"`` keeps them, ``"sum"`` adds them all up, ``"mean"`` divides that sum by the
+            number of terms, and ``"batchmean"`` by `batch_size`.
+        batch_size: The number of rows.
+
+    Returns:
+        The terms themselves, or a scalar of their dtype. The mean of no terms is NaN, as in torch.
+
+    Gradient:
+        To each term 1, divided by what the sum is divided by.
+
+    Example:
+        >>> import torch
+        >>> reduce_terms(torch.ones(2, 3), "batchmean", batch_size=2)
+        tensor(3.)
+    """
+    if reduction == "none":
+        return terms
+    if reduction == "mean":
+        return terms.mean()
+    total = terms.sum()
+    return total if reduction == "sum" else total / batch_size

@@ -1,0 +1,16 @@
+"""A comparison as a table in the terminal, as JSON, and as a page with plots; and the writer of their files.
+
+| call | gives | needs |
+|---|---|---|
+| `terminal.render(comparison, console)` | tables on a rich console | rich |
+| `json.dumps(comparison)`, `json.to_dict(comparison)` | strict JSON of a fixed schema | nothing |
+| `html.render(comparison)` | one self-contained page | jinja2, matplotlib |
+| `check_writable(path)`, `write(path, text)` | a whole file or none | nothing |
+"""
+
+from __future__ import annotations
+
+from kullback.report import html, json, terminal
+from kullback.report.files import check_writable, write
+
+__all__ = ["check_writable", "html", "json", "terminal", "write"]

@@ -1,0 +1,470 @@
+"""What a tensor holds: `Logits`, `LogProbs`, `Probs`, `Counts`, `Samples`.
+
+A bare tensor of numbers may be scores, log-probabilities, probabilities, counts or draws, and a divergence
+computed from the wrong reading is a plausible number that means nothing. Wrapping says which it is, once, and
+the values are checked against the claim at that moment.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.inputs import as_tensor, split_labels
+
+__all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "Samples", "can_inspect"]
+
+# torch has no public way to ask whether a tensor stands for a batch, as it does under vmap.
+_is_wrapped: Callable[[Tensor], bool] = getattr(torch._C, "_functorch").is_functorch_wrapped_tensor  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
+
+# How far a row's sum may be from one: the rounding that a softmax over a large vocabulary leaves in each dtype.
+SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+def can_inspect(x: Tensor) -> bool:
+    """Tell whether Python may look at the values of `x`: not while compiling, under ``vmap``, or without data."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return False
+    return not _is_wrapped(x)
+
+
+def _first(mask: Tensor) -> str:
+    """Describe where `mask` is true: how many, and the first index."""
+    index = tuple(int(i) for i in mask.nonzero()[0])
+    return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
+
+
+class Representation(ABC):
+    """The common part of `Logits`, `LogProbs`, `Probs` and `Counts`: finite distributions along one dimension.
+
+    Attributes:
+        tensor: the values as given (converted to a tensor when they came as an array or a list).
+        dim: the dimension that holds the classes, negative.
+    """
+
+    in_logs: ClassVar[bool] = True
+
+    def __init__(self, x: object, dim: int = -1, *, validate: bool = True) -> None:
+        self.tensor = self._numbers(as_tensor(self._call, "x", x))
+        self.dim = self._class_dim(dim)
+        if validate and can_inspect(self.tensor):
+            self._check(self.tensor)
+
+    def __repr__(self) -> str:
+        x = self.tensor
+        return f"{self._call}(shape={tuple(x.shape)}, dim={self.dim}, dtype={x.dtype}, device={x.device})"
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.tensor.shape[self.dim]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The shape without the class dimension: one distribution for each of its elements."""
+        return self.weights().shape[:-1]
+
+    def weights(self) -> Tensor:
+        """The tensor with its classes moved to the last dimension: log-weights if `in_logs`, else weights."""
+        return self.tensor.movedim(self.dim, -1)
+
+    @property
+    def _call(self) -> str:
+        return type(self).__name__
+
+    def _fail(self, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
+        return ArgumentValueError(explain(self._call, "x", wanted=wanted, got=got, instead=instead))
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise ArgumentTypeError(
+                explain(
+                    self._call,
+                    "x",
+                    wanted="floating-point values",
+                    got=f"a tensor of dtype {x.dtype}",
+                    instead="Counts(x) if these are counts, or x.float() first",
+                )
+            )
+        return x
+
+    def _class_dim(self, dim: int) -> int:
+        x = self.tensor
+        if x.ndim == 0:
+            raise self._fail(
+                wanted="at least one dimension, the classes",
+                got="a single number",
+                instead=f"{self._call}(torch.stack([...])) with one entry for each class",
+            )
+        if not -x.ndim <= dim < x.ndim:
+            raise ArgumentValueError(
+                explain(
+                    self._call,
+                    "dim",
+                    wanted=f"a dimension of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}",
+                    got=str(dim),
+                    instead=f"{self._call}(x, dim=-1) when the last dimension holds the classes",
+                )
+            )
+        if x.shape[dim] == 0:
+            raise self._fail(
+                wanted="at least one class",
+                got=f"shape {tuple(x.shape)} with no entry along dim={dim}",
+                instead=f"{self._call}(x, dim=...) with the dimension that holds the classes",
+            )
+        return dim - x.ndim if dim >= 0 else dim
+
+    @abstractmethod
+    def _check(self, x: Tensor) -> None:
+        """Refuse values that are not what the class says they are."""
+
+    def _no_nan(self, x: Tensor) -> None:
+        if bool(torch.isnan(x).any()):
+            raise self._fail(
+                wanted="numbers", got=f"NaN ({_first(torch.isnan(x))})", instead="find where the NaN arises"
+            )
+
+    def _no_infinity(self, x: Tensor, which: str, bad: Tensor) -> None:
+        if bool(bad.any()):
+            raise self._fail(
+                wanted=which,
+                got=f"infinities ({_first(bad)})",
+                instead="find where they arise; a class that is masked out has logit -inf, never +inf",
+            )
+
+    def _sums_to_one(self, sums: Tensor, normalise: str) -> None:
+        tolerance = SUM_TOLERANCE.get(self.tensor.dtype, 1e-6)
+        off = (sums - 1).abs() > tolerance
+        if bool(off.any()):
+            row = tuple(int(i) for i in off.nonzero()[0])
+            raise self._fail(
+                wanted=f"rows along dim={self.dim} that sum to 1 within {tolerance:g} ({self.tensor.dtype})",
+                got=f"{int(off.sum())} of {off.numel()} rows that do not; row {row} sums to {float(sums[row]):.6g}",
+                instead=f"{normalise}, or {self._call}(x, dim=...) if the classes lie along another dimension",
+            )
+
+    def _some_mass(self, empty: Tensor, got: str) -> None:
+        if bool(empty.any()):
+            raise self._fail(
+                wanted="some mass in every row",
+                got=f"{got} in {_first(empty)} of the rows",
+                instead="leave those rows out; no distribution can be made of them",
+            )
+
+
+class Logits(Representation):
+    r"""Unnormalised log-probabilities: row :math:`x` stands for :math:`p_i = e^{x_i} / \sum_j e^{x_j}`.
+
+    Any real values are valid, and adding a constant to a row changes nothing. ``-inf`` is a class with no mass;
+    NaN, ``+inf`` and rows of nothing but ``-inf`` are refused.
+
+    Arguments:
+        x: floating-point scores, shape (..., classes, ...), in nats.
+        dim: the dimension that holds the classes.
+        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+
+    Raises:
+        ArgumentTypeError: the values are not floating-point numbers.
+        ArgumentValueError: a value or the shape cannot be scores.
+
+    Gradient:
+        flows to `x`; it is 0 at ``-inf`` wherever the divergence is finite.
+
+    Example:
+        >>> import torch, kullback
+        >>> kullback.Logits(torch.tensor([[2.0, 0.0], [float("-inf"), 1.0]]))
+        Logits(shape=(2, 2), dim=-1, dtype=torch.float32, device=cpu)
+
+    References:
+        Pattern Recognition and Machine Learning, section 4.2 (Bishop, 2006)
+    """
+
+    def _check(self, x: Tensor) -> None:
+        self._no_nan(x)
+        self._no_infinity(x, "scores below +inf", x == torch.inf)
+        self._some_mass((x == -torch.inf).all(self.dim), "nothing but -inf")
+
+
+class LogProbs(Representation):
+    r"""Log-probabilities: row :math:`x` stands for :math:`p_i = e^{x_i}`, and :math:`\sum_i e^{x_i} = 1`.
+
+    The sum is checked (float64 1e-6, float32 1e-4, float16 5e-3, bfloat16 4e-2); the rounding that remains is
+    divided out, so that a divergence of two such rows is one of distributions.
+
+    Arguments:
+        x: floating-point log-probabilities, shape (..., classes, ...), in nats; ``-inf`` is probability 0.
+        dim: the dimension that holds the classes.
+        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+
+    Raises:
+        ArgumentTypeError: the values are not floating-point numbers.
+        ArgumentValueError: a row does not sum to one, a value is NaN, or the shape does not fit.
+
+    Gradient:
+        flows to `x`, and is that of the normalised row, so its entries sum to zero along `dim`.
+
+    Example:
+        >>> import torch, kullback
+        >>> kullback.LogProbs(torch.tensor([0.25, 0.75]).log())
+        LogProbs(shape=(2,), dim=-1, dtype=torch.float32, device=cpu)
+
+    References:
+        Elements of Information Theory, section 2.1 (Cover and Thomas, 2006)
+    """
+
+    def _check(self, x: Tensor) -> None:
+        self._no_nan(x)
+        self._no_infinity(x, "log-probabilities, at most 0", x == torch.inf)
+        sums = torch.logsumexp(x.double() if x.device.type != "mps" else x.float(), self.dim).exp()
+        self._sums_to_one(sums, "Logits(x) if these are scores, or LogProbs(x.log_softmax(dim))")
+
+
+class Probs(Representation):
+    r"""Probabilities: row :math:`x` is :math:`p` itself, :math:`p_i \ge 0` and :math:`\sum_i p_i = 1`.
+
+    The sum is checked (float64 1e-6, float32 1e-4, float16 5e-3, bfloat16 4e-2); the rounding that remains is
+    divided out, so that a divergence of two such rows is one of distributions.
+
+    Arguments:
+        x: floating-point probabilities, shape (..., classes, ...).
+        dim: the dimension that holds the classes.
+        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+
+    Raises:
+        ArgumentTypeError: the values are not floating-point numbers.
+        ArgumentValueError: a row does not sum to one, a value is negative or NaN, or the shape does not fit.
+
+    Gradient:
+        flows to `x` and is that of the normalised row; 0 at a probability that is exactly 0.
+
+    Example:
+        >>> import torch, kullback
+        >>> kullback.Probs(torch.tensor([[0.36, 0.48, 0.16]]))
+        Probs(shape=(1, 3), dim=-1, dtype=torch.float32, device=cpu)
+
+    References:
+        Elements of Information Theory, section 2.1 (Cover and Thomas, 2006)
+    """
+
+    in_logs = False
+
+    def _check(self, x: Tensor) -> None:
+        self._no_nan(x)
+        if bool((x < 0).any()):
+            raise self._fail(
+                wanted="probabilities, none negative",
+                got=f"negative values ({_first(x < 0)})",
+                instead="LogProbs(x) if these are log-probabilities, Logits(x) if they are scores",
+            )
+        sums = x.sum(self.dim, dtype=torch.float64 if x.device.type != "mps" else torch.float32)
+        self._sums_to_one(sums, "Counts(x) if these are weights to be normalised")
+
+
+class Counts(Representation):
+    r"""Counts, or other non-negative weights: :math:`p_i = (x_i + \text{prior}) / \sum_j (x_j + \text{prior})`.
+
+    Counts are normalised: that is what the name means. Two labelled `Counts` are compared on the union of
+    their labels; a label that one of them lacks has count 0 there (plus that side's `prior`).
+
+    Arguments:
+        x: counts, shape (..., classes, ...), integer or floating; or labelled counts: a mapping from label to count
+            such as `collections.Counter`, a pandas Series (its index holds the labels), or a polars frame of two
+            columns, label and count, as ``value_counts()`` gives.
+        dim: the dimension that holds the classes.
+        prior: a number added to each class before normalising (0.5 is Jeffreys' prior, 1 is Laplace's).
+        labels: one label for each class, when `x` has none of its own.
+        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+
+    Raises:
+        ArgumentTypeError: the values are not numbers.
+        ArgumentValueError: a count is negative, NaN or infinite, a row is all zeros, or labels do not fit.
+
+    Gradient:
+        flows to floating-point `x`, and is that of the normalised row; 0 at a weight that is exactly 0.
+
+    Example:
+        >>> import kullback
+        >>> from collections import Counter
+        >>> p, q = kullback.Counts(Counter("abracadabra")), kullback.Counts(Counter("alacazam"), prior=0.5)
+        >>> p.labels
+        ('a', 'b', 'r', 'c', 'd')
+        >>> round(float(kullback.kl_divergence(p, q)), 4)
+        0.6652
+
+    References:
+        An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
+    """
+
+    in_logs = False
+
+    def __init__(
+        self,
+        x: object,
+        dim: int = -1,
+        *,
+        prior: float = 0.0,
+        labels: Sequence[Hashable] | None = None,
+        validate: bool = True,
+    ) -> None:
+        found, values = split_labels(x)
+        self.labels = found if labels is None else tuple(labels)
+        self.prior = float(prior)
+        if not 0 <= self.prior < float("inf"):
+            raise ArgumentValueError(
+                explain(
+                    "Counts",
+                    "prior",
+                    wanted="a finite number, not negative",
+                    got=f"{prior}",
+                    instead="prior=0.5",
+                )
+            )
+        super().__init__(values, dim, validate=validate)
+        self._check_labels()
+
+    def aligned_with(self, other: Counts) -> tuple[Counts, Counts]:
+        """Put two labelled `Counts` on the union of their labels, in order of first appearance."""
+        if self.labels is None or other.labels is None:
+            if self.labels is None and other.labels is None:
+                return self, other
+            raise ArgumentValueError(
+                explain(
+                    "Counts",
+                    "labels",
+                    wanted="labels on both sides or on neither",
+                    got="labels on one side only",
+                    instead="Counts(x, labels=[...])",
+                )
+            )
+        union = tuple(dict.fromkeys(self.labels + other.labels))
+        return self._on(union), other._on(union)
+
+    def weights(self) -> Tensor:
+        """The counts with `prior` added and the classes moved to the last dimension."""
+        return super().weights() + self.prior if self.prior else super().weights()
+
+    def _on(self, union: tuple[Hashable, ...]) -> Counts:
+        counts, known = super().weights(), cast("tuple[Hashable, ...]", self.labels)
+        place = {label: i for i, label in enumerate(known)}
+        padded = torch.nn.functional.pad(
+            counts, (0, 1)
+        )  # the added last entry is the count of an unseen label
+        index = torch.tensor([place.get(label, len(known)) for label in union], device=counts.device)
+        return Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        if x.is_complex() or x.dtype == torch.bool:
+            raise ArgumentTypeError(
+                explain(
+                    "Counts",
+                    "x",
+                    wanted="integer or floating-point counts",
+                    got=f"a tensor of dtype {x.dtype}",
+                    instead="Counts(x.sum(0)) to count how often each class is true",
+                )
+            )
+        return x.to(torch.int64) if x.dtype in (torch.uint16, torch.uint32, torch.uint64) else x
+
+    def _check(self, x: Tensor) -> None:
+        if x.is_floating_point():
+            self._no_nan(x)
+            self._no_infinity(x, "finite counts", x.isinf())
+        if bool((x < 0).any()):
+            raise self._fail(
+                wanted="counts, none negative",
+                got=f"negative values ({_first(x < 0)})",
+                instead="Logits(x) if these are scores, LogProbs(x) if they are log-probabilities",
+            )
+        if not self.prior:
+            self._some_mass((x == 0).all(self.dim), "no count at all")
+
+    def _check_labels(self) -> None:
+        if self.labels is None:
+            return
+        distinct = len(set(self.labels))
+        if len(self.labels) != self.classes or distinct != len(self.labels):
+            raise ArgumentValueError(
+                explain(
+                    "Counts",
+                    "labels",
+                    wanted=f"{self.classes} different labels, one for each class",
+                    got=f"{len(self.labels)} labels, {distinct} of them different",
+                    instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
+                )
+            )
+
+
+class Samples:
+    r"""Draws :math:`x_1, \dots, x_n` from a distribution of which nothing else is known.
+
+    Arguments:
+        x: n draws of scalars, shape (n,), or of vectors, shape (n, d) or (d, n) as `dim` says.
+        dim: the dimension that holds the components of a vector; the other one counts the draws.
+        validate: check that no value is NaN (which waits for an accelerator).
+
+    Raises:
+        ArgumentTypeError: the values are not numbers.
+        ArgumentValueError: more than two dimensions, no draw at all, or NaN.
+
+    Example:
+        >>> import torch, kullback
+        >>> kullback.Samples(torch.zeros(100, 3))
+        Samples(n=100, d=3, dtype=torch.float32, device=cpu)
+
+    References:
+        Divergence estimation for multidimensional densities (Wang, Kulkarni and Verdu, 2009)
+    """
+
+    def __init__(self, x: object, dim: int = -1, *, validate: bool = True) -> None:
+        x = as_tensor("Samples", "x", x)
+        if x.is_complex():
+            raise ArgumentTypeError(
+                explain(
+                    "Samples",
+                    "x",
+                    wanted="real numbers",
+                    got=f"a tensor of dtype {x.dtype}",
+                    instead="Samples(torch.view_as_real(x).flatten(-2))",
+                )
+            )
+        if x.ndim not in (1, 2) or x.numel() == 0:
+            raise ArgumentValueError(
+                explain(
+                    "Samples",
+                    "x",
+                    wanted="at least one draw, shape (n,) or (n, d)",
+                    got=f"shape {tuple(x.shape)}",
+                    instead="Samples(x.reshape(n, d))",
+                )
+            )
+        if not -x.ndim <= dim < x.ndim:
+            raise ArgumentValueError(
+                explain(
+                    "Samples",
+                    "dim",
+                    wanted=f"a dimension of a tensor of shape {tuple(x.shape)}",
+                    got=str(dim),
+                    instead="Samples(x, dim=-1) when the last dimension holds the components",
+                )
+            )
+        self.tensor = x[:, None] if x.ndim == 1 else x.movedim(dim, -1)
+        self.dim = -1
+        if validate and x.is_floating_point() and can_inspect(x) and bool(x.isnan().any()):
+            raise ArgumentValueError(
+                explain(
+                    "Samples",
+                    "x",
+                    wanted="numbers",
+                    got=f"NaN ({_first(x.isnan())})",
+                    instead="drop or impute the missing values first",
+                )
+            )
+
+    def __repr__(self) -> str:
+        n, d = self.tensor.shape
+        return f"Samples(n={n}, d={d}, dtype={self.tensor.dtype}, device={self.tensor.device})"

@@ -1,0 +1,315 @@
+"""Statistics of more values than memory holds: moments and quantiles that take values block by block.
+
+Each keeps a state of fixed size, made of tensors, and states merge: blocks, processes and machines may each
+gather their own. Merging gives what one pass over all values would have given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentValueError, explain
+
+__all__ = ["Moments", "QuantileSketch", "SketchState", "merge_moments", "on_device", "wide_dtype"]
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point dtype that a device computes in."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def on_device(state: Tensor, device: torch.device) -> Tensor:
+    """Move a state of exact numbers to a device, floating-point ones in the widest dtype there."""
+    return state.to(device, wide_dtype(device) if state.is_floating_point() else state.dtype)
+
+
+def merge_moments(states: Tensor) -> Tensor:
+    r"""Merge the states of several `Moments`, shape (how many, 3), into one, shape (3,).
+
+    .. math:: M_2 = \sum_k M_{2,k} + \sum_k n_k (\bar x_k - \bar x)^2
+
+    Arguments:
+        states: rows of count, sum and sum of squared deviations from the mean.
+
+    Returns:
+        the row that all values together have.
+
+    Gradient:
+        flows through the sum; the squared deviations are constants.
+
+    Example:
+        >>> import torch
+        >>> merge_moments(torch.tensor([[1.0, 3.0, 0.0], [2.0, 3.0, 0.5]]))
+        tensor([3., 6., 2.])
+
+    References:
+        Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (Chan, Golub and LeVeque, 1979)
+    """
+    counts, sums, deviations = states.detach().unbind(-1)
+    means, mean = sums / counts.clamp(min=1), sums.sum() / counts.sum().clamp(min=1)
+    between = counts * (means - mean) ** 2
+    # From an infinite mean every deviation is infinite, though it computes as NaN.
+    deviation = torch.where(mean.isinf(), torch.inf, (deviations + between).sum())
+    return torch.stack([counts.sum(), states[:, 1].sum(), deviation])
+
+
+class Moments:
+    r"""Count, mean and standard error of values that come block by block, in float64.
+
+    .. math:: \bar x = \frac1n \sum_i x_i, \quad \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
+
+    The squared deviations are gathered about the mean, so values that differ little keep their spread.
+
+    Arguments:
+        state: the `state` of another one to go on from; by default an empty one.
+        device: where an empty state shall live.
+
+    Example:
+        >>> import torch
+        >>> moments = Moments()
+        >>> moments.add(torch.tensor([1.0, 2.0]))
+        >>> moments.add(torch.tensor([3.0]))
+        >>> moments.count, moments.mean, moments.standard_error
+        (3, tensor(2., dtype=torch.float64), tensor(0.5774, dtype=torch.float64))
+
+    References:
+        Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (Chan, Golub and LeVeque, 1979)
+    """
+
+    def __init__(self, state: Tensor | None = None, *, device: torch.device | str = "cpu") -> None:
+        device = torch.device(device)
+        self.state = torch.zeros(3, dtype=wide_dtype(device), device=device) if state is None else state
+
+    def __repr__(self) -> str:
+        return f"Moments(count={self.count}, mean={self.mean:.6g}, standard_error={self.standard_error:.2g})"
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return int(self.state[0])
+
+    @property
+    def sum(self) -> Tensor:
+        """The sum of the values."""
+        return self.state[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the values; NaN if there were none."""
+        return self.state[1] / self.state[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """The unbiased estimate of their variance; NaN for fewer than two values, inf with an infinite one."""
+        return self.state[2] / (self.state[0] - 1)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """The standard error of the mean, for independent values; NaN and inf where the variance is."""
+        return (self.variance / self.state[0]).sqrt()
+
+    def add(self, values: Tensor) -> None:
+        """Take in the values of a tensor of any shape. Gradients flow from them to `sum` and `mean`."""
+        values = values.to(self.state.dtype)
+        fixed = values.detach()
+        mean = fixed.sum() / max(values.numel(), 1)
+        deviation = torch.where(mean.isinf(), torch.inf, (fixed - mean).square().sum())
+        block = torch.stack([torch.full_like(deviation, values.numel()), values.sum(), deviation])
+        self.state = merge_moments(torch.stack([self.state, block]))
+
+    def merge(self, other: Moments) -> None:
+        """Take in all the values that another one has seen."""
+        self.state = merge_moments(torch.stack([self.state, other.state]))
+
+
+class SketchState(NamedTuple):
+    """What a `QuantileSketch` knows: processes merge by adding `counts` and by the extremes of the other two."""
+
+    counts: Tensor
+    minimum: Tensor
+    maximum: Tensor
+
+
+class QuantileSketch:
+    r"""Quantiles of non-negative values that come block by block, to a given relative error.
+
+    Values are counted on a geometric grid: bucket :math:`i` holds :math:`l \gamma^i \le x < l \gamma^{i+1}` with
+    :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)`, and answers with the value that is within a factor
+    :math:`1 \pm \epsilon` of all of it. The smallest and the largest value are kept exactly.
+
+    Arguments:
+        relative_error: :math:`\epsilon`, the largest relative error of a quantile between `lowest` and `highest`.
+        lowest: the end of the grid, :math:`l`. A quantile below it is answered with 0, or the minimum if
+            that is larger.
+        highest: the other end. A finite quantile above it is answered with the grid's end, or the nearer of minimum
+            and maximum if it lies outside them. ``+inf`` is counted apart, and answered with ``+inf``.
+        state: the `state` of another sketch with the same grid to go on from; by default an empty one.
+        device: where an empty state shall live.
+
+    Raises:
+        ArgumentValueError: the relative error is not between 0 and 1, or the ends of the grid are not in order.
+
+    Example:
+        >>> import torch
+        >>> sketch = QuantileSketch()
+        >>> for block in torch.arange(1.0, 1001.0).split(100):
+        ...     sketch.add(block)
+        >>> median, top = sketch.quantile([0.5, 1.0])
+        >>> bool(abs(median - 500.5) <= 0.005 * 500.5), float(top)
+        (True, 1000.0)
+
+    References:
+        DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees (Masson, Rim and Lee, 2019)
+    """
+
+    def __init__(
+        self,
+        relative_error: float = 0.005,
+        lowest: float = 1e-15,
+        highest: float = 1e6,
+        *,
+        state: SketchState | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not 0 < relative_error < 1:
+            got = relative_error
+            raise _refusal("relative_error", "a number between 0 and 1", got, "relative_error=0.005")
+        if not 0 < lowest < highest < math.inf:
+            got = lowest, highest
+            raise _refusal("lowest, highest", "0 < lowest < highest < inf", got, "lowest=1e-15, highest=1e6")
+        self._grid = relative_error, lowest, highest
+        self.state = _empty_state(self._edges(torch.device(device))) if state is None else state
+
+    def __repr__(self) -> str:
+        names = zip(("relative_error", "lowest", "highest"), self._grid, strict=True)
+        return (
+            f"QuantileSketch({', '.join(f'{name}={value:g}' for name, value in names)}, count={self.count})"
+        )
+
+    @property
+    def counts(self) -> Tensor:
+        """How many values each bucket holds, int64: first those below the grid, last the infinite ones."""
+        return self.state.counts
+
+    @property
+    def minimum(self) -> Tensor:
+        """The smallest value; +inf if there was none."""
+        return self.state.minimum
+
+    @property
+    def maximum(self) -> Tensor:
+        """The largest value; -inf if there was none."""
+        return self.state.maximum
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return int(self.counts.sum())
+
+    @property
+    def infinite(self) -> int:
+        """How many of them were +inf."""
+        return int(self.counts[-1])
+
+    def add(self, values: Tensor) -> None:
+        """Take in the values of a tensor of any shape; a negative one or NaN is an error."""
+        values = values.detach().to(self.minimum.dtype).flatten()
+        if values.numel() == 0:
+            return
+        bad = ~(values >= 0)
+        if bool(bad.any()):
+            first = int(bad.nonzero()[0])
+            got = f"{int(bad.sum())} others of {values.numel()}, first {float(values[first])} at position {first}"
+            raise _refusal("values", "values of 0 or more", got, "sketch.add(values[values >= 0])", "add")
+        bucket = torch.bucketize(values, self._edges(values.device), right=True)
+        self.state = SketchState(
+            self.counts.scatter_add(0, bucket, torch.ones_like(bucket)),
+            torch.minimum(self.minimum, values.min()),
+            torch.maximum(self.maximum, values.max()),
+        )
+
+    def merge(self, other: QuantileSketch) -> None:
+        """Take in all the values that another sketch has seen; another grid is an error."""
+        if self._grid != other._grid:
+            raise _refusal("other", f"a sketch like {self!r}", repr(other), "the same grid for both", "merge")
+        self.state = SketchState(
+            self.counts + other.counts,
+            torch.minimum(self.minimum, other.minimum),
+            torch.maximum(self.maximum, other.maximum),
+        )
+
+    def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        """Return the quantiles at `probabilities`, interpolated linearly between the values next to them.
+
+        Arguments:
+            probabilities: numbers from 0 to 1, in any shape; 0 asks for the minimum, 1 for the maximum.
+
+        Returns:
+            the quantiles in the shape of `probabilities`, float64; NaN if there was no value.
+
+        Raises:
+            ArgumentValueError: a probability is not between 0 and 1.
+
+        Example:
+            >>> import torch
+            >>> sketch = QuantileSketch()
+            >>> sketch.add(torch.tensor([0.0, 0.0, float("inf")]))
+            >>> sketch.quantile([0.5, 0.9])
+            tensor([0., inf], dtype=torch.float64)
+        """
+        at = torch.as_tensor(probabilities, dtype=self.minimum.dtype, device=self.counts.device)
+        if not bool(((at >= 0) & (at <= 1)).all()):
+            raise _refusal("probabilities", "numbers from 0 to 1", at.tolist(), "[0.5] for 50%", "quantile")
+        filled = self.counts.cumsum(0)
+        last = filled[-1] - 1
+        if last < 0:
+            return torch.full_like(at, torch.nan)
+        place = at * last
+        whole = place.round()
+        place = torch.where((place - whole).abs() <= 4 * torch.finfo(at.dtype).eps * whole, whole, place)
+        below, share = place.floor().long(), place.frac()
+        low, high = self._ordered(below, filled), self._ordered((below + 1).clamp(max=last), filled)
+        between = (1 - share) * low + share * high
+        return torch.where((share == 0) | (low == high), low, between)
+
+    def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
+        """Return the values of the given ranks, counted from 0 in increasing order; `filled` accumulates the counts."""
+        bucket = torch.searchsorted(filled, rank, right=True)
+        value = _answers(self._edges(rank.device))[bucket].clamp(self.minimum, self.maximum)
+        value = torch.where(rank == 0, self.minimum, value)
+        return torch.where(rank == filled[-1] - 1, self.maximum, value)
+
+    def _edges(self, device: torch.device) -> Tensor:
+        return _grid_edges(*self._grid, device)
+
+
+@lru_cache(maxsize=16)
+def _grid_edges(relative_error: float, lowest: float, highest: float, device: torch.device) -> Tensor:
+    """Return the lower ends of all buckets but the first: the grid's, that of larger values, and +inf."""
+    step = math.log1p(relative_error) - math.log1p(-relative_error)
+    buckets = math.ceil(math.log(highest / lowest) / step)
+    grid = lowest * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))
+    return torch.cat([grid, grid.new_tensor([torch.inf])]).to(device, wide_dtype(device))
+
+
+def _answers(edges: Tensor) -> Tensor:
+    """Return for each bucket the value it answers with: the harmonic mean of its ends halves the relative error."""
+    grid = edges[:-1]
+    inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
+    return torch.cat([edges.new_zeros(1), inner, grid[-1:], edges[-1:]])
+
+
+def _empty_state(edges: Tensor) -> SketchState:
+    counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
+    return SketchState(counts, edges.new_tensor(torch.inf), edges.new_tensor(-torch.inf))
+
+
+def _refusal(argument: str, wanted: str, got: object, instead: str, method: str = "") -> ArgumentValueError:
+    call = f"QuantileSketch.{method}" if method else "QuantileSketch"
+    return ArgumentValueError(explain(call, argument, wanted=wanted, got=str(got), instead=instead))

@@ -1,0 +1,255 @@
+"""The verb: what it accepts and refuses, broadcasting, dtypes, bases, estimates, and registration of rules."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+import torch
+import truth
+from torch import distributions as td
+
+from kullback import (
+    KL,
+    Alpha,
+    Counts,
+    Jeffreys,
+    Logits,
+    LogProbs,
+    Probs,
+    ReverseKL,
+    Samples,
+    TotalVariation,
+    dispatch,
+    divergence,
+    errors,
+    kl_divergence,
+    kl_estimate,
+    register_kl,
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_RULES", {})
+
+
+def test_all_ways_of_saying_the_same_give_the_same() -> None:
+    a, b = torch.randn(2, 3, 5, dtype=torch.float64)
+    forms = [
+        Logits,
+        lambda x: LogProbs(x.log_softmax(-1)),
+        lambda x: Probs(x.softmax(-1)),
+        lambda x: Counts(x.exp()),
+    ]
+    want = kl_divergence(Logits(a), Logits(b))
+    for p in forms:
+        for q in forms:
+            torch.testing.assert_close(kl_divergence(p(a), q(b)), want, rtol=1e-12, atol=1e-15)
+
+
+def test_order_is_the_mathematics() -> None:
+    p, q = [0.36, 0.48, 0.16], [1 / 3, 1 / 3, 1 / 3]
+    for first, second in ((p, q), (q, p)):
+        want = truth.divergence(KL(), truth.exact(first), truth.exact(second))
+        got = kl_divergence(Probs(torch.tensor(first).double()), Probs(torch.tensor(second).double()))
+        assert float(got) == pytest.approx(float(want), rel=1e-6)
+    assert divergence(Probs(p), Probs(q), ReverseKL()) == kl_divergence(Probs(q), Probs(p))
+
+
+def test_batches_broadcast_and_keep_their_dimensions() -> None:
+    p, q = torch.randn(4, 1, 6), torch.randn(3, 6)
+    value = kl_divergence(Logits(p), Logits(q))
+    assert value.shape == (4, 3)
+    for i in range(4):
+        for j in range(3):
+            assert value[i, j] == kl_divergence(Logits(p[i, 0]), Logits(q[j]))
+    images = torch.randn(2, 6, 4, 5)
+    torch.testing.assert_close(
+        kl_divergence(Logits(images, dim=1), Logits(images.flip(1), dim=1)),
+        kl_divergence(Logits(images.movedim(1, -1)), Logits(images.flip(1).movedim(1, -1))),
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0, 4)])
+def test_empty_batches_give_empty_answers_with_gradients(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, requires_grad=True)
+    value = kl_divergence(Logits(x), Logits(torch.zeros(4)))
+    assert value.shape == shape[:-1]
+    value.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == shape
+
+
+def test_integer_counts_take_the_other_side_s_dtype() -> None:
+    counts = torch.tensor([2**30 + 1, 3])
+    assert (
+        kl_divergence(Counts(counts), Probs(torch.tensor([0.5, 0.5], dtype=torch.float64))).dtype
+        == torch.float64
+    )
+    assert kl_divergence(Counts(counts), Counts(counts)) == 0
+    assert kl_divergence(Counts(counts), Counts(counts)).dtype == torch.float32
+
+
+def test_expanded_and_strided_inputs_are_read_right() -> None:
+    base = torch.randn(5, 8)
+    want = kl_divergence(Logits(base.t().contiguous()), Logits(torch.zeros(8, 5)))
+    assert torch.equal(kl_divergence(Logits(base.t()), Logits(torch.zeros(1, 1).expand(8, 5))), want)
+
+
+def test_base_changes_the_unit() -> None:
+    p, q = Probs([1.0, 0.0]), Probs([0.5, 0.5])
+    assert kl_divergence(p, q, base=2) == 1
+    assert float(kl_divergence(p, q, base=10)) == pytest.approx(math.log10(2))
+    estimate = kl_estimate(p, q, base=2)
+    assert estimate.value == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "parts"),
+    [
+        (
+            lambda: kl_divergence(torch.zeros(3), Logits([0.0, 1.0])),
+            TypeError,
+            [
+                "kl_divergence(p=...): a tensor does not say what it holds; wrap it: Logits(x), ",
+                "LogProbs(x), Probs(x), Counts(x) or Samples(x)",
+            ],
+        ),
+        (lambda: kl_divergence(Logits([0.0]), torch.zeros(1)), TypeError, ["kl_divergence(q=...)"]),
+        (lambda: kl_divergence([0.5, 0.5], Probs([0.5, 0.5])), TypeError, ["got list", "wrap it"]),
+        (lambda: kl_divergence(Logits([0.0, 1.0]), Logits([0.0])), ValueError, ["2 in p", "1 in q", "dim="]),
+        (
+            lambda: kl_divergence(Logits(torch.zeros(2, 3)), Logits(torch.zeros(4, 3))),
+            ValueError,
+            ["broadcast", "(2,) in p and (4,) in q"],
+        ),
+        (
+            lambda: kl_divergence(Logits(torch.zeros(3)), Logits(torch.zeros(3).double())),
+            ValueError,
+            ["one dtype", "torch.float32 in p and torch.float64 in q"],
+        ),
+        (
+            lambda: kl_divergence(Logits(torch.zeros(3)), Logits(torch.zeros(3, device="meta"))),
+            ValueError,
+            ["one device", "cpu and meta"],
+        ),
+        (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=1), ValueError, ["other than 1"]),
+        (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=-2), ValueError, ["positive"]),
+        (
+            lambda: divergence(Probs([1.0]), Probs([1.0]), TotalVariation(), base=2),
+            ValueError,
+            ["without a log"],
+        ),
+        (lambda: divergence(Probs([1.0]), Probs([1.0]), "kl"), TypeError, ["divergence(kind=...)", "'kl'"]),
+        (lambda: kl_divergence(Samples([1.0]), Samples([1.0])), NotImplementedError, ["no rule"]),
+        (lambda: kl_divergence(Probs([1.0]), td.Normal(0.0, 1.0)), NotImplementedError, ["Probs and Normal"]),
+        (
+            lambda: kl_divergence(td.Cauchy(0.0, 1.0), td.Normal(0.0, 1.0)),
+            NotImplementedError,
+            ["(Cauchy, Normal)", "@register_kl"],
+        ),
+        (
+            lambda: divergence(td.Normal(0.0, 1.0), td.Normal(0.0, 1.0), Alpha(alpha=2)),
+            NotImplementedError,
+            ["Alpha(alpha=2)"],
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_remedy(
+    call: object, error: type[Exception], parts: list[str]
+) -> None:
+    with pytest.raises(errors.KullbackError) as caught:
+        call()  # type: ignore[operator]
+    assert isinstance(caught.value, error)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_distributions_go_through_torch_s_rules() -> None:
+    p, q = td.Normal(torch.tensor([0.0, 1.0]), 1.0), td.Normal(0.0, 2.0)
+    forward, backward = td.kl_divergence(p, q), td.kl_divergence(q, p)
+    assert torch.equal(kl_divergence(p, q), forward)
+    assert torch.equal(divergence(p, q, ReverseKL()), backward)
+    torch.testing.assert_close(divergence(p, q, Jeffreys()), forward + backward)
+    torch.testing.assert_close(kl_divergence(p, q, base=2), forward / math.log(2))
+    estimate = kl_estimate(p, q)
+    assert (estimate.method, estimate.error) == ("closed_form", None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_estimate_bounds_its_error(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for scale in (1e-9, 1e-4, 1.0, 30.0):
+        a = torch.randn(20, 9, generator=generator, dtype=dtype)
+        b = (a + scale * torch.randn(20, 9, generator=generator, dtype=dtype)).to(dtype)
+        estimate = kl_estimate(Logits(a), Logits(b))
+        assert estimate.method == "summation"
+        assert estimate.error is not None
+        for x, y, value, error in zip(a, b, estimate.value, estimate.error, strict=True):
+            want = truth.divergence(KL(), truth.softmax(x.tolist()), truth.softmax(y.tolist()))
+            assert abs(mpmath.mpf(float(value)) - want) <= float(error)
+            assert float(error) <= 1e-6 * float(want) + 1e-13
+    assert kl_estimate(Probs([1.0, 0.0]), Probs([0.0, 1.0])).error == 0
+
+
+class Base(td.Normal):
+    pass
+
+
+class Derived(Base):
+    pass
+
+
+def test_the_most_specific_rule_wins_and_comes_before_torch_s() -> None:
+    @register_kl(Base, Base)
+    def kl_base_base(p: Base, q: Base) -> torch.Tensor:
+        return torch.tensor(1.0)
+
+    @register_kl(Derived, Base)
+    def kl_derived_base(p: Derived, q: Base) -> torch.Tensor:
+        return torch.tensor(2.0)
+
+    assert kl_base_base.__name__ == "kl_base_base"
+    assert kl_divergence(Base(0.0, 1.0), Derived(0.0, 1.0)) == 1
+    assert kl_divergence(Derived(0.0, 1.0), Derived(0.0, 1.0)) == 2
+    assert kl_divergence(td.Normal(0.0, 1.0), Base(0.0, 1.0)) == 0
+    assert (Base, Base) not in td.kl._KL_REGISTRY
+
+
+def test_registration_refuses_duplicates_ambiguity_and_other_types() -> None:
+    register_kl(Derived, Base)(lambda p, q: torch.tensor(1.0))
+    with pytest.raises(errors.RegistrationError, match=r"\(Derived, Base\), which .* serves"):
+        register_kl(Derived, Base)
+    with pytest.raises(errors.RegistrationError, match=r"@register_kl\(Derived, Derived\) first"):
+        register_kl(Base, Derived)
+    register_kl(Derived, Derived)(lambda p, q: torch.tensor(2.0))
+    register_kl(Base, Derived)(lambda p, q: torch.tensor(3.0))
+    assert kl_divergence(Derived(0.0, 1.0), Derived(0.0, 1.0)) == 2
+    for wrong in (int, torch.Tensor, Base(0.0, 1.0)):
+        with pytest.raises(errors.ArgumentTypeError, match=r"register_kl\(type_q"):
+            register_kl(Base, wrong)  # type: ignore[arg-type]
+
+
+def test_a_type_that_two_rules_match_equally_is_an_error() -> None:
+    class One(td.Distribution):
+        pass
+
+    class Two(td.Distribution):
+        pass
+
+    class Both(One, Two):
+        pass
+
+    register_kl(One, td.Distribution)(lambda p, q: torch.tensor(1.0))
+    register_kl(Two, td.Distribution)(lambda p, q: torch.tensor(2.0))
+    both = Both(validate_args=False)
+    with pytest.raises(errors.NoRuleError, match=r"none more specific"):
+        kl_divergence(both, both)
+
+
+def test_values_are_not_looked_at_under_transforms_or_without_data() -> None:
+    x = torch.randn(3, 4).softmax(-1)
+    assert torch.func.vmap(lambda row: kl_divergence(Probs(row), Probs(row.flip(-1))))(x).shape == (3,)
+    assert kl_divergence(Probs(x.to("meta")), Probs(x.to("meta"))).shape == (3,)

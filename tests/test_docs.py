@@ -1,0 +1,157 @@
+"""The examples of the README and of the tutorial run, from top to bottom of each page, and print what it says.
+
+A fence of language ``python`` holds a session with ``>>>`` prompts; all those of a page share their names. A fence of
+language ``console`` holds calls of the command line after ``$ ``; each has to end with status 0, unless ``$ echo $?``
+follows and shows another. Other commands, like ``$ make run``, are for people and not run.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "tutorial.md",
+    *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
+]
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE
+)
+PROMPT = re.compile(r"^\$ ", re.MULTILINE)
+STATUS = "echo $?"
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass
+class Session:
+    """What the examples of one page have in common, and what has gone wrong in them."""
+
+    page: str
+    command: click.Command
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+    status: int = 0
+    examples: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def run(self, markdown: str) -> None:
+        for fence in FENCE.finditer(markdown):
+            line = markdown.count("\n", 0, fence.start("text"))
+            text = textwrap.dedent(fence["text"])
+            if fence["language"] == "python":
+                self._run_python(text, line)
+            else:
+                self._run_console(text, line)
+
+    def _run_python(self, text: str, line: int) -> None:
+        test = doctest.DocTestParser().get_doctest(text, {}, self.page, self.page, line)
+        if not test.examples:
+            self.failures.append(f"{self.page}, line {line + 1}: an example without >>> shows no result")
+        test.globs = self.names
+        self.examples += len(test.examples)
+        doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=self.failures.append, clear_globs=False)
+
+    def _run_console(self, text: str, line: int) -> None:
+        for (written, expected), (following, _) in pairwise([*_calls(text), ("", "")]):
+            if written == STATUS:
+                shown = f"{self.status}\n"
+            elif written.startswith("kullback "):
+                shown = self._call(written)
+            else:
+                continue
+            self.examples += 1
+            problem = None
+            if self.status != 0 and STATUS not in (written, following):
+                problem = f"ended with status {self.status}"
+            elif expected and not doctest.OutputChecker().check_output(expected, shown, OPTIONS):
+                problem = f"should print:\n{expected}"
+            if problem:
+                self.failures.append(
+                    f"{self.page}, line {line + 1}: $ {written}\n{problem}\nand printed:\n{shown}"
+                )
+
+    def _call(self, written: str) -> str:
+        runner = CliRunner(env={"COLUMNS": "100"})
+        result = runner.invoke(self.command, shlex.split(written)[1:], prog_name="kullback")
+        self.status = result.exit_code
+        unexpected = result.exception is not None and not isinstance(result.exception, SystemExit)
+        return f"{result.output}{result.exception!r}" if unexpected else result.output
+
+
+def _calls(text: str) -> Iterator[tuple[str, str]]:
+    r"""The calls in a console fence, a ``\`` at the end of a line continuing it, each with the output that is shown."""
+    for call in PROMPT.split(text.replace("\\\n", " "))[1:]:
+        written, _, expected = call.partition("\n")
+        yield " ".join(written.split()), expected
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> click.Command:
+    """The command line, in an empty folder beside the example data."""
+    from kullback.cli.commands import kullback
+
+    (tmp_path / "examples").symlink_to(ROOT / "examples", target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    return kullback
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_examples_of_a_page_run_and_print_what_it_says(page: Path, command: click.Command) -> None:
+    session = Session(page.name, command)
+    session.run(page.read_text(encoding="utf-8"))
+    if session.failures:
+        pytest.fail("\n".join(session.failures), pytrace=False)
+    assert session.examples, f"{page.name} has no executed example"
+
+
+@pytest.mark.parametrize("language", ["python", "console"])
+def test_readme_and_tutorial_show_both_python_and_the_command_line(language: str) -> None:
+    first, *tutorial = [
+        {fence["language"] for fence in FENCE.finditer(page.read_text(encoding="utf-8"))} for page in PAGES
+    ]
+    assert language in first
+    assert language in set().union(*tutorial)
+
+
+@click.command()
+@click.argument("status", type=int)
+def ending_with(status: int) -> None:
+    """Say a word and end with a status."""
+    click.echo("over")
+    raise SystemExit(status)
+
+
+@pytest.mark.parametrize(
+    ("markdown", "examples", "failures"),
+    [
+        ("Prose alone.\n", 0, 0),
+        ("```python\n>>> 1 + 1\n2\n```\n", 1, 0),
+        ("```python\n>>> 1 + 1\n3\n```\n", 1, 1),
+        ("```python\n1 + 1\n```\n", 0, 1),
+        ("```python\n>>> x = 1\n```\nand then\n\n    ```python\n    >>> x\n    1\n    ```\n", 2, 0),
+        ("```python\n>>> x\n```\n", 1, 1),
+        ("```console\n$ kullback 0\n```\n", 1, 0),
+        ("```console\n$ kullback 0\nov...\n```\n", 1, 0),
+        ("```console\n$ kullback 0\nunder\n```\n", 1, 1),
+        ("```console\n$ kullback 1\n```\n", 1, 1),
+        ("```console\n$ kullback \\\n    1\nover\n$ echo $?\n1\n```\n", 2, 0),
+        ("```console\n$ kullback 1\n$ echo $?\n2\n```\n", 2, 1),
+        ("```console\n$ make run\n```\n", 0, 0),
+    ],
+)
+def test_a_page_fails_where_an_example_does_not_hold(markdown: str, examples: int, failures: int) -> None:
+    session = Session("page", ending_with)
+    session.run(markdown)
+    assert (session.examples, len(session.failures)) == (examples, failures)
