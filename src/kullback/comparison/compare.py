@@ -117,7 +117,8 @@ def _measure_all(
     blocks: Blocks, sides: tuple[RowSource, RowSource], collector: Collector, progress: Progress | None
 ) -> None:
     """Measure all rows in small parts, as many at a time as there are threads, and hand the results on in order."""
-    kinds, classes = (sides[0].kind, sides[1].kind), sides[0].classes
+    kinds: tuple[Kind, Kind] = sides[0].kind, sides[1].kind
+    classes = sides[0].classes
     part = _rows_in_part(classes)
 
     def measure_part(start: int, p: Tensor, q: Tensor) -> tuple[Tensor, list[WorstRow]]:

@@ -82,7 +82,7 @@ class WorstRow:
         row: the row's index.
         kl: KL(P || Q) in this row.
         label: the true class, or None.
-        cluster: the cluster's name, or None.
+        cluster: the cluster's id (its number among the sorted ids if they came from a file), or None.
         top: the likeliest classes under P, then those of the likeliest under Q that are not among them.
     """
 
