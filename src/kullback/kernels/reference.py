@@ -15,7 +15,14 @@ from torch import Tensor
 from kullback.generators import Divergence, FinitePair
 from kullback.representations import Representation
 
-__all__ = ["finite_pair", "pair_from_weights", "rounding_error", "row_divergence"]
+__all__ = [
+    "Rows",
+    "finite_pair",
+    "pair_from_weights",
+    "rounding_error",
+    "row_divergence",
+    "value_and_gradient",
+]
 
 # Elements in a block: its few temporaries then stay in a core's cache.
 _BLOCK = 1 << 17
@@ -45,18 +52,79 @@ def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) ->
     return FinitePair(*torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio))
 
 
-def row_divergence(kind: Divergence, p: Representation, q: Representation) -> Tensor:
-    """Return the divergence of `kind` for each pair of rows of `p` and `q`, in their floating-point dtype."""
-    weights_p, weights_q = p.weights(), q.weights()
-    dtypes = [x.dtype for x in (weights_p, weights_q) if x.is_floating_point()]
-    dtype = torch.promote_types(dtypes[0], dtypes[-1]) if dtypes else torch.get_default_dtype()
-    weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
-    batch_shape = weights_p.shape[:-1]
-    rows = batch_shape.numel(), weights_p.shape[-1]
-    flat_p, flat_q = weights_p.reshape(rows), weights_q.reshape(rows)
+class Rows(NamedTuple):
+    """How rows are read: whether each side holds log-weights, and what log-weights are divided by first."""
+
+    p_in_logs: bool = True
+    q_in_logs: bool = True
+    temperature: float = 1.0
+
+    def pair(self, p: Tensor, q: Tensor) -> FinitePair:
+        """Normalise two tensors of rows, of any dtype."""
+        p, q = self._cooled(p, self.p_in_logs), self._cooled(q, self.q_in_logs)
+        return pair_from_weights(p, q, self.p_in_logs, self.q_in_logs)
+
+    def slopes(self, kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of each row's divergence by the weights, or log-weights, of P and of Q."""
+        pair = self.pair(p, q)
+        by_p, by_q = kind.slopes(pair)
+        return self._by_weights(by_p, pair.p, p, self.p_in_logs), self._by_weights(
+            by_q, pair.q, q, self.q_in_logs
+        )
+
+    def _cooled(self, weights: Tensor, in_logs: bool) -> Tensor:
+        wide = _widen(weights)
+        return wide / self.temperature if in_logs and self.temperature != 1 else wide
+
+    def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
+        """Turn a derivative by log-probabilities into one by the weights they were normalised from."""
+        by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
+        # The row sums to zero. That gives the entry of a class with nearly all mass, which the difference would not.
+        top = mass.argmax(-1, keepdim=True)
+        others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
+        by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
+        if in_logs:
+            return by_log_weight / self.temperature
+        weights = _widen(weights)
+        empty = weights == 0
+        return torch.where(empty, 0, by_log_weight / torch.where(empty, 1, weights))
+
+
+def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
+    """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors."""
     # torch.compile does not take a custom function with forward-mode derivatives.
     function = _RowDivergence if torch.compiler.is_compiling() else _ForwardRowDivergence
-    return function.apply(flat_p, flat_q, kind, p.in_logs, q.in_logs, dtype).reshape(batch_shape)
+    return function.apply(p, q, kind, rows, dtype)
+
+
+def value_and_gradient(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    wanted: tuple[bool, bool],
+    temperature: float,
+    inplace: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
+    rows = Rows(temperature=temperature)
+    values = torch.empty(p.shape[0], dtype=_widen(p[:0]).dtype, device=p.device)
+    gradients = [
+        (x if inplace else torch.empty_like(x)) if want else None
+        for x, want in zip((p, q), wanted, strict=True)
+    ]
+    for block in _blocks(p):
+        values[block] = kind.total(rows.pair(p[block], q[block]))
+        if not any(wanted):
+            continue
+        slopes = rows.slopes(kind, p[block], q[block])
+        for gradient, slope in zip(gradients, slopes, strict=True):
+            if gradient is not None:
+                gradient[block] = (slope if weights is None else slope * weights[block, None]).to(
+                    gradient.dtype
+                )
+    return values, gradients[0], gradients[1]
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
@@ -85,18 +153,13 @@ class _RowDivergence(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        p: Tensor, q: Tensor, kind: Divergence, p_in_logs: bool, q_in_logs: bool, dtype: torch.dtype
-    ) -> Tensor:
-        values = [
-            kind.total(pair_from_weights(_widen(p[rows]), _widen(q[rows]), p_in_logs, q_in_logs)).to(dtype)
-            for rows in _blocks(p)
-        ]
+    def forward(p: Tensor, q: Tensor, kind: Divergence, rows: Rows, dtype: torch.dtype) -> Tensor:
+        values = [kind.total(rows.pair(p[block], q[block])).to(dtype) for block in _blocks(p)]
         return torch.cat(values) if values else p.new_empty(0, dtype=dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        p, q, ctx.kind, ctx.p_in_logs, ctx.q_in_logs, ctx.dtype = inputs
+        p, q, ctx.kind, ctx.rows, ctx.dtype = inputs
         ctx.save_for_backward(p, q)
         ctx.save_for_forward(p, q)
 
@@ -105,15 +168,15 @@ class _RowDivergence(torch.autograd.Function):
         (grad,) = grads
         weights = ctx.saved_tensors
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for rows in _blocks(weights[0]):
-            slopes = _slopes_by_weights(ctx, *(_widen(w[rows]) for w in weights))
+        for block in _blocks(weights[0]):
+            slopes = ctx.rows.slopes(ctx.kind, *(w[block] for w in weights))
             for part, slope, w in zip(parts, slopes, weights, strict=True):
-                part.append((grad[rows].unsqueeze(-1) * slope).to(w.dtype))
+                part.append((grad[block].unsqueeze(-1) * slope).to(w.dtype))
         by_weights = [
             (torch.cat(part) if part else torch.zeros_like(w)) if wanted else None
             for part, w, wanted in zip(parts, weights, ctx.needs_input_grad, strict=False)
         ]
-        return *by_weights, None, None, None, None
+        return *by_weights, None, None, None
 
 
 class _ForwardRowDivergence(_RowDivergence):
@@ -121,33 +184,9 @@ class _ForwardRowDivergence(_RowDivergence):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        weights = [_widen(w) for w in ctx.saved_tensors]
-        slopes = _slopes_by_weights(ctx, *weights)
+        slopes = ctx.rows.slopes(ctx.kind, *ctx.saved_tensors)
         changes = [s * t for s, t in zip(slopes, tangents, strict=False) if t is not None]
         return torch.stack([change.sum(-1) for change in changes]).sum(0).to(ctx.dtype)
-
-
-def _slopes_by_weights(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of each row's value by its weights (or log-weights) of P and of Q."""
-    pair = pair_from_weights(p, q, ctx.p_in_logs, ctx.q_in_logs)
-    by_p, by_q = ctx.kind.slopes(pair)
-    return (
-        _through_normalisation(by_p, pair.p, p, ctx.p_in_logs),
-        _through_normalisation(by_q, pair.q, q, ctx.q_in_logs),
-    )
-
-
-def _through_normalisation(by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
-    """Turn a derivative by log-probabilities into one by the weights they were normalised from."""
-    by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
-    # The row sums to zero. That gives the entry of a class with nearly all mass, which the difference would not.
-    top = mass.argmax(-1, keepdim=True)
-    others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
-    by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
-    if in_logs:
-        return by_log_weight
-    empty = weights == 0
-    return torch.where(empty, 0, by_log_weight / torch.where(empty, 1, weights))
 
 
 class _Normalised(NamedTuple):
