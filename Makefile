@@ -7,14 +7,14 @@ BIN := $(VENV)/bin
 DATA := examples/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test lint format docs bench clean
+.PHONY: run test native lint format docs bench clean
 .DELETE_ON_ERROR:
 
-run: $(VENV)/.installed
+run: $(VENV)/.installed native
 	$(BIN)/kullback compare $(DATA)/float32.npy $(DATA)/int8.npy --as logits \
 	  --labels $(DATA)/labels.npy --cluster $(DATA)/windows.npy --html report.html
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev native
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 lint: $(VENV)/.installed-dev
@@ -40,8 +40,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kullback needs Python 3.11 or newer; name one with make PYTHON=...")'
 	@echo 'Installing into $(VENV); PyTorch is large, so this can take a few minutes.'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) scikit-build-core
+	$(PIP) scikit-build-core cmake ninja
 	$(PIP) --no-build-isolation --editable '.[cli]'
+	@touch $@
+
+# The kernels of csrc/, beside the sources; without a C++ compiler the reference does their work.
+native: $(VENV)/.native
+
+$(VENV)/.native: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/*)
+	@if command -v $${CXX:-c++} >/dev/null; then \
+	  $(BIN)/cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python --log-level=WARNING >/dev/null && $(BIN)/cmake --build build >/dev/null; \
+	else echo 'No C++ compiler here: kullback runs without its native kernels.'; fi
 	@touch $@
 
 # What the tests, the linters and the documentation need on top.

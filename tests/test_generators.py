@@ -30,7 +30,7 @@ from kullback import (
     divergence,
     errors,
 )
-from kullback.kernels import finite_pair
+from kullback.kernels import finite_pair, row_divergence
 
 INF = math.inf
 KINDS = pytest.mark.parametrize("kind", truth.KINDS, ids=repr)
@@ -93,7 +93,7 @@ def test_value_of_probabilities_keeps_its_digits_when_they_are_close(kind: Diver
 def test_lower_precision_is_rounded_once(kind: Divergence, name: str, dtype: torch.dtype) -> None:
     a, b = (torch.tensor(row).to(dtype) for row in EDGE_ROWS[name])
     want = divergence(Logits(a.double()), Logits(b.double()), kind)
-    got = divergence(Logits(a), Logits(b), kind)
+    got = row_divergence(kind, Logits(a), Logits(b), exact=True)
     assert got.dtype == dtype
     assert got == want.to(dtype)
 

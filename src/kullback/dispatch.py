@@ -141,7 +141,7 @@ def kl_estimate(p: Operand, q: Operand, *, base: float | None = None) -> Estimat
     References:
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
-    value = _value("kl_estimate", p, q, KL(), base)
+    value = _value("kl_estimate", p, q, KL(), base, exact=True)
     if isinstance(p, Representation) and isinstance(q, Representation):
         p, q = _comparable("kl_estimate", p, q)
         with torch.no_grad():
@@ -273,13 +273,15 @@ def _find_rule(call: str, type_p: type, type_q: type) -> Rule | None:
     return _RULES[best[0]] if best else None
 
 
-def _value(call: str, p: object, q: object, kind: Divergence, base: float | None) -> Tensor:
+def _value(
+    call: str, p: object, q: object, kind: Divergence, base: float | None, *, exact: bool = False
+) -> Tensor:
     unit = _unit(call, kind, base)
     for argument, operand in (("p", p), ("q", q)):
         if not isinstance(operand, Representation | Samples | Distribution):
             raise _refusal(call, argument, operand)
     if isinstance(p, Representation) and isinstance(q, Representation):
-        value = row_divergence(kind, *_comparable(call, p, q))
+        value = row_divergence(kind, *_comparable(call, p, q), exact=exact)
     elif isinstance(p, Distribution) and isinstance(q, Distribution):
         value = _between_distributions(call, p, q, kind)
     else:

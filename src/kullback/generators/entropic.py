@@ -249,21 +249,21 @@ class JensenShannon(Divergence):
 
     @property
     def at_zero_p(self) -> float:
-        return sum(w * (kind.at_zero_q if swap else kind.at_zero_p) for w, kind, swap in self._parts())
+        return sum(w * (kind.at_zero_q if swap else kind.at_zero_p) for w, kind, swap in self.parts())
 
     @property
     def at_zero_q(self) -> float:
-        return sum(w * (kind.at_zero_p if swap else kind.at_zero_q) for w, kind, swap in self._parts())
+        return sum(w * (kind.at_zero_p if swap else kind.at_zero_q) for w, kind, swap in self.parts())
 
     def terms(self, pair: FinitePair) -> Tensor:
         total = torch.zeros_like(pair.p)
-        for weight, kind, swap in self._parts():
+        for weight, kind, swap in self.parts():
             total = total + weight * kind.terms(pair.swapped() if swap else pair)
         return total
 
     def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         by_p, by_q = torch.zeros_like(pair.p), torch.zeros_like(pair.q)
-        for weight, kind, swap in self._parts():
+        for weight, kind, swap in self.parts():
             first, second = kind.slopes(pair.swapped() if swap else pair)
             by_p, by_q = (
                 by_p + weight * (second if swap else first),
@@ -271,7 +271,7 @@ class JensenShannon(Divergence):
             )
         return by_p, by_q
 
-    def _parts(self) -> list[tuple[float, SkewKL, bool]]:
+    def parts(self) -> list[tuple[float, SkewKL, bool]]:
         """Return the weighted skew divergences it is made of; the flag says that P and Q are exchanged."""
         beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
         if scale == 0:

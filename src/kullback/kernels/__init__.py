@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels import reference
+from kullback.kernels import native, reference
 from kullback.kernels.reference import Rows, finite_pair, rounding_error
 from kullback.representations import Representation
 
@@ -20,6 +20,7 @@ def row_divergence(
     *,
     dtype: torch.dtype | None = None,
     temperature: float = 1.0,
+    exact: bool = False,
 ) -> Tensor:
     """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable by both.
 
@@ -29,6 +30,7 @@ def row_divergence(
         q: Q.
         dtype: of the result; left out, that of the arguments.
         temperature: what logits and log-probabilities are divided by before they are normalised.
+        exact: compute in float64 whatever the dtype of the logits, which the fast kernels do not.
     """
     weights_p, weights_q = p.weights(), q.weights()
     if dtype is None:
@@ -37,9 +39,11 @@ def row_divergence(
     weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
     batch_shape = weights_p.shape[:-1]
     shape = batch_shape.numel(), weights_p.shape[-1]
+    flat_p, flat_q = weights_p.reshape(shape), weights_q.reshape(shape)
     rows = Rows(p.in_logs, q.in_logs, temperature)
-    values = reference.row_divergence(kind, weights_p.reshape(shape), weights_q.reshape(shape), rows, dtype)
-    return values.reshape(batch_shape)
+    is_native = not exact and p.in_logs and q.in_logs and native.serves(kind, flat_p, flat_q)
+    backend = native if is_native else reference
+    return backend.row_divergence(kind, flat_p, flat_q, rows, dtype).reshape(batch_shape)
 
 
 def value_and_gradient(
@@ -68,6 +72,7 @@ def value_and_gradient(
     Returns:
         the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
     """
-    return reference.value_and_gradient(
+    backend = native if native.serves(kind, p, q) else reference
+    return backend.value_and_gradient(
         kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace
     )

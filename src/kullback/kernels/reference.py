@@ -93,7 +93,7 @@ class Rows(NamedTuple):
 def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors."""
     # torch.compile does not take a custom function with forward-mode derivatives.
-    function = _RowDivergence if torch.compiler.is_compiling() else _ForwardRowDivergence
+    function = _RowDivergence if torch.compiler.is_compiling() else ForwardRowDivergence
     return function.apply(p, q, kind, rows, dtype)
 
 
@@ -179,7 +179,7 @@ class _RowDivergence(torch.autograd.Function):
         return *by_weights, None, None, None
 
 
-class _ForwardRowDivergence(_RowDivergence):
+class ForwardRowDivergence(_RowDivergence):
     """The same with forward-mode derivatives."""
 
     @staticmethod

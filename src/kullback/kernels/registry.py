@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kullback.kernels import native
+
 __all__ = ["Backend", "backends"]
 
 
@@ -39,9 +41,9 @@ def backends() -> list[Backend]:
     Example:
         >>> import kullback
         >>> [(backend.name, "cpu" in backend.devices) for backend in kullback.backends() if backend.available]
-        [('reference', True)]
+        [...('reference', True)]
     """
-    return [_missing("triton"), _missing("native"), _reference()]
+    return [_triton(), _native(), _reference()]
 
 
 def _reference() -> Backend:
@@ -55,9 +57,26 @@ def _reference() -> Backend:
     )
 
 
-def _missing(name: str) -> Backend:
+def _native() -> Backend:
+    reason = native.missing()
     return Backend(
-        name, available=False, reason="not part of this version", devices=(), dtypes=(), operations=()
+        name="native",
+        available=reason is None,
+        reason=reason or "C++ of this install; computes in float32 and sums in float64",
+        devices=("cpu",) if reason is None else (),
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native.DTYPES) if reason is None else (),
+        operations=(
+            "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
+            "first derivatives",
+        )
+        if reason is None
+        else (),
+    )
+
+
+def _triton() -> Backend:
+    return Backend(
+        "triton", available=False, reason="not part of this version", devices=(), dtypes=(), operations=()
     )
 
 

@@ -1,0 +1,133 @@
+"""The kernels in C++ for the CPU: one sweep for the statistics of a row, one for its value and gradient.
+
+They take logits of float32, bfloat16 or float16 with any strides and compute in float32, summing in float64. The
+library is built from csrc/ when kullback is installed with ``KULLBACK_NATIVE=1``; without it the reference serves.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.generators import (
+    KL,
+    Divergence,
+    Jeffreys,
+    JensenShannon,
+    ReverseKL,
+    SkewKL,
+    TotalVariation,
+)
+from kullback.kernels import reference
+from kullback.kernels.reference import Rows
+from kullback.representations import can_inspect
+
+__all__ = ["DTYPES", "missing", "row_divergence", "serves", "value_and_gradient"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LIBRARY = Path(__file__).with_name("_native.so")
+# The numbers of row_kernel_api.h.
+_SIMPLE: dict[type[Divergence], int] = {KL: 0, ReverseKL: 1, Jeffreys: 2, TotalVariation: 3}
+_MIXTURE = 4
+
+
+@cache
+def missing() -> str | None:
+    """Load the library; say why that cannot be, or return None."""
+    if not _LIBRARY.exists():
+        return "not built: this is a pure Python install (KULLBACK_NATIVE=1 pip install builds it)"
+    try:
+        torch.ops.load_library(_LIBRARY)
+    except OSError as error:
+        return f"the library does not load: {error}"
+    return None
+
+
+def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Tell whether these kernels take rows of logits like these."""
+    return (
+        p.is_cpu
+        and q.is_cpu
+        and p.dtype in DTYPES
+        and q.dtype in DTYPES
+        and (type(kind) in _SIMPLE or bool(_mixture(kind)))
+        and can_inspect(p)
+        and can_inspect(q)
+        and missing() is None
+    )
+
+
+def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
+    """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors of logits."""
+    return _NativeRowDivergence.apply(p, q, kind, rows, dtype)
+
+
+def value_and_gradient(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    wanted: tuple[bool, bool],
+    temperature: float,
+    inplace: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
+    values = torch.empty(p.shape[0], dtype=torch.float64)
+    gradients = [
+        (x if inplace and x.stride(1) == 1 else torch.empty(x.shape, dtype=x.dtype)) if want else None
+        for x, want in zip((p, q), wanted, strict=True)
+    ]
+    if weights is not None:
+        weights = weights.to(torch.float32).contiguous()
+    torch.ops.kullback.value_and_gradient(p, q, weights, *_numbers(kind), temperature, values, *gradients)
+    for x, gradient in zip((p, q), gradients, strict=True):
+        if inplace and gradient is not None and gradient is not x:
+            x.copy_(gradient)
+    return values, gradients[0], gradients[1]
+
+
+def _numbers(kind: Divergence) -> tuple[int, float, float, float, float]:
+    """Return the kind's number and, of a mixture, weight and share of P and of Q."""
+    if type(kind) in _SIMPLE:
+        return _SIMPLE[type(kind)], 0.0, 0.0, 0.0, 0.0
+    sides = {swap: (weight, skew.alpha) for weight, skew, swap in _mixture(kind)}
+    unused = (0.0, 0.5)
+    return _MIXTURE, *sides.get(False, unused), *sides.get(True, unused)
+
+
+def _mixture(kind: Divergence) -> list[tuple[float, SkewKL, bool]]:
+    """Return the skew divergences that make up `kind`; none if it is no such sum, or one float32 is too coarse for."""
+    parts = [(1.0, kind, False)] if isinstance(kind, SkewKL) else []
+    if isinstance(kind, JensenShannon):
+        parts = kind.parts()
+    return parts if all(1e-3 <= skew.alpha <= 1 - 1e-3 for _, skew, _ in parts) else []
+
+
+class _NativeRowDivergence(reference.ForwardRowDivergence):
+    """The reference's function with value and first derivative from the library."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(p: Tensor, q: Tensor, kind: Divergence, rows: Rows, dtype: torch.dtype) -> Tensor:
+        nothing = (False, False)
+        values = value_and_gradient(
+            kind, p, q, None, wanted=nothing, temperature=rows.temperature, inplace=False
+        )
+        return values[0].to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # somebody will differentiate again
+            return reference.ForwardRowDivergence.backward(ctx, *grads)
+        p, q = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:2]
+        _, by_p, by_q = value_and_gradient(
+            ctx.kind, p, q, grads[0], wanted=wanted, temperature=ctx.rows.temperature, inplace=False
+        )
+        return by_p, by_q, None, None, None
