@@ -5,6 +5,11 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -54,10 +59,21 @@ Matrix read_only(const Tensor& x) {
   return {static_cast<char*>(const_cast<void*>(x.const_data_ptr())), x.stride(0) * size, x.stride(1), dtype_of(x)};
 }
 
+// Half the time of writing a fresh gradient is the kernel handing out its pages; large ones are fewer.
+void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t page = 1 << 21;
+  const uintptr_t start = (reinterpret_cast<uintptr_t>(data) + page - 1) & ~(page - 1);
+  const uintptr_t stop = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) & ~(page - 1);
+  if (stop > start) madvise(reinterpret_cast<void*>(start), stop - start, MADV_HUGEPAGE);  // advice: it may fail
+#endif
+}
+
 Matrix writable(const std::optional<Tensor>& x) {
   if (!x) return {};
   STD_TORCH_CHECK(x->size(1) == 1 || x->stride(1) == 1, "kullback: gradients need contiguous rows");
   const int64_t size = static_cast<int64_t>(x->element_size());
+  if (x->is_contiguous()) prefer_large_pages(x->mutable_data_ptr(), x->numel() * size);
   return {static_cast<char*>(x->mutable_data_ptr()), x->stride(0) * size, 1, dtype_of(*x)};
 }
 
@@ -84,8 +100,10 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const std::optional<Te
   RowTask task{};
   task.classes = classes;
   task.inverse_temperature = static_cast<float>(1 / temperature);
-  task.kind = {static_cast<Kind>(kind), static_cast<float>(weight_p), static_cast<float>(share_p),
-               static_cast<float>(weight_q), static_cast<float>(share_q)};
+  const auto mixing = [](double weight, double share) -> Mixing {
+    return {static_cast<float>(weight), static_cast<float>(share), static_cast<float>(1 - share)};
+  };
+  task.kind = {static_cast<Kind>(kind), mixing(weight_p, share_p), mixing(weight_q, share_q)};
   // Small matrices are not worth waking other threads for.
   const int64_t grain = classes > 0 ? 1 + 16384 / classes : 1;
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {

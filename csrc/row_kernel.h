@@ -89,9 +89,11 @@ KULLBACK_INLINE float expm1_of_minus(float x) {
   return (s * x) * x - x;
 }
 
-// e^-x - 1 + x for |x| < 0.3.
+// e^-x - 1 + x for |x| < 0.7.
 KULLBACK_INLINE float bracket(float x) {
-  float s = 1.0f / 40320;
+  float s = 1.0f / 3628800;
+  s = s * x - 1.0f / 362880;
+  s = s * x + 1.0f / 40320;
   s = s * x - 1.0f / 5040;
   s = s * x + 1.0f / 720;
   s = s * x - 1.0f / 120;
@@ -120,25 +122,23 @@ KULLBACK_INLINE float excess_q(float p, float q, float d) {
 
 // p (e^-x - 1 + x), where gap = p (e^-x - 1).
 KULLBACK_INLINE float relative_entropy(float p, float gap, float x) {
-  const float near = std::fabs(x) < kNear ? x : 0.0f;
-  return std::fabs(x) < kNear ? p * bracket(near) : gap + times(p, x);
+  const float near = std::fabs(x) < 0.7f ? x : 0.0f;
+  return std::fabs(x) < 0.7f ? p * bracket(near) : gap + times(p, x);
 }
 
-// KL(P || share P + (1 - share) Q) for 0 < share < 1.
-KULLBACK_INLINE Term skew_term(float p, float q, float d, float share) {
+// KL(P || share P + rest Q) for 0 < share < 1.
+KULLBACK_INLINE Term skew_term(float p, float q, float d, const Mixing& mixing) {
   const float excess = excess_q(p, q, d);
-  const float rest = 1.0f - share;
-  const bool near = std::fabs(d) < kNear;
-  const float small = -log1p_near(rest * expm1_of_minus(near ? d : 0.0f));
-  const float mixture = share * p + rest * q;
+  const float share = mixing.share, rest = mixing.rest;
   const bool empty = p < 1e-30f;  // less than this is lost in the sum, and its mixture might not be a normal number
+  const float y = rest * excess / (empty ? 1.0f : p);  // the mixture is p (1 + y)
+  const bool near = std::fabs(y) < 0.4f;
+  const float mixture = share * p + rest * q;
   const float large = log_of(empty ? 1.0f : p) - log_of(empty ? 1.0f : mixture);
-  const float x = near ? small : (empty ? -kInf : large);
-  const float near_x = std::fabs(x) < kNear ? x : 0.0f;
-  // p/m - 1 = e^x - 1, which is -1 where p = 0.
-  const float surplus = std::fabs(x) < kNear ? expm1_of_minus(-near_x) : (empty ? -1.0f : p / mixture - 1.0f);
-  return {relative_entropy(empty ? 0.0f : p, rest * excess, x),
-          empty ? 0.0f : p * (x - share * surplus), -rest * q * surplus};
+  const float x = empty ? -kInf : (near ? -log1p_near(near ? y : 0.0f) : large);
+  const float surplus = empty ? -1.0f : -y / (1.0f + y);  // p / mixture - 1
+  return {relative_entropy(empty ? 0.0f : p, rest * excess, x), empty ? 0.0f : p * (x - share * surplus),
+          -rest * q * surplus};
 }
 
 template <int kind>
@@ -156,10 +156,10 @@ KULLBACK_INLINE Term term_of(float p, float q, float d, const KindParameters& c)
     const float sign = d > 0.0f ? 0.5f : (d < 0.0f ? -0.5f : 0.0f);
     return {0.5f * std::fabs(excess), p * sign, -q * sign};
   } else {  // a weighted sum of the skew divergences both ways
-    const Term one = skew_term(p, q, d, c.share_p);
-    const Term two = skew_term(q, p, -d, c.share_q);
-    return {c.weight_p * one.value + c.weight_q * two.value, c.weight_p * one.slope_p + c.weight_q * two.slope_q,
-            c.weight_p * one.slope_q + c.weight_q * two.slope_p};
+    const Term one = skew_term(p, q, d, c.p);
+    const Term two = skew_term(q, p, -d, c.q);
+    return {c.p.weight * one.value + c.q.weight * two.value, c.p.weight * one.slope_p + c.q.weight * two.slope_q,
+            c.p.weight * one.slope_q + c.q.weight * two.slope_p};
   }
 }
 
@@ -366,6 +366,10 @@ void compute_row(const RowViews& v, RowTask& t, float* scratch) {
   t.gradient_p = target(v.gradient_p, scratch + 2 * n);
   t.gradient_q = target(v.gradient_q, scratch + 3 * n);
   compute_floats(t);
+  if (t.weight == 0.0f) {  // such a row gives 0 whatever it holds
+    if (t.gradient_p) std::memset(t.gradient_p, 0, n * sizeof(float));
+    if (t.gradient_q) std::memset(t.gradient_q, 0, n * sizeof(float));
+  }
   if (t.gradient_p) store(t.gradient_p, n, v.gradient_p);
   if (t.gradient_q) store(t.gradient_q, n, v.gradient_q);
 }

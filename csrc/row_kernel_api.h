@@ -6,10 +6,14 @@ namespace kullback {
 
 enum Kind : int64_t { kKL = 0, kReverseKL = 1, kJeffreys = 2, kTotalVariation = 3, kMixture = 4 };
 
-// kMixture: weight_p KL(P || share_p P + (1 - share_p) Q) + weight_q KL(Q || share_q Q + (1 - share_q) P).
+// One side of kMixture: weight KL(P || share P + rest Q), where share + rest = 1 before they are rounded.
+struct Mixing {
+  float weight, share, rest;
+};
+
 struct KindParameters {
   Kind kind;
-  float weight_p, share_p, weight_q, share_q;
+  Mixing p, q;
 };
 
 struct RowStatistics {

@@ -227,6 +227,13 @@ def test_higher_derivatives_and_transforms_work_in_float32() -> None:
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=1e-6)
     rows = torch.func.vmap(lambda x, y: kl_divergence(Logits(x), Logits(y)))(a, b)
     torch.testing.assert_close(rows, kl_divergence(Logits(a), Logits(b)))
+    value = kl_divergence(Logits(a), Logits(b))
+    jacobian = torch.autograd.grad(value, b, torch.eye(3), is_grads_batched=True)[0]
+    torch.testing.assert_close(jacobian.sum(0), first[1])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(b.detach(), torch.eye(3, 4))
+        change = torch.autograd.forward_ad.unpack_dual(kl_divergence(Logits(a), Logits(dual))).tangent
+    torch.testing.assert_close(change, first[1].detach().diagonal(), rtol=1e-4, atol=1e-6)
     _, tangent = torch.func.jvp(lambda x: loss(x, b), (a.detach(),), (torch.ones(3, 4),))
     torch.testing.assert_close(tangent, torch.zeros(()), atol=1e-6, rtol=0)
     torch.compiler.reset()

@@ -19,8 +19,10 @@ from kullback.inputs import as_tensor, split_labels
 
 __all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "Samples", "can_inspect"]
 
-# torch has no public way to ask whether a tensor stands for a batch, as it does under vmap.
-_is_wrapped: Callable[[Tensor], bool] = getattr(torch._C, "_functorch").is_functorch_wrapped_tensor  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
+# torch has no public way to ask whether a tensor stands for a batch, as it does under vmap and in batched gradients.
+_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
+_is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+_is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 
 # How far a row's sum may be from one: the rounding that a softmax over a large vocabulary leaves in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -30,7 +32,7 @@ def can_inspect(x: Tensor) -> bool:
     """Tell whether Python may look at the values of `x`: not while compiling, under ``vmap``, or without data."""
     if torch.compiler.is_compiling() or x.is_meta:
         return False
-    return not _is_wrapped(x)
+    return not (_is_wrapped(x) or _is_legacy_batch(x))
 
 
 def _first(mask: Tensor) -> str:
@@ -185,6 +187,8 @@ class Logits(Representation):
     """
 
     def _check(self, x: Tensor) -> None:
+        if bool(x.amax(self.dim).isfinite().all()):
+            return  # a row's largest score shows whatever is wrong: NaN, +inf, or nothing but -inf
         self._no_nan(x)
         self._no_infinity(x, "scores below +inf", x == torch.inf)
         self._some_mass((x == -torch.inf).all(self.dim), "nothing but -inf")

@@ -108,13 +108,18 @@ def _mixture(kind: Divergence) -> list[tuple[float, SkewKL, bool]]:
     return parts if all(1e-3 <= skew.alpha <= 1 - 1e-3 for _, skew, _ in parts) else []
 
 
-class _NativeRowDivergence(reference.ForwardRowDivergence):
-    """The reference's function with value and first derivative from the library."""
+class _NativeRowDivergence(torch.autograd.Function):
+    """Value and first derivative from the library; all else as the reference's function does it.
 
-    generate_vmap_rule = False
+    Context and forward are not separate, as torch.func would need, since that costs a fifth of a small call: tensors
+    that torch.func wraps go to the reference.
+    """
 
     @staticmethod
-    def forward(p: Tensor, q: Tensor, kind: Divergence, rows: Rows, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, p: Tensor, q: Tensor, kind: Divergence, rows: Rows, dtype: torch.dtype) -> Tensor:
+        ctx.kind, ctx.rows, ctx.dtype = kind, rows, dtype
+        ctx.save_for_backward(p, q)
+        ctx.save_for_forward(p, q)
         nothing = (False, False)
         values = value_and_gradient(
             kind, p, q, None, wanted=nothing, temperature=rows.temperature, inplace=False
@@ -123,7 +128,9 @@ class _NativeRowDivergence(reference.ForwardRowDivergence):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # somebody will differentiate again
+        if torch.is_grad_enabled() or not can_inspect(
+            grads[0]
+        ):  # somebody will differentiate again, or in batches
             return reference.ForwardRowDivergence.backward(ctx, *grads)
         p, q = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
@@ -131,3 +138,7 @@ class _NativeRowDivergence(reference.ForwardRowDivergence):
             ctx.kind, p, q, grads[0], wanted=wanted, temperature=ctx.rows.temperature, inplace=False
         )
         return by_p, by_q, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        return reference.ForwardRowDivergence.jvp(ctx, *tangents)

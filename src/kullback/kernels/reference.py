@@ -121,9 +121,8 @@ def value_and_gradient(
         slopes = rows.slopes(kind, p[block], q[block])
         for gradient, slope in zip(gradients, slopes, strict=True):
             if gradient is not None:
-                gradient[block] = (slope if weights is None else slope * weights[block, None]).to(
-                    gradient.dtype
-                )
+                weighted = slope if weights is None else _weighted(slope, weights[block])
+                gradient[block] = weighted.to(gradient.dtype)
     return values, gradients[0], gradients[1]
 
 
@@ -171,7 +170,7 @@ class _RowDivergence(torch.autograd.Function):
         for block in _blocks(weights[0]):
             slopes = ctx.rows.slopes(ctx.kind, *(w[block] for w in weights))
             for part, slope, w in zip(parts, slopes, weights, strict=True):
-                part.append((grad[block].unsqueeze(-1) * slope).to(w.dtype))
+                part.append(_weighted(slope, grad[block]).to(w.dtype))
         by_weights = [
             (torch.cat(part) if part else torch.zeros_like(w)) if wanted else None
             for part, w, wanted in zip(parts, weights, ctx.needs_input_grad, strict=False)
@@ -187,6 +186,12 @@ class ForwardRowDivergence(_RowDivergence):
         slopes = ctx.rows.slopes(ctx.kind, *ctx.saved_tensors)
         changes = [s * t for s, t in zip(slopes, tangents, strict=False) if t is not None]
         return torch.stack([change.sum(-1) for change in changes]).sum(0).to(ctx.dtype)
+
+
+def _weighted(slopes: Tensor, weights: Tensor) -> Tensor:
+    """Multiply rows by their weights; a row of weight 0 gives 0, whatever it holds."""
+    weights = weights.unsqueeze(-1)
+    return torch.where(weights == 0, 0, weights * slopes)
 
 
 class _Normalised(NamedTuple):

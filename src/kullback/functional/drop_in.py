@@ -1,4 +1,4 @@
-"""Losses as functions: the drop-in for `torch.nn.functional.kl_div`."""
+"""The drop-in for `torch.nn.functional.kl_div`."""
 
 from __future__ import annotations
 

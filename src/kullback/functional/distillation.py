@@ -1,0 +1,244 @@
+"""The divergence of a student's predictions from a teacher's, as a training loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.generators import KL, Divergence
+from kullback.kernels import row_divergence
+from kullback.reduction import check_reduction
+from kullback.representations import Logits
+
+__all__ = ["Vocabulary", "distillation_loss"]
+
+Vocabulary = Literal["error", "truncate", "mask"]
+
+_CALL = "distillation_loss"
+_KL = KL()
+
+
+def distillation_loss(
+    *,
+    student: Tensor,
+    teacher: Tensor,
+    kind: Divergence = _KL,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    labels: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    temperature_squared: bool = False,
+    normalizer: Tensor | float | None = None,
+    vocabulary: Vocabulary = "error",
+) -> Tensor:
+    r"""Compute how far a student's next-class distributions are from a teacher's, both given as logits.
+
+    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
+        P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)
+
+    P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student). A position that `mask` or `labels`
+    leaves out counts nothing, whatever its logits hold, NaN included.
+
+    Arguments:
+        student: logits s, shape (..., classes), floating point.
+        teacher: logits t, the same leading shape; its dtype may differ.
+        kind: the divergence D.
+        temperature: T, which divides both.
+        mask: which positions count, boolean, the leading shape.
+        weight: w, a non-negative number for each position, the leading shape.
+        labels: a position whose label is `ignore_index` does not count; the leading shape.
+        ignore_index: that label.
+        reduction: ``"none"`` gives w D of each position, 0 where it does not count; ``"sum"`` their sum, ``"mean"`` the
+            weighted mean over counted positions, and ``"batchmean"`` the sum divided by ``student.shape[0]``.
+        temperature_squared: multiply by T squared, which keeps the size of the gradient.
+        normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches of
+            a step, so that gradients accumulate to those of the whole.
+        vocabulary: what to do where the classes are not as many: refuse (``"error"``), cut both to those they share and
+            normalise anew (``"truncate"``), or give no mass to the classes a side lacks (``"mask"``), by which KL is
+            +inf wherever the teacher has more classes than the student.
+
+    Returns:
+        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
+        is. 0 where nothing counts.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit.
+
+    Gradient:
+        to the student, and to the teacher if it requires one; as stated by `kind`. Zero at positions that do not count.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import distillation_loss
+        >>> teacher = torch.tensor([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
+        >>> student = torch.tensor([[1.0, 0.5, -1.0], [9.0, 9.0, 0.0]])
+        >>> distillation_loss(student=student, teacher=teacher, mask=torch.tensor([True, False]))
+        tensor(0.1718)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    _check_logits(student, teacher)
+    if not isinstance(kind, Divergence):
+        raise ArgumentTypeError(
+            explain(
+                _CALL,
+                "kind",
+                wanted="a divergence",
+                got=repr(kind),
+                instead="kind=KL() or another of kullback's kinds",
+            )
+        )
+    if not 0 < temperature < math.inf:
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "temperature",
+                wanted="a positive number",
+                got=repr(temperature),
+                instead="temperature=2.0",
+            )
+        )
+    word = check_reduction(_CALL, reduction)
+    if normalizer is not None and word == "none":
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "normalizer",
+                wanted="none with reduction='none', which divides by nothing",
+                got=f"{type(normalizer).__name__}",
+                instead="reduction='sum' with it, or reduction='none' without",
+            )
+        )
+    weights = _position_weights(student, mask, weight, labels, ignore_index)
+    teacher, student = _same_vocabulary(teacher, student, vocabulary)
+    double = torch.float64 in (student.dtype, teacher.dtype)
+    values = row_divergence(
+        kind,
+        Logits(teacher, validate=False),
+        Logits(student, validate=False),
+        dtype=torch.float64 if double else torch.float32,
+        temperature=temperature,
+    )
+    if weights is not None:
+        values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
+    if temperature_squared:
+        values = values * temperature**2
+    if word == "none":
+        return values
+    total = values.sum()
+    if normalizer is not None:
+        return total / normalizer
+    if word == "mean":
+        counted = values.new_tensor(values.numel()) if weights is None else weights.sum().to(values.dtype)
+        return total / torch.where(counted == 0, 1, counted)
+    return total / (student.shape[0] if student.ndim > 1 else 1) if word == "batchmean" else total
+
+
+def _position_weights(
+    student: Tensor, mask: Tensor | None, weight: Tensor | None, labels: Tensor | None, ignore_index: int
+) -> Tensor | None:
+    """Multiply what the arguments say of each position; None where all count alike."""
+    positions = student.shape[:-1]
+    for name, given in (("mask", mask), ("weight", weight), ("labels", labels)):
+        if given is not None and given.shape != positions:
+            raise ArgumentValueError(
+                explain(
+                    _CALL,
+                    name,
+                    wanted=f"a value for each position, shape {tuple(positions)}",
+                    got=f"shape {tuple(given.shape)}",
+                    instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
+                )
+            )
+    if mask is not None and mask.dtype != torch.bool:
+        raise ArgumentTypeError(
+            explain(
+                _CALL,
+                "mask",
+                wanted="a boolean tensor",
+                got=f"dtype {mask.dtype}",
+                instead="mask=mask.bool(), or weight=mask",
+            )
+        )
+    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32))
+    for counted in (mask, None if labels is None else labels != ignore_index):
+        if counted is not None:
+            weights = counted.float() if weights is None else torch.where(counted, weights, 0)
+    return weights
+
+
+def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+    classes = teacher.shape[-1], student.shape[-1]
+    if vocabulary not in ("error", "truncate", "mask"):
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "vocabulary",
+                wanted="'error', 'truncate' or 'mask'",
+                got=repr(vocabulary),
+                instead="vocabulary='truncate' to compare the classes both have",
+            )
+        )
+    if classes[0] == classes[1]:
+        return teacher, student
+    if vocabulary == "error":
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "student",
+                wanted=f"as many classes as the teacher, {classes[0]}",
+                got=f"{classes[1]}",
+                instead="vocabulary='truncate' if the first classes of both mean the same",
+            )
+        )
+    if vocabulary == "truncate":
+        shared = min(classes)
+        return teacher[..., :shared], student[..., :shared]
+    most = max(classes)
+    pad = torch.nn.functional.pad
+    return tuple(  # pyright: ignore[reportReturnType]
+        pad(x, (0, most - x.shape[-1]), value=-math.inf) for x in (teacher, student)
+    )
+
+
+def _check_logits(student: Tensor, teacher: Tensor) -> None:
+    for name, x in (("student", student), ("teacher", teacher)):
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
+            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentTypeError(
+                explain(
+                    _CALL,
+                    name,
+                    wanted="a floating-point tensor of logits, shape (..., classes)",
+                    got=got,
+                    instead=f"{name}=model(inputs).logits",
+                )
+            )
+    if student.shape[:-1] != teacher.shape[:-1]:
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "student",
+                wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
+                got=f"shape {tuple(student.shape[:-1])}, classes left out",
+                instead="the logits of the same positions of both, neither shifted nor cut",
+            )
+        )
+    if student.device != teacher.device:
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "teacher",
+                wanted=f"a tensor on {student.device}, where the student is",
+                got=f"one on {teacher.device}",
+                instead="teacher=teacher.to(student.device)",
+            )
+        )

@@ -1,0 +1,217 @@
+"""Distillation losses: values and gradients against 50 digits, what counts, reductions, vocabularies, errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import truth
+from torch import Tensor
+
+from kullback import KL, Divergence, Jeffreys, JensenShannon, ReverseKL, errors, nn
+from kullback.functional import distillation_loss
+
+INF = math.inf
+KINDS = pytest.mark.parametrize("kind", truth.KINDS, ids=repr)
+
+
+def pair(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    teacher = torch.randn(*shape, dtype=torch.float64)
+    student = teacher + torch.randn(*shape, dtype=torch.float64)
+    return student.to(dtype).requires_grad_(), teacher.to(dtype)
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_values_are_those_of_the_formula(kind: Divergence, dtype: torch.dtype) -> None:
+    student, teacher = pair(3, 6, dtype=dtype)
+    got = distillation_loss(student=student, teacher=teacher, kind=kind, temperature=2.0, reduction="none")
+    assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for s, t, value in zip(student.tolist(), teacher.tolist(), got.tolist(), strict=True):
+        want = truth.divergence(kind, truth.softmax([x / 2 for x in t]), truth.softmax([x / 2 for x in s]))
+        assert value == pytest.approx(float(want), rel=1e-10 if dtype == torch.float64 else 2e-6)
+
+
+@KINDS
+def test_gradients_reach_both_sides(kind: Divergence) -> None:
+    student, teacher = pair(2, 4)
+    teacher.requires_grad_()
+    loss = distillation_loss(student=student, teacher=teacher, kind=kind, reduction="sum")
+    by_student, by_teacher = torch.autograd.grad(loss, (student, teacher))
+    for row in range(2):
+        want_p, want_q = truth.logit_gradient(kind, teacher[row].tolist(), student[row].tolist())
+        torch.testing.assert_close(by_teacher[row], torch.tensor(want_p).double(), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(by_student[row], torch.tensor(want_q).double(), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("garbage", [math.nan, INF, 1e30])
+@pytest.mark.parametrize("how", ["mask", "labels", "weight"])
+def test_positions_that_do_not_count_change_nothing(dtype: torch.dtype, garbage: float, how: str) -> None:
+    student, teacher = pair(4, 7, dtype=dtype)
+    counted = torch.tensor([True, False, True, False])
+    which = {
+        "mask": {"mask": counted},
+        "labels": {"labels": torch.where(counted, 3, -100)},
+        "weight": {"weight": counted.float()},
+    }[how]
+    clean = distillation_loss(student=student[counted], teacher=teacher[counted])
+    want = torch.autograd.grad(clean, student)[0]
+    spoilt_student, spoilt_teacher = student.detach().clone(), teacher.clone()
+    spoilt_student[~counted] = garbage
+    spoilt_teacher[~counted] = garbage
+    spoilt_student.requires_grad_()
+    loss = distillation_loss(student=spoilt_student, teacher=spoilt_teacher, **which)
+    torch.testing.assert_close(loss, clean)
+    torch.testing.assert_close(torch.autograd.grad(loss, spoilt_student)[0], want)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_nothing_counted_gives_zero_with_zero_gradient(reduction: str, dtype: torch.dtype) -> None:
+    student, teacher = pair(3, 5, dtype=dtype)
+    mask = torch.zeros(3, dtype=torch.bool)
+    loss = distillation_loss(student=student, teacher=teacher, mask=mask, reduction=reduction)
+    assert (loss == 0).all()
+    loss.sum().backward()
+    assert student.grad is not None
+    assert (student.grad == 0).all()
+
+
+def test_reductions_are_what_they_say() -> None:
+    student, teacher = pair(2, 3, 5)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    weight = torch.tensor([[1.0, 2.0, 5.0], [3.0, 7.0, 9.0]])
+    rows = distillation_loss(student=student, teacher=teacher, reduction="none")
+
+    def loss(reduction: str, **more: object) -> Tensor:
+        return distillation_loss(
+            student=student,
+            teacher=teacher,
+            mask=mask,
+            reduction=reduction,
+            **more,  # type: ignore[arg-type]
+        )
+
+    kept = rows * mask
+    torch.testing.assert_close(loss("none"), kept)
+    torch.testing.assert_close(loss("sum"), kept.sum())
+    torch.testing.assert_close(loss("mean"), kept.sum() / 3)
+    torch.testing.assert_close(loss("batchmean"), kept.sum() / 2)
+    torch.testing.assert_close(loss("mean", weight=weight), (kept * weight).sum() / 6)
+    torch.testing.assert_close(loss("sum", normalizer=10), kept.sum() / 10)
+    torch.testing.assert_close(loss("mean", normalizer=torch.tensor(10)), kept.sum() / 10)
+
+
+def test_accumulated_micro_batches_give_the_gradient_of_the_whole() -> None:
+    student, teacher = pair(6, 5)
+    mask = torch.tensor([True, True, False, True, False, True])
+    whole = torch.autograd.grad(distillation_loss(student=student, teacher=teacher, mask=mask), student)[0]
+    total = torch.zeros_like(whole)
+    for part in (slice(0, 2), slice(2, 5), slice(5, 6)):
+        loss = distillation_loss(
+            student=student[part], teacher=teacher[part], mask=mask[part], normalizer=mask.sum()
+        )
+        total += torch.autograd.grad(loss, student)[0]
+    torch.testing.assert_close(total, whole)
+
+
+def test_temperature_squared_keeps_the_size() -> None:
+    student, teacher = pair(2, 5)
+    plain = distillation_loss(student=student, teacher=teacher, temperature=3.0)
+    squared = distillation_loss(student=student, teacher=teacher, temperature=3.0, temperature_squared=True)
+    torch.testing.assert_close(squared, 9 * plain)
+
+
+def test_vocabularies_of_different_size() -> None:
+    student, teacher = pair(2, 6)
+    small = student[:, :4]
+    with pytest.raises(
+        errors.ArgumentValueError, match=r"as many classes as the teacher, 6; got 4.*truncate"
+    ):
+        distillation_loss(student=small, teacher=teacher)
+    truncated = distillation_loss(student=small, teacher=teacher, vocabulary="truncate")
+    torch.testing.assert_close(truncated, distillation_loss(student=small, teacher=teacher[:, :4]))
+    assert distillation_loss(student=small, teacher=teacher, vocabulary="mask") == INF
+    reverse = distillation_loss(student=small, teacher=teacher, vocabulary="mask", kind=ReverseKL())
+    padded = torch.nn.functional.pad(small, (0, 2), value=-INF)
+    torch.testing.assert_close(reverse, distillation_loss(student=padded, teacher=teacher, kind=ReverseKL()))
+    assert reverse.isfinite()
+
+
+def test_dtypes_may_differ_and_equal_models_lose_nothing() -> None:
+    student, teacher = pair(3, 9, dtype=torch.float32)
+    mixed = distillation_loss(student=student, teacher=teacher.bfloat16())
+    torch.testing.assert_close(mixed, distillation_loss(student=student, teacher=teacher.bfloat16().float()))
+    for kind in (KL(), JensenShannon(), Jeffreys()):
+        loss = distillation_loss(student=student, teacher=student.detach().clone(), kind=kind)
+        assert loss == 0
+        assert (torch.autograd.grad(loss, student)[0] == 0).all()
+
+
+def test_transforms_hold() -> None:
+    student, teacher = pair(3, 4)
+    weight = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
+
+    def loss(s: Tensor, t: Tensor) -> Tensor:
+        return distillation_loss(student=s, teacher=t, weight=weight, kind=JensenShannon())
+
+    teacher.requires_grad_()
+    assert torch.autograd.gradcheck(loss, (student, teacher), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(loss, (student, teacher))
+    rows = torch.func.vmap(lambda s, t: distillation_loss(student=s, teacher=t))(student, teacher)
+    torch.testing.assert_close(rows, distillation_loss(student=student, teacher=teacher, reduction="none"))
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(student, teacher), loss(student, teacher))
+
+
+def test_module_does_the_same() -> None:
+    student, teacher = pair(4, 5, dtype=torch.float32)
+    labels = torch.tensor([1, 0, 2, 1])
+    loss = nn.DistillationLoss(kind=ReverseKL(), temperature=2.0, temperature_squared=True, ignore_index=0)
+    want = distillation_loss(
+        student=student,
+        teacher=teacher,
+        kind=ReverseKL(),
+        temperature=2.0,
+        temperature_squared=True,
+        labels=labels,
+        ignore_index=0,
+    )
+    assert loss(student=student, teacher=teacher, labels=labels) == want
+    assert repr(loss) == "DistillationLoss(kind=ReverseKL(), temperature=2.0, reduction='mean')"
+    with pytest.raises(TypeError):
+        loss(student, teacher)
+
+
+X = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"student": [1.0]}, TypeError, r"student=...\): wanted a floating-point tensor.*got list"),
+        ({"teacher": X.long()}, TypeError, r"teacher=...\): .*int64"),
+        ({"teacher": torch.zeros(4, 3)}, ValueError, r"shape \(4,\); got shape \(2,\)"),
+        ({"teacher": X.to("meta")}, ValueError, r"on cpu, where the student is; got one on meta"),
+        (
+            {"mask": torch.ones(3, dtype=torch.bool)},
+            ValueError,
+            r"mask=...\): .*shape \(2,\); got shape \(3,\)",
+        ),
+        ({"mask": torch.ones(2)}, TypeError, r"mask=...\): wanted a boolean tensor"),
+        ({"reduction": "average"}, ValueError, r"'batchmean'; got 'average'"),
+        ({"temperature": 0.0}, ValueError, r"temperature=...\): wanted a positive number"),
+        ({"kind": "kl"}, TypeError, r"kind=...\): wanted a divergence; got 'kl'"),
+        ({"vocabulary": "pad"}, ValueError, r"'truncate' or 'mask'; got 'pad'"),
+        ({"reduction": "none", "normalizer": 3}, ValueError, r"normalizer=...\)"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(errors.KullbackError, match=message) as caught:
+        distillation_loss(**{"student": X, "teacher": X, **arguments})  # type: ignore[arg-type]
+    assert isinstance(caught.value, error)
