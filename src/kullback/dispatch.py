@@ -38,8 +38,9 @@ def kl_divergence(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
         base: the base of the logarithm: 2 gives bits. The default gives nats.
 
     Returns:
-        the divergences, shape: the broadcast batch shape; dtype: that of the arguments, in which half precision is
-        computed in float64 inside and rounded once.
+        the divergences, shape: the broadcast batch shape; dtype: that of the arguments. Computed in float64
+        and rounded once, except two logits or log-probabilities of 32 bits or less where the native kernels run: these
+        compute in float32 and sum in float64.
 
     Raises:
         ArgumentTypeError: an argument is a bare tensor or no distribution at all.
@@ -122,8 +123,8 @@ def kl_estimate(p: Operand, q: Operand, *, base: float | None = None) -> Estimat
         base: the base of the logarithm: 2 gives bits. The default gives nats.
 
     Returns:
-        an `Estimate`: ``value`` is what `kl_divergence` returns; ``error`` bounds the rounding in it, given the inputs
-        as they are; ``method`` is ``"summation"`` for finite distributions, ``"closed_form"`` for a rule.
+        an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds the
+        rounding in it, given the inputs as they are; ``method`` is ``"summation"`` for finite distributions, ``"closed_form"`` for a rule.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
