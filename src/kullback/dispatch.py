@@ -39,8 +39,8 @@ def kl_divergence(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
 
     Returns:
         the divergences, shape: the broadcast batch shape; dtype: that of the arguments. Computed in float64
-        and rounded once, except two logits or log-probabilities of 32 bits or less where the native kernels run: these
-        compute in float32 and sum in float64.
+        and rounded once, except two logits or log-probabilities of 32 bits or less where the native kernels run:
+        these compute in float32 and sum in float64.
 
     Raises:
         ArgumentTypeError: an argument is a bare tensor or no distribution at all.
@@ -124,7 +124,8 @@ def kl_estimate(p: Operand, q: Operand, *, base: float | None = None) -> Estimat
 
     Returns:
         an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds the
-        rounding in it, given the inputs as they are; ``method`` is ``"summation"`` for finite distributions, ``"closed_form"`` for a rule.
+        rounding in it, given the inputs as they are;
+        ``method`` is ``"summation"`` for finite distributions, ``"closed_form"`` for a rule.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
