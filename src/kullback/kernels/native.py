@@ -13,16 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.generators import (
-    KL,
-    Divergence,
-    Jeffreys,
-    JensenShannon,
-    ReverseKL,
-    SkewKL,
-    TotalVariation,
-)
+from kullback.generators import Divergence
 from kullback.kernels import reference
+from kullback.kernels.kind_numbers import has_numbers, numbers
 from kullback.kernels.reference import Rows
 from kullback.representations import can_inspect
 
@@ -30,9 +23,6 @@ __all__ = ["DTYPES", "missing", "row_divergence", "serves", "value_and_gradient"
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIBRARY = Path(__file__).with_name("_native.so")
-# The numbers of row_kernel_api.h.
-_SIMPLE: dict[type[Divergence], int] = {KL: 0, ReverseKL: 1, Jeffreys: 2, TotalVariation: 3}
-_MIXTURE = 4
 
 
 @cache
@@ -54,7 +44,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and q.is_cpu
         and p.dtype in DTYPES
         and q.dtype in DTYPES
-        and (type(kind) in _SIMPLE or bool(_mixture(kind)))
+        and has_numbers(kind)
         and can_inspect(p)
         and can_inspect(q)
         and missing() is None
@@ -84,28 +74,11 @@ def value_and_gradient(
     ]
     if weights is not None:
         weights = weights.to(torch.float32).contiguous()
-    torch.ops.kullback.value_and_gradient(p, q, weights, *_numbers(kind), temperature, values, *gradients)
+    torch.ops.kullback.value_and_gradient(p, q, weights, *numbers(kind), temperature, values, *gradients)
     for x, gradient in zip((p, q), gradients, strict=True):
         if inplace and gradient is not None and gradient is not x:
             x.copy_(gradient)
     return values, gradients[0], gradients[1]
-
-
-def _numbers(kind: Divergence) -> tuple[int, float, float, float, float]:
-    """Return the kind's number and, of a mixture, weight and share of P and of Q."""
-    if type(kind) in _SIMPLE:
-        return _SIMPLE[type(kind)], 0.0, 0.0, 0.0, 0.0
-    sides = {swap: (weight, skew.alpha) for weight, skew, swap in _mixture(kind)}
-    unused = (0.0, 0.5)
-    return _MIXTURE, *sides.get(False, unused), *sides.get(True, unused)
-
-
-def _mixture(kind: Divergence) -> list[tuple[float, SkewKL, bool]]:
-    """Return the skew divergences that make up `kind`; none if it is no such sum, or one float32 is too coarse for."""
-    parts = [(1.0, kind, False)] if isinstance(kind, SkewKL) else []
-    if isinstance(kind, JensenShannon):
-        parts = kind.parts()
-    return parts if all(1e-3 <= skew.alpha <= 1 - 1e-3 for _, skew, _ in parts) else []
 
 
 class _NativeRowDivergence(torch.autograd.Function):
