@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.functional.positions import (
+    check_kind,
+    check_normalizer,
+    check_temperature,
+    position_weights,
+)
 from kullback.generators import KL, Divergence
 from kullback.kernels import row_divergence
 from kullback.reduction import check_reduction
@@ -86,38 +92,11 @@ def distillation_loss(
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
     _check_logits(student, teacher)
-    if not isinstance(kind, Divergence):
-        raise ArgumentTypeError(
-            explain(
-                _CALL,
-                "kind",
-                wanted="a divergence",
-                got=repr(kind),
-                instead="kind=KL() or another of kullback's kinds",
-            )
-        )
-    if not 0 < temperature < math.inf:
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "temperature",
-                wanted="a positive number",
-                got=repr(temperature),
-                instead="temperature=2.0",
-            )
-        )
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
-    if normalizer is not None and word == "none":
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "normalizer",
-                wanted="none with reduction='none', which divides by nothing",
-                got=f"{type(normalizer).__name__}",
-                instead="reduction='sum' with it, or reduction='none' without",
-            )
-        )
-    weights = _position_weights(student, mask, weight, labels, ignore_index)
+    check_normalizer(_CALL, normalizer, word)
+    weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
     double = torch.float64 in (student.dtype, teacher.dtype)
     values = row_divergence(
@@ -140,39 +119,6 @@ def distillation_loss(
         counted = values.new_tensor(values.numel()) if weights is None else weights.sum().to(values.dtype)
         return total / torch.where(counted == 0, 1, counted)
     return total / (student.shape[0] if student.ndim > 1 else 1) if word == "batchmean" else total
-
-
-def _position_weights(
-    student: Tensor, mask: Tensor | None, weight: Tensor | None, labels: Tensor | None, ignore_index: int
-) -> Tensor | None:
-    """Multiply what the arguments say of each position; None where all count alike."""
-    positions = student.shape[:-1]
-    for name, given in (("mask", mask), ("weight", weight), ("labels", labels)):
-        if given is not None and given.shape != positions:
-            raise ArgumentValueError(
-                explain(
-                    _CALL,
-                    name,
-                    wanted=f"a value for each position, shape {tuple(positions)}",
-                    got=f"shape {tuple(given.shape)}",
-                    instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
-                )
-            )
-    if mask is not None and mask.dtype != torch.bool:
-        raise ArgumentTypeError(
-            explain(
-                _CALL,
-                "mask",
-                wanted="a boolean tensor",
-                got=f"dtype {mask.dtype}",
-                instead="mask=mask.bool(), or weight=mask",
-            )
-        )
-    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32))
-    for counted in (mask, None if labels is None else labels != ignore_index):
-        if counted is not None:
-            weights = counted.float() if weights is None else torch.where(counted, weights, 0)
-    return weights
 
 
 def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
