@@ -77,25 +77,53 @@ Matrix writable(const std::optional<Tensor>& x) {
   return {static_cast<char*>(x->mutable_data_ptr()), x->stride(0) * size, 1, dtype_of(*x)};
 }
 
-// Writes the divergence of every row to `values`, and the gradients of their weighted sum where they are wanted.
+// The sum of weighted rows, in their order; a row of weight 0 adds nothing, whatever its value.
+double weighted_sum(const double* values, const double* weights, int64_t rows) {
+  double sum = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    if (!weights) {
+      sum += values[i];
+    } else if (weights[i] != 0) {
+      sum += weights[i] * values[i];
+    }
+  }
+  return sum;
+}
+
+void write_number(const Tensor& x, double number) {
+  STD_TORCH_CHECK(x.numel() == 1, "kullback: a total of one number expected");
+  if (x.scalar_type() == ScalarType::Double) {
+    *static_cast<double*>(x.mutable_data_ptr()) = number;
+  } else {
+    STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, "kullback: a total in float32 or float64 expected");
+    *static_cast<float*>(x.mutable_data_ptr()) = static_cast<float>(number);
+  }
+}
+
+// Writes the divergence of every row to `values`, `scale` times their weighted sum to `total`, and the gradients of
+// that sum, each where it is wanted.
 void value_and_gradient(const Tensor& p, const Tensor& q, const std::optional<Tensor>& weights, int64_t kind,
                         double weight_p, double share_p, double weight_q, double share_q, double temperature,
-                        const Tensor& values, const std::optional<Tensor>& gradient_p,
-                        const std::optional<Tensor>& gradient_q) {
+                        double scale, const std::optional<Tensor>& values, const std::optional<Tensor>& total,
+                        const std::optional<Tensor>& gradient_p, const std::optional<Tensor>& gradient_q) {
   static const RowFunction compute = best_function();
   STD_TORCH_CHECK(p.dim() == 2 && q.dim() == 2 && p.size(0) == q.size(0) && p.size(1) == q.size(1),
                   "kullback: two matrices of the same shape expected");
-  STD_TORCH_CHECK(values.scalar_type() == ScalarType::Double && values.is_contiguous() && values.numel() == p.size(0),
-                  "kullback: a float64 value for each row expected");
   const int64_t rows = p.size(0), classes = p.size(1);
   const Matrix from_p = read_only(p), from_q = read_only(q);
   const Matrix to_p = writable(gradient_p), to_q = writable(gradient_q);
-  double* to_values = static_cast<double*>(values.mutable_data_ptr());
-  const float* row_weights = nullptr;
+  std::vector<double> own_values(values ? 0 : rows);
+  double* to_values = own_values.data();
+  if (values) {
+    STD_TORCH_CHECK(values->scalar_type() == ScalarType::Double && values->is_contiguous() && values->numel() == rows,
+                    "kullback: a float64 value for each row expected");
+    to_values = static_cast<double*>(values->mutable_data_ptr());
+  }
+  const double* row_weights = nullptr;
   if (weights) {
-    STD_TORCH_CHECK(weights->scalar_type() == ScalarType::Float && weights->is_contiguous() && weights->numel() == rows,
-                    "kullback: a float32 weight for each row expected");
-    row_weights = static_cast<const float*>(weights->const_data_ptr());
+    STD_TORCH_CHECK(weights->scalar_type() == ScalarType::Double && weights->is_contiguous() && weights->numel() == rows,
+                    "kullback: a float64 weight for each row expected");
+    row_weights = static_cast<const double*>(weights->const_data_ptr());
   }
   RowTask task{};
   task.classes = classes;
@@ -111,11 +139,12 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const std::optional<Te
     if (scratch.size() < static_cast<size_t>(4 * classes)) scratch.resize(4 * classes);
     RowTask mine = task;
     for (int64_t i = begin; i < end; ++i) {
-      mine.weight = row_weights ? row_weights[i] : 1.0f;
+      mine.weight = static_cast<float>(row_weights ? scale * row_weights[i] : scale);
       compute({from_p.row(i), from_q.row(i), to_p.row(i), to_q.row(i)}, mine, scratch.data());
       to_values[i] = mine.value;
     }
   });
+  if (total) write_number(*total, scale * weighted_sum(to_values, row_weights, rows));
 }
 
 }  // namespace
@@ -124,8 +153,8 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const std::optional<Te
 STABLE_TORCH_LIBRARY(kullback, m) {
   m.def(
       "value_and_gradient(Tensor p, Tensor q, Tensor? weights, int kind, float weight_p, float share_p, "
-      "float weight_q, float share_q, float temperature, Tensor(a!) values, Tensor(b!)? gradient_p, "
-      "Tensor(c!)? gradient_q) -> ()");
+      "float weight_q, float share_q, float temperature, float scale, Tensor(a!)? values, Tensor(b!)? total, "
+      "Tensor(c!)? gradient_p, Tensor(d!)? gradient_q) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(kullback, CPU, m) {

@@ -9,7 +9,7 @@ import torch
 import truth
 from torch import Tensor
 
-from kullback import KL, Divergence, Jeffreys, JensenShannon, ReverseKL, errors, nn
+from kullback import KL, Divergence, Jeffreys, JensenShannon, Renyi, ReverseKL, errors, nn
 from kullback.functional import distillation_loss
 
 INF = math.inf
@@ -215,3 +215,155 @@ def test_bad_arguments_are_refused(
     with pytest.raises(errors.KullbackError, match=message) as caught:
         distillation_loss(**{"student": X, "teacher": X, **arguments})  # type: ignore[arg-type]
     assert isinstance(caught.value, error)
+
+
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+
+
+@KINDS
+@DTYPES
+def test_a_total_has_the_gradient_of_its_rows(kind: Divergence, dtype: torch.dtype) -> None:
+    student, teacher = pair(5, 9, dtype=dtype)
+    teacher.requires_grad_()
+    weight = torch.tensor([0.5, 0.0, 2.0, 1.0, 3.0])
+
+    def gradients(reduction: str, seed: Tensor) -> tuple[Tensor, ...]:
+        loss = distillation_loss(
+            student=student, teacher=teacher, kind=kind, weight=weight, temperature=1.5, reduction=reduction
+        )
+        return torch.autograd.grad(loss, (student, teacher), seed.to(loss.dtype))
+
+    rows = gradients("none", torch.full((5,), 7.0))
+    for mine, by_row in zip(gradients("sum", torch.tensor(7.0)), rows, strict=True):
+        # A gradient made in the forward pass is rounded once before it is multiplied and once after.
+        torch.testing.assert_close(mine, by_row, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_total_can_be_differentiated_again_and_again(dtype: torch.dtype) -> None:
+    student, teacher = pair(3, 4, dtype=dtype)
+    teacher.requires_grad_()
+    mask = torch.tensor([True, False, True])
+
+    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+        return distillation_loss(student=student, teacher=teacher, mask=mask)
+
+    value = loss(student, teacher)
+    once = torch.autograd.grad(value, (student, teacher), retain_graph=True)
+    twice = torch.autograd.grad(value, (student, teacher), retain_graph=True)
+    recorded = torch.autograd.grad(value, (student, teacher), create_graph=True)
+    for one, two, three in zip(once, twice, recorded, strict=True):
+        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(one, three)
+    batch = torch.autograd.grad(
+        value, student, torch.tensor([1.0, -2.0], dtype=dtype), is_grads_batched=True
+    )[0]
+    torch.testing.assert_close(batch, torch.stack([once[0], -2 * once[0]]))
+    wide = [x.detach().double().requires_grad_() for x in (student, teacher)]
+    assert torch.autograd.gradcheck(loss, wide, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(loss, wide)
+
+
+def test_a_scaled_loss_keeps_the_small_gradients_of_float16() -> None:
+    student = (1e-2 * torch.randn(2048, 8)).half().requires_grad_()
+    teacher = torch.zeros(2048, 8)
+    loss = distillation_loss(student=student, teacher=teacher)
+    (scaled,) = torch.autograd.grad(loss * 2**16, student)
+    want = (student.detach().double().softmax(-1) - 1 / 8) * 2**16 / 2048
+    torch.testing.assert_close(scaled.double(), want, rtol=2e-3, atol=1e-4)
+
+
+def test_transforms_see_a_total() -> None:
+    student, teacher = (x.detach() for x in pair(6, 3, 5, dtype=torch.float32))
+
+    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+        return distillation_loss(student=student, teacher=teacher, reduction="sum")
+
+    values = torch.func.vmap(loss)(student, teacher)
+    torch.testing.assert_close(
+        values, torch.stack([loss(s, t) for s, t in zip(student, teacher, strict=True)])
+    )
+    gradients = torch.func.vmap(torch.func.grad(loss))(student, teacher)
+    by_all = torch.func.grad(loss)(student, teacher)
+    torch.testing.assert_close(gradients, by_all)
+    torch.testing.assert_close(
+        torch.func.jvp(loss, (student, teacher), (student, 0 * teacher))[1], (by_all * student).sum()
+    )
+
+
+@pytest.mark.parametrize("kind", [KL(), JensenShannon(), Renyi(alpha=0.5)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_total_compiles_whole(kind: Divergence, dtype: torch.dtype, dynamic: bool) -> None:
+    student, teacher = pair(4, 6, dtype=dtype)
+    mask = torch.tensor([True, False, True, True])
+    options = {"kind": kind, "mask": mask, "temperature": 2.0, "temperature_squared": True}
+
+    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+        return distillation_loss(student=2 * student, teacher=teacher, **options)  # type: ignore[arg-type]
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)(student, teacher)
+    torch.testing.assert_close(compiled, loss(student, teacher))
+    got, want = (torch.autograd.grad(x, student)[0] for x in (compiled, loss(student, teacher)))
+    torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_gradient_in_place_takes_the_memory_of_the_logits(dtype: torch.dtype, transposed: bool) -> None:
+    weights, teacher = pair(5, 9, dtype=dtype)
+    weight = torch.tensor([0.5, 0.0, 2.0, 1.0, 3.0])
+
+    def logits() -> Tensor:
+        return (weights.T * 1).T if transposed else weights * 1
+
+    want = torch.autograd.grad(distillation_loss(student=logits(), teacher=teacher, weight=weight), weights)[
+        0
+    ]
+    student = logits()
+    loss = distillation_loss(student=student, teacher=teacher, weight=weight, inplace_backward=True)
+    torch.testing.assert_close(student, logits())  # the forward pass leaves them as they were
+    (got,) = torch.autograd.grad(loss, weights)
+    torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+    torch.testing.assert_close(student.detach(), got)
+
+
+def test_logits_that_the_backward_pass_overwrote_are_not_used_again() -> None:
+    weights, teacher = pair(5, 9, dtype=torch.float32)
+    student = weights * 1
+    other = student.exp().sum() + (student**2).sum()
+    loss = distillation_loss(student=student, teacher=teacher, inplace_backward=True)
+    loss.backward(retain_graph=True)
+    for stale in (loss, other):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            stale.backward()
+
+
+def test_rows_that_share_memory_are_not_overwritten() -> None:
+    weights, teacher = pair(1, 9, dtype=torch.float32)
+    student = (weights * 1).expand(4, 9)
+    loss = distillation_loss(student=student, teacher=teacher.expand(4, 9), inplace_backward=True)
+    want = distillation_loss(student=weights, teacher=teacher)
+    torch.testing.assert_close(*(torch.autograd.grad(x, weights)[0] for x in (loss, want)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "change"),
+    [
+        ("a reduction", {"reduction": "none"}),
+        ("not a leaf", {"student": torch.zeros(2, 3, requires_grad=True)}),
+        ("a teacher that requires no gradient", {"teacher": torch.zeros(2, 3, requires_grad=True)}),
+    ],
+)
+def test_a_gradient_in_place_that_cannot_be_is_refused(wanted: str, change: dict[str, object]) -> None:
+    arguments = {
+        "student": torch.zeros(2, 3),
+        "teacher": torch.zeros(2, 3),
+        "inplace_backward": True,
+        **change,
+    }
+    with pytest.raises(errors.ArgumentValueError, match=rf"inplace_backward=.*{wanted}"):
+        distillation_loss(**arguments)  # type: ignore[arg-type]

@@ -253,7 +253,9 @@ def test_the_operator_says_truly_what_it_writes() -> None:
         0.0,
         0.0,
         1.0,
+        1.0,
         torch.empty(3, dtype=torch.float64),
+        torch.empty((), dtype=torch.float64),
         None,
         torch.empty(3, 8),
     )

@@ -62,6 +62,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        inplace_backward: let the backward pass overwrite the student's logits with their gradient.
 
     Returns:
         Called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
@@ -92,6 +93,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
+        inplace_backward: bool = False,
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -100,6 +102,7 @@ class DistillationLoss(torch.nn.Module):
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
+        self.inplace_backward = inplace_backward
 
     def extra_repr(self) -> str:
         """Show what the loss was made with."""
@@ -129,4 +132,5 @@ class DistillationLoss(torch.nn.Module):
             temperature_squared=self.temperature_squared,
             normalizer=normalizer,
             vocabulary=self.vocabulary,
+            inplace_backward=self.inplace_backward,
         )

@@ -16,7 +16,7 @@ from kullback.functional.positions import (
     position_weights,
 )
 from kullback.generators import KL, Divergence
-from kullback.kernels import row_divergence
+from kullback.kernels import row_divergence, weighted_total
 from kullback.reduction import check_reduction
 from kullback.representations import Logits
 
@@ -42,6 +42,7 @@ def distillation_loss(
     temperature_squared: bool = False,
     normalizer: Tensor | float | None = None,
     vocabulary: Vocabulary = "error",
+    inplace_backward: bool = False,
 ) -> Tensor:
     r"""Compute how far a student's next-class distributions are from a teacher's, both given as logits.
 
@@ -68,6 +69,8 @@ def distillation_loss(
         vocabulary: what to do where the classes are not as many: refuse (``"error"``), cut both to those they share and
             normalise anew (``"truncate"``), or give no mass to the classes a side lacks (``"mask"``), by which KL is
             +inf wherever the teacher has more classes than the student.
+        inplace_backward: let the backward pass overwrite `student` with its gradient, which then needs no memory. Only
+            for logits that nothing else reads afterwards, and not with ``reduction="none"``.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
@@ -96,29 +99,74 @@ def distillation_loss(
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
     check_normalizer(_CALL, normalizer, word)
+    if inplace_backward:
+        _check_inplace(student, teacher, word)
     weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
-    double = torch.float64 in (student.dtype, teacher.dtype)
-    values = row_divergence(
-        kind,
-        Logits(teacher, validate=False),
-        Logits(student, validate=False),
-        dtype=torch.float64 if double else torch.float32,
-        temperature=temperature,
-    )
-    if weights is not None:
-        values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
-    if temperature_squared:
-        values = values * temperature**2
+    dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
+    scale = float(temperature**2) if temperature_squared else 1.0
     if word == "none":
-        return values
-    total = values.sum()
+        p, q = Logits(teacher, validate=False), Logits(student, validate=False)
+        values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
+        return values if weights is None else torch.where(weights == 0, 0, values) * weights.to(dtype)
+    weights, scale = _divide(weights, scale, normalizer, word, student.shape[:-1])
+    return weighted_total(
+        kind,
+        _as_matrix(teacher),
+        _as_matrix(student),
+        None if weights is None else weights.reshape(-1),
+        dtype=dtype,
+        temperature=temperature,
+        scale=scale,
+        inplace=inplace_backward,
+    )
+
+
+def _as_matrix(logits: Tensor) -> Tensor:
+    return (
+        logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
+    )  # a view of nothing new takes its time
+
+
+def _divide(
+    weights: Tensor | None,
+    scale: float,
+    normalizer: Tensor | float | None,
+    word: str,
+    positions: torch.Size,
+) -> tuple[Tensor | None, float]:
+    """Put what the sum over positions is divided by into their weights and the scale of all."""
+    if isinstance(normalizer, Tensor):
+        ones = torch.ones(positions, device=normalizer.device) if weights is None else weights
+        return ones / normalizer, scale
     if normalizer is not None:
-        return total / normalizer
-    if word == "mean":
-        counted = values.new_tensor(values.numel()) if weights is None else weights.sum().to(values.dtype)
-        return total / torch.where(counted == 0, 1, counted)
-    return total / (student.shape[0] if student.ndim > 1 else 1) if word == "batchmean" else total
+        return weights, scale / normalizer
+    if word == "mean" and weights is not None:
+        counted = weights.sum()
+        return weights / torch.where(counted == 0, 1, counted), scale
+    divisor = {"mean": positions.numel(), "batchmean": positions[0] if positions else 1}.get(word, 1)
+    return weights, scale / max(divisor, 1)
+
+
+def _check_inplace(student: Tensor, teacher: Tensor, word: str) -> None:
+    faults = {
+        "a reduction, since the gradient of each position is known only later": word == "none",
+        "a student that some operation made, not a leaf, whose values would be lost": student.requires_grad
+        and student.is_leaf,
+        "a teacher that requires no gradient": teacher.requires_grad,
+    }
+    for wanted, at_fault in faults.items():
+        if at_fault:
+            raise ArgumentValueError(
+                explain(
+                    _CALL,
+                    "inplace_backward",
+                    wanted=wanted,
+                    got=f"reduction={word!r}, student.is_leaf={student.is_leaf}, "
+                    f"teacher.requires_grad={teacher.requires_grad}",
+                    instead="inplace_backward=False",
+                )
+            )
 
 
 def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

@@ -223,11 +223,11 @@ class Renyi(Divergence):
 
     @property
     def at_zero_p(self) -> float:
-        return 0.0 if math.isinf(self.alpha) else Alpha(self.alpha).at_zero_p
+        return 0.0 if self.alpha == math.inf else Alpha(self.alpha).at_zero_p
 
     @property
     def at_zero_q(self) -> float:
-        return math.inf if math.isinf(self.alpha) else Alpha(self.alpha).at_zero_q
+        return math.inf if self.alpha == math.inf else Alpha(self.alpha).at_zero_q
 
     def terms(self, pair: FinitePair) -> Tensor:
         return Alpha(min(self.alpha, _LARGEST)).terms(pair)
@@ -240,7 +240,7 @@ class Renyi(Divergence):
             return torch.where(lost_mass < 0.5, -torch.log1p(-lost_mass), -torch.log((pair.q - lost).sum(-1)))
         if alpha == 1:
             return KL().total(pair)
-        if math.isinf(alpha):
+        if alpha == math.inf:
             return pair.log_ratio.amax(-1).clamp(min=0)
         relative = self._affinity_change(pair)
         near = relative.abs() < 0.5
@@ -257,7 +257,7 @@ class Renyi(Divergence):
             return torch.zeros_like(pair.p), lost - odds * (pair.q - lost)
         if alpha == 1:
             return KL().slopes(pair)
-        if math.isinf(alpha):
+        if alpha == math.inf:
             top = pair.log_ratio.argmax(-1, keepdim=True)
             chosen = torch.zeros_like(pair.p).scatter(-1, top, 1.0)
             chosen = torch.where(pair.log_ratio.isinf() | (pair.log_ratio <= 0), 0, chosen)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
 from kullback.kernels import native, reference
 from kullback.kernels.reference import Rows, finite_pair, rounding_error
-from kullback.representations import Representation
+from kullback.kernels.total import CompiledTotal, TotalTask, WeightedTotal
+from kullback.representations import Logits, Representation, can_inspect
 
-__all__ = ["finite_pair", "rounding_error", "row_divergence", "value_and_gradient"]
+__all__ = ["finite_pair", "rounding_error", "row_divergence", "value_and_gradient", "weighted_total"]
 
 
 def row_divergence(
@@ -41,8 +44,8 @@ def row_divergence(
     shape = batch_shape.numel(), weights_p.shape[-1]
     flat_p, flat_q = weights_p.reshape(shape), weights_q.reshape(shape)
     rows = Rows(p.in_logs, q.in_logs, temperature)
-    is_native = not exact and p.in_logs and q.in_logs and native.serves(kind, flat_p, flat_q)
-    backend = native if is_native else reference
+    fast = p.in_logs and q.in_logs and not exact and can_inspect(flat_p) and can_inspect(flat_q)
+    backend = _backend(kind, flat_p, flat_q) if fast else reference
     return backend.row_divergence(kind, flat_p, flat_q, rows, dtype).reshape(batch_shape)
 
 
@@ -72,7 +75,54 @@ def value_and_gradient(
     Returns:
         the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
     """
-    backend = native if native.serves(kind, p, q) else reference
-    return backend.value_and_gradient(
+    return _backend(kind, p, q).value_and_gradient(
         kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace
     )
+
+
+def weighted_total(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    dtype: torch.dtype,
+    temperature: float = 1.0,
+    scale: float = 1.0,
+    inplace: bool = False,
+) -> Tensor:
+    """Return `scale` times the weighted sum of the divergences of rows of logits, differentiable by both sides.
+
+    Arguments:
+        kind: the divergence.
+        p: the logits of P, shape (n, classes).
+        q: the logits of Q, shape (n, classes).
+        weights: what each row's value is multiplied by, shape (n,); None for 1. A row of weight 0 counts nothing,
+            whatever it holds.
+        dtype: of the result, float32 or float64.
+        temperature: what the logits are divided by.
+        scale: what the sum is multiplied by.
+        inplace: let the backward pass overwrite `q` with its gradient.
+    """
+    is_constant = weights is None or not weights.requires_grad
+    if is_constant and all(can_inspect(x) for x in (p, q, weights) if x is not None):
+        task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace)
+        return WeightedTotal.apply(p, q, task, torch.is_grad_enabled())
+    if (
+        is_constant
+        and torch.compiler.is_compiling()
+        and CompiledTotal.takes(p, q)
+        and native.serves(kind, p, q)
+    ):
+        task = TotalTask(weights, native, kind, temperature, scale, dtype, inplace)
+        return CompiledTotal.apply(p, q, task, (p.requires_grad, q.requires_grad))
+    values = row_divergence(
+        kind, Logits(p, validate=False), Logits(q, validate=False), dtype=dtype, temperature=temperature
+    )
+    if weights is not None:
+        values = torch.where(weights == 0, 0, values) * weights.to(dtype)
+    return (values * scale).sum()
+
+
+def _backend(kind: Divergence, p: Tensor, q: Tensor) -> ModuleType:
+    return native if native.serves(kind, p, q) else reference

@@ -19,7 +19,7 @@ from kullback.kernels.kind_numbers import has_numbers, numbers
 from kullback.kernels.reference import Rows
 from kullback.representations import can_inspect
 
-__all__ = ["DTYPES", "missing", "row_divergence", "serves", "value_and_gradient"]
+__all__ = ["DTYPES", "missing", "row_divergence", "serves", "value_and_gradient", "weighted_total"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIBRARY = Path(__file__).with_name("_native.so")
@@ -34,7 +34,17 @@ def missing() -> str | None:
         torch.ops.load_library(_LIBRARY)
     except OSError as error:
         return f"the library does not load: {error}"
+    # All it returns it writes to its arguments: there is nothing to say about shapes.
+    torch.library.register_fake("kullback::value_and_gradient")(lambda *_: None)
     return None
+
+
+def _is_there() -> bool:
+    return missing() is None
+
+
+# torch.compile runs a function with this mark once, while it traces (see kullback.reduction).
+_is_there._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
@@ -45,9 +55,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and p.dtype in DTYPES
         and q.dtype in DTYPES
         and has_numbers(kind)
-        and can_inspect(p)
-        and can_inspect(q)
-        and missing() is None
+        and _is_there()
     )
 
 
@@ -72,13 +80,46 @@ def value_and_gradient(
         (x if inplace and x.stride(1) == 1 else torch.empty(x.shape, dtype=x.dtype)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    if weights is not None:
-        weights = weights.to(torch.float32).contiguous()
-    torch.ops.kullback.value_and_gradient(p, q, weights, *numbers(kind), temperature, values, *gradients)
+    _run(p, q, _in_float64(weights), kind, temperature, 1.0, values, None, *gradients)
     for x, gradient in zip((p, q), gradients, strict=True):
         if inplace and gradient is not None and gradient is not x:
             x.copy_(gradient)
     return values, gradients[0], gradients[1]
+
+
+def weighted_total(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    wanted: tuple[bool, bool],
+    temperature: float,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
+    by_p = torch.empty(p.shape, dtype=p.dtype) if wanted[0] else None
+    by_q = torch.empty(q.shape, dtype=q.dtype) if wanted[1] else None
+    total = torch.empty((), dtype=dtype)
+    _run(p, q, _in_float64(weights), kind, temperature, scale, None, total, by_p, by_q)
+    return total, by_p, by_q
+
+
+def _run(
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    kind: Divergence,
+    temperature: float,
+    scale: float,
+    *results: Tensor | None,
+) -> None:
+    torch.ops.kullback.value_and_gradient(p, q, weights, *numbers(kind), temperature, scale, *results)
+
+
+def _in_float64(weights: Tensor | None) -> Tensor | None:
+    return None if weights is None else weights.to(torch.float64).contiguous()
 
 
 class _NativeRowDivergence(torch.autograd.Function):
@@ -101,12 +142,12 @@ class _NativeRowDivergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[:2]
+        p, q = ctx.saved_tensors
         if torch.is_grad_enabled() or not can_inspect(
             grads[0]
         ):  # somebody will differentiate again, or in batches
-            return reference.ForwardRowDivergence.backward(ctx, *grads)
-        p, q = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:2]
+            return *reference.row_gradients(ctx.kind, p, q, ctx.rows, grads[0], wanted), None, None, None
         _, by_p, by_q = value_and_gradient(
             ctx.kind, p, q, grads[0], wanted=wanted, temperature=ctx.rows.temperature, inplace=False
         )
@@ -114,4 +155,5 @@ class _NativeRowDivergence(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        return reference.ForwardRowDivergence.jvp(ctx, *tangents)
+        p, q = ctx.saved_tensors
+        return reference.row_changes(ctx.kind, p, q, ctx.rows, tangents).to(ctx.dtype)

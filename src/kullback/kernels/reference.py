@@ -20,7 +20,9 @@ __all__ = [
     "finite_pair",
     "pair_from_weights",
     "rounding_error",
+    "row_changes",
     "row_divergence",
+    "row_gradients",
     "value_and_gradient",
 ]
 
@@ -126,6 +128,49 @@ def value_and_gradient(
     return values, gradients[0], gradients[1]
 
 
+def weighted_total(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    wanted: tuple[bool, bool],
+    temperature: float,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
+    scaled = q.new_full(q.shape[:1], scale, dtype=torch.float64) if weights is None else weights * scale
+    values, *gradients = value_and_gradient(
+        kind, p, q, scaled, wanted=wanted, temperature=temperature, inplace=False
+    )
+    return torch.where(scaled == 0, 0, scaled * values).sum().to(dtype), gradients[0], gradients[1]
+
+
+def row_gradients(
+    kind: Divergence, p: Tensor, q: Tensor, rows: Rows, grad: Tensor, wanted: tuple[bool, bool]
+) -> list[Tensor | None]:
+    """Return the gradient of the sum of `grad` times the rows' divergences, made of differentiable operations."""
+    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for block in _blocks(p):
+        slopes = rows.slopes(kind, p[block], q[block])
+        for part, slope, x in zip(parts, slopes, (p, q), strict=True):
+            part.append(_weighted(slope, grad[block]).to(x.dtype))
+    return [
+        (torch.cat(part) if part else torch.zeros_like(x)) if want else None
+        for part, x, want in zip(parts, (p, q), wanted, strict=True)
+    ]
+
+
+def row_changes(
+    kind: Divergence, p: Tensor, q: Tensor, rows: Rows, tangents: tuple[Tensor | None, ...]
+) -> Tensor:
+    """Return the directional derivative of each row's divergence."""
+    slopes = rows.slopes(kind, p, q)
+    changes = [s * t for s, t in zip(slopes, tangents, strict=False) if t is not None]
+    return torch.stack([change.sum(-1) for change in changes]).sum(0)
+
+
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
     """Bound what rounding did to `value`, a result of `row_divergence`, in first order.
 
@@ -164,18 +209,8 @@ class _RowDivergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        weights = ctx.saved_tensors
-        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for block in _blocks(weights[0]):
-            slopes = ctx.rows.slopes(ctx.kind, *(w[block] for w in weights))
-            for part, slope, w in zip(parts, slopes, weights, strict=True):
-                part.append(_weighted(slope, grad[block]).to(w.dtype))
-        by_weights = [
-            (torch.cat(part) if part else torch.zeros_like(w)) if wanted else None
-            for part, w, wanted in zip(parts, weights, ctx.needs_input_grad, strict=False)
-        ]
-        return *by_weights, None, None, None
+        p, q = ctx.saved_tensors
+        return *row_gradients(ctx.kind, p, q, ctx.rows, grads[0], ctx.needs_input_grad[:2]), None, None, None
 
 
 class ForwardRowDivergence(_RowDivergence):
@@ -183,9 +218,8 @@ class ForwardRowDivergence(_RowDivergence):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        slopes = ctx.rows.slopes(ctx.kind, *ctx.saved_tensors)
-        changes = [s * t for s, t in zip(slopes, tangents, strict=False) if t is not None]
-        return torch.stack([change.sum(-1) for change in changes]).sum(0).to(ctx.dtype)
+        p, q = ctx.saved_tensors
+        return row_changes(ctx.kind, p, q, ctx.rows, tangents).to(ctx.dtype)
 
 
 def _weighted(slopes: Tensor, weights: Tensor) -> Tensor:
