@@ -10,7 +10,7 @@ import truth
 from torch import Tensor
 
 from kullback import KL, Divergence, Jeffreys, JensenShannon, Renyi, ReverseKL, errors, nn
-from kullback.functional import distillation_loss
+from kullback.functional import TopK, distillation_loss
 
 INF = math.inf
 KINDS = pytest.mark.parametrize("kind", truth.KINDS, ids=repr)
@@ -354,7 +354,7 @@ def test_rows_that_share_memory_are_not_overwritten() -> None:
     ("wanted", "change"),
     [
         ("a reduction", {"reduction": "none"}),
-        ("not a leaf", {"student": torch.zeros(2, 3, requires_grad=True)}),
+        ("a student that some operation made", {"student": torch.zeros(2, 3, requires_grad=True)}),
         ("a teacher that requires no gradient", {"teacher": torch.zeros(2, 3, requires_grad=True)}),
     ],
 )
@@ -367,3 +367,17 @@ def test_a_gradient_in_place_that_cannot_be_is_refused(wanted: str, change: dict
     }
     with pytest.raises(errors.ArgumentValueError, match=rf"inplace_backward=.*{wanted}"):
         distillation_loss(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+def test_a_teacher_may_be_known_by_its_top_classes(reduction: str) -> None:
+    student, logits = pair(3, 2, 6)
+    log_probs, indices = logits.log_softmax(-1).topk(6)
+    mask = torch.rand(3, 2) < 0.7
+    options = {"student": student, "mask": mask, "reduction": reduction, "temperature_squared": True}
+    got = distillation_loss(teacher=TopK(indices, log_probs), **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(got, distillation_loss(teacher=logits, **options))  # type: ignore[arg-type]
+    got = distillation_loss(teacher=TopK(indices, log_probs), normalizer=7, **{**options, "reduction": "sum"})  # type: ignore[arg-type]
+    torch.testing.assert_close(
+        got, distillation_loss(teacher=logits, normalizer=7, **{**options, "reduction": "sum"})
+    )  # type: ignore[arg-type]

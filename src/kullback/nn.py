@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kullback.functional import distillation_loss, kl_div
+from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.distillation import Vocabulary
+from kullback.functional.linear import EachSide
+from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 
-__all__ = ["DistillationLoss", "KLDivLoss"]
+__all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
 
 _KL = KL()
 
@@ -112,7 +114,7 @@ class DistillationLoss(torch.nn.Module):
         self,
         *,
         student: Tensor,
-        teacher: Tensor,
+        teacher: Tensor | TopK,
         mask: Tensor | None = None,
         weight: Tensor | None = None,
         labels: Tensor | None = None,
@@ -133,4 +135,116 @@ class DistillationLoss(torch.nn.Module):
             normalizer=normalizer,
             vocabulary=self.vocabulary,
             inplace_backward=self.inplace_backward,
+        )
+
+
+class LinearDistillationLoss(torch.nn.Module):
+    r"""`DistillationLoss` from hidden states and heads; `kullback.functional.linear_distillation_loss` does the work.
+
+    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
+        Q_n = \operatorname{softmax}(W h_n + b), \quad P \text{ the teacher},\; Q \text{ the student}
+
+    The logits are made for some positions at a time and never held all. The heads come with each call, so that a head
+    which the model owns, or shares with its embedding, stays where it is.
+
+    Arguments:
+        kind: the divergence; ``KL()`` is KL(teacher || student).
+        temperature: what both logits are divided by.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
+        temperature_squared: multiply by the temperature squared.
+        ignore_index: the label of positions that do not count.
+        vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        softcap: beyond which no logit goes, or None; a pair is (student's, teacher's).
+        logit_scale: what the products are multiplied by before the cap; a pair is (student's, teacher's).
+        chunk_bytes: what the logits of a chunk of positions may take; left out, it is chosen.
+        float32_logits: keep the logits of half-precision heads in float32.
+
+    Returns:
+        Called with ``student=``, ``student_weight=``, ``teacher=`` and ``teacher_weight=``, and optionally
+        ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``, what
+        `linear_distillation_loss` returns.
+
+    Raises:
+        KullbackError: At the call, as `linear_distillation_loss` does.
+
+    Gradient:
+        That of `linear_distillation_loss`.
+
+    Example:
+        >>> from kullback import JensenShannon
+        >>> loss = LinearDistillationLoss(kind=JensenShannon())
+        >>> head, hidden = torch.eye(2), torch.tensor([[0.0, 1.0]])
+        >>> loss(student=hidden, student_weight=head, teacher=hidden.flip(1), teacher_weight=head)
+        tensor(0.1109)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: Divergence = _KL,
+        temperature: float = 1.0,
+        reduction: str = "mean",
+        temperature_squared: bool = False,
+        ignore_index: int = -100,
+        vocabulary: Vocabulary = "error",
+        softcap: EachSide = None,
+        logit_scale: EachSide = 1.0,
+        chunk_bytes: int | None = None,
+        float32_logits: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.temperature = temperature
+        self.reduction = reduction
+        self.temperature_squared = temperature_squared
+        self.ignore_index = ignore_index
+        self.vocabulary: Vocabulary = vocabulary
+        self.softcap: EachSide = softcap
+        self.logit_scale: EachSide = logit_scale
+        self.chunk_bytes = chunk_bytes
+        self.float32_logits = float32_logits
+
+    def extra_repr(self) -> str:
+        """Show what the loss was made with."""
+        return f"kind={self.kind!r}, temperature={self.temperature}, reduction={self.reduction!r}"
+
+    def forward(
+        self,
+        *,
+        student: Tensor,
+        student_weight: Tensor,
+        teacher: Tensor,
+        teacher_weight: Tensor,
+        student_bias: Tensor | None = None,
+        teacher_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+        labels: Tensor | None = None,
+        normalizer: Tensor | float | None = None,
+    ) -> Tensor:
+        """Compute the loss of the student's head on `student` against the teacher's on `teacher`."""
+        return linear_distillation_loss(
+            student=student,
+            student_weight=student_weight,
+            teacher=teacher,
+            teacher_weight=teacher_weight,
+            student_bias=student_bias,
+            teacher_bias=teacher_bias,
+            softcap=self.softcap,
+            logit_scale=self.logit_scale,
+            kind=self.kind,
+            temperature=self.temperature,
+            mask=mask,
+            weight=weight,
+            labels=labels,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            temperature_squared=self.temperature_squared,
+            normalizer=normalizer,
+            vocabulary=self.vocabulary,
+            chunk_bytes=self.chunk_bytes,
+            float32_logits=self.float32_logits,
         )

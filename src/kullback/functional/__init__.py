@@ -1,6 +1,17 @@
-"""Losses as functions: the drop-in for `torch.nn.functional.kl_div`, and distillation from logits."""
+"""Losses and estimators as functions: the drop-in for torch's `kl_div`, distillation, and policies."""
 
 from kullback.functional.distillation import distillation_loss
 from kullback.functional.drop_in import kl_div
+from kullback.functional.linear import linear_distillation_loss
+from kullback.functional.policy import kl_from_log_probs, kl_surrogate
+from kullback.functional.top_k import TopK, top_k_divergence
 
-__all__ = ["distillation_loss", "kl_div"]
+__all__ = [
+    "TopK",
+    "distillation_loss",
+    "kl_div",
+    "kl_from_log_probs",
+    "kl_surrogate",
+    "linear_distillation_loss",
+    "top_k_divergence",
+]

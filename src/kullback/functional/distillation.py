@@ -13,11 +13,13 @@ from kullback.functional.positions import (
     check_kind,
     check_normalizer,
     check_temperature,
+    divided,
     position_weights,
 )
+from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
 from kullback.kernels import row_divergence, weighted_total
-from kullback.reduction import check_reduction
+from kullback.reduction import Reduction, check_reduction
 from kullback.representations import Logits
 
 __all__ = ["Vocabulary", "distillation_loss"]
@@ -31,7 +33,7 @@ _KL = KL()
 def distillation_loss(
     *,
     student: Tensor,
-    teacher: Tensor,
+    teacher: Tensor | TopK,
     kind: Divergence = _KL,
     temperature: float = 1.0,
     mask: Tensor | None = None,
@@ -54,7 +56,8 @@ def distillation_loss(
 
     Arguments:
         student: logits s, shape (..., classes), floating point.
-        teacher: logits t, the same leading shape; its dtype may differ.
+        teacher: logits t, the same leading shape; its dtype may differ. Or a `TopK`, where only the most probable
+            classes of each position are known: then D is that of `top_k_divergence`, and `vocabulary` means nothing.
         kind: the divergence D.
         temperature: T, which divides both.
         mask: which positions count, boolean, the leading shape.
@@ -94,22 +97,28 @@ def distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    _check_logits(student, teacher)
     check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
     check_normalizer(_CALL, normalizer, word)
+    scale = float(temperature**2) if temperature_squared else 1.0
+    if isinstance(teacher, TopK):
+        if inplace_backward:
+            raise _inplace_refusal("a teacher of all classes", "a TopK")
+        values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
+        weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
+        return _reduce(values, weights, word, normalizer)
+    _check_logits(student, teacher)
     if inplace_backward:
         _check_inplace(student, teacher, word)
     weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
-    scale = float(temperature**2) if temperature_squared else 1.0
     if word == "none":
         p, q = Logits(teacher, validate=False), Logits(student, validate=False)
         values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
-        return values if weights is None else torch.where(weights == 0, 0, values) * weights.to(dtype)
-    weights, scale = _divide(weights, scale, normalizer, word, student.shape[:-1])
+        return _reduce(values, weights, word, normalizer)
+    weights, factor = divided(weights, normalizer, word, student.shape[:-1])
     return weighted_total(
         kind,
         _as_matrix(teacher),
@@ -117,9 +126,21 @@ def distillation_loss(
         None if weights is None else weights.reshape(-1),
         dtype=dtype,
         temperature=temperature,
-        scale=scale,
+        scale=scale * factor,
         inplace=inplace_backward,
     )
+
+
+def _reduce(
+    values: Tensor, weights: Tensor | None, word: Reduction, normalizer: Tensor | float | None
+) -> Tensor:
+    """Reduce the values of the positions; one of weight 0 counts nothing, whatever its value."""
+    factor = 1.0
+    if word != "none":
+        weights, factor = divided(weights, normalizer, word, values.shape)
+    if weights is not None:
+        values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
+    return values if word == "none" else (values * factor).sum()
 
 
 def _as_matrix(logits: Tensor) -> Tensor:
@@ -128,45 +149,21 @@ def _as_matrix(logits: Tensor) -> Tensor:
     )  # a view of nothing new takes its time
 
 
-def _divide(
-    weights: Tensor | None,
-    scale: float,
-    normalizer: Tensor | float | None,
-    word: str,
-    positions: torch.Size,
-) -> tuple[Tensor | None, float]:
-    """Put what the sum over positions is divided by into their weights and the scale of all."""
-    if isinstance(normalizer, Tensor):
-        ones = torch.ones(positions, device=normalizer.device) if weights is None else weights
-        return ones / normalizer, scale
-    if normalizer is not None:
-        return weights, scale / normalizer
-    if word == "mean" and weights is not None:
-        counted = weights.sum()
-        return weights / torch.where(counted == 0, 1, counted), scale
-    divisor = {"mean": positions.numel(), "batchmean": positions[0] if positions else 1}.get(word, 1)
-    return weights, scale / max(divisor, 1)
-
-
 def _check_inplace(student: Tensor, teacher: Tensor, word: str) -> None:
-    faults = {
-        "a reduction, since the gradient of each position is known only later": word == "none",
-        "a student that some operation made, not a leaf, whose values would be lost": student.requires_grad
-        and student.is_leaf,
-        "a teacher that requires no gradient": teacher.requires_grad,
-    }
-    for wanted, at_fault in faults.items():
-        if at_fault:
-            raise ArgumentValueError(
-                explain(
-                    _CALL,
-                    "inplace_backward",
-                    wanted=wanted,
-                    got=f"reduction={word!r}, student.is_leaf={student.is_leaf}, "
-                    f"teacher.requires_grad={teacher.requires_grad}",
-                    instead="inplace_backward=False",
-                )
-            )
+    if word == "none":
+        raise _inplace_refusal(
+            "a reduction, as the gradient of a position is not known before", "reduction='none'"
+        )
+    if student.requires_grad and student.is_leaf:
+        raise _inplace_refusal("a student that some operation made, as its values are lost", "a leaf")
+    if teacher.requires_grad:
+        raise _inplace_refusal("a teacher that requires no gradient", "one that does")
+
+
+def _inplace_refusal(wanted: str, got: str) -> ArgumentValueError:
+    return ArgumentValueError(
+        explain(_CALL, "inplace_backward", wanted=wanted, got=got, instead="inplace_backward=False")
+    )
 
 
 def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
 from kullback.generators import Divergence
+from kullback.reduction import Reduction
 
-__all__ = ["check_kind", "check_normalizer", "check_temperature", "position_weights"]
+__all__ = ["check_kind", "check_normalizer", "check_temperature", "divided", "position_weights"]
 
 
 def check_kind(call: str, kind: object) -> None:
@@ -90,3 +91,19 @@ def position_weights(
         if counted is not None:
             weights = counted.float() if weights is None else torch.where(counted, weights, 0)
     return weights
+
+
+def divided(
+    weights: Tensor | None, normalizer: Tensor | float | None, word: Reduction, positions: torch.Size
+) -> tuple[Tensor | None, float]:
+    """Put what the sum over positions is divided by into their weights and a factor of all."""
+    if isinstance(normalizer, Tensor):
+        ones = torch.ones(positions, device=normalizer.device) if weights is None else weights
+        return ones / normalizer, 1.0
+    if normalizer is not None:
+        return weights, 1 / normalizer
+    if word == "mean" and weights is not None:
+        counted = weights.sum()
+        return weights / torch.where(counted == 0, 1, counted), 1.0
+    divisor = {"mean": positions.numel(), "batchmean": positions[0] if positions else 1}.get(word, 1)
+    return weights, 1 / max(divisor, 1)

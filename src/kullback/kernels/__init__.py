@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels import native, reference
+from kullback.kernels import native, reference, triton
 from kullback.kernels.reference import Rows, finite_pair, rounding_error
 from kullback.kernels.total import CompiledTotal, TotalTask, WeightedTotal
 from kullback.representations import Logits, Representation, can_inspect
@@ -125,4 +125,6 @@ def weighted_total(
 
 
 def _backend(kind: Divergence, p: Tensor, q: Tensor) -> ModuleType:
-    return native if native.serves(kind, p, q) else reference
+    if native.serves(kind, p, q):
+        return native
+    return triton if triton.serves(kind, p, q) else reference

@@ -6,18 +6,17 @@ library is built from csrc/ when kullback is installed with ``KULLBACK_NATIVE=1`
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels import reference
+from kullback.kernels.fused_rows import FusedRowDivergence
 from kullback.kernels.kind_numbers import has_numbers, numbers
 from kullback.kernels.reference import Rows
-from kullback.representations import can_inspect
 
 __all__ = ["DTYPES", "missing", "row_divergence", "serves", "value_and_gradient", "weighted_total"]
 
@@ -61,7 +60,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors of logits."""
-    return _NativeRowDivergence.apply(p, q, kind, rows, dtype)
+    return FusedRowDivergence.apply(p, q, sys.modules[__name__], kind, rows, dtype)
 
 
 def value_and_gradient(
@@ -120,40 +119,3 @@ def _run(
 
 def _in_float64(weights: Tensor | None) -> Tensor | None:
     return None if weights is None else weights.to(torch.float64).contiguous()
-
-
-class _NativeRowDivergence(torch.autograd.Function):
-    """Value and first derivative from the library; all else as the reference's function does it.
-
-    Context and forward are not separate, as torch.func would need, since that costs a fifth of a small call: tensors
-    that torch.func wraps go to the reference.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, p: Tensor, q: Tensor, kind: Divergence, rows: Rows, dtype: torch.dtype) -> Tensor:
-        ctx.kind, ctx.rows, ctx.dtype = kind, rows, dtype
-        ctx.save_for_backward(p, q)
-        ctx.save_for_forward(p, q)
-        nothing = (False, False)
-        values = value_and_gradient(
-            kind, p, q, None, wanted=nothing, temperature=rows.temperature, inplace=False
-        )
-        return values[0].to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[:2]
-        p, q = ctx.saved_tensors
-        if torch.is_grad_enabled() or not can_inspect(
-            grads[0]
-        ):  # somebody will differentiate again, or in batches
-            return *reference.row_gradients(ctx.kind, p, q, ctx.rows, grads[0], wanted), None, None, None
-        _, by_p, by_q = value_and_gradient(
-            ctx.kind, p, q, grads[0], wanted=wanted, temperature=ctx.rows.temperature, inplace=False
-        )
-        return by_p, by_q, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        p, q = ctx.saved_tensors
-        return reference.row_changes(ctx.kind, p, q, ctx.rows, tangents).to(ctx.dtype)

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kullback.kernels import native
+from kullback.kernels import native, triton
 
 __all__ = ["Backend", "backends"]
+
+_COMPILED_OPERATIONS = (
+    "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
+    "first derivatives",
+)
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,19 @@ def _native() -> Backend:
         reason=reason or "C++ of this install; computes in float32 and sums in float64",
         devices=("cpu",) if reason is None else (),
         dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native.DTYPES) if reason is None else (),
-        operations=(
-            "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
-            "first derivatives",
-        )
-        if reason is None
-        else (),
+        operations=_COMPILED_OPERATIONS if reason is None else (),
     )
 
 
 def _triton() -> Backend:
+    reason = triton.missing()
     return Backend(
-        "triton", available=False, reason="not part of this version", devices=(), dtypes=(), operations=()
+        name="triton",
+        available=reason is None,
+        reason=reason or "for GPUs; computes in float32 and sums in float64",
+        devices=triton.devices() if reason is None else (),
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in triton.DTYPES) if reason is None else (),
+        operations=_COMPILED_OPERATIONS if reason is None else (),
     )
 
 

@@ -1,0 +1,334 @@
+"""Two language-model heads and the divergence of what they predict, over chunks of positions, never all logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.generators import Divergence
+from kullback.kernels import row_divergence, value_and_gradient
+from kullback.representations import Logits, can_inspect
+
+__all__ = ["FusedRows", "FusedTotal", "Head", "HeadTask"]
+
+# Where no budget is given: a chunk has at least this many rows, as fewer make the products slow ...
+_ROWS = {"cpu": 128}
+_ROWS_ELSEWHERE = 512
+# ... and may take this much in any case.
+_BYTES = 32 << 20
+# What a tile of a weight takes in float32: it should stay in a core's cache.
+_TILE_BYTES = 8 << 20
+# So many products may be added up in half precision: the rounding of the sum is then that of a single product.
+_HALF_SUMS = 16
+
+
+class Head(NamedTuple):
+    """How one side's logits come from its hidden states: softcap * tanh(scale * (W h + b) / softcap)."""
+
+    scale: float
+    softcap: float | None
+    float32_logits: bool
+
+    def logits_dtype(self, weight: Tensor) -> torch.dtype:
+        """Return the dtype its logits have."""
+        return torch.promote_types(weight.dtype, torch.float32) if self.float32_logits else weight.dtype
+
+    def plain(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the logits, whole, made of differentiable operations."""
+        dtype = self.logits_dtype(weight)
+        bias = None if bias is None else bias.to(dtype)
+        logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias) * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def write(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Overwrite `out` with the logits."""
+        if _multiplies_slowly(weight) or (out.dtype != weight.dtype and not weight.is_cuda):
+            wide = hidden.float()
+            for tile, part in _wide_tiles(weight):
+                out[:, tile].copy_(wide @ part.t())
+        elif out.dtype != weight.dtype:
+            out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
+        else:
+            torch.mm(hidden, weight.t(), out=out)
+        if bias is not None:
+            out.add_(bias)
+        if self.scale != 1:
+            out.mul_(self.scale)
+        if self.softcap is not None:
+            out.div_(self.softcap).tanh_().mul_(self.softcap)
+
+
+class HeadTask(NamedTuple):
+    """What is computed from the two heads; the weights are constants."""
+
+    student: Head
+    teacher: Head
+    kind: Divergence
+    temperature: float
+    scale: float
+    dtype: torch.dtype
+    weights: Tensor | None  # of each position in the total
+    counted: Tensor | None  # the indices of the positions that count; None for all
+    chunk_bytes: int | None
+
+    def plain_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
+        """Return the divergence of each position from whole logits, in differentiable operations."""
+        hidden = [
+            x if excluded is None else torch.where(excluded.unsqueeze(-1), 0, x) for x in tensors[::3]
+        ]  # a position left out gives no weight a gradient, whatever it holds
+        student = self.student.plain(hidden[0], *tensors[1:3])
+        teacher = self.teacher.plain(hidden[1], *tensors[4:6])
+        classes = max(student.shape[-1], teacher.shape[-1])
+        p, q = (
+            torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
+            for x in (teacher, student)
+        )
+        p, q = Logits(p, validate=False), Logits(q, validate=False)
+        values = row_divergence(self.kind, p, q, dtype=self.dtype, temperature=self.temperature)
+        return values if excluded is None else torch.where(excluded, 0, values)
+
+    def plain_total(self, tensors: Sequence[Any]) -> Tensor:
+        """Return the total from whole logits."""
+        excluded = None if self.weights is None else self.weights == 0
+        values = self.plain_rows(tensors, excluded)
+        return ((values if self.weights is None else values * self.weights.to(self.dtype)) * self.scale).sum()
+
+    def excluded(self, rows: Tensor) -> Tensor | None:
+        """Return which of the positions do not count."""
+        if self.counted is None:
+            return None
+        return torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device).index_fill(
+            0, self.counted, False
+        )
+
+    def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
+        """Return what each position's divergence counts in `factor` times the total."""
+        wide = torch.float32 if rows.device.type == "mps" else torch.float64
+        weights = rows.new_ones(rows.shape[0], dtype=wide) if self.weights is None else self.weights.to(wide)
+        return weights * (factor * self.scale)
+
+    def chunk_rows(self, positions: int, row_bytes: int, device: str) -> int:
+        """Return how many positions a chunk takes, all chunks being about as large."""
+        if self.chunk_bytes is None:
+            most = max(_ROWS.get(device, _ROWS_ELSEWHERE), _BYTES // row_bytes)
+        else:
+            most = max(1, self.chunk_bytes // row_bytes)
+        return -(-positions // max(1, -(-positions // most)))
+
+
+def sweep(
+    task: HeadTask, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
+
+    Arguments:
+        task: what is computed.
+        tensors: hidden states, weight and bias of the student, then of the teacher.
+        weights: of each position's divergence in the sum; None where no gradient is wanted.
+        wanted: by which of the tensors.
+    """
+    student, teacher = tensors[:3], tensors[3:]
+    wide = torch.float32 if student[0].device.type == "mps" else torch.float64
+    values = student[0].new_zeros(student[0].shape[0], dtype=wide)
+    with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+        positions = values.shape[0] if task.counted is None else task.counted.shape[0]
+        classes = max(student[1].shape[0], teacher[1].shape[0])
+        sides = [
+            _Side(task.teacher, teacher, wanted[3:], classes),
+            _Side(task.student, student, wanted[:3], classes),
+        ]
+        row_bytes = max(1, sum(side.row_bytes for side in sides))
+        rows = task.chunk_rows(positions, row_bytes, values.device.type)
+        for side in sides:
+            side.prepare(rows, positions)
+        for start in range(0, positions, max(rows, 1)):
+            chunk = slice(start, min(start + rows, positions))
+            where = chunk if task.counted is None else task.counted[chunk]
+            p, q = (side.logits(where) for side in sides)
+            values[where], *gradients = value_and_gradient(
+                task.kind,
+                p,
+                q,
+                None if weights is None else weights[where],
+                wanted=(sides[0].is_wanted, sides[1].is_wanted),
+                temperature=task.temperature,
+                inplace=True,
+            )
+            for side, gradient in zip(sides, gradients, strict=True):
+                if gradient is not None:
+                    side.add(gradient, where)
+        return values, sides[1].gradients() + sides[0].gradients()
+
+
+class _Side:
+    """One head at work: the buffers of its logits, and its gradients as they add up."""
+
+    def __init__(self, head: Head, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> None:
+        self.head = head
+        self.hidden: Tensor = tensors[0]
+        self.weight: Tensor = tensors[1]
+        self.bias: Tensor | None = tensors[2]
+        self.wanted = wanted
+        self.is_wanted = any(wanted)
+        self.classes = classes
+        self.dtype = head.logits_dtype(self.weight)
+        self.buffers = 2 if self.is_wanted and head.softcap is not None else 1
+        self.row_bytes = self.buffers * classes * self.dtype.itemsize
+
+    def prepare(self, rows: int, positions: int) -> None:
+        """Make the buffers for chunks of so many rows."""
+        new, half = self.weight.new_empty, self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
+        self.buffer, *self.spare = (new(rows, self.classes, dtype=self.dtype) for _ in range(self.buffers))
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        sums = wide if half and positions > _HALF_SUMS * rows else self.weight.dtype
+        self.by_hidden = torch.zeros_like(self.hidden) if self.wanted[0] else None
+        self.by_weight = torch.zeros_like(self.weight, dtype=sums) if self.wanted[1] else None
+        self.by_bias = (
+            torch.zeros_like(self.bias, dtype=wide) if self.wanted[2] and self.bias is not None else None
+        )
+
+    def logits(self, where: slice | Tensor) -> Tensor:
+        """Return the logits of some positions, in the buffer; -inf for classes this side lacks."""
+        hidden, own = self.hidden[where], self.weight.shape[0]
+        logits = self.buffer[: hidden.shape[0]]
+        self.head.write(hidden, self.weight, self.bias, logits[:, :own])
+        logits[:, own:] = -torch.inf
+        for spare in self.spare:
+            spare[: hidden.shape[0]].copy_(logits)
+        return logits
+
+    def add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        """Take in the gradient by the logits of some positions, and overwrite it."""
+        gradient = gradient[:, : self.weight.shape[0]]
+        if self.head.softcap is not None:
+            slope = self.spare[0][: gradient.shape[0], : gradient.shape[1]]
+            gradient.mul_(slope.div_(self.head.softcap).square_().neg_().add_(1))
+        if self.head.scale != 1:
+            gradient.mul_(self.head.scale)
+        if self.by_bias is not None:
+            self.by_bias += gradient.sum(0, dtype=self.by_bias.dtype)
+        if _multiplies_slowly(self.weight):
+            self._add_wide(gradient, where)
+        else:
+            self._add(gradient.to(self.weight.dtype), where)
+
+    def _add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        if self.by_hidden is not None:
+            self.by_hidden[where] = gradient @ self.weight
+        if self.by_weight is None:
+            return
+        hidden = self.hidden[where]
+        if self.by_weight.dtype == gradient.dtype:
+            self.by_weight.addmm_(gradient.t(), hidden)
+            return
+        for tile in _tiles(self.weight):
+            self.by_weight[tile] += gradient[:, tile].t() @ hidden
+
+    def _add_wide(self, gradient: Tensor, where: slice | Tensor) -> None:
+        hidden = self.hidden[where].float()
+        if self.by_hidden is not None:
+            total = torch.zeros_like(hidden)
+            for tile, part in _wide_tiles(self.weight):
+                total.addmm_(gradient[:, tile].float(), part)
+            self.by_hidden[where] = total.to(self.by_hidden.dtype)
+        if self.by_weight is not None:
+            for tile in _tiles(self.weight):
+                self.by_weight[tile] += gradient[:, tile].float().t() @ hidden
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradients by hidden states, weight and bias, in the dtypes of these."""
+        sums = (self.by_hidden, self.by_weight, self.by_bias)
+        of = (self.hidden, self.weight, self.bias)
+        return [None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)]
+
+
+def _multiplies_slowly(weight: Tensor) -> bool:
+    """Tell whether products in this dtype are slower here than those in float32 of what is cast to it."""
+    if weight.dtype.itemsize >= 4 or not weight.is_cpu:
+        return False
+    return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
+
+
+def _tiles(weight: Tensor) -> Iterator[slice]:
+    step = max(1, _TILE_BYTES // (4 * max(1, weight.shape[1])))
+    return (slice(start, start + step) for start in range(0, weight.shape[0], step))
+
+
+def _wide_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Cast the rows of a weight to float32, some at a time; each tile overwrites the one before."""
+    buffer = None
+    for tile in _tiles(weight):
+        part = weight[tile]
+        if buffer is None:
+            buffer = torch.empty_like(part, dtype=torch.float32, memory_format=torch.contiguous_format)
+        yield tile, buffer[: part.shape[0]].copy_(part)
+
+
+class FusedTotal(torch.autograd.Function):
+    """The weighted sum of the divergences, its gradient made while the logits are at hand, if one will be needed.
+
+    The gradient waits in the context for the first backward pass; a second one sweeps over the chunks again, and one
+    that is to be differentiated or taken in batches goes over whole logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, task: HeadTask, recorded: bool, *tensors: Tensor | None) -> Tensor:
+        ctx.task, ctx.gradients = task, None
+        ctx.save_for_backward(*tensors)
+        wanted = ctx.needs_input_grad[2:]
+        # float16 keeps small gradients only once the factor that scales the loss is in them.
+        now = recorded and any(wanted) and all(x.dtype != torch.float16 for x in tensors if x is not None)
+        weights = task.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
+        values, gradients = sweep(task, tensors, weights, wanted if now else (False,) * 6)
+        ctx.gradients = gradients if now else None
+        return torch.where(weights == 0, 0, weights * values).sum().to(task.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), ready, tensors = grads, ctx.gradients, ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or not can_inspect(grad):
+            return None, None, *_through_whole_logits(ctx.task.plain_total, tensors, wanted, grad)
+        if ready is None:
+            _, ready = sweep(ctx.task, tensors, ctx.task.row_weights(tensors[0], grad), wanted)
+        elif not grad.is_cpu or grad.item() != 1:
+            ready = [x if x is None else x.mul_(grad) for x in ready]
+        ctx.gradients = None
+        return None, None, *ready
+
+
+class FusedRows(torch.autograd.Function):
+    """The divergence of each position; the backward pass computes the logits anew, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, task: HeadTask, *tensors: Tensor | None) -> Tensor:
+        ctx.task = task
+        ctx.save_for_backward(*tensors)
+        values, _ = sweep(task, tensors, None, (False,) * 6)
+        return values.to(task.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), tensors, task = grads, ctx.saved_tensors, ctx.task
+        wanted = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or not can_inspect(grad):
+            excluded = task.excluded(tensors[0])
+            return None, *_through_whole_logits(
+                lambda aliases: task.plain_rows(aliases, excluded), tensors, wanted, grad
+            )
+        return None, *sweep(task, tensors, grad.to(torch.promote_types(grad.dtype, torch.float32)), wanted)[1]
+
+
+def _through_whole_logits(
+    compute: Any, tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients in operations that can be differentiated again."""
+    with torch.enable_grad():
+        # One tensor may serve both sides; its aliases get a gradient for each.
+        aliases = [x if x is None else x.view_as(x) for x in tensors]
+        chosen = [x for x, want in zip(aliases, wanted, strict=True) if want and x is not None]
+        found = iter(torch.autograd.grad(compute(aliases), chosen, grad, create_graph=True))
+    return [next(found) if want and x is not None else None for x, want in zip(aliases, wanted, strict=True)]

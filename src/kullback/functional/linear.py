@@ -1,0 +1,340 @@
+"""The divergence of a student's predictions from a teacher's, from hidden states and heads: logits never whole."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.functional.distillation import Vocabulary
+from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadTask
+from kullback.functional.positions import (
+    check_kind,
+    check_normalizer,
+    check_temperature,
+    divided,
+    position_weights,
+)
+from kullback.generators import KL, Divergence
+from kullback.reduction import check_reduction
+from kullback.representations import can_inspect
+
+__all__ = ["EachSide", "linear_distillation_loss"]
+
+EachSide: TypeAlias = float | tuple[float | None, float | None] | None
+
+_CALL = "linear_distillation_loss"
+_KL = KL()
+_NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
+
+
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor,
+    teacher_weight: Tensor,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    softcap: EachSide = None,
+    logit_scale: EachSide = 1.0,
+    kind: Divergence = _KL,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    labels: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    temperature_squared: bool = False,
+    normalizer: Tensor | float | None = None,
+    vocabulary: Vocabulary = "error",
+    chunk_bytes: int | None = None,
+    float32_logits: bool = False,
+) -> Tensor:
+    r"""Compute `distillation_loss` of the logits of two language-model heads without ever holding them all.
+
+    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
+        P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T), \quad
+        s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
+
+    and t likewise with the teacher's head. P is the teacher and Q the student. The logits are made for some positions
+    at a time, and only for those that count; their gradient overwrites them and goes into those of the hidden states
+    and the head at once.
+
+    Arguments:
+        student: hidden states h, shape (..., hidden size), floating point.
+        student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
+        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ.
+        teacher_weight: the teacher's head, shape (classes, its hidden size).
+        student_bias: b, shape (classes,).
+        teacher_bias: the teacher's, shape (classes,).
+        softcap: c, beyond which no logit goes; None for no cap. A pair is (student's, teacher's).
+        logit_scale: a, what the products are multiplied by before the cap. A pair is (student's, teacher's).
+        kind: the divergence D.
+        temperature: T, which divides the logits of both.
+        mask: which positions count, boolean, the leading shape. Finding them synchronises an accelerator.
+        weight: w, a non-negative number for each position, the leading shape.
+        labels: a position whose label is `ignore_index` does not count; the leading shape.
+        ignore_index: that label.
+        reduction: ``"none"`` gives w D of each position, 0 where it does not count; ``"sum"`` their sum, ``"mean"`` the
+            weighted mean over counted positions, and ``"batchmean"`` the sum divided by ``student.shape[0]``.
+        temperature_squared: multiply by T squared, which keeps the size of the gradient.
+        normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches.
+        vocabulary: what to do where the classes are not as many: ``"error"``, ``"truncate"`` or ``"mask"``, as
+            `distillation_loss` does.
+        chunk_bytes: what the logits of a chunk of positions may take, of both sides together. Left out, as many
+            positions as take 32 MiB, and at least 128 (on an accelerator 512), as fewer make the products slow. The
+            result depends on it by rounding alone.
+        float32_logits: keep the logits of half-precision heads in float32. Rounding them to bfloat16 costs some
+            percent of the gradient; this doubles the size of a chunk.
+
+    Returns:
+        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
+        is. 0 where nothing counts.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit.
+
+    Gradient:
+        to hidden states, weights and biases of either side, where they require one; products that only a frozen one
+        would need are left out. Of a reduced loss it is made in the forward pass; of ``"none"``, and in float16, the
+        backward pass computes the logits anew. That of a half-precision weight is summed in float32 over more than 16
+        chunks, in a buffer that is twice its size. Further and forward-mode derivatives, `torch.func` and
+        `torch.compile` go over whole logits. Zero at positions that do not count. Under autocast the products are in
+        its dtype.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import linear_distillation_loss
+        >>> head = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> hidden = torch.tensor([[1.0, 2.0], [0.5, 0.0]])
+        >>> linear_distillation_loss(student=hidden, student_weight=head, teacher=hidden, teacher_weight=2 * head)
+        tensor(0.0670)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    tensors = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
+    _check_tensors(tensors)
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
+    word = check_reduction(_CALL, reduction)
+    check_normalizer(_CALL, normalizer, word)
+    student_head, teacher_head = _heads(softcap, logit_scale, float32_logits)
+    _check_bytes(chunk_bytes)
+    positions = student.shape[:-1]
+    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index)
+    tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
+    tensors[::3] = [None if x is None else x.reshape(-1, x.shape[-1]) for x in tensors[::3]]
+    dtype = (
+        torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
+    )
+    scale = float(temperature**2) if temperature_squared else 1.0
+    chunked = all(_is_ordinary(x) for x in [*tensors, weights] if x is not None)
+    counted = _counted(weights) if chunked else None
+    shares = None
+    if word != "none":
+        shares, factor = divided(weights, normalizer, word, positions)
+        scale *= factor
+    constant = None if shares is None else shares.reshape(-1)
+    task = HeadTask(
+        student_head, teacher_head, kind, temperature, scale, dtype, constant, counted, chunk_bytes
+    )
+    if word != "none" and (constant is None or not constant.requires_grad or not chunked):
+        return (
+            FusedTotal.apply(task, torch.is_grad_enabled(), *tensors)
+            if chunked
+            else task.plain_total(tensors)
+        )
+    excluded = None if weights is None else weights.reshape(-1) == 0
+    values = FusedRows.apply(task, *tensors) if chunked else task.plain_rows(tensors, excluded)
+    values = values.reshape(positions) * scale
+    shares = weights if word == "none" else shares
+    if shares is not None:
+        values = values * shares.to(dtype)
+    return values if word == "none" else values.sum()
+
+
+def _is_ordinary(x: Tensor) -> bool:
+    """Tell whether the chunked sweep may take it: with values at hand, and no forward-mode derivative to carry."""
+    return can_inspect(x) and forward_ad.unpack_dual(x).tangent is None
+
+
+def _counted(weights: Tensor | None) -> Tensor | None:
+    """Return the indices of the positions that count, None for all."""
+    if weights is None:
+        return None
+    indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
+    return None if indices.numel() == weights.numel() else indices
+
+
+def _is_autocast_on(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """Cast as autocast would for the products; float64 it leaves alone."""
+    device = tensors[0].device.type if tensors[0] is not None else "cpu"
+    if not _is_autocast_on(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]
+
+
+def _heads(softcap: EachSide, logit_scale: EachSide, float32_logits: bool) -> list[Head]:
+    caps, scales = _each_side("softcap", softcap, 30.0), _each_side("logit_scale", logit_scale, 0.0625)
+    return [
+        Head(1.0 if scale is None else float(scale), None if cap is None else float(cap), float32_logits)
+        for scale, cap in zip(scales, caps, strict=True)
+    ]
+
+
+def _each_side(name: str, given: EachSide, example: float) -> tuple[float | None, float | None]:
+    """Return a number for the student and one for the teacher."""
+    pair = given if isinstance(given, tuple) else (given, given)
+    good = len(pair) == 2 and all(
+        x is None or (isinstance(x, int | float) and 0 < x < math.inf) for x in pair
+    )
+    if not good:
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                name,
+                wanted="a positive number or None, or a pair of these for student and teacher",
+                got=repr(given),
+                instead=f"{name}={example} or {name}=(None, {example})",
+            )
+        )
+    return pair
+
+
+def _check_bytes(chunk_bytes: int | None) -> None:
+    if chunk_bytes is not None and (not isinstance(chunk_bytes, int) or chunk_bytes <= 0):
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "chunk_bytes",
+                wanted="a positive number of bytes, or None",
+                got=repr(chunk_bytes),
+                instead="chunk_bytes=64 << 20",
+            )
+        )
+
+
+def _same_vocabulary(tensors: list[Tensor | None], vocabulary: Vocabulary) -> list[Tensor | None]:
+    sizes = [x.shape[0] for x in (tensors[1], tensors[4]) if x is not None]
+    if vocabulary not in ("error", "truncate", "mask"):
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "vocabulary",
+                wanted="'error', 'truncate' or 'mask'",
+                got=repr(vocabulary),
+                instead="vocabulary='truncate' to compare the classes both have",
+            )
+        )
+    if sizes[0] == sizes[1] or vocabulary == "mask":
+        return tensors
+    if vocabulary == "error":
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "student_weight",
+                wanted=f"as many classes as teacher_weight, {sizes[1]}",
+                got=f"{sizes[0]}",
+                instead="vocabulary='truncate' if the first classes of both mean the same",
+            )
+        )
+    shared = min(sizes)
+    return [x if x is None or i % 3 == 0 else x[:shared] for i, x in enumerate(tensors)]
+
+
+def _check_tensors(tensors: list[Tensor | None]) -> None:
+    for name, x, ndim in zip(_NAMES, tensors, (None, 2, 1) * 2, strict=True):
+        if x is not None or ndim != 1:
+            _check_tensor(name, x, ndim)
+    student, teacher = tensors[0], tensors[3]
+    if student is None or teacher is None:  # told above
+        return
+    if student.shape[:-1] != teacher.shape[:-1]:
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                "student",
+                wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
+                got=f"shape {tuple(student.shape[:-1])}, hidden size left out",
+                instead="the hidden states of the same positions of both, neither shifted nor cut",
+            )
+        )
+    for name, x in zip(_NAMES, tensors, strict=True):
+        if x is not None and x.device != student.device:
+            raise ArgumentValueError(
+                explain(
+                    _CALL,
+                    name,
+                    wanted=f"a tensor on {student.device}, where the student is",
+                    got=f"one on {x.device}",
+                    instead=f"{name}={name}.to(student.device)",
+                )
+            )
+    for side in (0, 3):
+        hidden, weight, bias = tensors[side : side + 3]
+        if hidden is not None and weight is not None:
+            _check_head(_NAMES[side], hidden, weight, bias)
+
+
+def _check_tensor(name: str, x: object, ndim: int | None) -> None:
+    if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
+        return
+    shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
+    raise ArgumentTypeError(
+        explain(
+            _CALL,
+            name,
+            wanted=f"a floating-point tensor, shape {shape}",
+            got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+            instead=f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
+            if ndim is None
+            else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
+        )
+    )
+
+
+def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.shape[1] != hidden.shape[-1]:
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                f"{side}_weight",
+                wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
+                got=f"shape {tuple(weight.shape)}",
+                instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
+            )
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentValueError(
+            explain(
+                _CALL,
+                f"{side}_bias",
+                wanted=f"a number for each class, shape ({weight.shape[0]},)",
+                got=f"shape {tuple(bias.shape)}",
+                instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
+            )
+        )
+    autocast = _is_autocast_on(hidden.device.type)
+    for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
+        if x is not None and x.dtype != hidden.dtype and not autocast:
+            raise ArgumentTypeError(
+                explain(
+                    _CALL,
+                    name,
+                    wanted=f"dtype {hidden.dtype}, that of {side}",
+                    got=f"dtype {x.dtype}",
+                    instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
+                )
+            )

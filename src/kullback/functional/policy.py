@@ -1,0 +1,259 @@
+"""The Kullback-Leibler divergence of policies, estimated from the log-probabilities of sampled actions."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.functional.positions import position_weights
+from kullback.generators.base import NEAR, SERIES_TERMS, power_series
+from kullback.reduction import Reduction, check_reduction
+
+__all__ = ["Direction", "Estimator", "kl_from_log_probs", "kl_surrogate"]
+
+Estimator = Literal["k1", "k2", "k3"]
+Direction = Literal["pq", "qp"]
+
+# e^d - 1 - d as a power series, from d^2 upwards.
+_SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
+
+
+def kl_from_log_probs(
+    log_p: Tensor,
+    log_q: Tensor,
+    *,
+    estimator: Estimator = "k1",
+    mask: Tensor | None = None,
+    reduction: Reduction = "none",
+) -> Tensor:
+    r"""Estimate KL(P || Q) from actions sampled from P and their log-probabilities under both.
+
+    .. math:: k_1 = -\log r, \quad k_2 = \tfrac12 (\log r)^2, \quad k_3 = r - 1 - \log r, \qquad
+        r = \frac{q(a)}{p(a)},\; a \sim P
+
+    In reinforcement learning P is the policy and Q the reference. As a value, to report or to take off a reward:
+
+    * ``"k1"`` has no bias, but is negative wherever q > p, and so may be the mean of few;
+    * ``"k2"`` is never negative and biased, upwards as a rule: by 0.02 at a divergence of 0.22, by 0.54 at 1.23;
+    * ``"k3"`` is never negative and has no bias where P has mass wherever Q has. Its variance lies below that of k1
+      where the two are close (standard deviation 0.31 against 0.65 at 0.22) and far above where they are not (6.9
+      against 1.42 at 1.23), since nothing bounds r; it may be infinite.
+
+    These figures are exact expectations over one pair of distributions with 2000 classes for each divergence. Where
+    all classes' logits are at hand, ``divergence(Logits(...), Logits(...), KL())`` at the sampled positions is better
+    than any of them: it has no bias, and only the spread from position to position is left.
+
+    The gradient of an estimate is not an estimate of the gradient; differentiate `kl_surrogate` instead.
+
+    Arguments:
+        log_p: log-probabilities, or log-densities, of the actions under P, which they were sampled from.
+        log_q: those under Q, the same shape.
+        estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
+        mask: which of them count, boolean, the same shape; the others may hold anything, NaN included.
+        reduction: ``"none"`` gives one value for each action, 0 where it does not count; ``"sum"`` their sum,
+            ``"mean"`` their mean over the counted, and ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
+
+    Returns:
+        the estimates in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action with
+        q = 0 < p gives +inf, and one with p = 0 < q, which P does not sample, -inf for k1 and +inf else; equal
+        log-probabilities give 0, infinite ones too.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: the shapes differ, or `estimator` or `reduction` is unknown.
+
+    Gradient:
+        that of the value: by log p it is 1 for k1, log p - log q for k2 and 1 - q/p for k3, by log q the opposite.
+        Over actions sampled from P, its expectation by the parameters of P is 0 for k1, the gradient of KL(P || Q) for
+        k2, and the gradient of KL(Q || P) for k3. An infinite estimate has gradient 0.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import kl_from_log_probs
+        >>> log_p, log_q = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+        >>> kl_from_log_probs(log_p, log_q)
+        tensor([ 0.5000, -1.0000])
+        >>> kl_from_log_probs(log_p, log_q, estimator="k3", reduction="mean")
+        tensor(0.4124)
+
+    References:
+        Approximating KL Divergence (Schulman, 2020)
+        On a few pitfalls in KL divergence gradient estimation for RL (Tang and Munos, 2025)
+    """
+    call = "kl_from_log_probs"
+    word = check_reduction(call, reduction)
+    _check_choice(call, "estimator", estimator, get_args(Estimator), "estimator='k1', which has no bias")
+    _check_log_probs(call, log_p, log_q)
+    weights = position_weights(call, log_p.shape, mask, None, None, -100)
+    log_ratio = -_log_quotient(log_p, log_q, mask)
+    return _reduce(_estimate(log_ratio, estimator), weights, word)
+
+
+def kl_surrogate(
+    log_p: Tensor,
+    log_q: Tensor,
+    *,
+    direction: Direction,
+    log_ratio: Tensor | None = None,
+    mask: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""Estimate KL from sampled actions by an expression whose expected gradient is the gradient of KL.
+
+    For ``direction="pq"``, with actions from a behaviour policy B and the importance weight w = p(a)/b(a),
+
+    .. math:: \text{value } w \log\frac{p(a)}{q(a)}, \qquad
+        \text{gradient } w \Bigl(\log\frac{p(a)}{q(a)}\; \nabla \log p(a) - \nabla \log q(a)\Bigr),
+
+    and ``"qp"`` exchanges P and Q in all of it. Both have no bias, provided that B has mass wherever the first of the
+    two has. Value and gradient are those of k1 as a reward, not of k1 differentiated, which would teach nothing.
+
+    The distributions are those of the actions given. With one action for each token of a sequence, the sum over tokens
+    gives the gradient of the divergences at the prefixes visited, as if the policy had no part in which these are; for
+    the divergence of whole sequences, sum their log-probabilities first.
+
+    Arguments:
+        log_p: log-probabilities, or log-densities, of the actions under P.
+        log_q: those under Q, the same shape.
+        direction: ``"pq"`` for KL(P || Q), with actions sampled from P, and ``"qp"`` for KL(Q || P), with actions
+            sampled from Q. With the policy as P and the reference as Q these are what reinforcement learning calls the
+            reverse and the forward divergence.
+        log_ratio: log w, if the actions come from elsewhere: for ``"pq"`` log p - log b, for ``"qp"`` log q - log b,
+            where b is the probability under what they were sampled from. It counts as a constant.
+        mask: which of them count, boolean, the same shape; the others may hold anything, NaN included.
+        reduction: as of `kl_from_log_probs`.
+
+    Returns:
+        the values in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action of weight
+        0 gives 0.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: the shapes differ, or `direction` or `reduction` is unknown.
+
+    Gradient:
+        as above, to each of `log_p` and `log_q` that requires one; no second derivative of it means anything. An
+        infinite value has gradient 0.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import kl_surrogate
+        >>> log_p = torch.tensor([-1.0, -2.0], requires_grad=True)
+        >>> loss = kl_surrogate(log_p, torch.tensor([-1.5, -1.0]), direction="pq")
+        >>> loss.backward()
+        >>> loss.detach(), log_p.grad
+        (tensor(-0.2500), tensor([ 0.2500, -0.5000]))
+
+    References:
+        On a few pitfalls in KL divergence gradient estimation for RL (Tang and Munos, 2025)
+    """
+    call = "kl_surrogate"
+    word = check_reduction(call, reduction)
+    instead = (
+        "direction='pq' for KL(P || Q) with actions from P, direction='qp' for KL(Q || P) with actions from Q"
+    )
+    _check_choice(call, "direction", direction, get_args(Direction), instead)
+    _check_log_probs(call, log_p, log_q)
+    if log_ratio is not None:
+        _check_log_probs(call, log_p, log_ratio, second="log_ratio")
+    weights = position_weights(call, log_p.shape, mask, None, None, -100)
+    first, second = (log_p, log_q) if direction == "pq" else (log_q, log_p)
+    values = _surrogate(first, second, log_ratio, mask)
+    return _reduce(values, weights, word)
+
+
+def _surrogate(first: Tensor, second: Tensor, log_ratio: Tensor | None, mask: Tensor | None) -> Tensor:
+    quotient = _log_quotient(first, second, mask).detach()
+    weight = torch.ones_like(quotient) if log_ratio is None else _widen(log_ratio.detach()).exp()
+    if mask is not None:
+        weight = torch.where(mask, weight, 0)
+    value = torch.where((weight == 0) | (quotient == 0), 0, weight * quotient)
+    known = value.isfinite() & weight.isfinite()
+    weight, quotient = torch.where(known, weight, 0), torch.where(known & (weight != 0), quotient, 0)
+    # What follows adds 0; only its gradient matters.
+    scores = [_without_value(torch.where(weight == 0, 0, _widen(x))) for x in (first, second)]
+    return value + weight * (quotient * scores[0] - scores[1])
+
+
+def _without_value(x: Tensor) -> Tensor:
+    """Return zeros with the gradient of `x`."""
+    return torch.where(x.detach().isfinite(), x - x.detach(), 0)
+
+
+def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
+    """Evaluate the estimator at log q - log p."""
+    bounded = log_ratio.isfinite() | log_ratio.isnan()
+    d = torch.where(bounded, log_ratio, 0)
+    if estimator == "k1":
+        return torch.where(bounded, -d, -log_ratio.detach())
+    if estimator == "k2":
+        return torch.where(bounded, d * d / 2, torch.inf)
+    near = d.abs() < NEAR
+    close = power_series(_SERIES, torch.where(near, d, 0))
+    overflows = d > math.log(torch.finfo(d.dtype).max)
+    far = torch.where(near | overflows, 0, d)
+    direct = torch.where(overflows, torch.inf, torch.expm1(far) - far)
+    return torch.where(bounded, torch.where(near, close, direct), torch.inf)
+
+
+def _log_quotient(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Tensor:
+    """Return log p - log q: 0, with gradient 0, where they are the same infinity and where the mask leaves them out."""
+    left_out = (log_p == log_q) & log_p.isinf()
+    if mask is not None:
+        left_out = left_out | ~mask
+    return torch.where(left_out, 0, _widen(log_p)) - torch.where(left_out, 0, _widen(log_q))
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
+    if weights is not None:
+        values = torch.where(weights == 0, 0, values)
+    if word == "none":
+        return values
+    total = values.sum()
+    if word == "sum":
+        return total
+    if word == "batchmean":
+        return total / max(values.shape[0] if values.ndim else 1, 1)
+    return total / (max(values.numel(), 1) if weights is None else weights.sum().clamp(min=1))
+
+
+def _check_choice(call: str, name: str, given: object, words: tuple[str, ...], instead: str) -> None:
+    if given not in words:
+        wanted = "one of " + ", ".join(map(repr, words))
+        raise ArgumentValueError(explain(call, name, wanted=wanted, got=repr(given), instead=instead))
+
+
+def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
+    for name, x in (("log_p", log_p), (second, other)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(
+                explain(
+                    call,
+                    name,
+                    wanted="a floating-point tensor, one log-probability for each action",
+                    got=f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
+                    instead=f"{name}=logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)",
+                )
+            )
+    for what, wanted, got in (
+        ("shape", tuple(log_p.shape), tuple(other.shape)),
+        ("device", log_p.device, other.device),
+    ):
+        if wanted != got:
+            raise ArgumentValueError(
+                explain(
+                    call,
+                    second,
+                    wanted=f"a value for each action of log_p, {what} {wanted}",
+                    got=f"{what} {got}",
+                    instead=f"{second} of the same actions as log_p, of the same {what}",
+                )
+            )

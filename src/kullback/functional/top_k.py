@@ -1,0 +1,449 @@
+"""A teacher of which only the most probable classes are kept, as servers and stored logits give it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import InitVar, dataclass, field
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.functional.positions import check_kind, check_temperature
+from kullback.generators import Divergence
+from kullback.kernels import row_divergence
+from kullback.kernels.reference import pair_from_weights
+from kullback.representations import SUM_TOLERANCE, Logits, can_inspect
+
+__all__ = ["Tail", "TopK", "top_k_divergence"]
+
+Tail = Literal["bucket", "renormalize", "zero"]
+
+_CALL = "top_k_divergence"
+# Elements in a block of the student's logits, so that temporaries stay small; a GPU wants larger ones.
+_BLOCK = {"cpu": 1 << 17}
+_LARGE_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
+
+    An entry whose log-probability is -inf is padding, for positions that keep fewer than k classes: its class counts
+    as not kept, and its index may be any valid one, repeated or not.
+
+    Arguments:
+        indices: the kept classes, integer, shape (..., k), in any order.
+        log_probs: their natural log-probabilities, shape (..., k).
+        tail: what becomes of the classes not kept, whose probabilities are unknown: one class with the mass that is
+            left (``"bucket"``), classes without mass, the kept ones being scaled to sum to one (``"renormalize"``), or
+            nothing (``"zero"``); `top_k_divergence` gives the formulas.
+        validate: whether to check the values.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: the shapes differ, an index is negative or twice in its row, a log-probability is NaN or
+            positive, those of a row sum to more than one, ``"renormalize"`` has nothing to scale, or `tail` is unknown.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import TopK
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> log_probs, indices = logits.log_softmax(-1).topk(2)
+        >>> TopK(indices, log_probs)
+        TopK(indices=tensor([[0, 3]]), log_probs=tensor([[-0.4402, -1.4402]]), tail='bucket')
+    """
+
+    indices: Tensor
+    log_probs: Tensor
+    tail: Tail = "bucket"
+    validate: InitVar[bool] = True
+    _largest: int = field(init=False, repr=False, default=-1)
+
+    def __post_init__(self, validate: bool) -> None:
+        _check_form(self)
+        if validate and can_inspect(self.indices) and can_inspect(self.log_probs):
+            _check_values(self)
+            if self.indices.numel():
+                object.__setattr__(self, "_largest", int(self.indices.max()))
+
+    @property
+    def largest_index(self) -> int:
+        """The largest index, -1 where the values were not checked."""
+        return self._largest
+
+
+def top_k_divergence(
+    kind: Divergence,
+    teacher: TopK,
+    student: Tensor,
+    *,
+    temperature: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Compute how far a student's distributions are from a teacher's of which the top classes are known.
+
+    With K the kept classes, p the teacher's probabilities as given, and q the student's among all its classes, those
+    outside K together :math:`q_0 = 1 - \sum_{i \in K} q_i`, and :math:`D_f` the sum of the terms :math:`q f(p/q)`:
+
+    .. math::
+        \text{bucket:} &\quad D\bigl((p_K,\; 1 - \textstyle\sum_K p_i) \,\|\, (q_K,\; q_0)\bigr) \\
+        \text{renormalize:} &\quad D\bigl((p_K / \textstyle\sum_K p_i,\; 0) \,\|\, (q_K,\; q_0)\bigr) \\
+        \text{zero:} &\quad \textstyle\sum_{i \in K} q_i\, f(p_i / q_i)
+
+    ``"bucket"`` never exceeds the divergence from the whole teacher, as merging classes loses information.
+    ``"renormalize"`` is the divergence from another teacher, which gives the other classes nothing: KL is then at least
+    :math:`-\log \sum_K p_i` off at a student equal to the whole teacher, and kinds with a term of +inf at p = 0
+    (`ReverseKL`, `Jeffreys`) are +inf unless the student too has nothing there.
+
+    ``"zero"`` adds up the non-negative terms of `kullback.generators`, which for KL are
+    :math:`p_i \log(p_i/q_i) - p_i + q_i`. It is at most the bucket's, and 0 exactly where student and teacher agree on
+    K, but it sees nothing outside K and is no divergence between distributions. The sum of
+    :math:`p_i \log(p_i/q_i)` alone, which some libraries take, lacks :math:`\sum_K (q_i - p_i)`: it can be negative,
+    and its minimum is not at the teacher's probabilities but at the renormalised ones.
+
+    Where the student has no mass outside K, as where K is all classes, a remainder of the teacher's that its rounding
+    explains counts as none, and is no reason for +inf.
+
+    Arguments:
+        kind: the divergence; with ``"zero"`` not `Renyi`, which is no sum over classes.
+        teacher: P, shape (..., k).
+        student: logits of Q, shape (..., classes).
+        temperature: what the student's logits and the teacher's log-probabilities are divided by before they are
+            normalised. Other than 1 only with ``"renormalize"``: how much mass the classes that are not kept would
+            have at another temperature is unknown.
+        dtype: of the result; left out, float64 if the student or the teacher is, else float32.
+
+    Returns:
+        one value for each position, computed in float64 (float32 on devices without it).
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: positions or devices differ, an index is not below the number of classes, or `temperature`
+            or `kind` does not go with the tail.
+
+    Gradient:
+        to the student, and to the teacher's log-probabilities if they require one, of any order; as stated by `kind`
+        for the classes above. The first needs no memory beside itself. A padding entry gets 0.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL
+        >>> from kullback.functional import TopK, top_k_divergence
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> log_probs, indices = logits.log_softmax(-1).topk(2)
+        >>> top_k_divergence(KL(), TopK(indices, log_probs), torch.zeros(1, 4))
+        tensor([0.4255])
+        >>> top_k_divergence(KL(), TopK(indices, log_probs, tail="renormalize"), torch.zeros(1, 4))
+        tensor([0.8041])
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
+    _check_pair(kind, teacher, student, temperature)
+    if dtype is None:
+        dtype = torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
+    positions = student.shape[:-1]
+    indices = teacher.indices.reshape(positions.numel(), teacher.indices.shape[-1]).long()
+    log_probs = _widen(teacher.log_probs).reshape(indices.shape)
+    logits = student.reshape(positions.numel(), student.shape[-1])
+    padding = log_probs == -torch.inf
+    q = cast("Tensor", _Split.apply(logits, indices, padding, temperature))
+    if teacher.tail == "renormalize":
+        left = torch.full_like(q[:, -1:], -torch.inf)
+    else:
+        # All classes may be kept: what their probabilities then lack to one is rounding.
+        rounding = indices.shape[-1] * torch.finfo(teacher.log_probs.dtype).eps
+        is_whole = (~padding).sum(-1, keepdim=True) == logits.shape[-1]
+        left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, rounding))
+    p = torch.cat([log_probs / temperature, left], -1)
+    if teacher.tail == "zero":
+        return cast("Tensor", _KeptTerms.apply(p, q, kind)).to(dtype).reshape(positions)
+    rows = row_divergence(kind, Logits(p, validate=False), Logits(q, validate=False), dtype=dtype)
+    return rows.reshape(positions)
+
+
+def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:
+    """Return the log of the mass outside the kept classes; of none if no more than rounding, where Q has none."""
+    kept = log_probs.exp().sum(-1, keepdim=True)
+    some_left = (kept < 1) & ((others > -torch.inf) | (1 - kept > rounding))
+    return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
+
+
+class _Split(torch.autograd.Function):
+    """The kept classes' logits over the temperature, then the log of the other classes' sum.
+
+    The gradient is made in one piece, in the dtype of the logits.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, indices: Tensor, padding: Tensor, temperature: float) -> Tensor:
+        parts = [
+            _split_block(logits[block], indices[block], padding[block], temperature)
+            for block in _blocks(logits)
+        ]
+        return torch.cat(parts) if parts else _widen(logits.new_empty(0, indices.shape[-1] + 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, indices, padding, ctx.temperature = inputs
+        ctx.save_for_backward(logits, indices, padding, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved: tuple[Tensor, ...] = (*ctx.saved_tensors, grads[0])
+        logits = saved[0]
+        if torch.is_grad_enabled() or not all(can_inspect(x) for x in saved):
+            return _split_gradient(saved, ctx.temperature).to(logits.dtype), None, None, None
+        gradient = torch.empty_like(logits)
+        for block in _blocks(logits):
+            gradient[block] = _split_gradient(tuple(x[block] for x in saved), ctx.temperature)
+        return gradient, None, None, None
+
+
+def _split_block(logits: Tensor, indices: Tensor, padding: Tensor, temperature: float) -> Tensor:
+    wide = _widen(logits) / temperature
+    kept = torch.where(padding, -torch.inf, wide.gather(-1, indices))
+    # The least of the logit and what is written: several entries of one class do not depend on their order.
+    written = torch.where(padding, torch.inf, -torch.inf).to(wide.dtype)
+    others = wide.scatter_reduce(-1, indices, written, "amin")
+    return torch.cat([kept, others.logsumexp(-1, keepdim=True)], -1)
+
+
+def _split_gradient(saved: tuple[Tensor, ...], temperature: float) -> Tensor:
+    """Return what a gradient by the split logits means for the whole row."""
+    logits, indices, padding, split, grad = saved
+    by_kept, by_rest = torch.where(padding, 0, grad[..., :-1]), grad[..., -1:]
+    rest = split[..., -1:]
+    # A kept class may lie above the sum of the others, which no other does.
+    excess = _widen(logits) / temperature - torch.where(rest == -torch.inf, 0, rest)
+    whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(excess.clamp(max=0)))
+    # First to exactly 0, then to the kept classes' own.
+    whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
+    return whole.scatter_add(-1, indices, by_kept) / temperature
+
+
+class _KeptTerms(torch.autograd.Function):
+    """The sum of a divergence's terms without that of the last class, with the gradient from the kind's slopes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(p: Tensor, q: Tensor, kind: Divergence) -> Tensor:
+        return kind.terms(pair_from_weights(p, q, True, True))[..., :-1].sum(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        p, q, ctx.kind = inputs
+        ctx.save_for_backward(p, q)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        p, q = ctx.saved_tensors
+        pair = pair_from_weights(p, q, True, True)
+        grad = grads[0].unsqueeze(-1)
+        by_weights: list[Tensor] = []
+        for slopes, mass in zip(ctx.kind.slopes(pair), (pair.p, pair.q), strict=True):
+            by_log_mass = torch.cat([slopes[..., :-1], torch.zeros_like(slopes[..., :1])], -1)
+            by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
+            by_weights.append(torch.where(grad == 0, 0, grad * by_log_weight))
+        return by_weights[0], by_weights[1], None
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+def _blocks(rows: Tensor) -> Iterator[slice]:
+    n, classes = rows.shape
+    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
+    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
+    return (slice(start, start + step) for start in range(0, n, max(step, 1)))
+
+
+def _check_form(teacher: TopK) -> None:
+    indices, log_probs = teacher.indices, teacher.log_probs
+    for name, x, right, wanted in (
+        ("indices", indices, _is_integer, "an integer tensor of class indices"),
+        ("log_probs", log_probs, Tensor.is_floating_point, "a floating-point tensor of log-probabilities"),
+    ):
+        if not isinstance(x, Tensor) or not right(x) or x.ndim == 0 or x.shape[-1] == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(
+                explain(
+                    "TopK",
+                    name,
+                    wanted=f"{wanted}, shape (..., k) with k at least 1",
+                    got=got,
+                    instead="log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)",
+                )
+            )
+    if indices.shape != log_probs.shape:
+        raise _refusal(
+            "log_probs",
+            wanted=f"one for each index, shape {tuple(indices.shape)}",
+            got=f"shape {tuple(log_probs.shape)}",
+            instead="TopK(indices, log_probs) of the same positions and the same k",
+        )
+    if indices.device != log_probs.device:
+        raise _refusal(
+            "log_probs",
+            wanted=f"a tensor on {indices.device}, where the indices are",
+            got=f"one on {log_probs.device}",
+            instead="log_probs.to(indices.device)",
+        )
+    if teacher.tail not in get_args(Tail):
+        raise _refusal(
+            "tail",
+            wanted="'bucket', 'renormalize' or 'zero'",
+            got=repr(teacher.tail),
+            instead="tail='bucket' to compare what is left of the mass as one class",
+        )
+
+
+def _is_integer(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _check_values(teacher: TopK) -> None:
+    indices, log_probs = teacher.indices.long(), teacher.log_probs.detach()
+    tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
+    wide = _widen(log_probs)
+    _refuse_where(
+        wide.isnan() | (wide > tolerance),
+        wide,
+        "log_probs",
+        wanted="log-probabilities, which are <= 0",
+        instead="logits.log_softmax(-1).topk(k), the normalisation over all classes before the choice",
+    )
+    kept = wide.exp().sum(-1)
+    _refuse_where(
+        kept > 1 + tolerance,
+        kept,
+        "log_probs",
+        wanted="natural log-probabilities whose probabilities sum to at most 1 in each row",
+        instead="log-probabilities normalised over all classes, each class once",
+    )
+    if teacher.tail == "renormalize":
+        _refuse_where(
+            (wide == -math.inf).all(-1),
+            kept,
+            "log_probs",
+            wanted="a class with mass in each row, for tail='renormalize' to scale",
+            instead="tail='bucket', or leave these positions out",
+        )
+    _refuse_where(
+        indices < 0,
+        indices,
+        "indices",
+        wanted="indices of classes, 0 or more",
+        instead="any index for padding, with log-probability -inf",
+    )
+    # Padding differs from every class and from each other.
+    places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
+    ordered = torch.where(wide == -math.inf, -places, indices).sort(-1).values
+    _refuse_where(
+        ordered[..., 1:] == ordered[..., :-1],
+        ordered[..., 1:],
+        "indices",
+        wanted="each class once in a row",
+        instead="one entry for each class, and log-probability -inf for padding",
+        where="in sorted order",
+    )
+
+
+def _refuse_where(
+    wrong: Tensor, values: Tensor, argument: str, *, wanted: str, instead: str, where: str = ""
+) -> None:
+    if bool(wrong.any()):
+        index = tuple(int(i) for i in wrong.nonzero()[0])
+        got = f"{values[index].item():g} at index {index} {where}".rstrip()
+        raise _refusal(
+            argument,
+            wanted=wanted,
+            got=f"{got}, the first of {int(wrong.sum())} in {wrong.numel()}",
+            instead=instead,
+        )
+
+
+def _refusal(argument: str, *, wanted: str, got: str, instead: str, call: str = "TopK") -> ArgumentValueError:
+    return ArgumentValueError(explain(call, argument, wanted=wanted, got=got, instead=instead))
+
+
+def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+    if not isinstance(teacher, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentTypeError(
+            explain(
+                _CALL,
+                "teacher",
+                wanted="a TopK",
+                got=type(teacher).__name__,
+                instead="teacher=TopK(indices, log_probs)",
+            )
+        )
+    if not isinstance(student, Tensor) or not student.is_floating_point() or student.ndim == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = (
+            f"dtype {student.dtype}, shape {tuple(student.shape)}"
+            if isinstance(student, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+            else type(student).__name__
+        )
+        raise ArgumentTypeError(
+            explain(
+                _CALL,
+                "student",
+                wanted="a floating-point tensor of logits, shape (..., classes)",
+                got=got,
+                instead="student=model(inputs).logits",
+            )
+        )
+    if student.shape[:-1] != teacher.indices.shape[:-1]:
+        raise _refusal(
+            "student",
+            wanted=f"the teacher's positions, shape {tuple(teacher.indices.shape[:-1])}",
+            got=f"shape {tuple(student.shape[:-1])}, classes left out",
+            instead="the logits of the same positions of both, neither shifted nor cut",
+            call=_CALL,
+        )
+    if student.device != teacher.indices.device:
+        raise _refusal(
+            "teacher",
+            wanted=f"tensors on {student.device}, where the student is",
+            got=f"some on {teacher.indices.device}",
+            instead="TopK(indices.to(student.device), log_probs.to(student.device))",
+            call=_CALL,
+        )
+    _check_settings(kind, teacher, student, temperature)
+
+
+def _check_settings(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+    if not torch.compiler.is_compiling() and teacher.largest_index >= student.shape[-1]:
+        raise _refusal(
+            "teacher",
+            wanted=f"indices below the student's number of classes, {student.shape[-1]}",
+            got=f"an index {teacher.largest_index}",
+            instead="a student with the teacher's vocabulary",
+            call=_CALL,
+        )
+    if temperature != 1 and teacher.tail != "renormalize":
+        raise _refusal(
+            "temperature",
+            wanted=f"1 with tail={teacher.tail!r}, as the mass outside at another temperature is unknown",
+            got=repr(temperature),
+            instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
+            "with student / temperature",
+            call=_CALL,
+        )
+    if teacher.tail == "zero" and type(kind).total is not Divergence.total:
+        raise _refusal(
+            "kind",
+            wanted="with tail='zero' a divergence that is a sum over classes",
+            got=repr(kind),
+            instead="tail='bucket', or another kind",
+            call=_CALL,
+        )

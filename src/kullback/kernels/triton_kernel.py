@@ -1,0 +1,274 @@
+"""What the GPU runs: a row of logits of P and one of Q become their divergence and its gradients (see `triton`).
+
+With d = log p - log q every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small
+they are power series in d, elsewhere they come from p and q themselves, as in csrc/row_kernel.h.
+"""
+
+# Triton's language is not typed: a kernel's operators are unknown to the checker.
+# pyright: reportUntypedFunctionDecorator=false, reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["row_kernel"]
+
+# The numbers of kullback/kernels/kind_numbers.py, as the kernel reads them.
+_KL = tl.constexpr(0)
+_REVERSE_KL = tl.constexpr(1)
+_JEFFREYS = tl.constexpr(2)
+_TOTAL_VARIATION = tl.constexpr(3)
+# Below this |log-ratio| terms are power series.
+_NEAR = tl.constexpr(0.3)
+_INF = tl.constexpr(float("inf"))
+# Below this log-probability float64 has no number, and the reference sees no mass.
+_NO_MASS = tl.constexpr(-745.0)
+
+
+@triton.jit
+def _exp(x):
+    """Return e^x for x <= 0, to about one unit in the last place; 0 below the smallest normal number."""
+    clamped = tl.where(x < -87.0, -87.0, x)
+    n = tl.floor(clamped * 1.44269504 + 0.5)
+    r = tl.fma(n, 2.12194440e-4, tl.fma(n, -0.693359375, clamped))
+    s = tl.fma(r, 1.9875691e-4, 1.3981999e-3)
+    s = tl.fma(s, r, 8.3334519e-3)
+    s = tl.fma(s, r, 4.1665796e-2)
+    s = tl.fma(s, r, 1.6666665e-1)
+    s = tl.fma(s, r, 0.5)
+    s = tl.fma(s * r, r, r) + 1.0
+    power = ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x < -87.0, 0.0, s * power)
+
+
+@triton.jit
+def _log1p_near(y):
+    """Return log(1 + y) for |y| < 0.42, by log((1 + s) / (1 - s)) with s = y / (2 + y)."""
+    s = y / (2.0 + y)
+    z = s * s
+    t = tl.fma(z, 1 / 11, 1 / 9)
+    t = tl.fma(t, z, 1 / 7)
+    t = tl.fma(t, z, 1 / 5)
+    t = tl.fma(t, z, 1 / 3)
+    return tl.fma(2.0 * s * z, t, 2.0 * s)
+
+
+@triton.jit
+def _expm1_of_minus(x):
+    """Return e^-x - 1 for |x| < 0.3."""
+    s = tl.fma(x, -1 / 5040, 1 / 720)
+    s = tl.fma(s, x, -1 / 120)
+    s = tl.fma(s, x, 1 / 24)
+    s = tl.fma(s, x, -1 / 6)
+    s = tl.fma(s, x, 0.5)
+    return tl.fma(s * x, x, -x)
+
+
+@triton.jit
+def _bracket(x):
+    """Return e^-x - 1 + x for |x| < 0.7."""
+    s = tl.fma(x, 1 / 3628800, -1 / 362880)
+    s = tl.fma(s, x, 1 / 40320)
+    s = tl.fma(s, x, -1 / 5040)
+    s = tl.fma(s, x, 1 / 720)
+    s = tl.fma(s, x, -1 / 120)
+    s = tl.fma(s, x, 1 / 24)
+    s = tl.fma(s, x, -1 / 6)
+    s = tl.fma(s, x, 0.5)
+    return s * x * x
+
+
+@triton.jit
+def _finite(d):
+    return tl.where(tl.abs(d) == _INF, 0.0, d)
+
+
+@triton.jit
+def _excess(p, q, d):
+    """Return q - p, to full relative precision also where they agree."""
+    near = tl.abs(d) < _NEAR
+    return tl.where(near, p * _expm1_of_minus(tl.where(near, d, 0.0)), q - p)
+
+
+@triton.jit
+def _relative_entropy(p, gap, x):
+    """Return p (e^-x - 1 + x), where gap = p (e^-x - 1)."""
+    near = tl.abs(x) < 0.7
+    far = tl.where(x == _INF, _INF, gap + p * _finite(x))
+    return tl.where(near, p * _bracket(tl.where(near, x, 0.0)), far)
+
+
+@triton.jit
+def _skew(p, q, d, share, rest):
+    """Return the term of KL(P || share P + rest Q) and its derivatives by log p and log q, for 0 < share < 1."""
+    excess = _excess(p, q, d)
+    # Less than this is lost in the sum, and its mixture might not be a normal number.
+    empty = p < 1e-30
+    y = rest * excess / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
+    near = tl.abs(y) < 0.4
+    large = tl.log(tl.where(empty, 1.0, p)) - tl.log(tl.where(empty, 1.0, share * p + rest * q))
+    x = tl.where(empty, 0.0, tl.where(near, -_log1p_near(tl.where(near, y, 0.0)), large))
+    surplus = tl.where(empty, -1.0, -y / (1.0 + y))  # p / mixture - 1
+    term = tl.where(empty, rest * excess, _relative_entropy(p, rest * excess, x))
+    return term, tl.where(empty, 0.0, p * (x - share * surplus)), -rest * q * surplus
+
+
+@triton.jit
+def _terms_and_slopes(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
+    """Return each class's term of the divergence and its derivatives by log p and log q."""
+    excess = _excess(p, q, d)
+    if KIND == _KL:
+        term = _relative_entropy(p, excess, d)
+        by_p = p * _finite(d)
+        by_q = excess
+    elif KIND == _REVERSE_KL:
+        back = _excess(q, p, -d)
+        term = _relative_entropy(q, back, -d)
+        by_p = back
+        by_q = -q * _finite(d)
+    elif KIND == _JEFFREYS:
+        term = tl.where(tl.abs(d) == _INF, _INF, -excess * d)
+        by_p = p * _finite(d) - excess
+        by_q = excess - q * _finite(d)
+    elif KIND == _TOTAL_VARIATION:
+        half = tl.where(d > 0.0, 0.5, tl.where(d < 0.0, -0.5, d))
+        term = 0.5 * tl.abs(excess)
+        by_p = p * half
+        by_q = -q * half
+    else:  # a weighted sum of the skew divergences both ways
+        term_p, own_p, other_q = _skew(p, q, d, share_p, rest_p)
+        term_q, own_q, other_p = _skew(q, p, -d, share_q, rest_q)
+        term = weight_p * term_p + weight_q * term_q
+        by_p = weight_p * own_p + weight_q * other_p
+        by_q = weight_p * other_q + weight_q * own_q
+    return term, by_p, by_q
+
+
+@triton.jit
+def _load(row, columns, stride, classes):
+    """Read a block of logits; what lies past the end is a class without mass."""
+    return tl.load(row + columns.to(tl.int64) * stride, mask=columns < classes, other=-_INF).to(tl.float32)
+
+
+@triton.jit
+def _store(row, columns, stride, classes, factor, slopes, WANTED: tl.constexpr):
+    """Write a block of a gradient, if it is wanted; a row of factor 0 gives 0, whatever it holds."""
+    if WANTED:
+        gradient = tl.where(factor == 0.0, 0.0, factor * slopes)
+        tl.store(row + columns.to(tl.int64) * stride, gradient, mask=columns < classes)
+
+
+@triton.jit
+def _absorb(x, scale, peak, total):
+    """Take a block into each lane's largest logit and sum of exponentials, relative to that logit."""
+    rises = x > peak
+    ratio = _exp(-tl.abs(tl.where(x == peak, 0.0, x - peak)) * scale)
+    return tl.where(rises, x, peak), tl.where(rises, tl.fma(total, ratio, 1.0), total + ratio)
+
+
+@triton.jit
+def _total(x):
+    return tl.sum(x.to(tl.float64), axis=0)
+
+
+@triton.jit
+def _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
+    """Return p, q and their log-ratio: 0 where neither has mass, infinite where only one has."""
+    below_a = (a - peak_a) * scale
+    below_b = (b - peak_b) * scale
+    # Where the two logits lie far apart, what rounding takes from their difference is given back.
+    apart = a - b
+    seen = apart - a
+    lost = tl.where(tl.abs(apart) < _INF, (a - (apart - seen)) - (b + seen), 0.0)
+    d = (((apart - offset) + lost) * scale - high) - low
+    without = (below_a <= _NO_MASS) & (below_b <= _NO_MASS)
+    return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
+
+
+@triton.jit
+def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
+    """Return both rows' largest logits and inverse sums of exponentials, and offset, high and low of the log-ratio.
+
+    That is (a - b - offset) / T - high - low, in parts because float32 alone would round what is subtracted.
+    """
+    BLOCK: tl.constexpr = lanes.shape[0]
+    peaks_a, sums_a = zeros - _INF, zeros
+    peaks_b, sums_b = zeros - _INF, zeros
+    for start in range(0, classes, BLOCK):
+        columns = start + lanes
+        peaks_a, sums_a = _absorb(_load(p, columns, p_column, classes), scale, peaks_a, sums_a)
+        peaks_b, sums_b = _absorb(_load(q, columns, q_column, classes), scale, peaks_b, sums_b)
+    peak_a, peak_b = tl.max(peaks_a, axis=0), tl.max(peaks_b, axis=0)
+    # Both are summed in the same order, whatever their dtypes: equal rows have equal sums.
+    parts = tl.join(sums_a * _exp((peaks_a - peak_a) * scale), sums_b * _exp((peaks_b - peak_b) * scale))
+    sum_a, sum_b = tl.split(_total(parts))
+    offset = peak_a - peak_b
+    rest = peak_a.to(tl.float64) - peak_b.to(tl.float64) - offset.to(tl.float64)
+    shift = rest * scale + (tl.log(sum_a) - tl.log(sum_b))
+    high = shift.to(tl.float32)
+    low = (shift - high.to(tl.float64)).to(tl.float32)
+    inverse_a, inverse_b = (1.0 / sum_a).to(tl.float32), (1.0 / sum_b).to(tl.float32)
+    return peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+
+
+@triton.jit
+def row_kernel(
+    p, q, weights, values, out_p, out_q,
+    p_row, p_column, q_row, q_column, out_p_row, out_p_column, out_q_row, out_q_column,
+    classes, scale, factor, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
+    KIND: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the divergence of one row to `values`, and `factor` times its weight times its slopes to `out_p`, `out_q`.
+
+    `scale` is what the logits are multiplied by. `EARLY` says that the only gradient wanted needs no sum over the row.
+    """
+    row = tl.program_id(0).to(tl.int64)  # offsets may pass 2^31
+    p += row * p_row
+    q += row * q_row
+    out_p += row * out_p_row
+    out_q += row * out_q_row
+    if WEIGHTED:
+        factor = (factor * tl.load(weights + row)).to(tl.float32)
+    lanes = tl.arange(0, BLOCK)
+    zeros = tl.zeros((BLOCK,), tl.float32)
+
+    peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
+        p, q, p_column, q_column, classes, scale, lanes, zeros
+    )
+    terms, slopes_p, slopes_q, gaps = zeros, zeros, zeros, zeros
+    for start in range(0, classes, BLOCK):
+        columns = start + lanes
+        a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
+        x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
+        term, by_p, by_q = _terms_and_slopes(
+            x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
+        )
+        terms += term
+        slopes_p += by_p
+        slopes_q += by_q
+        if KIND == _TOTAL_VARIATION:
+            gaps += _excess(x, y, d)
+        if EARLY:
+            _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
+            _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
+    value = _total(terms)
+    if KIND == _TOTAL_VARIATION:
+        # The rounding of the sums shows in that q - p does not sum to zero. Only this kind feels it in first order.
+        value -= _total(gaps) * _total(slopes_q)
+    tl.store(values + row, tl.where(value < 0.0, 0.0, value))
+
+    if (WANT_P or WANT_Q) and not EARLY:
+        sum_p, sum_q = _total(slopes_p).to(tl.float32), _total(slopes_q).to(tl.float32)
+        for start in range(0, classes, BLOCK):
+            columns = start + lanes
+            a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
+            x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
+            _, by_p, by_q = _terms_and_slopes(
+                x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
+            )
+            _store(out_p, columns, out_p_column, classes, factor, by_p - x * sum_p, WANT_P)
+            _store(out_q, columns, out_q_column, classes, factor, by_q - y * sum_q, WANT_Q)
