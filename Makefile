@@ -29,8 +29,9 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-dev native
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python benchmarks/render.py
 
 clean:
 	rm -rf $(VENV) build dist site report.html

@@ -1,136 +1,83 @@
-"""Time and memory of KL and Jensen-Shannon from two logits tensors, forward and backward, beside torch's ways.
+"""Losses from two logits tensors, forward and backward: kullback beside torch's ways, TRL's and torchtune's.
 
     python benchmarks/bench_rows.py [--quick]
 
-All ways run interleaved in one process; a time is the median of the rounds. `clone` copies one of the two tensors,
-which is what reading once and writing once costs. Memory is what the peak of the resident set grows by during one step.
+The gradient goes to the student. `clone` copies the student's logits: what reading once and writing once costs.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
-import torch.nn.functional as F
+from peers import ROW_LOSSES, RowLoss
+from timing import Benchmark, Case, Step, main
 from torch import Tensor
 
-from kullback import KL, JensenShannon, Logits, divergence
-from kullback.kernels import native
+from kullback import KL, JensenShannon, ReverseKL
+from kullback.functional import distillation_loss
+from kullback.generators import Divergence
 
-RESULT = Path(__file__).parent / "results" / "rows.json"
-SHAPES = [(64, 10), (4096, 1000), (512, 32_000), (128, 128_256), (64, 262_144)]
-Step = Callable[[Tensor, Tensor], None]
-
-
-def eager_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    s, t = (x.float().log_softmax(-1) for x in (student, teacher))
-    return F.kl_div(s, t, reduction="batchmean", log_target=True)
+SHAPES = [(4096, 1000), (512, 32_000), (128, 128_256), (64, 262_144)]
+DTYPES = ["float32", "bfloat16"]
+KINDS: dict[str, Divergence] = {"KL": KL(), "reverse KL": ReverseKL(), "JS": JensenShannon()}
 
 
-def eager_js(student: Tensor, teacher: Tensor) -> Tensor:
-    s, t = (x.float().log_softmax(-1) for x in (student, teacher))
-    mixture = torch.logsumexp(torch.stack([s, t]), 0) - torch.log(torch.tensor(2.0))
-    terms = [F.kl_div(mixture, x, reduction="batchmean", log_target=True) for x in (s, t)]
-    return (terms[0] + terms[1]) / 2
+def logits(case: Case) -> tuple[Tensor, Tensor]:
+    """A student's and a teacher's logits that differ about as much as those of a model in training."""
+    shape, dtype = (case["rows"], case["classes"]), getattr(torch, case["dtype"])
+    teacher = 3 * torch.randn(shape)
+    student = teacher + 0.5 * torch.randn(shape)
+    return student.to(dtype), teacher.to(dtype)
 
 
-def ours(kind: KL | JensenShannon) -> Callable[[Tensor, Tensor], Tensor]:
+def ours(kind: Divergence, *, inplace: bool = False) -> RowLoss:
     def loss(student: Tensor, teacher: Tensor) -> Tensor:
-        p, q = Logits(teacher, validate=False), Logits(student, validate=False)
-        return divergence(p, q, kind).mean()
+        return distillation_loss(
+            student=student, teacher=teacher, kind=kind, reduction="batchmean", inplace_backward=inplace
+        )
 
     return loss
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+class Layer(torch.autograd.Function):
+    """Stands for the model's last layer: it gives logits that are no leaf, and takes their gradient."""
+
+    @staticmethod
+    def forward(_ctx: object, _parameter: Tensor, logits: Tensor) -> Tensor:
+        return logits.detach()
+
+    @staticmethod
+    def backward(_ctx: object, _gradient: Tensor) -> tuple[None, None]:
+        return None, None
 
 
-def extra_memory(step: Callable[[], object]) -> int:
-    """Sample the resident set while `step` runs; what it rises above its level before."""
-    before, peak, done = resident_bytes(), 0, threading.Event()
+def stepper(loss: RowLoss, student: Tensor, teacher: Tensor, original: Tensor) -> Step:
+    """Forward and backward. Every step finds the student's logits freshly written, as a model leaves them."""
+    parameter = torch.zeros((), requires_grad=True)
 
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.0005):
-            peak = max(peak, resident_bytes())
+    def run() -> Tensor:
+        value = loss(Layer.apply(parameter, student), teacher)
+        value.backward()
+        return value
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    step()
-    done.set()
-    watcher.join()
-    return max(0, peak - before)
+    return Step(run, lambda: student.copy_(original))
 
 
-def measure(rows: int, classes: int, dtype: torch.dtype, rounds: int) -> dict[str, dict[str, float]]:
-    teacher = (3 * torch.randn(rows, classes)).to(dtype)
-    student = (teacher + torch.randn(rows, classes)).to(dtype)
-    losses = {
-        "eager KL": eager_kl,
-        "torch.compile KL": torch.compile(eager_kl),
-        "kullback KL": ours(KL()),
-        "eager JS": eager_js,
-        "kullback JS": ours(JensenShannon()),
-    }
-
-    def stepper(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
-        def step() -> None:
-            leaf = student.detach().requires_grad_()
-            loss(leaf, teacher).backward()
-
-        return step
-
-    steps: dict[str, Callable[[], object]] = {name: stepper(loss) for name, loss in losses.items()}
-    steps["clone"] = student.clone
-    for step in steps.values():
-        step()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - start)
-    return {
-        name: {"ms": 1e3 * statistics.median(times[name]), "extra_mb": extra_memory(step) / 1e6}
-        for name, step in steps.items()
-    }
+def build(case: Case) -> dict[str, Step]:
+    original, teacher = logits(case)
+    student = original.clone()
+    losses = {f"{name}: kullback": ours(kind) for name, kind in KINDS.items()}
+    losses |= {f"{name}: kullback in place": ours(kind, inplace=True) for name, kind in KINDS.items()}
+    losses |= ROW_LOSSES
+    steps = {name: stepper(loss, student, teacher, original) for name, loss in sorted(losses.items())}
+    steps["clone"] = Step(student.clone, lambda: student.copy_(original))
+    return steps
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    rounds = 5 if parser.parse_args().quick else 15
-    found: list[dict[str, object]] = []
-    for rows, classes in SHAPES:
-        for dtype in (torch.float32, torch.bfloat16):
-            torch.compiler.reset()
-            result = measure(rows, classes, dtype, rounds * (20 if rows * classes < 10_000 else 1))
-            found.append({"rows": rows, "classes": classes, "dtype": str(dtype), "ways": result})
-            base = result["kullback KL"]["ms"]
-            print(f"{rows} x {classes} {dtype}")
-            for name, numbers in result.items():
-                ratio = numbers["ms"] / base
-                print(
-                    f"  {name:18} {numbers['ms']:9.3f} ms  {ratio:6.2f} x ours  {numbers['extra_mb']:7.0f} MB more"
-                )
-    machine = {
-        "cores": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "native": native.missing() is None,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"machine": machine, "results": found}, indent=2) + "\n")
+def cases(shapes: list[tuple[int, int]]) -> list[Case]:
+    return [{"rows": n, "classes": v, "dtype": dtype} for n, v in shapes for dtype in DTYPES]
 
+
+BENCHMARK = Benchmark(name="rows", cases=cases(SHAPES), quick=cases([(64, 100)]), build=build, seconds=20)
 
 if __name__ == "__main__":
-    main()
+    main(BENCHMARK, __file__, __doc__)

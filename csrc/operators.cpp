@@ -40,7 +40,8 @@ Dtype dtype_of(const Tensor& x) {
     case ScalarType::Float: return kFloat32;
     case ScalarType::BFloat16: return kBFloat16;
     case ScalarType::Half: return kFloat16;
-    default: STD_TORCH_CHECK(false, "kullback: float32, bfloat16 or float16 expected");
+    case ScalarType::Double: return kFloat64;
+    default: STD_TORCH_CHECK(false, "kullback: float64, float32, bfloat16 or float16 expected");
   }
 }
 
@@ -127,19 +128,18 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const std::optional<Te
   }
   RowTask task{};
   task.classes = classes;
-  task.inverse_temperature = static_cast<float>(1 / temperature);
-  const auto mixing = [](double weight, double share) -> Mixing {
-    return {static_cast<float>(weight), static_cast<float>(share), static_cast<float>(1 - share)};
-  };
-  task.kind = {static_cast<Kind>(kind), mixing(weight_p, share_p), mixing(weight_q, share_q)};
+  task.inverse_temperature = 1 / temperature;
+  task.kind = {static_cast<Kind>(kind), {weight_p, share_p, 1 - share_p}, {weight_q, share_q, 1 - share_q}};
+  const bool wide = p.scalar_type() == ScalarType::Double || q.scalar_type() == ScalarType::Double;
+  const size_t scratch_bytes = kScratchPerClass * classes * (wide ? sizeof(double) : sizeof(float));
   // Small matrices are not worth waking other threads for.
   const int64_t grain = classes > 0 ? 1 + 16384 / classes : 1;
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    static thread_local std::vector<float> scratch;
-    if (scratch.size() < static_cast<size_t>(4 * classes)) scratch.resize(4 * classes);
+    static thread_local std::vector<char> scratch;
+    if (scratch.size() < scratch_bytes) scratch.resize(scratch_bytes);
     RowTask mine = task;
     for (int64_t i = begin; i < end; ++i) {
-      mine.weight = static_cast<float>(row_weights ? scale * row_weights[i] : scale);
+      mine.weight = row_weights ? scale * row_weights[i] : scale;
       compute({from_p.row(i), from_q.row(i), to_p.row(i), to_q.row(i)}, mine, scratch.data());
       to_values[i] = mine.value;
     }

@@ -8,7 +8,7 @@ enum Kind : int64_t { kKL = 0, kReverseKL = 1, kJeffreys = 2, kTotalVariation = 
 
 // One side of kMixture: weight KL(P || share P + rest Q), where share + rest = 1 before they are rounded.
 struct Mixing {
-  float weight, share, rest;
+  double weight, share, rest;
 };
 
 struct KindParameters {
@@ -16,27 +16,16 @@ struct KindParameters {
   Mixing p, q;
 };
 
-struct RowStatistics {
-  float peak;
-  double sum;
-};
-
-// One row; a gradient that is not wanted is null, and may be the same memory as the logits it belongs to.
+// What is asked about a row, and the answer.
 struct RowTask {
-  const float* p;
-  const float* q;
-  float* exp_p;
-  float* exp_q;
-  float* gradient_p;
-  float* gradient_q;
   int64_t classes;
-  float inverse_temperature;
-  float weight;
+  double inverse_temperature;
+  double weight;
   KindParameters kind;
   double value;
 };
 
-enum Dtype { kFloat32, kBFloat16, kFloat16 };
+enum Dtype { kFloat32, kBFloat16, kFloat16, kFloat64 };
 
 // A row in memory: null data is a gradient that is not wanted. Gradients have stride 1.
 struct RowView {
@@ -45,21 +34,26 @@ struct RowView {
   Dtype dtype;
 };
 
+// A gradient may be the same memory as the logits it belongs to.
 struct RowViews {
   RowView p, q, gradient_p, gradient_q;
+
+  // Whether the arithmetic is in float64; else it is in float32, with sums in float64.
+  bool are_wide() const { return p.dtype == kFloat64 || q.dtype == kFloat64; }
 };
 
-// The scratch holds 4 * classes numbers.
-using RowFunction = void (*)(const RowViews&, RowTask&, float* scratch);
+constexpr int64_t kScratchPerClass = 4;  // numbers of float32, or of float64 for wide rows
+
+using RowFunction = void (*)(const RowViews&, RowTask&, void* scratch);
 
 namespace baseline {
-void compute_row(const RowViews&, RowTask&, float*);
+void compute_row(const RowViews&, RowTask&, void*);
 }
 namespace v3 {
-void compute_row(const RowViews&, RowTask&, float*);
+void compute_row(const RowViews&, RowTask&, void*);
 }
 namespace v4 {
-void compute_row(const RowViews&, RowTask&, float*);
+void compute_row(const RowViews&, RowTask&, void*);
 }
 
 }  // namespace kullback

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from kullback.errors import ArgumentTypeError, IncompatibleTensorError, explain
-from kullback.reduction import reduce_terms, torch_reduction
+from kullback.kernels import terms
+from kullback.reduction import Reduction, reduce_terms, torch_reduction
 
 __all__ = ["kl_div"]
 
@@ -90,6 +89,8 @@ def kl_div(
             reduction=reduction,
             log_target=log_target,
         )
+    if size_average is None and reduce is None and isinstance(log_target, bool) and _is_native(input, target):
+        return _native(input, target, torch_reduction(reduction, None, None), log_target)
     _check_tensor("input", input, instead="kl_div(logits.log_softmax(dim=-1), target)")
     _check_tensor("target", target, instead=_TARGET_REMEDY)
     _check_match(input, target)
@@ -98,28 +99,30 @@ def kl_div(
 
     dtype = _result_dtype(input, target)
     wide = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
-    terms = _terms(input.to(wide), target.to(wide), log_target)
+    summands = terms.reference_terms(input.to(wide), target.to(wide), log_target)
     batch_size = input.size(0) if input.dim() else 1
-    loss = reduce_terms(terms, meant, batch_size=batch_size)
+    loss = reduce_terms(summands, meant, batch_size=batch_size)
     if reduction == "batchmean" and meant != reduction:
         loss = loss / batch_size  # as torch does, although a deprecated flag overrides "batchmean"
     return loss.to(dtype)
 
 
-def _terms(log_q: Tensor, target: Tensor, log_target: bool) -> Tensor:
-    """The summands p (log p - log q) with their limits, for arguments of one dtype of 32 bits or more."""
-    # The bound on log_q lets NaN and +inf, which no log-probability is, come through.
-    massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)
-    if log_target:
-        p, log_p = target.exp(), target
-    else:
-        p = torch.where(massless, 1.0, target)  # log' is infinite at 0, and 0 * inf is NaN
-        log_p = p.log()
-    log_ratio = torch.where(massless, 0.0, log_p - log_q)
-    # Against q = 0 all mass gives +inf, even one that underflows to 0; its derivative, as infinite, is cut off,
-    # since it would turn into NaN under a zero weight or in the softmax before.
-    p = torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
-    return p * log_ratio
+def _is_native(log_q: Tensor, target: Tensor) -> bool:
+    """Tell whether the kernels in C++ take these tensors; they are then a pair without fault."""
+    return (
+        not torch.compiler.is_compiling()
+        and isinstance(log_q, Tensor)
+        and isinstance(target, Tensor)
+        and terms.serves(log_q, target)
+        and _result_dtype(log_q, target) == log_q.dtype
+    )
+
+
+def _native(log_q: Tensor, target: Tensor, meant: Reduction, log_target: bool) -> Tensor:
+    if meant == "none":
+        return terms.kl_terms(log_q, target, log_target, None)
+    divisors = {"sum": 1, "mean": log_q.numel(), "batchmean": log_q.size(0) if log_q.dim() else 1}
+    return terms.kl_terms(log_q, target, log_target, divisors[meant])
 
 
 def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:

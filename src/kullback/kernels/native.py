@@ -1,7 +1,8 @@
 """The kernels in C++ for the CPU: one sweep for the statistics of a row, one for its value and gradient.
 
-They take logits of float32, bfloat16 or float16 with any strides and compute in float32, summing in float64. The
-library is built from csrc/ when kullback is installed with ``KULLBACK_NATIVE=1``; without it the reference serves.
+They take logits of float64, float32, bfloat16 or float16, also mixed, with any strides; they compute in float64 where
+a side is float64, else in float32, summing in float64. The library is built from csrc/ when kullback is installed with
+``KULLBACK_NATIVE=1``; without it the reference serves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kullback.kernels.reference import Rows
 
 __all__ = ["DTYPES", "missing", "row_divergence", "serves", "value_and_gradient", "weighted_total"]
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _LIBRARY = Path(__file__).with_name("_native.so")
 
 

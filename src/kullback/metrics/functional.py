@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias, TypeGuard, get_args
 
 import torch
@@ -16,7 +17,8 @@ from kullback.errors import (
 )
 from kullback.generators import KL
 from kullback.kernels import row_divergence
-from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
+from kullback.kernels.terms import kl_of_weights
+from kullback.representations import SUM_TOLERANCE, Counts, Logits, LogProbs, Probs, Representation
 from kullback.streaming import wide_dtype
 
 __all__ = ["Given", "Reduction", "check_reduction", "kl_divergence", "resolve_given", "row_values"]
@@ -139,8 +141,13 @@ def row_values(
         _check_mask(call, mask, p)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
-    left, right = (_represent(f"{call}({name}=...){counted}", x, given) for name, x in (("p", p), ("q", q)))
     dtype = torch.promote_types(p.dtype, q.dtype)
+    if given in ("counts", "probs"):
+        tolerance = math.inf if given == "counts" else SUM_TOLERANCE.get(p.dtype, 0.0)
+        values = kl_of_weights(p, q, tolerance)
+        if values is not None:
+            return values.to(dtype), dtype
+    left, right = (_represent(f"{call}({name}=...){counted}", x, given) for name, x in (("p", p), ("q", q)))
     return row_divergence(KL(), left, right), dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 

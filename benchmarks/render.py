@@ -1,0 +1,187 @@
+"""Writes docs/benchmarks.md and its plots from the numbers in benchmarks/results/.
+
+python benchmarks/render.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from plots import plot_head, plot_rows, plot_scaling
+from targets import Judgement, case_name, judge
+from timing import RESULTS, SCHEMA
+
+Result = dict[str, Any]
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+ORDER = ["rows", "overhead", "scaling", "head", "gpu"]
+KINDS = ["KL", "reverse KL", "JS"]
+WAYS = ["kullback", "kullback in place", "eager", "torch.compile", "TRL", "torchtune"]
+PLOTS = {"rows": plot_rows, "scaling": plot_scaling, "head": plot_head}
+
+INTRODUCTION = """\
+# Benchmarks
+
+`make bench` runs the scripts of `benchmarks/`, which leave their numbers in `benchmarks/results/`, and writes this
+page from them. A time is the median of rounds in which all ways take turns in one process; each step finds its logits
+freshly written. Memory is how far the resident set of a process of its own peaks, during one step, above its size
+before it. Virtual machines are noisy: run them on yours.
+"""
+
+HEADINGS = {
+    "rows": "Losses from logits",
+    "overhead": "Small calls",
+    "scaling": "Scaling",
+    "head": "Losses from hidden states and heads",
+    "gpu": "On a GPU",
+}
+
+EXPLANATIONS = {
+    "rows": "Forward and backward from two logits tensors, the gradient to the student; milliseconds. `clone` copies "
+    "the student's logits. Eager and compiled torch compute bfloat16 in float32, as they must for a right answer; "
+    "TRL's formula does not, and torchtune's KL leaves the teacher's entropy out.",
+    "overhead": "Forward and backward of logits so small that only the call costs; microseconds a call.",
+    "scaling": "KL, forward and backward, in float32; milliseconds.",
+    "head": "KL, forward and backward to the student's hidden states and head. `products` are the four matrix products "
+    "alone, in one piece. Memory is beyond the weight's gradient.",
+    "gpu": "KL, forward and backward. `copy` copies one logits tensor, two thirds of what the loss must move.",
+}
+
+MEMORY = """\
+## Memory of `kullback compare`
+
+Two files of {gigabytes_each:g} GB each, {dtype} logits of {rows:,} positions over {classes:,} classes, compared in a
+process of its own (`python benchmarks/compare_memory.py`) on {cores} cores, Python {python}:
+
+| | |
+|---|---|
+| peak resident memory, Python and torch included | {peak_mib:.0f} MiB |
+| time | {seconds:.0f} s, {nanoseconds_per_class:.0f} ns per class of a position |
+
+The memory does not depend on the length of the files; what else ran on the machine is in the time.
+"""
+
+
+def load(folder: Path) -> dict[str, Result]:
+    """The results in a folder by the name of their benchmark."""
+    documents = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
+    return {x["benchmark"]: x for x in documents if x.get("schema") == SCHEMA}
+
+
+def page(folder: Path) -> str:
+    """The page, as Markdown."""
+    documents = load(folder)
+    known = [name for name in ORDER if name in documents]
+    parts = [INTRODUCTION]
+    if missing := [f"“{HEADINGS[name]}”" for name in ORDER if name not in documents]:
+        parts.append(f"Not measured yet: {', '.join(missing)}.\n")
+    if known:
+        parts.append(targets(judge([documents[name] for name in known])))
+    parts += [section(name, documents[name]) for name in known]
+    compare = folder / "compare_memory.json"
+    if compare.exists():
+        parts.append(MEMORY.format(**json.loads(compare.read_text())))
+    return "\n".join(parts)
+
+
+def targets(judgements: list[Judgement]) -> str:
+    met = sum(x.met for x in judgements)
+    rows = [[x.target, x.case, x.wanted, x.found, "yes" if x.met else "**no**"] for x in judgements]
+    body = table(["target", "case", "wanted", "found", "met"], rows)
+    return f"## Targets\n\nSet before they were measured: {met} of {len(judgements)} are met.\n\n{body}"
+
+
+def section(name: str, document: Result) -> str:
+    parts = [f"## {HEADINGS[name]}\n", EXPLANATIONS[name] + "\n", describe(document["machine"])]
+    parts += [f"{note}\n" for note in document["notes"]]
+    if name in PLOTS:
+        parts.append(f"![{HEADINGS[name]}: the tables below as a plot](benchmarks/{name}.svg)\n")
+    parts.append(TABLES.get(name, plain_tables)(document["cases"]))
+    return "\n".join(parts)
+
+
+def describe(machine: Result) -> str:
+    gpu = f"{machine['gpu']}, " if machine["gpu"] else ""
+    return (
+        f"{machine['date']}: {gpu}{machine['processor']} ({machine['vector_instructions']}), {machine['cores']} cores, "
+        f"{machine['threads']} threads, {machine['system']}, Python {machine['python']}, torch {machine['torch']}, "
+        f"{machine['compiler']}, kullback {machine['kullback']} "
+        f"{'with' if machine['native_kernels'] else 'without'} native kernels.\n"
+    )
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def cell(step: Result | None, scale: float = 1e3) -> str:
+    return "–" if step is None else three_digits(scale * step["median"])
+
+
+def three_digits(x: float) -> str:
+    return f"{x:.3g}" if x < 1000 else f"{x:,.0f}"
+
+
+def megabytes(step: Result | None, without: float = 0) -> str:
+    if step is None or step["extra_bytes"] is None:
+        return "–"
+    return f"{max(0, step['extra_bytes'] - without) / 1e6:.0f}"
+
+
+def kind_tables(cases: list[Result], scale: float, *, memory: bool) -> str:
+    """A table of times for each kind and, where it was measured, one of memory."""
+    parts = []
+    for kind in KINDS:
+        ways = [x for x in WAYS if any(f"{kind}: {x}" in c["steps"] for c in cases)]
+        names = [f"{kind}: {x}" for x in ways] + ["clone"]
+        headings = [kind, *ways, "clone"]
+        rows = [[case_name(c["case"]), *(cell(c["steps"].get(x), scale) for x in names)] for c in cases]
+        parts.append(table(headings, rows))
+    if memory:
+        ways = [x for x in WAYS if any(f"KL: {x}" in c["steps"] for c in cases)]
+        rows = [[case_name(c["case"]), *(megabytes(c["steps"].get(f"KL: {x}")) for x in ways)] for c in cases]
+        parts.append("Extra memory of KL, in MB:\n\n" + table(["KL", *ways], rows))
+    return "\n".join(parts)
+
+
+def rows_tables(cases: list[Result]) -> str:
+    return kind_tables(cases, 1e3, memory=True)
+
+
+def overhead_tables(cases: list[Result]) -> str:
+    return kind_tables(cases, 1e6 / cases[0]["case"]["calls"], memory=False)
+
+
+def plain_tables(cases: list[Result]) -> str:
+    names = list(dict.fromkeys(name for c in cases for name in c["steps"]))
+    rows = [[case_name(c["case"]), *(cell(c["steps"].get(name)) for name in names)] for c in cases]
+    return table(["ms", *names], rows)
+
+
+def head_tables(cases: list[Result]) -> str:
+    names = list(dict.fromkeys(name for c in cases for name in c["steps"]))
+    times = [[case_name(c["case"]), *(cell(c["steps"].get(x), 1) for x in names)] for c in cases]
+    memory = []
+    for c in cases:
+        gradient = c["case"]["classes"] * c["case"]["hidden"] * (2 if c["case"]["dtype"] == "bfloat16" else 4)
+        memory.append([case_name(c["case"]), *(megabytes(c["steps"].get(x), gradient) for x in names)])
+    return table(["seconds", *names], times) + "\n" + table(["MB", *names], memory)
+
+
+TABLES = {"rows": rows_tables, "overhead": overhead_tables, "head": head_tables}
+
+
+def main() -> None:
+    images = PAGE.with_suffix("")
+    for name, document in load(RESULTS).items():
+        if name in PLOTS:
+            images.mkdir(exist_ok=True)
+            PLOTS[name](document, images / f"{name}.svg")
+    PAGE.write_text(page(RESULTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The targets the benchmarks are held to, and whether their results meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Result = dict[str, Any]
+
+SLACK_BYTES = 8e6
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One target in one case: what was wanted and what was found, in words, and whether it is met."""
+
+    target: str
+    case: str
+    wanted: str
+    found: str
+    met: bool
+
+
+def judge(documents: list[Result]) -> list[Judgement]:
+    """Every target that the results say something about. What was not measured is not judged."""
+    found: list[Judgement] = []
+    for document in documents:
+        if rule := RULES.get(document["benchmark"]):
+            for result in document["cases"]:
+                found += rule(result)
+    return found
+
+
+def case_name(case: dict[str, Any]) -> str:
+    shape = f"{case['rows']} × {case['classes']}"
+    hidden = f", hidden {case['hidden']}" if "hidden" in case else ""
+    threads = f", {case['threads']} thread{'s' * (case['threads'] > 1)}" if "threads" in case else ""
+    return f"{shape}{hidden}, {case['dtype']}{threads}"
+
+
+def faster(result: Result, target: str, ours: str, other: str, least: float) -> Iterator[Judgement]:
+    """How many times the time of `ours` the other takes."""
+    steps = result["steps"]
+    if ours in steps and other in steps:
+        ratio = steps[other]["median"] / steps[ours]["median"]
+        name = case_name(result["case"])
+        yield Judgement(target, name, f"≥ {least:g}×", f"{ratio:.2f}×", ratio >= least)
+
+
+def at_most(result: Result, target: str, ours: str, other: str, most: float) -> Iterator[Judgement]:
+    """How many times the time of the other `ours` takes."""
+    steps = result["steps"]
+    if ours in steps and other in steps:
+        ratio = steps[ours]["median"] / steps[other]["median"]
+        name = case_name(result["case"])
+        yield Judgement(target, name, f"≤ {most:g}×", f"{ratio:.2f}×", ratio <= most)
+
+
+def small(result: Result, target: str, step: str, expected: float) -> Iterator[Judgement]:
+    """The extra memory beyond what has to be there."""
+    extra = result["steps"].get(step, {}).get("extra_bytes")
+    if extra is not None:
+        beyond = extra - expected
+        name = case_name(result["case"])
+        yield Judgement(target, name, "< 8 MB", f"{beyond / 1e6:.1f} MB", beyond < SLACK_BYTES)
+
+
+def of_rows(result: Result) -> Iterator[Judgement]:
+    case, ours = result["case"], "KL: kullback"
+    if case["dtype"] == "float32":
+        yield from faster(result, "KL against eager torch", ours, "KL: eager", 5)
+        yield from faster(result, "KL against torch.compile", ours, "KL: torch.compile", 2)
+        yield from at_most(result, "KL against cloning one input", ours, "clone", 1.6)
+    else:
+        yield from faster(result, "KL against eager torch in float32", ours, "KL: eager", 6)
+    yield from faster(result, "JS(½) against TRL's formula", "JS: kullback", "JS: TRL", 8)
+    gradient = case["rows"] * case["classes"] * ELEMENT_BYTES[case["dtype"]]
+    yield from small(result, "KL, memory beyond one gradient", ours, gradient)
+    yield from small(result, "KL in place, memory", f"{ours} in place", 0)
+
+
+def of_overhead(result: Result) -> Iterator[Judgement]:
+    yield from at_most(result, "call overhead against eager torch", "KL: kullback", "KL: eager", 1)
+
+
+def of_head(result: Result) -> Iterator[Judgement]:
+    case, steps = result["case"], result["steps"]
+    yield from at_most(result, "head, against its matrix products alone", "kullback", "products", 1.15)
+    for other in ("TRL, chunked", "Liger, chunked"):
+        yield from at_most(result, f"head, time against {other}", "kullback", other, 1)
+    weight_gradient = case["classes"] * case["hidden"] * ELEMENT_BYTES[case["dtype"]]
+    beyond = {
+        name: x["extra_bytes"] - weight_gradient for name, x in steps.items() if x["extra_bytes"] is not None
+    }
+    if "kullback" not in beyond:
+        return
+    ours = max(beyond["kullback"], 0)
+    for other, most in (("eager, whole logits", 0.1), ("TRL, chunked", 1), ("Liger, chunked", 1)):
+        if beyond.get(other, 0) > 0:
+            share = ours / beyond[other]
+            target = f"head, memory beyond the weight's gradient, against {other}"
+            yield Judgement(target, case_name(case), f"< {most:.0%}", f"{share:.1%}", share < most)
+
+
+def of_gpu(result: Result) -> Iterator[Judgement]:
+    steps, ours = result["steps"], "KL: kullback"
+    share = 1.5 * steps["copy"]["median"] / steps[ours]["median"]  # three tensors moved against two
+    name = case_name(result["case"])
+    yield Judgement("GPU: share of the copy bandwidth", name, "≥ 85%", f"{share:.0%}", share >= 0.85)
+    yield from faster(result, "GPU: against Liger", ours, "KL: Liger", 2)
+    yield from faster(result, "GPU: against torch.compile", ours, "KL: torch.compile", 1.3)
+
+
+RULES: dict[str, Callable[[Result], Iterator[Judgement]]] = {
+    "rows": of_rows,
+    "overhead": of_overhead,
+    "head": of_head,
+    "gpu": of_gpu,
+}

@@ -1,0 +1,2 @@
+#define KULLBACK_ISA v4
+#include "term_kernel.h"

@@ -1,0 +1,215 @@
+"""The benchmarks measure what they say, and their page says what was measured."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "benchmarks"
+FIRST_PARTS = ("KL", "reverse KL", "JS")
+
+
+@pytest.fixture(autouse=True)
+def _scripts_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+
+def script(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def true_value(kind: str, student: Tensor, teacher: Tensor) -> Tensor:
+    """The mean over rows by the definition, from probabilities in float64."""
+    q, p = (x.double().softmax(-1) for x in (student, teacher))
+    m = (p + q) / 2
+
+    def kl(a: Tensor, b: Tensor) -> Tensor:
+        return (a * (a / b).log()).sum(-1).mean()
+
+    return {"KL": kl(p, q), "reverse KL": kl(q, p), "JS": (kl(p, m) + kl(q, m)) / 2}[kind]
+
+
+def entropy(teacher: Tensor) -> Tensor:
+    p = teacher.double().softmax(-1)
+    return -(p * p.log()).sum(-1).mean()
+
+
+def row_losses() -> list[str]:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        return list(script("peers").ROW_LOSSES)
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.mark.parametrize("name", [x for x in row_losses() if "compile" not in x])
+def test_a_peer_computes_the_divergence_it_is_named_after(name: str) -> None:
+    student, teacher = torch.randn(2, 6, 50)
+    kind = name.split(":", maxsplit=1)[0]
+    student.requires_grad_()
+    value = script("peers").ROW_LOSSES[name](student, teacher)
+    (found,) = torch.autograd.grad(value, student)
+    truth = true_value(kind, student, teacher)
+    (wanted,) = torch.autograd.grad(truth, student)
+    if name == "KL: torchtune":
+        truth = truth + entropy(teacher)
+    torch.testing.assert_close(value.double(), truth, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_compiled_peers_compile_the_eager_ones() -> None:
+    assert {f"{kind}: torch.compile" for kind in ("KL", "JS")} <= set(script("peers").ROW_LOSSES)
+    assert {name.split(":")[0] for name in script("peers").ROW_LOSSES} == set(FIRST_PARTS)
+
+
+@pytest.mark.parametrize("rows", [3, 300])
+def test_the_losses_of_heads_are_the_kl_of_their_logits(rows: int) -> None:
+    case = {"rows": rows, "classes": 20, "hidden": 8, "dtype": "float32"}
+    head, peers = script("bench_head"), script("peers")
+    for loss in (head.ours, peers.materialised, peers.trl_chunked):
+        torch.manual_seed(0)
+        h, weight, teacher_h, teacher_weight = head.tensors(case)
+        value = loss(h, weight, teacher_h, teacher_weight)
+        found = torch.autograd.grad(value, (h, weight))
+        truth = true_value("KL", h @ weight.T, teacher_h @ teacher_weight.T)
+        wanted = torch.autograd.grad(truth, (h, weight))
+        torch.testing.assert_close(value.double(), truth, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_products_are_those_of_the_gradients_shapes() -> None:
+    arguments = script("bench_head").tensors({"rows": 3, "classes": 7, "hidden": 4, "dtype": "float32"})
+    shapes = [x.shape for x in script("peers").products(*arguments)]
+    assert shapes == [arguments[0].shape, arguments[1].shape]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_step_computes_the_gradient_of_the_students_logits(inplace: bool) -> None:
+    rows = script("bench_rows")
+    original, teacher = rows.logits({"rows": 4, "classes": 9, "dtype": "float32"})
+    student = torch.empty_like(original)
+    step = rows.stepper(rows.ours(rows.KINDS["KL"], inplace=inplace), student, teacher, original)
+    step.prepare()
+    value = step.run()
+    leaf = original.clone().requires_grad_()
+    truth = true_value("KL", leaf, teacher)
+    (wanted,) = torch.autograd.grad(truth, leaf)
+    torch.testing.assert_close(value.double(), truth, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(student, wanted if inplace else original)
+
+
+def test_the_steps_take_turns_after_a_warm_up_and_only_the_run_is_timed() -> None:
+    timing = script("timing")
+    calls: list[str] = []
+    steps = {
+        name: timing.Step(lambda n=name: calls.append(n), lambda n=name: calls.append(f"before {n}"))
+        for name in ("a", "b")
+    }
+    times = timing.interleave(steps, least=3, most=3, seconds=0, warm_up=1)
+    assert calls == ["before a", "a", "before b", "b"] * 4
+    assert {name: len(x) for name, x in times.items()} == {"a": 3, "b": 3}
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 2), (60.0, 5)])
+def test_the_rounds_end_with_the_time_but_not_before_the_least(seconds: float, rounds: int) -> None:
+    timing = script("timing")
+    times = timing.interleave({"a": timing.Step(lambda: None)}, least=2, most=5, seconds=seconds)
+    assert len(times["a"]) == rounds
+
+
+def test_a_summary_is_the_median_and_the_quartiles() -> None:
+    found = script("timing").summarize([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert found == {"median": 3.0, "low": 2.0, "high": 4.0, "rounds": 5}
+
+
+def made(bytes_: float = 0) -> dict[str, dict[str, object]]:
+    """Results of three steps: ours takes 1 ms."""
+    milliseconds = {"KL: kullback": 1.0, "KL: eager": 5.0, "KL: torch.compile": 1.9, "clone": 0.7}
+    return {
+        name: {"median": x / 1e3, "low": x / 1e3, "high": x / 1e3, "rounds": 7, "extra_bytes": bytes_}
+        for name, x in milliseconds.items()
+    }
+
+
+def document() -> dict[str, object]:
+    case = {"rows": 10, "classes": 1_000_000, "dtype": "float32"}
+    return {
+        "schema": script("timing").SCHEMA,
+        "benchmark": "rows",
+        "quick": False,
+        "machine": script("timing").machine(),
+        "notes": ["A note."],
+        "cases": [{"case": case, "steps": made(bytes_=50e6)}],
+    }
+
+
+def test_a_target_is_met_exactly_when_the_numbers_say_so() -> None:
+    found = {x.target: (x.found, x.met) for x in script("targets").judge([document()])}
+    assert found == {
+        "KL against eager torch": ("5.00×", True),
+        "KL against torch.compile": ("1.90×", False),
+        "KL against cloning one input": ("1.43×", True),
+        "KL, memory beyond one gradient": ("10.0 MB", False),
+    }
+
+
+def test_the_page_shows_the_numbers_the_machine_and_the_targets_that_were_missed(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(document()))
+    page = script("render").page(tmp_path)
+    assert "2 of 4 are met" in page
+    assert "| KL against torch.compile | 10 × 1000000, float32 | ≥ 2× | 1.90× | **no** |" in page
+    assert f"torch {torch.__version__}" in page
+    assert "A note." in page
+
+
+def test_a_plot_is_the_same_file_from_the_same_numbers(tmp_path: Path) -> None:
+    paths = tmp_path / "a.svg", tmp_path / "b.svg"
+    for path in paths:
+        script("plots").plot_rows(document(), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert "milliseconds" in paths[0].read_text()
+
+
+def test_a_benchmark_leaves_results_of_the_schema_and_its_page_can_be_made_of_them(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "bench_head.py"), "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "head.json").read_text())
+    assert_schema(result)
+    assert result["quick"]
+    page = script("render").page(tmp_path)
+    assert all(name in page for name in result["cases"][0]["steps"])
+    script("plots").plot_head(result, tmp_path / "head.svg")
+
+
+def assert_schema(result: dict[str, object]) -> None:
+    assert set(result) == {"schema", "benchmark", "quick", "machine", "notes", "cases"}
+    assert result["schema"] == "kullback.benchmark/1"
+    assert {"processor", "cores", "threads", "torch", "compiler", "date"} <= set(result["machine"])
+    for case in result["cases"]:
+        assert {"rows", "classes", "dtype"} <= set(case["case"])
+        for step in case["steps"].values():
+            assert set(step) == {"median", "low", "high", "rounds", "extra_bytes"}
+            assert 0 < step["low"] <= step["median"] <= step["high"]
+
+
+def test_the_committed_results_are_of_the_schema_and_no_quick_ones() -> None:
+    for result in script("render").load(SCRIPTS / "results").values():
+        assert_schema(result)
+        assert not result["quick"]
+
+
+def test_the_page_in_the_documentation_is_made_of_the_committed_results() -> None:
+    render = script("render")
+    assert render.PAGE.read_text() == render.page(SCRIPTS / "results")
+    for name in set(render.PLOTS) & set(render.load(SCRIPTS / "results")):
+        assert render.PAGE.with_suffix("").joinpath(f"{name}.svg").exists()
