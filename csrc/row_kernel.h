@@ -18,6 +18,7 @@ struct Row {
   const Real* q;
   Real* exp_p;
   Real* exp_q;
+  Real* spare;  // may be that of p's logits, or of its gradient
   Real* gradient_p;
   Real* gradient_q;
 };
@@ -54,12 +55,11 @@ KULLBACK_INLINE bool far_apart(double peak_p, double peak_q) {
   return distance > 4 && distance < 1e30;
 }
 
-// What rounding took from difference = a - b; 0 where that is not finite.
 template <class Real>
-KULLBACK_INLINE Real lost_digits(Real a, Real b, Real difference) {
-  const Real seen = difference - a;
-  const Real lost = (a - (difference - seen)) - (b + seen);
-  return std::fabs(difference) < kInf<Real> ? lost : Real(0);
+static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = x[i] - offset;
+  return to;
 }
 
 // What a gradient is finished with: the sum of the slopes by log-probabilities, and the sum of their sizes.
@@ -92,17 +92,18 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   const Statistics p = normalise(row.p, row.exp_p, n, inverse_temperature);
   const Statistics q = normalise(row.q, row.exp_q, n, inverse_temperature);
   const Real scale_p = static_cast<Real>(1.0 / p.sum), scale_q = static_cast<Real>(1.0 / q.sum);
-  // log p - log q = (a - b - offset) / T - shift. The shift is subtracted in two parts, as one alone would round it.
-  // Sides far apart lose digits in a - b, which are then brought back.
+  // log p - log q = (a - b) / T - shift. The shift is subtracted in two parts, as one alone would round it. Sides far
+  // apart are brought together first, as a - b would be rounded.
   const Real offset = far_apart(p.peak, q.peak) ? static_cast<Real>(p.peak - q.peak) : Real(0);
-  const bool is_offset = offset != Real(0);
+  const Real* logits_p = offset == 0 ? row.p : shifted(row.p, offset, row.spare, n);
+  const Real* logits_q = row.q;
   const double shift = (p.peak - q.peak - offset) * t.inverse_temperature + std::log(p.sum / q.sum);
   const Real high = static_cast<Real>(shift), low = static_cast<Real>(shift - high);
   // The slopes of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.
   constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
   constexpr bool is_variation = form == kTotalVariationForm;
   const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
-  const Real *logits_p = row.p, *logits_q = row.q, *exp_p = row.exp_p, *exp_q = row.exp_q;
+  const Real *exp_p = row.exp_p, *exp_q = row.exp_q;
   Real *out_p = row.gradient_p, *out_q = row.gradient_q;
   const Sides<Real> sides{Side<Real>(t.kind.p), Side<Real>(t.kind.q)};
   double value = 0, sum_p = 0, sum_q = 0, size = 0, gap = 0;
@@ -112,9 +113,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
 #pragma omp simd reduction(+ : part, part_p, part_q, part_size, part_gap)
     for (int64_t i = start; i < stop; ++i) {
       const Real mass_p = exp_p[i] * scale_p, mass_q = exp_q[i] * scale_q;
-      Real apart = logits_p[i] - logits_q[i];
-      if (is_offset) apart = (apart - offset) + lost_digits(logits_p[i], logits_q[i], apart);
-      const Real d = (apart * inverse_temperature - high) - low;
+      const Real d = ((logits_p[i] - logits_q[i]) * inverse_temperature - high) - low;
       const Term<Real> term = term_of<form>(mass_p, mass_q, d, sides);
       part += term.value;
       if constexpr (to_p) part_p += term.slope_p;
@@ -174,6 +173,7 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   Row<Real> row;
   row.exp_p = scratch;
   row.exp_q = scratch + n;
+  row.spare = scratch + 2 * n;
   row.p = load(v.p, n, scratch + 2 * n);
   row.q = load(v.q, n, scratch + 3 * n);
   row.gradient_p = target(v.gradient_p, scratch + 2 * n);

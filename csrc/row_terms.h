@@ -61,6 +61,16 @@ KULLBACK_INLINE Real relative_entropy(Real p, Real gap, Real x) {
   return near ? p * bracket(near ? x : Real(0)) : gap + times(p, x);
 }
 
+// p (e^-d - 1 + d), one polynomial for it and for its slope p (e^-d - 1).
+template <class Real>
+KULLBACK_INLINE Term<Real> kl_term(Real p, Real q, Real d) {
+  const bool near = std::fabs(d) < Real(0.7);
+  const Real x = near ? d : Real(0);
+  const Real b = bracket(x);
+  const Real excess = near ? p * (b - x) : q - p;
+  return {near ? p * b : excess + times(p, d), times(p, finite_or_zero(d)), excess};
+}
+
 // KL(P || share P + rest Q) for 0 < share < 1.
 template <class Real>
 KULLBACK_INLINE Term<Real> skew_term(Real p, Real q, Real d, const Side<Real>& side) {
@@ -93,13 +103,14 @@ KULLBACK_INLINE Term<float> even_term(float p, float q, float d) {
 
 template <int form, class Real>
 KULLBACK_INLINE Term<Real> term_of(Real p, Real q, Real d, const Sides<Real>& sides) {
-  const Real excess = excess_q(p, q, d);
   if constexpr (form == kKLForm) {
-    return {relative_entropy(p, excess, d), times(p, finite_or_zero(d)), excess};
+    return kl_term(p, q, d);
   } else if constexpr (form == kReverseKLForm) {
-    const Real excess_p = is_near(d) ? q * expm1_of_minus(is_near(d) ? -d : Real(0)) : -excess;
-    return {relative_entropy(q, excess_p, -d), excess_p, -times(q, finite_or_zero(d))};
-  } else if constexpr (form == kJeffreysForm) {
+    const Term<Real> swapped = kl_term(q, p, -d);
+    return {swapped.value, swapped.slope_q, swapped.slope_p};
+  }
+  const Real excess = excess_q(p, q, d);
+  if constexpr (form == kJeffreysForm) {
     const Real finite = finite_or_zero(d);
     return {times(-excess, d), times(p, finite) - excess, excess - times(q, finite)};
   } else if constexpr (form == kTotalVariationForm) {

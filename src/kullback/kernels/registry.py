@@ -67,10 +67,13 @@ def _native() -> Backend:
     return Backend(
         name="native",
         available=reason is None,
-        reason=reason or "C++ of this install; computes in float32 (float64 where the logits are) and sums in float64",
+        reason=reason
+        or "C++ of this install; computes in float32 (float64 where the logits are) and sums in float64",
         devices=("cpu",) if reason is None else (),
         dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native.DTYPES) if reason is None else (),
-        operations=(*_COMPILED_OPERATIONS, "terms of kl_div", "KL of probabilities") if reason is None else (),
+        operations=(*_COMPILED_OPERATIONS, "terms of kl_div", "KL of probabilities")
+        if reason is None
+        else (),
     )
 
 
