@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DATA := examples/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test native lint format docs bench clean
+.PHONY: run test native lint format docs bench wheel clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed native
@@ -15,7 +15,7 @@ run: $(VENV)/.installed native
 	  --labels $(DATA)/labels.npy --cluster $(DATA)/windows.npy --html report.html
 
 test: $(VENV)/.installed-dev native
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -32,6 +32,13 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev native
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 	$(BIN)/python benchmarks/render.py
+
+WHEEL := $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+
+# Where nothing compiles, both are the pure one.
+wheel: $(VENV)/.installed
+	KULLBACK_NATIVE=1 $(WHEEL)
+	env -u KULLBACK_NATIVE $(WHEEL)
 
 clean:
 	rm -rf $(VENV) build dist site report.html
