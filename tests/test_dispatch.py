@@ -21,18 +21,20 @@ from kullback import (
     ReverseKL,
     Samples,
     TotalVariation,
-    dispatch,
     divergence,
     errors,
     kl_divergence,
     kl_estimate,
     register_kl,
 )
+from kullback.pairs import registry
+
+LOGISTIC_NORMAL, DIRICHLET = td.LogisticNormal(torch.zeros(2), torch.ones(2)), td.Dirichlet(torch.ones(3))
 
 
 @pytest.fixture(autouse=True)
 def _own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_RULES", {})
+    monkeypatch.setattr(registry, "_USER_RULES", {})
 
 
 def test_all_ways_of_saying_the_same_give_the_same() -> None:
@@ -146,14 +148,14 @@ def test_base_changes_the_unit() -> None:
         (lambda: kl_divergence(Samples([1.0]), Samples([1.0])), NotImplementedError, ["no rule"]),
         (lambda: kl_divergence(Probs([1.0]), td.Normal(0.0, 1.0)), NotImplementedError, ["Probs and Normal"]),
         (
-            lambda: kl_divergence(td.Cauchy(0.0, 1.0), td.Normal(0.0, 1.0)),
+            lambda: kl_divergence(LOGISTIC_NORMAL, DIRICHLET),
             NotImplementedError,
-            ["(Cauchy, Normal)", "@register_kl"],
+            ["(LogisticNormal, Dirichlet)", "@register_kl", "method='monte_carlo'"],
         ),
         (
-            lambda: divergence(td.Normal(0.0, 1.0), td.Normal(0.0, 1.0), Alpha(alpha=2)),
+            lambda: divergence(td.LKJCholesky(3), td.LKJCholesky(3), Alpha(alpha=2)),
             NotImplementedError,
-            ["Alpha(alpha=2)"],
+            ["Alpha(alpha=2)", "LKJCholesky"],
         ),
     ],
 )
@@ -167,15 +169,21 @@ def test_what_cannot_be_compared_is_refused_with_the_remedy(
         assert part in str(caught.value)
 
 
-def test_distributions_go_through_torch_s_rules() -> None:
+def test_distributions_are_answered_with_method_and_error() -> None:
     p, q = td.Normal(torch.tensor([0.0, 1.0]), 1.0), td.Normal(0.0, 2.0)
     forward, backward = td.kl_divergence(p, q), td.kl_divergence(q, p)
-    assert torch.equal(kl_divergence(p, q), forward)
-    assert torch.equal(divergence(p, q, ReverseKL()), backward)
+    torch.testing.assert_close(kl_divergence(p, q), forward)
+    torch.testing.assert_close(divergence(p, q, ReverseKL()), backward)
     torch.testing.assert_close(divergence(p, q, Jeffreys()), forward + backward)
     torch.testing.assert_close(kl_divergence(p, q, base=2), forward / math.log(2))
-    estimate = kl_estimate(p, q)
-    assert (estimate.method, estimate.error) == ("closed_form", None)
+    for method in ("closed_form", "quadrature"):
+        estimate = kl_estimate(p, q, method=method)
+        assert estimate.method == method
+        assert estimate.error is not None
+        assert (estimate.value - forward).abs().le(estimate.error + 1e-6 * forward).all()
+    drawn = kl_estimate(p, q, method="monte_carlo", generator=torch.Generator().manual_seed(0))
+    assert drawn.error is not None
+    assert (drawn.value - forward).abs().le(5 * drawn.error).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -215,4 +215,6 @@ def test_readme_gives_exactly_the_two_commands():
 
 def test_the_makefile_has_the_targets_that_are_promised():
     makefile = (REPOSITORY / "Makefile").read_text()
-    assert {"run", "test", "lint", "docs", "bench", "wheel"} <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    assert {"run", "test", "lint", "docs", "bench", "wheel"} <= set(
+        re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
+    )

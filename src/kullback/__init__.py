@@ -3,7 +3,7 @@
 from kullback import errors, functional, io, metrics, nn
 from kullback.comparison import compare_predictions
 from kullback.diagnosis import diagnose
-from kullback.dispatch import divergence, kl_divergence, kl_estimate, register_kl
+from kullback.dispatch import divergence, kl_divergence, kl_estimate
 from kullback.estimate import Estimate
 from kullback.generators import (
     KL,
@@ -19,11 +19,15 @@ from kullback.generators import (
     TotalVariation,
 )
 from kullback.kernels.registry import backends
+from kullback.pairs import register_kl
+from kullback.pairs.bounds import Bounds, kl_bounds
+from kullback.pairs.installation import install, uninstall
 from kullback.representations import Counts, Logits, LogProbs, Probs, Samples
 
 __all__ = [
     "KL",
     "Alpha",
+    "Bounds",
     "ChiSquared",
     "Counts",
     "Divergence",
@@ -46,12 +50,15 @@ __all__ = [
     "divergence",
     "errors",
     "functional",
+    "install",
     "io",
+    "kl_bounds",
     "kl_divergence",
     "kl_estimate",
     "metrics",
     "nn",
     "register_kl",
+    "uninstall",
 ]
 
 __version__ = "0.1.0"

@@ -1,31 +1,42 @@
-"""The verb: `kl_divergence`, `divergence`, `kl_estimate`, and `register_kl` for rules of one's own."""
+"""The verb: `kl_divergence`, `divergence` and `kl_estimate`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, kl_divergence as torch_kl_divergence
+from torch.distributions import Distribution
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, RegistrationError, explain
+from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.kernels import rounding_error, row_divergence
+from kullback.pairs import METHODS, Options, estimate
+from kullback.pairs.kinds import as_kl, estimate_kind
+from kullback.pairs.scipy_frozen import Frozen, is_frozen, to_torch
 from kullback.representations import Counts, Representation, Samples
 
-__all__ = ["divergence", "kl_divergence", "kl_estimate", "register_kl"]
+__all__ = ["divergence", "kl_divergence", "kl_estimate"]
 
-Operand = Representation | Samples | Distribution
-Rule = Callable[..., Tensor]
-RuleT = TypeVar("RuleT", bound=Rule)
+Operand = Representation | Samples | Distribution | Frozen
+_KL = KL()
+# What sums over the classes of finite distributions may be called.
+_FINITE_METHODS = ("auto", "summation")
 
-_RULES: dict[tuple[type, type], Rule] = {}
 
-
-def kl_divergence(p: Operand, q: Operand, *, base: float | None = None) -> Tensor:
+def kl_divergence(
+    p: Operand,
+    q: Operand,
+    *,
+    base: float | None = None,
+    method: str = "auto",
+    rtol: float | None = None,
+    atol: float = 0.0,
+    max_evaluations: int = 10_000,
+    samples: int = 10_000,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""Compute the Kullback-Leibler divergence from P to Q, one value for each element of the batch.
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
@@ -33,9 +44,17 @@ def kl_divergence(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
     Never negative, never NaN, exactly 0 for P = Q. +inf where P has mass that Q has not.
 
     Arguments:
-        p: P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), or a torch distribution.
-        q: Q: any of the first four with as many classes, or a torch distribution if P is one. Batch shapes broadcast.
+        p: P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes); or a torch distribution, or a frozen
+            one of SciPy's, such as ``scipy.stats.norm(0, 1)``, which has no gradient and counts as float64.
+        q: Q: any of the first four with as many classes, or a distribution if P is one. Batch shapes broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
+        method: for two torch distributions, the rule to use: ``"auto"`` takes the most exact there is of
+            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
+        rtol: the relative error that a sum or an integral has to reach; left out, 1e-10 is aimed at in float64.
+        atol: the absolute error that is good enough.
+        max_evaluations: how many terms of a sum or nodes of an integral there may be for an element of the batch.
+        samples: how many draws ``"monte_carlo"`` takes.
+        generator: where their randomness comes from; left out, torch's own.
 
     Returns:
         the divergences, shape: the broadcast batch shape; dtype: that of the arguments. Computed in float64
@@ -45,7 +64,8 @@ def kl_divergence(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
     Raises:
         ArgumentTypeError: an argument is a bare tensor or no distribution at all.
         ArgumentValueError: the numbers of classes, dtypes, devices or batch shapes do not match.
-        NoRuleError: nothing is known for this pair of types.
+        NoRuleError: nothing exact is known for this pair of types.
+        ConvergenceError: a sum or an integral did not reach the tolerance; its ``estimate`` holds what was reached.
 
     Gradient:
         flows to both arguments; 0 for P = Q, at a class masked with ``-inf`` on both sides, and at a probability that
@@ -63,10 +83,25 @@ def kl_divergence(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
-    return _value("kl_divergence", p, q, KL(), base)
+    options = _options(
+        "kl_divergence", method, rtol, atol, max_evaluations, samples, generator, wants_error=False
+    )
+    return _answer("kl_divergence", p, q, _KL, base, options).value
 
 
-def divergence(p: Operand, q: Operand, kind: Divergence, *, base: float | None = None) -> Tensor:
+def divergence(
+    p: Operand,
+    q: Operand,
+    kind: Divergence,
+    *,
+    base: float | None = None,
+    method: str = "auto",
+    rtol: float | None = None,
+    atol: float = 0.0,
+    max_evaluations: int = 10_000,
+    samples: int = 10_000,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     r"""Compute the divergence `kind` between P and Q, one value for each element of the batch.
 
     .. math:: D_f(P \| Q) = \sum_i q_i f(p_i / q_i)
@@ -74,9 +109,10 @@ def divergence(p: Operand, q: Operand, kind: Divergence, *, base: float | None =
     Arguments:
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
-        kind: which divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``. Of two torch
-            distributions only ``KL()``, ``ReverseKL()`` and ``Jeffreys()`` can be had.
+        kind: which divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``. Of distributions
+            of vectors there are ``KL()``, ``ReverseKL()``, ``Jeffreys()`` and the powers of p / q in closed form.
         base: the base of the logarithm, for the kinds that have one: 2 gives bits. The default gives nats.
+        method, rtol, atol, max_evaluations, samples, generator: as in `kl_divergence`.
 
     Returns:
         the divergences, shape: the broadcast batch shape; dtype: that of the arguments.
@@ -109,10 +145,24 @@ def divergence(p: Operand, q: Operand, kind: Divergence, *, base: float | None =
                 instead="kind=KL(), kind=JensenShannon(beta=0.5) or another value of kullback's divergences",
             )
         )
-    return _value("divergence", p, q, kind, base)
+    options = _options(
+        "divergence", method, rtol, atol, max_evaluations, samples, generator, wants_error=False
+    )
+    return _answer("divergence", p, q, kind, base, options).value
 
 
-def kl_estimate(p: Operand, q: Operand, *, base: float | None = None) -> Estimate:
+def kl_estimate(
+    p: Operand,
+    q: Operand,
+    *,
+    base: float | None = None,
+    method: str = "auto",
+    rtol: float | None = None,
+    atol: float = 0.0,
+    max_evaluations: int = 10_000,
+    samples: int = 10_000,
+    generator: torch.Generator | None = None,
+) -> Estimate:
     r"""Compute the Kullback-Leibler divergence from P to Q, and say how it was obtained and how far it may be off.
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
@@ -121,11 +171,11 @@ def kl_estimate(p: Operand, q: Operand, *, base: float | None = None) -> Estimat
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
+        method, rtol, atol, max_evaluations, samples, generator: as in `kl_divergence`.
 
     Returns:
-        an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds the
-        rounding in it, given the inputs as they are;
-        ``method`` is ``"summation"`` for finite distributions, ``"closed_form"`` for a rule.
+        an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds how far
+        it may be off, given the inputs as they are, or is the standard error of draws; ``method`` names the rule.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
@@ -143,195 +193,101 @@ def kl_estimate(p: Operand, q: Operand, *, base: float | None = None) -> Estimat
     References:
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
-    value = _value("kl_estimate", p, q, KL(), base, exact=True)
-    if isinstance(p, Representation) and isinstance(q, Representation):
-        p, q = _comparable("kl_estimate", p, q)
-        with torch.no_grad():
-            error = rounding_error(KL(), p, q, value) / _unit("kl_estimate", KL(), base)
-        return Estimate(value, error, "summation")
-    return Estimate(value, None, "closed_form")
+    options = _options("kl_estimate", method, rtol, atol, max_evaluations, samples, generator)
+    answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
+    if not (isinstance(p, Representation) and isinstance(q, Representation)):
+        return answer
+    p, q = _comparable("kl_estimate", p, q)
+    with torch.no_grad():
+        error = rounding_error(KL(), p, q, answer.value) / _unit("kl_estimate", KL(), base)
+    return Estimate(answer.value, error, answer.method)
 
 
-def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
-    r"""Register a function as the rule for the divergence of two types of distribution, as a decorator.
-
-    .. math:: \text{rule}(p, q) = KL(P \| Q)
-
-    The most specific rule wins: one for (A, B) serves all subclasses of A and B, unless another is registered for
-    types closer to theirs. Rules registered here come before torch's own, and torch's registry is not touched.
-
-    Arguments:
-        type_p: the type of P, a subclass of `torch.distributions.Distribution`.
-        type_q: the type of Q, likewise.
-
-    Returns:
-        a decorator that registers a function of two distributions, which returns a tensor of the broadcast batch
-        shape in nats, and hands it back unchanged.
-
-    Raises:
-        ArgumentTypeError: a type is not a subclass of `torch.distributions.Distribution`.
-        RegistrationError: there is a rule for exactly this pair, or the pair would make another one ambiguous.
-
-    Gradient:
-        what the rule's own operations give.
-
-    Example:
-        >>> import torch
-        >>> from torch.distributions import Normal
-        >>> from kullback import kl_divergence, register_kl
-        >>> class Tick(Normal):
-        ...     "A Normal of known width."
-        >>> @register_kl(Tick, Tick)
-        ... def kl_tick_tick(p, q):
-        ...     return ((p.loc - q.loc) / q.scale) ** 2 / 2
-        >>> kl_divergence(Tick(0.0, 1.0), Tick(2.0, 1.0))
-        tensor(2.)
-
-    References:
-        TensorFlow Distributions (Dillon et al., 2017)
-    """
-    for argument, kind in (("type_p", type_p), ("type_q", type_q)):
-        if not (isinstance(kind, type) and issubclass(kind, Distribution)):
-            raise ArgumentTypeError(
-                explain(
-                    "register_kl",
-                    argument,
-                    wanted="a subclass of torch.distributions.Distribution",
-                    got=repr(kind),
-                    instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
-                )
-            )
-    if (type_p, type_q) in _RULES:
-        raise RegistrationError(
-            explain(
-                "register_kl",
-                "type_p, type_q",
-                wanted="a pair without a rule",
-                got=f"{_names(type_p, type_q)}, which {_RULES[type_p, type_q].__qualname__} serves",
-                instead="a subclass of your own and register that, or leave the rule that is there",
-            )
-        )
-    _refuse_ambiguity(type_p, type_q)
-
-    def register(rule: RuleT) -> RuleT:
-        _RULES[type_p, type_q] = rule
-        return rule
-
-    return register
-
-
-def _refuse_ambiguity(type_p: type, type_q: type) -> None:
-    """Refuse a pair when some types would match it and a known one, and neither pair is the more specific."""
-    for known_p, known_q in _RULES:
-        first, second = _narrower(type_p, known_p), _narrower(type_q, known_q)
-        if (
-            first is None
-            or second is None
-            or (first, second) in _RULES
-            or (first, second) == (type_p, type_q)
-        ):
-            continue
-        raise RegistrationError(
-            explain(
-                "register_kl",
-                "type_p, type_q",
-                wanted="a pair that leaves one most specific rule for every two types",
-                got=f"{_names(type_p, type_q)}, which matches {_names(first, second)} no better than the "
-                f"rule for {_names(known_p, known_q)}",
-                instead=f"@register_kl({first.__name__}, {second.__name__}) first, then this one",
-            )
-        )
-
-
-def _narrower(a: type, b: type) -> type | None:
-    if issubclass(a, b):
-        return a
-    return b if issubclass(b, a) else None
-
-
-def _names(p: type, q: type) -> str:
-    return f"({p.__name__}, {q.__name__})"
-
-
-def _find_rule(call: str, type_p: type, type_q: type) -> Rule | None:
-    """Return the most specific registered rule for a pair of types, None where there is none."""
-    matches = [(a, b) for a, b in _RULES if issubclass(type_p, a) and issubclass(type_q, b)]
-    best = [
-        (a, b)
-        for a, b in matches
-        if all(issubclass(a, other_a) and issubclass(b, other_b) for other_a, other_b in matches)
-    ]
-    if matches and not best:
-        raise NoRuleError(
+def _options(
+    call: str,
+    method: str,
+    rtol: float | None,
+    atol: float,
+    max_evaluations: int,
+    samples: int,
+    generator: torch.Generator | None,
+    *,
+    wants_error: bool = True,
+) -> Options:
+    if method not in METHODS:
+        raise ArgumentValueError(
             explain(
                 call,
-                "p, q",
-                wanted=f"one most specific rule for {_names(type_p, type_q)}",
-                got="several, none more specific than the others: "
-                + ", ".join(_names(a, b) for a, b in matches),
-                instead=f"@register_kl({type_p.__name__}, {type_q.__name__}) to decide",
+                "method",
+                wanted="one of " + ", ".join(map(repr, METHODS)),
+                got=repr(method),
+                instead="method='auto', which takes the most exact rule there is",
             )
         )
-    return _RULES[best[0]] if best else None
+    for name, number in (("rtol", rtol), ("atol", atol), ("max_evaluations", max_evaluations)):
+        if number is not None and not number >= 0:
+            raise ArgumentValueError(
+                explain(
+                    call,
+                    name,
+                    wanted="a number from 0 on",
+                    got=repr(number),
+                    instead=f"{call}(p, q) without it",
+                )
+            )
+    return Options(method, rtol, atol, max_evaluations, samples, generator, wants_error)
 
 
-def _value(
-    call: str, p: object, q: object, kind: Divergence, base: float | None, *, exact: bool = False
-) -> Tensor:
+def _answer(
+    call: str,
+    p: object,
+    q: object,
+    kind: Divergence,
+    base: float | None,
+    options: Options,
+    *,
+    exact: bool = False,
+) -> Estimate:
     unit = _unit(call, kind, base)
+    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
     for argument, operand in (("p", p), ("q", q)):
         if not isinstance(operand, Representation | Samples | Distribution):
             raise _refusal(call, argument, operand)
-    if isinstance(p, Representation) and isinstance(q, Representation):
-        value = row_divergence(kind, *_comparable(call, p, q), exact=exact)
-    elif isinstance(p, Distribution) and isinstance(q, Distribution):
-        value = _between_distributions(call, p, q, kind)
+    if isinstance(p, Distribution) and isinstance(q, Distribution):
+        answer = _between_distributions(call, p, q, kind, options)
+    elif (
+        isinstance(p, Representation) and isinstance(q, Representation) and options.method in _FINITE_METHODS
+    ):
+        answer = Estimate(row_divergence(kind, *_comparable(call, p, q), exact=exact), None, "summation")
     else:
         raise NoRuleError(
             explain(
                 call,
                 "p, q",
                 wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
-                got=f"{type(p).__name__} and {type(q).__name__}, for which there is no rule",
+                got=f"{type(p).__name__} and {type(q).__name__}, for which there is no rule by {options.method}",
                 instead=f"{call}(Logits(d.logits), ...) for a Categorical d; histograms of draws as Counts(...)",
             )
         )
-    return value if unit == 1 else value / unit
+    if unit == 1:
+        return answer
+    return Estimate(answer.value / unit, None if answer.error is None else answer.error / unit, answer.method)
 
 
-def _between_distributions(call: str, p: Distribution, q: Distribution, kind: Divergence) -> Tensor:
+def _between_distributions(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate:
+    kind = as_kl(kind)
     if isinstance(kind, KL):
-        return _kl_by_rule(call, p, q)
+        return estimate(call, p, q, options)
     if isinstance(kind, ReverseKL):
-        return _kl_by_rule(call, q, p)
+        return estimate(call, q, p, options)
     if isinstance(kind, Jeffreys):
-        return _kl_by_rule(call, p, q) + _kl_by_rule(call, q, p)
-    raise NoRuleError(
-        explain(
-            call,
-            "kind",
-            wanted="KL(), ReverseKL() or Jeffreys() between two torch distributions",
-            got=repr(kind),
-            instead=f"{call}(Logits(p.logits), Logits(q.logits), {kind!r}) if both are Categorical",
-        )
-    )
-
-
-def _kl_by_rule(call: str, p: Distribution, q: Distribution) -> Tensor:
-    rule = _find_rule(call, type(p), type(q))
-    try:
-        return rule(p, q) if rule else torch_kl_divergence(p, q)
-    except NotImplementedError as error:
-        names = _names(type(p), type(q))
-        raise NoRuleError(
-            explain(
-                call,
-                "p, q",
-                wanted="a pair of distributions with a known divergence",
-                got=f"{names}, for which neither kullback nor torch has a rule",
-                instead=f"@register_kl{names} above a function of p and q, if you know the formula",
-            )
-        ) from error
+        there, back = estimate(call, p, q, options), estimate(call, q, p, options)
+        both = None if there.error is None or back.error is None else there.error + back.error
+        method = there.method if there.method == back.method else f"{there.method}, {back.method}"
+        return Estimate(there.value + back.value, both, method)
+    return estimate_kind(call, p, q, kind, options)
 
 
 def _refusal(call: str, argument: str, operand: object) -> ArgumentTypeError:

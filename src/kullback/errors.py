@@ -6,9 +6,15 @@ existing ``except`` clauses keep working.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kullback.estimate import Estimate
+
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
+    "ConvergenceError",
     "FileError",
     "IncompatibleTensorError",
     "KullbackError",
@@ -72,12 +78,13 @@ class NoRuleError(KullbackError, NotImplementedError):
     """No rule answers for this pair of arguments.
 
     Example:
-        >>> from torch.distributions import Cauchy, Normal
-        >>> from kullback import kl_divergence
-        >>> kl_divergence(Cauchy(0.0, 1.0), Normal(0.0, 1.0))
+        >>> import torch
+        >>> from torch.distributions import LKJCholesky
+        >>> from kullback import TotalVariation, divergence
+        >>> divergence(LKJCholesky(3), LKJCholesky(3), TotalVariation())
         Traceback (most recent call last):
             ...
-        kullback.errors.NoRuleError: kl_divergence(p=..., q=...): wanted a pair of distributions with a known ...
+        kullback.errors.NoRuleError: divergence(p=..., q=..., kind=...): wanted two distributions of numbers or ...
     """
 
 
@@ -95,6 +102,19 @@ class RegistrationError(KullbackError, ValueError):
             ...
         kullback.errors.RegistrationError: register_kl(type_p=..., type_q=...): wanted a pair without a rule; ...
     """
+
+
+class ConvergenceError(KullbackError, ArithmeticError):
+    """A sum or an integral did not reach the error that was asked for; `estimate` holds how far it came.
+
+    Example:
+        >>> issubclass(ConvergenceError, ArithmeticError)
+        True
+    """
+
+    def __init__(self, message: str, estimate: Estimate) -> None:
+        super().__init__(message)
+        self.estimate = estimate
 
 
 class FileError(KullbackError, ValueError):

@@ -14,6 +14,7 @@ from rich.console import Console
 from kullback.cli.compare import Inputs, Outputs, run_comparison
 from kullback.cli.convert import run_conversion
 from kullback.cli.gates import METRICS_IN_WORDS, parse_gate
+from kullback.cli.pairs import print_pairs
 from kullback.cli.quick import print_backends, print_divergences
 from kullback.comparison.compare import BLOCK_BYTES
 from kullback.errors import KullbackError
@@ -195,6 +196,15 @@ def calc(p: str, q: str, base: float | None) -> None:
     LogProbs([...]), Counts([...]). Numbers are taken in float64.
     """
     print_divergences(p, q, base)
+
+
+@kullback.command()
+@click.argument("family", required=False)
+@click.option("--json", "style", flag_value="json", help="Print JSON and nothing else.")
+@click.option("--markdown", "style", flag_value="markdown", help="Print the page of the documentation.")
+def pairs(family: str | None, style: str | None) -> None:
+    """Show which rule serves each pair of torch's distributions, or only those of one FAMILY, such as Gamma."""
+    print_pairs(family, style, Console())
 
 
 @kullback.command()

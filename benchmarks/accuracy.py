@@ -1,0 +1,353 @@
+"""How far kullback's and torch's divergences are from mpmath's truths, pair by pair; writes docs/numerics.md.
+
+python benchmarks/accuracy.py           # measures, writes benchmarks/results/accuracy.json and the page
+python benchmarks/accuracy.py --render  # writes the page from the numbers that are there
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pair_table import PAIRS, Pair
+from pair_truths import load
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback import kl_divergence, kl_estimate
+from kullback.errors import ConvergenceError
+
+SCHEMA = "kullback.accuracy/1"
+RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+PAGE = Path(__file__).parents[1] / "docs" / "numerics.md"
+Divergence = Callable[[Distribution, Distribution], tuple[Tensor, Tensor | None]]
+Truth = tuple[np.ndarray, np.ndarray, np.ndarray]
+VALUE = {torch.float64: 1e-10, torch.float32: 1e-5}
+GRADIENT = {torch.float64: 1e-7, torch.float32: 1e-4}
+# Beyond these error bounds kl_divergence raises a ConvergenceError instead of answering.
+REFUSED = {torch.float64: (1e-6, 1e-9), torch.float32: (1e-4, 1e-6)}
+# Of the natural scale: how much the answer changes when all parameters change relatively by this.
+INPUT = 1e-13
+
+
+@dataclass(frozen=True)
+class Measured:
+    """For each case of a pair in one dtype: what came out, and the errors in units of what is allowed."""
+
+    index: np.ndarray  # which draws these are
+    value: np.ndarray
+    gradient: np.ndarray
+    value_ratio: np.ndarray
+    gradient_ratio: np.ndarray
+    refused: np.ndarray  # where there was an error message instead of an answer
+
+    @property
+    def failing(self) -> np.ndarray:
+        return ~self.refused & ((self.value_ratio > 1) | (self.gradient_ratio > 1))
+
+
+def own_divergence(p: Distribution, q: Distribution) -> tuple[Tensor, Tensor | None]:
+    """kullback's answers, and for which it says that it did not reach its tolerance."""
+    try:
+        return kl_divergence(p, q), None
+    except ConvergenceError as error:
+        value, bound = error.estimate.value, error.estimate.error.detach()
+        relative, absolute = REFUSED[value.dtype]
+        return value, ~(bound <= (relative * value.detach().abs()).clamp(min=absolute))
+
+
+def cases_in(dtype: torch.dtype, parameters: np.ndarray) -> np.ndarray:
+    """The draws that the dtype holds exactly, and with them the truth."""
+    if dtype == torch.float64:
+        return np.arange(len(parameters))
+    with np.errstate(over="ignore", under="ignore"):
+        return np.flatnonzero((parameters.astype(np.float32) == parameters).all(axis=1))
+
+
+def evaluate(
+    pair: Pair, parameters: np.ndarray, dtype: torch.dtype, divergence: Divergence
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values and gradients of a batch of cases, in float64, and where there is no answer."""
+    columns = [torch.tensor(column, dtype=dtype, requires_grad=True) for column in parameters.T]
+    split = len(pair.p.parameters)
+    value, refused = divergence(pair.p.build(*columns[:split]), pair.q.build(*columns[split:]))
+    refused = torch.zeros(value.shape, dtype=torch.bool) if refused is None else refused
+    finite = torch.where(value.isfinite(), value, 0)
+    found = (
+        torch.autograd.grad(finite.sum(), columns, allow_unused=True)
+        if finite.requires_grad
+        else [None] * len(columns)
+    )
+    gradient = [torch.zeros_like(c) if g is None else g for c, g in zip(columns, found, strict=True)]
+    return value.detach().double().numpy(), torch.stack(gradient, -1).double().numpy(), refused.numpy()
+
+
+def measure(pair: Pair, truth: Truth, dtype: torch.dtype, divergence: Divergence) -> Measured:
+    parameters, value, gradient = truth
+    index = cases_in(dtype, parameters)
+    found = evaluate(pair, parameters[index], dtype, divergence)
+    return compare(pair, (parameters[index], value[index], gradient[index]), dtype, index, found)
+
+
+def compare(
+    pair: Pair,
+    truth: Truth,
+    dtype: torch.dtype,
+    index: np.ndarray,
+    found: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> Measured:
+    """The errors in units of what is allowed: more than 1 fails; inf where no number may be off like this."""
+    parameters, value, gradient = truth
+    ours, our_gradient, refused = found
+    units = np.array([pair.units(list(row)) for row in parameters]).reshape(parameters.shape)
+    slope = np.abs(np.nan_to_num(gradient, posinf=math.inf, neginf=math.inf))
+    with np.errstate(all="ignore"):
+        rounding = 8 * torch.finfo(dtype).eps if pair.p.rounds else INPUT
+        natural = (slope * units).max(axis=1, initial=0)
+        allowed = VALUE[dtype] * np.abs(value) + rounding * natural + tiny(dtype)
+        value_ratio = ratio(ours, value, allowed, dtype)
+        value_ratio[np.isnan(ours) | (ours < 0)] = math.inf
+        allowed = GRADIENT[dtype] * slope + rounding * natural[:, None] / units + tiny(dtype)
+        gradient_ratio = ratio(our_gradient, gradient, allowed, dtype)
+        gradient_ratio[np.isnan(gradient)] = 0
+        gradient_ratio[~representable(value, dtype)] = 0  # where the value is +inf the gradient says nothing
+        gradient_ratio[np.isnan(our_gradient) & ~(slope > largest(dtype))] = math.inf
+    return Measured(index, ours, our_gradient, value_ratio, gradient_ratio.max(axis=1, initial=0), refused)
+
+
+def ratio(ours: np.ndarray, truth: np.ndarray, allowed: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """|error| / allowed, where infinities that the dtype cannot avoid are right."""
+    same = (ours == truth) | (
+        np.isinf(ours) & ~representable(truth, dtype) & (np.sign(ours) == np.sign(truth))
+    )
+    return np.where(same, 0, np.nan_to_num(np.abs(ours - truth) / allowed, nan=math.inf, posinf=math.inf))
+
+
+def representable(x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    return np.abs(x) < largest(dtype)
+
+
+def largest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max * (1 - 1e-6)
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """What the dtype cannot resolve near 0."""
+    return 4 * torch.finfo(dtype).tiny
+
+
+def torch_divergence(p: Distribution, q: Distribution) -> tuple[Tensor, None]:
+    return torch.distributions.kl_divergence(p, q), None
+
+
+def row_by_row(pair: Pair, truth: Truth, dtype: torch.dtype) -> Measured | None:
+    """torch's answers; one case after the other where it cannot do the batch, None where it cannot do the pair."""
+    try:
+        return measure(pair, truth, dtype, torch_divergence)
+    except NotImplementedError:
+        return None
+    except (RuntimeError, IndexError, ValueError):
+        parameters, value, gradient = truth
+        index = cases_in(dtype, parameters)
+        results = []
+        for i in index:
+            try:
+                results.append(evaluate(pair, parameters[i : i + 1], dtype, torch_divergence))
+            except (NotImplementedError, RuntimeError, IndexError, ValueError):
+                missing = np.full((1, parameters.shape[1]), math.nan)
+                results.append((missing[:, 0], missing, np.zeros(1, bool)))
+        found = tuple(np.concatenate(parts) for parts in zip(*results, strict=True))
+        return compare(pair, (parameters[index], value[index], gradient[index]), dtype, index, found)
+
+
+def errors(pair: Pair, truth: Truth, dtype: torch.dtype, measured: Measured | None) -> dict[str, Any] | None:
+    """What the page shows: how many cases fail, the worst relative errors, and what kinds of nonsense came out."""
+    if measured is None:
+        return None
+    parameters, value, gradient = (part[measured.index] for part in truth)
+    units = np.array([pair.units(list(row)) for row in parameters])
+    with np.errstate(all="ignore"):
+        judged = np.isfinite(value) & np.isfinite(measured.value) & ~measured.refused
+        judged &= value > tiny(dtype) / torch.finfo(dtype).eps  # what is smaller has fewer digits
+        judged &= measured.value_ratio > 0  # neither right to the last digit nor beyond the dtype
+        relative = (np.abs(measured.value - value) / value)[judged]
+        known = np.isfinite(gradient) & np.isfinite(measured.gradient) & judged[:, None]
+        slopes = np.abs(np.where(known, gradient, 0)) * units
+        off = np.abs(np.where(known, measured.gradient - gradient, 0)) * units
+        off = np.nan_to_num(off.max(axis=1, initial=0) / slopes.max(axis=1, initial=0), posinf=0)
+    return {
+        "cases": len(value),
+        "refused": int(measured.refused.sum()),
+        "failing": int(measured.failing.sum()),
+        "value": float(f"{np.max(relative, initial=0):.2g}"),
+        "gradient": float(f"{np.max(off, initial=0):.2g}"),
+        "nan": int(np.isnan(measured.value).sum()),
+        "nan_gradient": int(np.isnan(measured.gradient).any(axis=1).sum()),
+        "negative": int((measured.value < 0).sum()),
+        "wrong_infinity": int(
+            (np.isinf(measured.value_ratio) & ~np.isnan(measured.value) & (measured.value >= 0)).sum()
+        ),
+    }
+
+
+def rule(pair: Pair, truth: Truth) -> str:
+    columns = [torch.tensor(column[:1]) for column in truth[0].T]
+    split = len(pair.p.parameters)
+    try:
+        return kl_estimate(pair.p.build(*columns[:split]), pair.q.build(*columns[split:])).method
+    except ConvergenceError as error:
+        return error.estimate.method
+
+
+def audit() -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for name, truth in load().items():
+        pair = PAIRS[name]
+        row: dict[str, Any] = {"method": rule(pair, truth), "infinite": bool(np.isinf(truth[1]).all())}
+        for dtype in (torch.float64, torch.float32):
+            row[str(dtype).removeprefix("torch.")] = {
+                "kullback": errors(pair, truth, dtype, measure(pair, truth, dtype, own_divergence)),
+                "torch": errors(pair, truth, dtype, row_by_row(pair, truth, dtype)),
+            }
+        pairs[name] = row
+    machine = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"schema": SCHEMA, "machine": machine, "pairs": pairs}
+
+
+KINDS_OF_FAILURE = {
+    "nan": "NaN",
+    "nan_gradient": "NaN gradients",
+    "negative": "negative",
+    "wrong_infinity": "wrong infinity",
+    "refused": "refused",
+}
+INTRODUCTION = """\
+# Numerics
+
+How far the divergences of pairs of distributions are from the truth: {cases:,} cases of {pairs} pairs, values and
+gradients to all parameters. The truth is mpmath's, at 150 digits or more (28 where it has to integrate), on the
+parameters as the dtype holds them (`benchmarks/pair_truths.py`); the same cases run in the tests. They are drawn from
+moderate parameters, from tiny and huge ones (1e-30 to 1e30, concentrations from 1e-6 to 1e8, logits to ±100,
+probabilities next to 0 and 1 and exactly there), and from pairs that are equal or nearly so, down to 1e-8 relative.
+
+A case fails if the value is off by more than 1e-10 (float32: 1e-5) of itself and by more than a relative change of
+1e-13 of a parameter makes, if a derivative is off by more than 1e-7 (1e-4) in the same sense, or if the value is
+negative, NaN or infinite where it should not be, or a derivative NaN. For families whose parameters torch's constructor
+normalizes in the dtype (Categorical and its kin), what it loses there is allowed.
+
+“Value” and “gradient” are the largest relative errors, the gradient's that of derivatives by the logarithms of the
+parameters, relative to the largest of them; they may exceed the tolerance where P and Q are so close that the
+parameters' rounding decides. “Fail” counts failing cases; “refused” are those that end in a `ConvergenceError`, which
+holds the best value and its bound. torch is {torch}; “none” means that it has no rule. `benchmarks/accuracy.py` makes
+this page.
+"""
+
+
+def cell(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none | | "
+    wrong = [f"{found[key]} {word}" for key, word in KINDS_OF_FAILURE.items() if found[key]]
+    fail = str(found["failing"]) + (f" ({', '.join(wrong)})" if wrong else "")
+    return f"{error(found['value'])} | {error(found['gradient'])} | {fail}"
+
+
+def error(x: float) -> str:
+    return f"{x:.0e}" if x else "0"
+
+
+def page(document: dict[str, Any], speed: dict[str, Any] | None) -> str:
+    pairs = document["pairs"]
+    dtypes = ("float64", "float32")
+    cases = sum(row[dtype]["kullback"]["cases"] for row in pairs.values() for dtype in dtypes)
+    parts = [INTRODUCTION.format(cases=cases, pairs=len(pairs), torch=document["machine"]["torch"])]
+    parts += [summary(pairs, dtypes), *(table(pairs, dtype) for dtype in dtypes)]
+    if speed is not None:
+        parts.append(speed_section(speed))
+    return "\n".join(parts)
+
+
+def table(pairs: dict[str, Any], dtype: str) -> str:
+    """A row for each pair, and one for all those whose divergence is always infinite, as far as they are right."""
+    infinite = {name: row for name, row in pairs.items() if row["infinite"]}
+    shown = {
+        name: row for name, row in pairs.items() if name not in infinite or row[dtype]["kullback"]["failing"]
+    }
+    rows = [
+        f"| {name.replace('|', ' ‖ ')} | {row['method']} | {row[dtype]['kullback']['cases']} | "
+        f"{cell(row[dtype]['kullback'])} | {cell(row[dtype]['torch'])} |"
+        for name, row in sorted(shown.items())
+    ]
+    ours = [row[dtype]["kullback"] for row in infinite.values()]
+    theirs = [row[dtype]["torch"] for row in infinite.values() if row[dtype]["torch"]]
+    rows.append(
+        f"| {len(infinite)} pairs that are always infinite | | {sum(x['cases'] for x in ours)} | 0 | | "
+        f"{sum(x['failing'] for x in ours)} | {len(theirs)} of them: 0 | | {sum(x['failing'] for x in theirs)} |"
+    )
+    heading = "| pair | rule | cases | value | gradient | fail | torch: value | gradient | fail |"
+    return "\n".join([f"## {dtype}", "", heading, "|---|---|---|---|---|---|---|---|---|", *rows, ""])
+
+
+def speed_section(speed: dict[str, Any]) -> str:
+    """Closed forms beside torch's and the cost of quadrature, from benchmarks/results/pairs.json."""
+    lines = [
+        "## Speed",
+        "",
+        f"One call on one thread of {speed['machine']['processor']}, forward only, microseconds:",
+        "",
+        "| pair | dtype | batch | kullback | torch |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {x['pair']} | {x['dtype']} | {x['batch']:,} | {x['kullback']:,.0f} | {x['torch']:,.0f} |"
+        for x in speed["closed_forms"]
+    ]
+    lines += [
+        "",
+        "CPU time of the quadrature of 1,000 pairs, to 1e-10, in milliseconds:",
+        "",
+        "| pair | ms |",
+        "|---|---|",
+    ]
+    lines += [f"| {x['pair']} | {x['cpu_ms']:.0f} |" for x in speed["quadrature"]]
+    return "\n".join([*lines, ""])
+
+
+def summary(pairs: dict[str, Any], dtypes: tuple[str, ...]) -> str:
+    lines = [
+        "| | pairs served | cases | failing | pairs with failures | refused |",
+        "|---|---|---|---|---|---|",
+    ]
+    for dtype in dtypes:
+        for library in ("kullback", "torch"):
+            rows = [row[dtype][library] for row in pairs.values() if row[dtype][library]]
+            cases, failing, refused = (
+                sum(row[key] for row in rows) for key in ("cases", "failing", "refused")
+            )
+            faulty = sum(row["failing"] > 0 for row in rows)
+            lines.append(
+                f"| {library}, {dtype} | {len(rows)} | {cases:,} | {failing:,} | {faulty} | {refused} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def rendered() -> str:
+    speed = RESULTS.with_name("pairs.json")
+    return page(json.loads(RESULTS.read_text()), json.loads(speed.read_text()) if speed.exists() else None)
+
+
+def main(arguments: list[str]) -> None:
+    if "--render" not in arguments:
+        RESULTS.write_text(json.dumps(audit(), indent=0) + "\n")
+    PAGE.write_text(rendered())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

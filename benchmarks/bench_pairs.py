@@ -1,0 +1,211 @@
+"""Divergences of pairs of distributions: closed forms beside torch's, and the cost of quadrature.
+
+python benchmarks/bench_pairs.py [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributions as d
+from rich.console import Console
+from rich.table import Table
+from timing import RESULTS, Step, interleave, machine, summarize
+from torch import Tensor
+
+from kullback import kl_divergence
+from kullback.errors import ConvergenceError
+
+SCHEMA = "kullback.pairs/1"
+BATCHES = (1, 1_000, 1_000_000)
+DTYPES = (torch.float32, torch.float64)
+QUADRATURES = 1_000
+WANTED_MS = 150
+Make = Callable[[int], d.Distribution]
+
+
+def spread(low: float, high: float) -> Callable[[int], Tensor]:
+    """Numbers between low and high, even in their logarithm."""
+    logs = torch.tensor([low, high]).log()
+    return lambda n: (logs[0] + (logs[1] - logs[0]) * torch.rand(n)).exp().to(torch.get_default_dtype())
+
+
+def around(scale: float) -> Callable[[int], Tensor]:
+    return lambda n: scale * torch.randn(n)
+
+
+size, share, place = spread(0.2, 5), torch.rand, around(1)
+
+
+def triangle(n: int) -> Tensor:
+    return torch.randn(n, 4, 4).tril(-1) + torch.diag_embed(torch.rand(n, 4) + 0.5)
+
+
+CLOSED_FORMS: dict[str, Make] = {
+    "Bernoulli": lambda n: d.Bernoulli(logits=place(n)),
+    "Beta": lambda n: d.Beta(size(n), size(n)),
+    "Binomial": lambda n: d.Binomial(10, logits=place(n)),
+    "Categorical, 10 classes": lambda n: d.Categorical(logits=torch.randn(n, 10)),
+    "Cauchy": lambda n: d.Cauchy(place(n), size(n)),
+    "ContinuousBernoulli": lambda n: d.ContinuousBernoulli(logits=place(n)),
+    "Dirichlet, 3 dimensions": lambda n: d.Dirichlet(torch.rand(n, 3) + 0.1),
+    "Exponential": lambda n: d.Exponential(size(n)),
+    "Gamma": lambda n: d.Gamma(size(n), size(n)),
+    "Geometric": lambda n: d.Geometric(logits=place(n)),
+    "Gumbel": lambda n: d.Gumbel(place(n), size(n)),
+    "HalfNormal": lambda n: d.HalfNormal(size(n)),
+    "Laplace": lambda n: d.Laplace(place(n), size(n)),
+    "LogNormal": lambda n: d.LogNormal(place(n), size(n)),
+    "MultivariateNormal, 4 dimensions": lambda n: d.MultivariateNormal(
+        torch.randn(n, 4), scale_tril=triangle(n)
+    ),
+    "Normal": lambda n: d.Normal(place(n), size(n)),
+    "Pareto": lambda n: d.Pareto(torch.ones(n), size(n) + 1),
+    "Poisson": lambda n: d.Poisson(size(n)),
+    "Uniform": lambda n: d.Uniform(-torch.ones(n), torch.ones(n)),
+}
+
+
+def mixture(n: int) -> d.Distribution:
+    means = torch.stack([torch.zeros(n), torch.rand(n) * 200], -1)
+    return d.MixtureSameFamily(d.Categorical(torch.rand(n, 2) + 0.1), d.Normal(means, torch.ones(n, 2)))
+
+
+QUADRATURE: dict[str, tuple[Make, Make]] = {
+    "StudentT(1.2..2) ‖ StudentT(1..5)": (
+        lambda n: d.StudentT(spread(1.2, 2)(n), place(n), size(n)),
+        lambda n: d.StudentT(spread(1, 5)(n), place(n), size(n)),
+    ),
+    "Cauchy ‖ Cauchy": (CLOSED_FORMS["Cauchy"], CLOSED_FORMS["Cauchy"]),
+    "Pareto(.3..3) ‖ Pareto(.2..2)": (
+        lambda n: d.Pareto(torch.ones(n), spread(0.3, 3)(n)),
+        lambda n: d.Pareto(torch.ones(n), spread(0.2, 2)(n)),
+    ),
+    "Beta(.01, .01) ‖ Beta(.5..3)": (
+        lambda n: d.Beta(torch.full((n,), 0.01), torch.full((n,), 0.01)),
+        lambda n: d.Beta(spread(0.5, 3)(n), spread(0.5, 3)(n)),
+    ),
+    "Gamma(.01..) ‖ LogNormal": (
+        lambda n: d.Gamma(spread(0.01, 5)(n), size(n)),
+        lambda n: d.LogNormal(place(n), size(n)),
+    ),
+    "Weibull(.3..4) ‖ Gamma": (
+        lambda n: d.Weibull(size(n), spread(0.3, 4)(n)),
+        lambda n: d.Gamma(size(n), size(n)),
+    ),
+    "2-Normal mixture, gaps to 200 σ ‖ Normal": (
+        mixture,
+        lambda n: d.Normal(torch.full((n,), 50.0), torch.full((n,), 60.0)),
+    ),
+    "Kumaraswamy ‖ Beta": (
+        lambda n: d.Kumaraswamy(size(n), size(n)),
+        lambda n: d.Beta(size(n), size(n)),
+    ),
+    "FisherSnedecor ‖ Gamma": (
+        lambda n: d.FisherSnedecor(spread(1, 10)(n), spread(3, 20)(n)),
+        lambda n: d.Gamma(size(n), size(n)),
+    ),
+    "Gumbel ‖ Normal": (CLOSED_FORMS["Gumbel"], CLOSED_FORMS["Normal"]),
+    "Normal ‖ Laplace": (CLOSED_FORMS["Normal"], CLOSED_FORMS["Laplace"]),
+    "HalfCauchy ‖ HalfCauchy": (lambda n: d.HalfCauchy(size(n)), lambda n: d.HalfCauchy(size(n))),
+    "Normal ‖ Normal differing by 1e-5": (
+        lambda n: d.Normal(torch.zeros(n), torch.ones(n)),
+        lambda n: d.Normal(1e-5 * place(n), 1 + 1e-5 * share(n)),
+    ),
+}
+
+
+def made(make: Make, n: int, dtype: torch.dtype) -> d.Distribution:
+    torch.set_default_dtype(dtype)
+    try:
+        return make(n)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def repeated(run: Callable[[], object], calls: int) -> Callable[[], None]:
+    def several() -> None:
+        for _ in range(calls):
+            run()
+
+    return several
+
+
+def closed_form(name: str, n: int, dtype: torch.dtype, *, quick: bool) -> dict[str, Any]:
+    """Microseconds of one call, kullback's and torch's in turns."""
+    p, q = (made(CLOSED_FORMS[name], n, dtype) for _ in range(2))
+    calls = 1 if n >= 1_000_000 else 20
+    steps = {
+        "kullback": Step(repeated(lambda: kl_divergence(p, q), calls)),
+        "torch": Step(repeated(lambda: d.kl_divergence(p, q), calls)),
+    }
+    large = n >= 1_000_000
+    rounds = (2, 3) if quick else (3, 7) if large else (7, 30)
+    times = interleave(steps, least=rounds[0], most=rounds[1], seconds=1.5, warm_up=not large)
+    micros = {step: 1e6 * summarize(x)["median"] / calls for step, x in times.items()}
+    return {"pair": name, "batch": n, "dtype": str(dtype).removeprefix("torch."), **micros}
+
+
+def quadrature(name: str, *, quick: bool) -> dict[str, Any]:
+    """Milliseconds of CPU time for a batch, on one thread; the least of a few runs, since others use the machine."""
+    p, q = (made(make, QUADRATURES, torch.float64) for make in QUADRATURE[name])
+    spent = []
+    refused = 0
+    for _ in range(2 if quick else 7):
+        start = time.process_time()
+        try:
+            with torch.no_grad():
+                kl_divergence(p, q, method="quadrature")
+        except ConvergenceError as error:
+            value, bound = error.estimate.value, error.estimate.error
+            refused = int((~(bound <= 1e-6 * value.abs())).sum())
+        spent.append(1e3 * (time.process_time() - start))
+    return {"pair": name, "batch": QUADRATURES, "cpu_ms": min(spent[1:]), "refused": refused}
+
+
+def show(console: Console, closed: list[dict[str, Any]], integrals: list[dict[str, Any]]) -> None:
+    table = Table(
+        "pair", "dtype", "batch", "kullback µs", "torch µs", "ratio", title="Closed forms, one call"
+    )
+    for x in closed:
+        ratio = x["kullback"] / x["torch"]
+        table.add_row(
+            x["pair"],
+            x["dtype"],
+            f"{x['batch']:,}",
+            f"{x['kullback']:.0f}",
+            f"{x['torch']:.0f}",
+            f"{ratio:.2f}",
+        )
+    console.print(table)
+    table = Table(
+        "pair", "CPU ms", "met", title=f"Quadrature of {QUADRATURES} pairs, at most {WANTED_MS} ms wanted"
+    )
+    for x in integrals:
+        table.add_row(x["pair"], f"{x['cpu_ms']:.0f}", "yes" if x["cpu_ms"] <= WANTED_MS else "no")
+    console.print(table)
+
+
+def main(arguments: list[str]) -> None:
+    quick = "--quick" in arguments
+    torch.manual_seed(0)
+    here = machine()
+    torch.set_num_threads(1)
+    integrals = [quadrature(name, quick=quick) for name in QUADRATURE]
+    batches = BATCHES[:2] if quick else BATCHES
+    closed = [
+        closed_form(x, n, dtype, quick=quick) for x in CLOSED_FORMS for dtype in DTYPES for n in batches
+    ]
+    show(Console(), closed, integrals)
+    if not quick:
+        document = {"schema": SCHEMA, "machine": here, "closed_forms": closed, "quadrature": integrals}
+        (RESULTS / "pairs.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,231 @@
+"""What the generic rules know of a univariate family: where it lives, its density, and how its tails fall.
+
+A density is given at `Points`, which know their distance from the ends of P's support in logarithms: near a singular
+end a number alone is not enough, as most of the mass of Beta(0.01, 0.01) lies closer to 1 than a float64 can say.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid
+
+__all__ = ["Coordinate", "Growth", "Law", "Points", "Tail", "law", "law_of", "log_sum"]
+
+
+def log_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(e^a + e^b), which is b, in value and derivative, where a is -inf."""
+    alone = a == -torch.inf
+    return torch.where(alone, b, torch.logaddexp(torch.where(alone, b, a), b))
+
+
+class Points(NamedTuple):
+    """Points of P's support: x, and the logarithms of x - low and high - x where it has such ends."""
+
+    x: Tensor
+    low: Tensor | None = None
+    log_above_low: Tensor | None = None
+    high: Tensor | None = None
+    log_below_high: Tensor | None = None
+
+    def is_extreme(self) -> Tensor:
+        """Tell where x, or the inverse of its distance from an end, has no square in float64."""
+        extreme = ~(self.x.abs() < 1e150)
+        for log_distance in (self.log_above_low, self.log_below_high):
+            if log_distance is not None:
+                extreme = extreme | (log_distance < -345)
+        return extreme
+
+    def log_above(self, edge: Tensor | float) -> Tensor:
+        """Return log(x - edge) for an edge that is not above the lower end of the support."""
+        if self.low is None or self.log_above_low is None:
+            return torch.log(self.x - edge)
+        return _log_further(self.low - edge, self.log_above_low)
+
+    def log_below(self, edge: Tensor | float) -> Tensor:
+        """Return log(edge - x) for an edge that is not below the upper end of the support."""
+        if self.high is None or self.log_below_high is None:
+            return torch.log(edge - self.x)
+        return _log_further(edge - self.high, self.log_below_high)
+
+
+def _log_further(gap: Tensor, log_distance: Tensor) -> Tensor:
+    touching = ~(gap > 0) | gap.isinf()
+    log_gap = torch.log(torch.where(touching, 1, gap))
+    return torch.where(touching, log_distance, torch.logaddexp(log_gap, log_distance))
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """The variable t that runs over all reals: x, log(x - low), -log(high - x), or the logit between both ends."""
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def points(self, t: Tensor) -> Points:
+        """Return the points at t, differentiable by the ends."""
+        low, high = self.low, self.high
+        if low is None:
+            return Points(t) if high is None else Points(high - torch.exp(-t), high=high, log_below_high=-t)
+        if high is None:
+            return Points(low + torch.exp(t), low, t)
+        width, open_end = self._width(low, high)
+        log_width = torch.log(width)
+        above, below = log_width + logsigmoid(t), log_width + logsigmoid(-t)
+        x = torch.where(t < 0, low + torch.exp(above), low + width - torch.exp(below))
+        if open_end is not None:
+            above, below = torch.where(open_end, t, above), torch.where(open_end, torch.inf, below)
+            x = torch.where(open_end, low + torch.exp(torch.where(open_end, t, 0)), x)
+        return Points(x, low, above, high, below)
+
+    def log_speed(self, t: Tensor) -> Tensor:
+        """Return log dx/dt."""
+        if self.low is None and self.high is None:
+            return torch.zeros_like(t)
+        if self.high is None:
+            return t
+        if self.low is None:
+            return -t
+        width, open_end = self._width(self.low, self.high)
+        speed = torch.log(width) + logsigmoid(t) + logsigmoid(-t)
+        return speed if open_end is None else torch.where(open_end, t, speed)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return t at x; infinite outside the support."""
+        low, high = self.low, self.high
+        if low is None:
+            return x if high is None else -torch.log((high - x).clamp(min=0))
+        if high is None:
+            return torch.log((x - low).clamp(min=0))
+        width, open_end = self._width(low, high)
+        above = torch.log((x - low).clamp(min=0))
+        between = above - torch.log((low + width - x).clamp(min=0))
+        return between if open_end is None else torch.where(open_end, above, between)
+
+    @staticmethod
+    def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return high - low, and where high is infinite, as it may be for some elements of a batch only."""
+        open_end = high.isinf()
+        if not bool(open_end.any()):
+            return high - low, None
+        return torch.where(open_end, 1, torch.where(open_end, 0, high) - low), open_end
+
+
+class Tail(NamedTuple):
+    """How P's mass beyond u falls at an end, where u is |x| at infinity and 1 / distance at a finite end.
+
+    As u^-power; where that is infinite, as e^(-rate u), or faster than any of those where both are infinite.
+    """
+
+    power: Tensor | float = torch.inf
+    rate: Tensor | float = torch.inf
+
+
+class Growth(NamedTuple):
+    """How -log q grows at an end, in the u of `Tail`: as u^power, or as e^(rate u) where the rate is positive."""
+
+    power: Tensor | float = 0.0
+    rate: Tensor | float = 0.0
+
+
+@dataclass(frozen=True)
+class Law(ABC):
+    """A univariate family of distributions at its parameters, float64 tensors that broadcast."""
+
+    integer: ClassVar[bool] = False
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
+        """Return the law with every parameter changed, such as in shape."""
+        return replace(
+            self, **{field.name: _mapped(getattr(self, field.name), change) for field in fields(self)}
+        )
+
+    def is_splittable(self) -> bool:
+        """Tell whether `mapped` may cut the batch into parts."""
+        parts = (getattr(self, field.name) for field in fields(self))
+        return all(part.is_splittable() for part in parts if isinstance(part, Law))
+
+    def low(self) -> Tensor | None:
+        """Return the lower end of the support, None for -inf."""
+        return None
+
+    def high(self) -> Tensor | None:
+        """Return the upper end of the support, None for +inf."""
+        return None
+
+    @abstractmethod
+    def log_density(self, at: Points) -> Tensor:
+        """Return the logarithm of the density at points of the support."""
+
+    @abstractmethod
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """Return about where the middle of the density lies, and its width, in the law's own coordinate."""
+
+    def landmarks(self) -> list[Tensor]:
+        """Return points of the law's own coordinate that show where, and on which scale, the density changes."""
+        center, width = self.spread()
+        return [center - 2 * width, center, center + 2 * width]
+
+    def kinks(self) -> list[Tensor]:
+        """Return the points x at which the density has a corner."""
+        return []
+
+    def coordinate(self) -> Coordinate:
+        """Return the variable in which the support is the whole line."""
+        return Coordinate(self.low(), self.high())
+
+    def lower_tail(self) -> Tail:
+        """Return how the mass falls towards the lower end."""
+        return Tail()
+
+    def upper_tail(self) -> Tail:
+        """Return how the mass falls towards the upper end."""
+        return Tail()
+
+    def lower_growth(self) -> Growth:
+        """Return how -log density grows towards the lower end."""
+        return Growth()
+
+    def upper_growth(self) -> Growth:
+        """Return how -log density grows towards the upper end."""
+        return Growth()
+
+
+def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Law):
+        return value.mapped(change)
+    if isinstance(value, tuple):
+        return tuple(_mapped(part, change) for part in value)  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+# A function that reads the law of a distribution, None where it is not known for this one.
+LawOf = Callable[..., "Law | None"]
+_LAWS: dict[type, LawOf] = {}
+
+
+def law(family: type) -> Callable[[LawOf], LawOf]:
+    """Enter the function that reads the law of a distribution of this type."""
+
+    def enter(read: LawOf) -> LawOf:
+        _LAWS[family] = read
+        return read
+
+    return enter
+
+
+def law_of(distribution: Distribution) -> Law | None:
+    """Return the law of a distribution, None if its family is not known."""
+    for family in type(distribution).__mro__:
+        found = _LAWS[family](distribution) if family in _LAWS else None
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,90 @@
+"""Draws that fill the space more evenly than random ones, for distributions made from normal numbers.
+
+They are several sequences of Sobol, each scrambled for itself: each is unbiased, and their differences tell the error.
+On the Distribution of Points in a Cube and the Approximate Evaluation of Integrals (Sobol, 1967)
+Scrambling Sobol and Niederreiter-Xing Points (Owen, 1998)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+    TransformedDistribution,
+)
+from torch.quasirandom import SobolEngine
+
+__all__ = ["SEQUENCES", "quasi_draws"]
+
+SEQUENCES = 16
+_LEAST = 8
+# torch's sequences are multiples of 2^-30; half a step takes them off 0.
+_HALF_STEP = 2.0**-31
+
+
+def quasi_draws(p: Distribution, samples: int) -> Tensor | None:
+    """Return at most so many draws, (draws, ..., event), draw i from sequence i % SEQUENCES; None where P has none.
+
+    All elements of a batch share the numbers. The draws are differentiable by P's parameters.
+    """
+    if isinstance(p, TransformedDistribution):
+        x = quasi_draws(p.base_dist, samples)
+        for transform in p.transforms if x is not None else []:
+            x = transform(x)
+        return x
+    recipe = _recipe(p)
+    if recipe is None:
+        return None
+    size, draws = recipe
+    z = _normal_numbers(samples, size)
+    return None if z is None else draws(z)
+
+
+def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
+    """Return how many standard normal numbers a draw takes, and what makes draws of them."""
+    size = p.event_shape.numel()
+    normal = p
+    while isinstance(normal, Independent):
+        normal = normal.base_dist
+    if isinstance(normal, Normal):
+        loc, scale = normal.loc, normal.scale
+        return size, lambda z: loc + scale * _shaped(z, p, loc)
+    if isinstance(p, MultivariateNormal):
+        return size, lambda z: p.loc + _product(p.scale_tril, _shaped(z, p, p.loc))
+    if not isinstance(p, LowRankMultivariateNormal):
+        return None
+
+    def of_low_rank(z: Tensor) -> Tensor:
+        factors = z[:, size:].reshape(len(z), *[1] * len(p.batch_shape), -1).to(p.loc)
+        return (
+            p.loc + _product(p.cov_factor, factors) + torch.sqrt(p.cov_diag) * _shaped(z[:, :size], p, p.loc)
+        )
+
+    return size + p.cov_factor.shape[-1], of_low_rank
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    return (matrix @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def _shaped(z: Tensor, p: Distribution, like: Tensor) -> Tensor:
+    return z.reshape(len(z), *[1] * len(p.batch_shape), *p.event_shape).to(like)
+
+
+def _normal_numbers(samples: int, size: int) -> Tensor | None:
+    """Return standard normal numbers, (draws, size); None for too few draws, or too many dimensions."""
+    each = samples // SEQUENCES
+    if each < _LEAST or size > SobolEngine.MAXDIM:
+        return None
+    each = 2 ** (each.bit_length() - 1)  # a power of two, whose points are balanced
+    seeds: list[int] = torch.randint(2**31, (SEQUENCES,)).tolist()
+    engines = (SobolEngine(size, scramble=True, seed=seed) for seed in seeds)
+    u = torch.stack([engine.draw(each, dtype=torch.float64) for engine in engines], 1).flatten(0, 1)
+    return torch.erfinv(2 * (u + _HALF_STEP) - 1) * 2**0.5

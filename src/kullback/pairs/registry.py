@@ -1,0 +1,228 @@
+"""Which function serves a pair of types: the most specific one, those of users first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.errors import ArgumentTypeError, NoRuleError, RegistrationError, explain
+from kullback.estimate import Estimate
+
+__all__ = [
+    "ClosedForm",
+    "closed_form",
+    "closed_forms",
+    "find_closed_form",
+    "find_reduction",
+    "find_user_rule",
+    "reduction",
+    "register_kl",
+]
+
+Rule = Callable[..., Tensor]
+RuleT = TypeVar("RuleT", bound=Rule)
+TypePair = tuple[type, type]
+
+
+# One of kullback's own formulas; None where it does not hold for these parameters.
+Form = Callable[..., Tensor | None]
+FormT = TypeVar("FormT", bound=Form)
+
+
+class ClosedForm(NamedTuple):
+    """One of kullback's own rules: the function, and whether it is a formula or a convergent series."""
+
+    function: Form
+    method: str
+
+
+# A reduction turns a pair into others: it gets the pair and a function that answers for any other.
+Reduction = Callable[..., Estimate | None]
+ReductionT = TypeVar("ReductionT", bound=Reduction)
+
+_REDUCTIONS: dict[TypePair, Reduction] = {}
+_USER_RULES: dict[TypePair, Rule] = {}
+_CLOSED_FORMS: dict[TypePair, ClosedForm] = {}
+_FOUND: dict[TypePair, ClosedForm | None] = {}
+
+
+def closed_form(type_p: type, type_q: type, *, method: str = "closed_form") -> Callable[[FormT], FormT]:
+    """Enter kullback's own rule for a pair of types; subclasses are served too, unless they have one of their own.
+
+    The function takes the two distributions, reads their parameters through `wide` and returns a float64 tensor that
+    broadcasts to the batch shape, or None where it does not hold for the parameters. It need not look at supports,
+    event shapes or dtypes: that is done for all pairs.
+    """
+
+    def enter(function: FormT) -> FormT:
+        if (type_p, type_q) in _CLOSED_FORMS:
+            raise RegistrationError(f"two closed forms for {_names(type_p, type_q)}")
+        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method)
+        _FOUND.clear()
+        return function
+
+    return enter
+
+
+def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
+    """Enter a function f(p, q, kl) that turns a pair into others, for which kl(p, q) returns the `Estimate`."""
+
+    def enter(function: ReductionT) -> ReductionT:
+        _REDUCTIONS[type_p, type_q] = function
+        return function
+
+    return enter
+
+
+def find_reduction(type_p: type, type_q: type) -> Reduction | None:
+    """Return the most specific reduction for a pair of types, None where there is none."""
+    best = _most_specific(_REDUCTIONS, type_p, type_q)
+    return _REDUCTIONS[best[0]] if best else None
+
+
+def closed_forms() -> Iterator[tuple[TypePair, ClosedForm]]:
+    """Yield every pair of types with a closed form."""
+    yield from _CLOSED_FORMS.items()
+
+
+def find_closed_form(type_p: type, type_q: type) -> ClosedForm | None:
+    """Return the closed form for a pair of types, None where there is none."""
+    key = (type_p, type_q)
+    if key not in _FOUND:
+        best = _most_specific(_CLOSED_FORMS, type_p, type_q)
+        _FOUND[key] = _CLOSED_FORMS[best[0]] if len(best) == 1 else None
+    return _FOUND[key]
+
+
+def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:
+    """Return the rule that a user registered for a pair of types, None where there is none."""
+    if not _USER_RULES:
+        return None
+    best = _most_specific(_USER_RULES, type_p, type_q)
+    if len(best) > 1:
+        raise NoRuleError(
+            explain(
+                call,
+                "p, q",
+                wanted=f"one most specific rule for {_names(type_p, type_q)}",
+                got="several, none more specific than the others: "
+                + ", ".join(_names(a, b) for a, b in best),
+                instead=f"@register_kl({type_p.__name__}, {type_q.__name__}) to decide",
+            )
+        )
+    return _USER_RULES[best[0]] if best else None
+
+
+def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
+    """Return the one pair that is narrower than all others that match; all of them where there is no such pair."""
+    matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
+    best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
+    return best or matches
+
+
+def _is_narrower(pair: TypePair, other: TypePair) -> bool:
+    return issubclass(pair[0], other[0]) and issubclass(pair[1], other[1])
+
+
+def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
+    r"""Register a function as the rule for the divergence of two types of distribution, as a decorator.
+
+    .. math:: \text{rule}(p, q) = KL(P \| Q)
+
+    The most specific rule wins: one for (A, B) serves all subclasses of A and B, unless another is registered for
+    types closer to theirs. Rules registered here come before torch's own, and torch's registry is not touched.
+
+    Arguments:
+        type_p: the type of P, a subclass of `torch.distributions.Distribution`.
+        type_q: the type of Q, likewise.
+
+    Returns:
+        a decorator that registers a function of two distributions, which returns a tensor of the broadcast batch
+        shape in nats, and hands it back unchanged.
+
+    Raises:
+        ArgumentTypeError: a type is not a subclass of `torch.distributions.Distribution`.
+        RegistrationError: there is a rule for exactly this pair, or the pair would make another one ambiguous.
+
+    Gradient:
+        what the rule's own operations give.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributions import Normal
+        >>> from kullback import kl_divergence, register_kl
+        >>> class Tick(Normal):
+        ...     "A Normal of known width."
+        >>> @register_kl(Tick, Tick)
+        ... def kl_tick_tick(p, q):
+        ...     return ((p.loc - q.loc) / q.scale) ** 2 / 2
+        >>> kl_divergence(Tick(0.0, 1.0), Tick(2.0, 1.0))
+        tensor(2.)
+
+    References:
+        TensorFlow Distributions (Dillon et al., 2017)
+    """
+    for argument, kind in (("type_p", type_p), ("type_q", type_q)):
+        if not (isinstance(kind, type) and issubclass(kind, Distribution)):
+            raise ArgumentTypeError(
+                explain(
+                    "register_kl",
+                    argument,
+                    wanted="a subclass of torch.distributions.Distribution",
+                    got=repr(kind),
+                    instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
+                )
+            )
+    if (type_p, type_q) in _USER_RULES:
+        raise RegistrationError(
+            explain(
+                "register_kl",
+                "type_p, type_q",
+                wanted="a pair without a rule",
+                got=f"{_names(type_p, type_q)}, which {_USER_RULES[type_p, type_q].__qualname__} serves",
+                instead="a subclass of your own and register that, or leave the rule that is there",
+            )
+        )
+    _refuse_ambiguity(type_p, type_q)
+
+    def register(rule: RuleT) -> RuleT:
+        _USER_RULES[type_p, type_q] = rule
+        return rule
+
+    return register
+
+
+def _refuse_ambiguity(type_p: type, type_q: type) -> None:
+    """Refuse a pair when some types would match it and a known one, and neither pair is the more specific."""
+    for known_p, known_q in _USER_RULES:
+        first, second = _narrower(type_p, known_p), _narrower(type_q, known_q)
+        if (
+            first is None
+            or second is None
+            or (first, second) in _USER_RULES
+            or (first, second) == (type_p, type_q)
+        ):
+            continue
+        raise RegistrationError(
+            explain(
+                "register_kl",
+                "type_p, type_q",
+                wanted="a pair that leaves one most specific rule for every two types",
+                got=f"{_names(type_p, type_q)}, which matches {_names(first, second)} no better than the "
+                f"rule for {_names(known_p, known_q)}",
+                instead=f"@register_kl({first.__name__}, {second.__name__}) first, then this one",
+            )
+        )
+
+
+def _narrower(a: type, b: type) -> type | None:
+    if issubclass(a, b):
+        return a
+    return b if issubclass(b, a) else None
+
+
+def _names(p: type, q: type) -> str:
+    return f"({p.__name__}, {q.__name__})"

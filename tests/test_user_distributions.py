@@ -1,0 +1,115 @@
+"""Distributions of users' own classes: with log_prob, support and sample they are integrated like any other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import (
+    Beta,
+    Cauchy,
+    Distribution,
+    Gamma,
+    Gumbel,
+    HalfCauchy,
+    InverseGamma,
+    Laplace,
+    LogNormal,
+    Normal,
+    Pareto,
+    StudentT,
+    Uniform,
+)
+
+from kullback import TotalVariation, divergence, kl_divergence, kl_estimate
+from kullback.errors import ConvergenceError, NoRuleError
+
+
+def wide(*numbers: float) -> list[torch.Tensor]:
+    return [torch.tensor(x, dtype=torch.float64) for x in numbers]
+
+
+class Own(Distribution):
+    """A class that kullback knows nothing about, with the law of another."""
+
+    has_rsample = False
+
+    def __init__(self, base: Distribution) -> None:
+        self.base = base
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self.base.support
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return self.base.log_prob(value)
+
+    def sample(self, sample_shape: Any = torch.Size()) -> torch.Tensor:  # noqa: B008
+        return self.base.sample(sample_shape)
+
+
+KNOWN = [
+    Normal(*wide(0, 1)),
+    Normal(*wide(100, 1e-3)),
+    Cauchy(*wide(1, 2)),
+    StudentT(*wide(2, 0, 1)),
+    Laplace(*wide(0, 1)),
+    Gumbel(*wide(0, 0.7)),
+    Gamma(*wide(0.5, 1)),
+    InverseGamma(*wide(2, 1)),
+    LogNormal(*wide(0, 1)),
+    Beta(*wide(0.5, 0.5)),
+    HalfCauchy(*wide(1)),
+    Pareto(*wide(1, 0.5)),
+    Uniform(*wide(0, 1)),
+]
+
+
+@pytest.mark.parametrize("p", KNOWN, ids=lambda d: type(d).__name__)
+def test_they_have_the_divergence_of_the_same_law_finite_or_not(p: Distribution) -> None:
+    for q in KNOWN:
+        try:
+            expected = float(kl_divergence(p, q))
+        except ConvergenceError:
+            continue
+        assert float(kl_divergence(Own(p), Own(q))) == pytest.approx(expected, rel=1e-6, abs=1e-8), q
+        assert float(kl_divergence(Own(p), q)) == pytest.approx(expected, rel=1e-6, abs=1e-8), q
+
+
+def test_they_are_integrated_in_batches_and_with_gradients() -> None:
+    loc = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    found = kl_estimate(Own(Normal(loc, 1.0)), Laplace(*wide(0, 1)))
+    known = kl_divergence(Normal(loc, 1.0), Laplace(*wide(0, 1)))
+    assert found.method == "quadrature"
+    assert torch.allclose(found.value, known, rtol=1e-9)
+    ours, theirs = (torch.autograd.grad(value.sum(), loc)[0] for value in (found.value, known))
+    assert torch.allclose(ours, theirs, rtol=1e-7, atol=1e-12)
+
+
+def test_other_kinds_serve_them_too() -> None:
+    found = divergence(Own(Normal(*wide(0, 1))), Own(Normal(*wide(1, 1))), TotalVariation())
+    assert float(found) == pytest.approx(math.erf(1 / math.sqrt(8)), rel=1e-9)
+
+
+class Half(Own):
+    """Has half of its mass where it says that it has all."""
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return self.base.log_prob(value) - math.log(2)
+
+
+def test_a_density_that_is_none_is_found_out_by_its_mass() -> None:
+    with pytest.raises(ConvergenceError):
+        kl_divergence(Half(Normal(*wide(0, 1))), Normal(*wide(0, 2)))
+
+
+def test_what_cannot_be_asked_is_an_error() -> None:
+    class Silent(Distribution):
+        arg_constraints: Any = {}  # noqa: RUF012
+        support = torch.distributions.constraints.real
+
+    with pytest.raises(NoRuleError, match="Silent"):
+        kl_divergence(Silent(validate_args=False), Normal(*wide(0, 1)))
