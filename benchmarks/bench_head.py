@@ -19,7 +19,6 @@ SHAPES = [
     (512, 32_000, 4096, "float32"),
     # Without AMX or AVX-512 BF16, torch multiplies bfloat16 matrices at one or two GFLOP/s: smaller ones.
     (64, 8000, 1024, "bfloat16"),
-    (32, 4000, 4096, "bfloat16"),
 ]
 
 
