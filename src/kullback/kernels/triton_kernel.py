@@ -7,7 +7,7 @@ they are power series in d, elsewhere they come from p and q themselves, as in c
 # Triton's language is not typed: a kernel's operators are unknown to the checker.
 # pyright: reportUntypedFunctionDecorator=false, reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
