@@ -21,7 +21,8 @@ from kullback.comparison.measure import measure
 from kullback.comparison.statistics import CONFIDENCE_EDGES, STRETCHES, Along, Histogram, Quantiles
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.io import open_rows, write_llama_base
-from kullback.representations import Counts, Logits, LogProbs, Probs, Samples
+from kullback.representations import Counts, Logits, LogProbs, Probs
+from kullback.samples import Samples
 
 ROWS, CLASSES = 700, 40
 NAMES = ("kl_pq", "kl_qp", "js", "tv")

@@ -19,9 +19,9 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 LAYERS = (
     {"estimate"},
     {"errors"},
-    {"inputs", "streaming"},
+    {"inputs", "progress", "streaming"},
     {"representations", "generators", "reduction"},
-    {"kernels", "io"},
+    {"kernels", "io", "samples"},
     {"functional", "pairs", "estimators"},
     {"dispatch"},
     {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "comparison"},

@@ -22,7 +22,8 @@ from kullback.kernels.registry import backends
 from kullback.pairs import register_kl
 from kullback.pairs.bounds import Bounds, kl_bounds
 from kullback.pairs.installation import install, uninstall
-from kullback.representations import Counts, Logits, LogProbs, Probs, Samples
+from kullback.representations import Counts, Logits, LogProbs, Probs
+from kullback.samples import Samples
 
 __all__ = [
     "KL",

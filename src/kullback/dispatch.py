@@ -15,7 +15,8 @@ from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
 from kullback.pairs.kinds import as_kl, estimate_kind
 from kullback.pairs.scipy_frozen import Frozen, is_frozen, to_torch
-from kullback.representations import Counts, Representation, Samples
+from kullback.representations import Counts, Representation
+from kullback.samples import Samples
 
 __all__ = ["divergence", "kl_divergence", "kl_estimate"]
 

@@ -18,6 +18,10 @@ class Estimate:
         error: how far `value` may be off, same shape and unit: a bound on the rounding for exact methods. None where
             the rule states none, as torch's own do not.
         method: how it was obtained: ``"summation"`` over the classes of finite distributions, ``"closed_form"``.
+        interval: for an estimate from draws, the two ends of its confidence interval; an end is infinite where it
+            bounds one side only. None for exact methods, and where none can be honest: then `notes` say why.
+        n: for an estimate from draws, how many there were of P and of Q.
+        notes: what a reader has to know about this value, one sentence each.
 
     Example:
         >>> import torch
@@ -31,3 +35,6 @@ class Estimate:
     value: Tensor
     error: Tensor | None
     method: str
+    interval: tuple[Tensor, Tensor] | None = None
+    n: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()

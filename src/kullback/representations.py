@@ -1,4 +1,4 @@
-"""What a tensor holds: `Logits`, `LogProbs`, `Probs`, `Counts`, `Samples`.
+"""What a tensor holds: `Logits`, `LogProbs`, `Probs`, `Counts`; draws are in `kullback.samples`.
 
 A bare tensor of numbers may be scores, log-probabilities, probabilities, counts or draws, and a divergence
 computed from the wrong reading is a plausible number that means nothing. Wrapping says which it is, once, and
@@ -17,7 +17,7 @@ from torch import Tensor
 from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
 from kullback.inputs import as_tensor, split_labels
 
-__all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "Samples", "can_inspect"]
+__all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "can_inspect", "first_of"]
 
 # torch has no public way to ask whether a tensor stands for a batch, as it does under vmap and in batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
@@ -35,7 +35,7 @@ def can_inspect(x: Tensor) -> bool:
     return not (_is_wrapped(x) or _is_legacy_batch(x))
 
 
-def _first(mask: Tensor) -> str:
+def first_of(mask: Tensor) -> str:
     """Describe where `mask` is true: how many, and the first index."""
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
@@ -128,14 +128,14 @@ class Representation(ABC):
     def _no_nan(self, x: Tensor) -> None:
         if bool(torch.isnan(x).any()):
             raise self._fail(
-                wanted="numbers", got=f"NaN ({_first(torch.isnan(x))})", instead="find where the NaN arises"
+                wanted="numbers", got=f"NaN ({first_of(torch.isnan(x))})", instead="find where the NaN arises"
             )
 
     def _no_infinity(self, x: Tensor, which: str, bad: Tensor) -> None:
         if bool(bad.any()):
             raise self._fail(
                 wanted=which,
-                got=f"infinities ({_first(bad)})",
+                got=f"infinities ({first_of(bad)})",
                 instead="find where they arise; a class that is masked out has logit -inf, never +inf",
             )
 
@@ -154,7 +154,7 @@ class Representation(ABC):
         if bool(empty.any()):
             raise self._fail(
                 wanted="some mass in every row",
-                got=f"{got} in {_first(empty)} of the rows",
+                got=f"{got} in {first_of(empty)} of the rows",
                 instead="leave those rows out; no distribution can be made of them",
             )
 
@@ -262,7 +262,7 @@ class Probs(Representation):
         if bool((x < 0).any()):
             raise self._fail(
                 wanted="probabilities, none negative",
-                got=f"negative values ({_first(x < 0)})",
+                got=f"negative values ({first_of(x < 0)})",
                 instead="LogProbs(x) if these are log-probabilities, Logits(x) if they are scores",
             )
         sums = x.sum(self.dim, dtype=torch.float64 if x.device.type != "mps" else torch.float32)
@@ -381,7 +381,7 @@ class Counts(Representation):
         if bool((x < 0).any()):
             raise self._fail(
                 wanted="counts, none negative",
-                got=f"negative values ({_first(x < 0)})",
+                got=f"negative values ({first_of(x < 0)})",
                 instead="Logits(x) if these are scores, LogProbs(x) if they are log-probabilities",
             )
         if not self.prior:
@@ -401,74 +401,3 @@ class Counts(Representation):
                     instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
                 )
             )
-
-
-class Samples:
-    r"""Draws :math:`x_1, \dots, x_n` from a distribution of which nothing else is known.
-
-    Arguments:
-        x: n draws of scalars, shape (n,), or of vectors, shape (n, d) or (d, n) as `dim` says.
-        dim: the dimension that holds the components of a vector; the other one counts the draws.
-        validate: check that no value is NaN (which waits for an accelerator).
-
-    Raises:
-        ArgumentTypeError: the values are not numbers.
-        ArgumentValueError: more than two dimensions, no draw at all, or NaN.
-
-    Example:
-        >>> import torch, kullback
-        >>> kullback.Samples(torch.zeros(100, 3))
-        Samples(n=100, d=3, dtype=torch.float32, device=cpu)
-
-    References:
-        Divergence estimation for multidimensional densities (Wang, Kulkarni and Verdu, 2009)
-    """
-
-    def __init__(self, x: object, dim: int = -1, *, validate: bool = True) -> None:
-        x = as_tensor("Samples", "x", x)
-        if x.is_complex():
-            raise ArgumentTypeError(
-                explain(
-                    "Samples",
-                    "x",
-                    wanted="real numbers",
-                    got=f"a tensor of dtype {x.dtype}",
-                    instead="Samples(torch.view_as_real(x).flatten(-2))",
-                )
-            )
-        if x.ndim not in (1, 2) or x.numel() == 0:
-            raise ArgumentValueError(
-                explain(
-                    "Samples",
-                    "x",
-                    wanted="at least one draw, shape (n,) or (n, d)",
-                    got=f"shape {tuple(x.shape)}",
-                    instead="Samples(x.reshape(n, d))",
-                )
-            )
-        if not -x.ndim <= dim < x.ndim:
-            raise ArgumentValueError(
-                explain(
-                    "Samples",
-                    "dim",
-                    wanted=f"a dimension of a tensor of shape {tuple(x.shape)}",
-                    got=str(dim),
-                    instead="Samples(x, dim=-1) when the last dimension holds the components",
-                )
-            )
-        self.tensor = x[:, None] if x.ndim == 1 else x.movedim(dim, -1)
-        self.dim = -1
-        if validate and x.is_floating_point() and can_inspect(x) and bool(x.isnan().any()):
-            raise ArgumentValueError(
-                explain(
-                    "Samples",
-                    "x",
-                    wanted="numbers",
-                    got=f"NaN ({_first(x.isnan())})",
-                    instead="drop or impute the missing values first",
-                )
-            )
-
-    def __repr__(self) -> str:
-        n, d = self.tensor.shape
-        return f"Samples(n={n}, d={d}, dtype={self.tensor.dtype}, device={self.tensor.device})"

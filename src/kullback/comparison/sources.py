@@ -15,7 +15,8 @@ from kullback.inputs import as_tensor
 from kullback.io import Kind, RowSource, open_rows, read_clusters, read_labels
 from kullback.io.files import Place
 from kullback.io.store import Store, flat_shape
-from kullback.representations import Counts, Logits, LogProbs, Probs, Representation, Samples
+from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
+from kullback.samples import Samples
 
 __all__ = [
     "CALL",

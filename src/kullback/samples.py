@@ -1,0 +1,160 @@
+"""Draws, of which nothing is known but that one distribution made them: `Samples`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.inputs import as_tensor
+from kullback.representations import can_inspect, first_of
+
+__all__ = ["Samples"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Samples:
+    r"""Draws :math:`x_1, \dots, x_n` from a distribution of which nothing else is known.
+
+    Integers, booleans and strings are symbols: only their equality counts. Floating-point numbers are points of a
+    continuous space.
+
+    Arguments:
+        x: n draws of scalars, shape (n,), or of vectors, shape (n, d) or (d, n) as `dim` says; or n strings.
+        dim: the dimension that holds the components of a vector; the other one counts the draws.
+        weights: what each draw counts for, n numbers, none negative, not all zero; left out, each counts the same.
+        clusters: the name or number of the group that each draw came with, where draws of one group depend on each
+            other (the visits of one user, the windows of one document); intervals then treat groups as the draws.
+        validate: check that no value is NaN (which waits for an accelerator).
+
+    Raises:
+        ArgumentTypeError: the values are neither numbers nor strings.
+        ArgumentValueError: more than two dimensions, no draw at all, or NaN; weights or clusters that do not fit.
+
+    Example:
+        >>> import torch, kullback
+        >>> kullback.Samples(torch.zeros(100, 3))
+        Samples(n=100, d=3, dtype=torch.float32, device=cpu)
+        >>> kullback.Samples(["a", "b", "a"]).labels
+        ('a', 'b')
+
+    References:
+        Divergence estimation for multidimensional densities (Wang, Kulkarni and Verdu, 2009)
+    """
+
+    def __init__(
+        self,
+        x: object,
+        dim: int = -1,
+        *,
+        weights: object = None,
+        clusters: object = None,
+        validate: bool = True,
+    ) -> None:
+        self.labels, values = _encoded(x)
+        draws = as_tensor("Samples", "x", values)
+        _check_shape(draws, dim)
+        self.tensor = draws[:, None] if draws.ndim == 1 else draws.movedim(dim, -1)
+        self.dim = -1
+        self.weights = None if weights is None else _checked_weights(weights, len(self))
+        self.clusters = None if clusters is None else _cluster_codes(clusters, len(self))
+        if validate and draws.is_floating_point() and can_inspect(draws) and bool(draws.isnan().any()):
+            raise _refused(
+                "x",
+                wanted="numbers",
+                got=f"NaN ({first_of(draws.isnan())})",
+                instead="drop or impute the missing values first",
+            )
+
+    @property
+    def discrete(self) -> bool:
+        """Whether the draws are symbols: integers, booleans or strings."""
+        return not self.tensor.is_floating_point()
+
+    def __len__(self) -> int:
+        return int(self.tensor.shape[0])
+
+    def __repr__(self) -> str:
+        n, d = self.tensor.shape
+        if self.labels is not None:
+            return f"Samples(n={n}, symbols={len(self.labels)})"
+        return f"Samples(n={n}, d={d}, dtype={self.tensor.dtype}, device={self.tensor.device})"
+
+
+def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
+    """Turn strings into their labels, in order, and each draw's place among them; leave numbers as they are."""
+    if isinstance(x, Tensor):
+        return None, x
+    given: Any = cast("Any", x).to_numpy() if hasattr(x, "to_numpy") else x  # a series of pandas, polars or pyarrow
+    if isinstance(given, Sequence) and given and isinstance(given[0], str):
+        given = np.asarray(given, dtype=object)
+    if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "OUT":
+        return None, given
+    entries = cast("Array", given)
+    if not all(isinstance(entry, str) for entry in entries):
+        return None, entries
+    labels, codes = np.unique(entries.astype(str), return_inverse=True)
+    return tuple(labels.tolist()), torch.from_numpy(codes.astype(np.int64))
+
+
+def _check_shape(draws: Tensor, dim: int) -> None:
+    if draws.is_complex():
+        raise ArgumentTypeError(
+            explain(
+                "Samples",
+                "x",
+                wanted="real numbers",
+                got=f"a tensor of dtype {draws.dtype}",
+                instead="Samples(torch.view_as_real(x).flatten(-2))",
+            )
+        )
+    if draws.ndim not in (1, 2) or draws.numel() == 0:
+        raise _refused(
+            "x",
+            wanted="at least one draw, shape (n,) or (n, d)",
+            got=f"shape {tuple(draws.shape)}",
+            instead="Samples(x.reshape(n, d))",
+        )
+    if not -draws.ndim <= dim < draws.ndim:
+        raise _refused(
+            "dim",
+            wanted=f"a dimension of a tensor of shape {tuple(draws.shape)}",
+            got=str(dim),
+            instead="Samples(x, dim=-1) when the last dimension holds the components",
+        )
+
+
+def _checked_weights(weights: object, n: int) -> Tensor:
+    found = as_tensor("Samples", "weights", weights).to(torch.float64)
+    bad = ~(found.isfinite() & (found >= 0))
+    if found.shape != (n,) or bool(bad.any()) or not bool((found > 0).any()):
+        reason = f", not finite or negative: {first_of(bad)}" if bool(bad.any()) else ""
+        raise _refused(
+            "weights",
+            wanted=f"{n} finite numbers, one for each draw, none negative and not all zero",
+            got=f"shape {tuple(found.shape)}{reason}, sum {float(found.sum()):g}",
+            instead="weights=None where every draw counts the same",
+        )
+    return found
+
+
+def _cluster_codes(clusters: object, n: int) -> Tensor:
+    names = clusters.cpu().numpy() if isinstance(clusters, Tensor) else np.asarray(clusters)
+    if names.shape != (n,):
+        raise _refused(
+            "clusters",
+            wanted=f"{n} names or numbers, one for each draw",
+            got=f"shape {names.shape}",
+            instead="clusters=None where the draws are independent",
+        )
+    codes = np.unique(names, return_inverse=True)[1]
+    return torch.from_numpy(codes.astype(np.int64))
+
+
+def _refused(argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
+    return ArgumentValueError(explain("Samples", argument, wanted=wanted, got=got, instead=instead))
