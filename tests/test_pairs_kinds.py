@@ -21,8 +21,10 @@ from torch.distributions import (
     Gamma,
     GeneralizedPareto,
     Geometric,
+    Gumbel,
     Independent,
     Laplace,
+    LogNormal,
     MultivariateNormal,
     Normal,
     OneHotCategorical,
@@ -254,6 +256,61 @@ def value_or_none(p: Distribution, q: Distribution, kind: Any) -> float | None:
         return float(divergence(p, q, kind))
     except ConvergenceError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "order"),
+    [
+        (Cauchy(*wide(0, 1)), Normal(*wide(0, 1)), 1.01),  # a power against e^(-x^2)
+        (Cauchy(*wide(0, 1)), StudentT(*wide(2.0)), 2.0),  # x^-4 x^3
+        (Laplace(*wide(0, 1)), Normal(*wide(0, 5)), 1.1),
+        (Laplace(*wide(0, 1)), Laplace(*wide(0, 0.4)), 2.0),
+        (Normal(*wide(0, 1)), Gumbel(*wide(0, 9)), 1.5),  # e^(x^2) against e^(e^x)
+        (LogNormal(*wide(0, 1)), Gamma(*wide(2, 0.1)), 1.2),
+        (Gamma(*wide(3, 0.1)), LogNormal(*wide(0, 1)), 1.2),  # next to 0
+        (Beta(*wide(0.5, 3)), Normal(*wide(0, 1)), 2.0),  # 1 / x at an end inside Q's support
+        (Uniform(*wide(0, 1)), Beta(*wide(2, 1)), 2.0),
+        (Uniform(*wide(0, 2)), Beta(*wide(1, 1)), 1.5),
+        (Uniform(*wide(0, 1)), Beta(*wide(0.3, 0.2)), -1.5),
+        (Geometric(*wide(0.1)), Geometric(*wide(0.2)), 3.0),
+    ],
+    ids=repr,
+)
+def test_tails_decide_where_a_power_divergence_is_infinite(
+    p: Distribution, q: Distribution, order: float
+) -> None:
+    found = estimate_kind("divergence", p, q, Alpha(order), Options())
+    assert (float(found.value), float(found.error)) == (math.inf, 0.0)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "order"),
+    [
+        (StudentT(*wide(5.0)), Cauchy(*wide(0, 1)), 4.0),
+        (Cauchy(*wide(0, 1)), StudentT(*wide(1.5)), 2.0),
+        (Laplace(*wide(0, 1)), Laplace(*wide(0, 0.7)), 2.0),
+        (Uniform(*wide(0, 1)), Beta(*wide(1.5, 1)), 2.0),
+        (Beta(*wide(0.8, 3)), Normal(*wide(0, 1)), 2.0),
+    ],
+    ids=repr,
+)
+def test_and_where_it_is_finite(p: Distribution, q: Distribution, order: float) -> None:
+    found = estimate_kind("divergence", p, q, Alpha(order), Options())
+    assert 0 < float(found.value) < math.inf
+
+
+def test_a_batch_may_be_infinite_in_part() -> None:
+    scale = torch.tensor([0.3, 0.7, 0.45, 2.0], dtype=torch.float64, requires_grad=True)
+    p, q = Laplace(*wide(0, 1)), Laplace(0.0, scale)
+    value = divergence(p, q, ChiSquared())
+    assert value.isinf().tolist() == [True, False, True, False]
+    (gradient,) = torch.autograd.grad(torch.where(value.isfinite(), value, 0).sum(), scale)
+    # chi^2 = s^2 / (2 s - 1) - 1
+    s = scale.detach()
+    finite = value.detach().isfinite()
+    torch.testing.assert_close(value.detach()[finite], (s**2 / (2 * s - 1) - 1)[finite], rtol=1e-9, atol=0)
+    slope = torch.where(finite, 2 * s * (s - 1) / (2 * s - 1) ** 2, 0)
+    torch.testing.assert_close(gradient, slope, rtol=1e-7, atol=1e-9)
 
 
 def test_just_on_this_side_of_infinity_it_is_right_or_an_error() -> None:

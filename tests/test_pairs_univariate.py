@@ -429,3 +429,22 @@ def test_a_pareto_or_uniform_that_leaves_no_room_has_its_one_sided_slope() -> No
     scale = number(2.0).requires_grad_()
     value = kl_divergence(Pareto(scale, number(3.0)), Pareto(number(2.0), number(5.0)))
     assert torch.autograd.grad(value, scale)[0] == 2.5
+
+
+@pytest.mark.parametrize("family", [Normal, Laplace, Cauchy, HalfCauchy, LogNormal, Weibull], ids=name)
+def test_quadrature_knows_the_second_derivatives_by_the_ends_of_a_uniform(family: type) -> None:
+    at = (number(0.3), number(1.9), *(x[0] for x in draw_parameters(family, 1, 7)))
+
+    def divergence(*at: Tensor) -> Tensor:
+        return kl_estimate(Uniform(*at[:2]), family(*at[2:]), method="quadrature").value
+
+    hessian = torch.autograd.functional.hessian(divergence, at)
+    step = 1e-5
+    for i, x in enumerate(at):
+        for j in range(len(at)):
+            sides: list[Tensor] = []
+            for side in (step, -step):
+                moved = [y.clone().requires_grad_() for y in (*at[:i], x + side, *at[i + 1 :])]
+                sides.append(torch.autograd.grad(divergence(*moved), moved)[j])
+            expected = (sides[0] - sides[1]) / (2 * step)
+            torch.testing.assert_close(hessian[i][j], expected, rtol=1e-6, atol=1e-7)

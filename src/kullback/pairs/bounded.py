@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Beta, ContinuousBernoulli, Dirichlet, Uniform, VonMises
 
-from kullback.pairs.parameters import given_logits, wide
+from kullback.pairs.parameters import given_logits, is_transformed, wide
 from kullback.pairs.registry import closed_form
 from kullback.pairs.special import (
     bregman_near,
@@ -57,9 +59,64 @@ def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
     return dirichlet_divergence(wide(p.concentration), wide(q.concentration))
 
 
-def dirichlet_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Return KL between Dirichlet distributions with these concentrations."""
-    distance = q - p
+# Concentrations that are handled at once: what Stirling's series needs of each is hundreds of numbers.
+_BLOCK = 2**15
+
+
+def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:
+    """Return KL between Dirichlet distributions with these concentrations, of a large batch block by block.
+
+    `distance` is q - p where that is known better than from p and q.
+    """
+    distance = q - p if distance is None else distance
+    if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:
+        return _dirichlet_divergence(p, q, distance)
+    shape = distance.shape
+    rows = (x.expand(shape).reshape(-1, shape[-1]) for x in (p, q, distance))
+    value: Tensor = _InBlocks.apply(*rows)  # pyright: ignore[reportAssignmentType]
+    return value.reshape(shape[:-1])
+
+
+class _InBlocks(torch.autograd.Function):
+    """The divergence of rows in blocks, each computed again for its gradient so that nothing is kept until then."""
+
+    @staticmethod
+    def forward(ctx: Any, *rows: Tensor) -> Tensor:
+        ctx.save_for_backward(*rows)
+        return torch.cat([_dirichlet_divergence(*block) for block in _blocks(*rows)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative, which needs the whole graph
+            return _slopes(rows, ctx.needs_input_grad, *gradients, create_graph=True)
+        slopes: list[tuple[Tensor | None, ...]] = []
+        for *block, gradient in _blocks(*rows, *gradients):
+            leaves = [
+                x.detach().requires_grad_(needed)
+                for x, needed in zip(block, ctx.needs_input_grad, strict=True)
+            ]
+            slopes.append(_slopes(leaves, ctx.needs_input_grad, gradient))
+        sides = zip(*slopes, strict=True)
+        return tuple(None if parts[0] is None else torch.cat(parts) for parts in sides)  # pyright: ignore[reportArgumentType]
+
+
+def _slopes(
+    sides: Sequence[Tensor], needed: Sequence[bool], gradient: Tensor, *, create_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    with torch.enable_grad():
+        value = _dirichlet_divergence(*sides)
+    wanted = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(value, wanted, gradient, create_graph=create_graph))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
+
+
+def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    count = max(1, _BLOCK // rows[0].shape[-1])
+    return zip(*(x.split(count) for x in rows), strict=True)
+
+
+def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
     total_p, total_q, total_distance = p.sum(-1), q.sum(-1), distance.sum(-1)
     logs = log_ratio(p, q, -distance) - log_ratio(total_p, total_q, -total_distance).unsqueeze(-1)
     of_means = (q * excess(logs)).sum(-1)

@@ -219,19 +219,18 @@ def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) 
 
 
 def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits, E X and -H(X) = l E X - A(l)."""
+    """Return the logits, E X and -H(X) = l E X - A(l), which is KL to the one with logit 0."""
     logits = logits_of(p)
     down = logits < 0
-    size = torch.where(down, -logits, logits)
-    from_end = mean_from_end(size)
-    return logits, torch.where(down, from_end, 1 - from_end), -size * from_end - log_mean_decay(size)
+    from_end = mean_from_end(torch.where(down, -logits, logits))
+    negative_entropy = continuous_bernoulli_divergence(logits, torch.zeros_like(logits), -logits)
+    return logits, torch.where(down, from_end, 1 - from_end), negative_entropy
 
 
 @closed_form(ContinuousBernoulli, Uniform)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
     """Return KL to the one with logit 0, plus log(high - low)."""
-    logits = logits_of(p)
-    return continuous_bernoulli_divergence(logits, torch.zeros_like(logits), -logits) + _log_room(q)
+    return _mean_and_negative_entropy(p)[2] + _log_room(q)
 
 
 @closed_form(ContinuousBernoulli, Normal)

@@ -140,10 +140,10 @@ def _rows(p: Classes, q: Classes) -> Tensor:
     """Return KL of one draw, from logits or probabilities as they were given."""
     (left, left_in_logs), (right, right_in_logs) = _weights(p), _weights(q)
     left, right = torch.broadcast_tensors(left, right)
-    shape, rows = left.shape[:-1], Rows(left_in_logs, right_in_logs)
+    shape, classes, rows = left.shape[:-1], left.shape[-1], Rows(left_in_logs, right_in_logs)
     # A logit says that there is mass also where the probability is less than the least float64.
     outside = (left > (-torch.inf if left_in_logs else 0)) & (right == (-torch.inf if right_in_logs else 0))
-    left, right = left.reshape(shape.numel(), -1), right.reshape(shape.numel(), -1)
+    left, right = left.reshape(shape.numel(), classes), right.reshape(shape.numel(), classes)
     value = reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
     return torch.where(outside.any(-1), torch.inf, value)
 

@@ -9,18 +9,14 @@ terms have the largest errors. Powers of p / q of distributions of vectors come 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import (
     Categorical,
-    Dirichlet,
     Distribution,
     Independent,
-    LowRankMultivariateNormal,
-    MultivariateNormal,
-    Normal,
     OneHotCategorical,
 )
 
@@ -43,8 +39,8 @@ from kullback.pairs.laws import Law, law_of
 from kullback.pairs.nodes_of_pair import Nodes, integer_nodes, line_nodes
 from kullback.pairs.options import Options
 from kullback.pairs.parameters import batch_shape_of, dtype_of, given_logits, wide
-from kullback.pairs.special import log1p_excess
-from kullback.pairs.support import check_comparable
+from kullback.pairs.renyi import renyi_in_closed_form
+from kullback.pairs.support import check_comparable, is_power_infinite
 from kullback.pairs.wrappers import sum_of_dimensions
 
 __all__ = ["as_kl", "estimate_kind"]
@@ -148,9 +144,10 @@ def _by_renyi(
     found = _renyi(call, p, q, alpha, options)
     if found is None or order is None or found.error is None:
         return found
-    growth = torch.exp((alpha - 1) * found.value)
     value = order[1] * torch.expm1((alpha - 1) * found.value) / (alpha * (alpha - 1))
-    return Estimate(value, order[1] * found.error * growth.detach() / abs(alpha), found.method)
+    growth = torch.exp((alpha - 1) * found.value.detach())
+    error = torch.where(value.isinf(), 0, order[1] * found.error * growth / abs(alpha))
+    return Estimate(value, error, found.method)
 
 
 def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: Options) -> Estimate | None:
@@ -160,85 +157,10 @@ def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: O
             return None
         each = estimate_kind(call, p.base_dist, q.base_dist, Renyi(alpha), options)
         return sum_of_dimensions(each, p.reinterpreted_batch_ndims)
-    value = _renyi_in_closed_form(p, q, alpha)
+    value = renyi_in_closed_form(p, q, alpha)
     return (
         None if value is None else _finished(p, q, value, 1e-13 * (1 + value.detach().abs()), "closed_form")
     )
-
-
-def _renyi_in_closed_form(p: Distribution, q: Distribution, alpha: float) -> Tensor | None:
-    gaussian = (MultivariateNormal, LowRankMultivariateNormal)
-    if isinstance(p, gaussian) and isinstance(q, gaussian):
-        return _renyi_gaussian(p, q, alpha)
-    if isinstance(p, Normal) and isinstance(q, Normal):
-        return _renyi_normal(p, q, alpha)
-    if isinstance(p, Dirichlet) and isinstance(q, Dirichlet):
-        return _renyi_dirichlet(p, q, alpha)
-    return None
-
-
-def _renyi_normal(p: Normal, q: Normal, alpha: float) -> Tensor:
-    """Return the same for one dimension, where nearly equal variances keep their digits.
-
-    With r = Sp / Sq - 1, y = (1 - alpha) r and g(x) = x - log(1 + x) the logarithms are
-    (g(r) + g(y) / (alpha - 1)) / 2.
-    """
-    a, b = wide(p.scale), wide(q.scale)
-    r = (a - b) / b * ((a + b) / b)
-    y = (1 - alpha) * r
-    finite, near = 1 + y > 0, r.abs() < 0.5 / (1 + abs(alpha))
-    small, shared = torch.where(near, r, 0), torch.where(finite, 1 + y, 1)
-    close = (log1p_excess(small) + log1p_excess((1 - alpha) * small) / (alpha - 1)) / 2
-    far = torch.log(b / a) - torch.log(shared) / (2 * (alpha - 1))
-    shift = (wide(p.loc) - wide(q.loc)) / b
-    value = alpha / 2 * shift**2 / shared + torch.where(near, close, far)
-    return _with_sign(value, finite, alpha)
-
-
-def _renyi_gaussian(p: Any, q: Any, alpha: float) -> Tensor:
-    """Return alpha/2 m' S^-1 m - log(|S| / |Sp|^(1 - alpha) |Sq|^alpha) / 2 (alpha - 1), S = alpha Sq + (1 - alpha) Sp.
-
-    With Sq = L L' and e the eigenvalues of L^-1 Sp L^-T it is a sum over dimensions; +inf where S is not positive.
-
-    Rényi divergence measures for commonly used univariate continuous distributions (Gil, Alajaji and Linder, 2013)
-    """
-    chol_p, chol_q = (wide(d.scale_tril) for d in (p, q))
-    whitened = torch.linalg.solve_triangular(chol_q, chol_p, upper=False)
-    difference = wide(p.loc) - wide(q.loc)
-    difference = torch.linalg.solve_triangular(chol_q, difference.unsqueeze(-1), upper=False).squeeze(-1)
-    covariance = whitened @ whitened.mT
-    mixed = (1 - alpha) * covariance + alpha * torch.eye(covariance.shape[-1], dtype=covariance.dtype)
-    factor, info = torch.linalg.cholesky_ex(mixed)
-    finite = info == 0
-    safe = torch.where(
-        finite[..., None, None], mixed, torch.eye(covariance.shape[-1], dtype=covariance.dtype)
-    )
-    factor = torch.linalg.cholesky(safe)
-    shift = torch.linalg.solve_triangular(factor, difference.unsqueeze(-1), upper=False).squeeze(-1)
-    log_mixed = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    log_p = whitened.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    value = alpha / 2 * (shift**2).sum(-1) - (log_mixed - (1 - alpha) * log_p) / (alpha - 1)
-    return _with_sign(value, finite, alpha)
-
-
-def _renyi_dirichlet(p: Dirichlet, q: Dirichlet, alpha: float) -> Tensor:
-    """Return log(B(c) / B(a)^alpha B(b)^(1 - alpha)) / (alpha - 1), c = alpha a + (1 - alpha) b; +inf unless c > 0."""
-    a, b = wide(p.concentration), wide(q.concentration)
-    c = alpha * a + (1 - alpha) * b
-    finite = (c > 0).all(-1)
-    c = torch.where(finite.unsqueeze(-1), c, 1)
-    value = (_log_beta(c) - alpha * _log_beta(a) - (1 - alpha) * _log_beta(b)) / (alpha - 1)
-    return _with_sign(value, finite, alpha)
-
-
-def _with_sign(value: Tensor, finite: Tensor, alpha: float) -> Tensor:
-    """Give Renyi's divergence its sign, which is that of the order, and its infinities."""
-    sign = math.copysign(1.0, alpha)
-    return sign * torch.where(finite, (sign * value).clamp(min=0), torch.inf)
-
-
-def _log_beta(x: Tensor) -> Tensor:
-    return torch.lgamma(x).sum(-1) - torch.lgamma(x.sum(-1))
 
 
 # ---- Numbers: nodes over both supports.
@@ -253,17 +175,34 @@ def _by_nodes(
     method = "summation" if laws[0].integer else "quadrature"
     if options.method not in ("auto", method) or getattr(kind, "alpha", 0) == math.inf:
         return None
-    value, error = _nodes(p, q, kind, options)
+    value, error = _nodes(laws[0], laws[1], batch_shape_of(p, q), kind, options)
     return _checked(call, p, q, _finished(p, q, value, error, method), kind, options)
 
 
-def _nodes(p: Distribution, q: Distribution, kind: Divergence, options: Options) -> tuple[Tensor, Tensor]:
-    """Return the divergence of two laws, and an estimate of its error."""
-    law_p, law_q = (_with_room_for_nodes(d) for d in (p, q))
+def _nodes(p: Law, q: Law, shape: torch.Size, kind: Divergence, options: Options) -> tuple[Tensor, Tensor]:
+    """Return the divergence of two laws, and an estimate of its error; what is infinite for certain takes no nodes."""
+    order = _order(kind)
+    infinite = is_power_infinite(p, q, order[0] if order else kind.alpha if isinstance(kind, Renyi) else 1.0)
+    if infinite is None or not bool(infinite.any()):
+        return _on_nodes(p, q, shape, kind, options)
+    finite = ~infinite.expand(shape)
+    endless, exact = (torch.full(shape, x, dtype=torch.float64) for x in (torch.inf, 0.0))
+    if not bool(finite.any()):
+        return endless, exact
+    if not (p.is_splittable() and q.is_splittable()):
+        value, error = _on_nodes(p, q, shape, kind, options)
+        return torch.where(finite, value, torch.inf), torch.where(finite, error, 0.0)
+    part_p, part_q = (law.mapped(lambda x: x.expand(shape)[finite]) for law in (p, q))
+    value, error = _on_nodes(part_p, part_q, torch.Size([int(finite.sum())]), kind, options)
+    return endless.masked_scatter(finite, value), exact.masked_scatter(finite, error)
+
+
+def _on_nodes(p: Law, q: Law, shape: torch.Size, kind: Divergence, options: Options) -> tuple[Tensor, Tensor]:
+    law_p, law_q = (law.mapped(lambda x: x.unsqueeze(-1)) for law in (p, q))
     order = _order(kind) or (getattr(kind, "alpha", 1.0) if isinstance(kind, Renyi) else 1.0,)
     find = integer_nodes if law_p.integer else line_nodes
     with torch.no_grad():
-        nodes = find(law_p, law_q, batch_shape_of(p, q), _Size(kind, order[0]), options)
+        nodes = find(law_p, law_q, shape, _Size(kind, order[0]), options)
     log_p, log_q = nodes.log_masses(law_p, law_q)
     value = _total(kind, log_p, log_q)
     with torch.no_grad():
@@ -272,13 +211,6 @@ def _nodes(p: Distribution, q: Distribution, kind: Divergence, options: Options)
         error = error + torch.where(missed > _MASS_TOLERANCE, missed * (1 + value.abs()), 0)
     infinite = nodes.diverges
     return torch.where(infinite, torch.inf, value), torch.where(infinite, 0.0, error)
-
-
-def _with_room_for_nodes(d: Distribution) -> Law:
-    found = law_of(d)
-    if found is None:
-        raise NotImplementedError(type(d).__name__)
-    return found.mapped(lambda x: x.unsqueeze(-1))
 
 
 class _Size(NamedTuple):

@@ -16,13 +16,39 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
-__all__ = ["Coordinate", "Growth", "Law", "Points", "Tail", "law", "law_of", "log_sum"]
+__all__ = [
+    "Coordinate",
+    "Growth",
+    "Law",
+    "Points",
+    "Tail",
+    "law",
+    "law_of",
+    "log_mean_exp",
+    "log_sum",
+    "with_knee",
+]
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:
     """Return log(e^a + e^b), which is b, in value and derivative, where a is -inf."""
     alone = a == -torch.inf
     return torch.where(alone, b, torch.logaddexp(torch.where(alone, b, a), b))
+
+
+def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
+    """Return log(rest + weight e^u) for weights that sum to one, to full precision also where that is near 0."""
+    near = (u.abs() < 1) | ((weight < 0.5) & (u < 0)) | ((u > 0) & (u < 700))
+    close = torch.log1p(weight * torch.expm1(torch.where(near, u, 0)))
+    far = torch.where(near, 0, u)
+    return torch.where(near, close, torch.logaddexp(torch.log(rest), torch.log(weight) + far))
+
+
+def with_knee(center: Tensor, width: Tensor, knee: Tensor) -> list[Tensor]:
+    """Return landmarks of a density that may be wide in its coordinate, yet bends within a few units at the knee."""
+    marks = [center - 2 * width, center, center + 2 * width]
+    bend = width.clamp(max=24.0)
+    return [*marks, knee - bend, knee + bend] if bool((width > 6).any()) else marks
 
 
 class Points(NamedTuple):

@@ -15,9 +15,9 @@ from torch.distributions import (
     Uniform,
     VonMises,
 )
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
-from kullback.pairs.laws import Law, Points, Tail, law
+from kullback.pairs.laws import Law, Points, Tail, law, log_mean_exp, with_knee
 from kullback.pairs.parameters import given_logits, wide
 from kullback.pairs.special import lgamma_rest
 
@@ -39,14 +39,6 @@ class _Unit(Law):
         return torch.ones((), dtype=torch.float64)
 
 
-def _log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
-    """Return log(rest + weight e^u), where both weights sum to one."""
-    near = u.abs() < 1
-    close = torch.log1p(weight * torch.expm1(torch.where(near, u, 0)))
-    far = torch.where(near, 0, u)
-    return torch.where(near, close, torch.logaddexp(torch.log(rest), torch.log(weight) + far))
-
-
 @dataclass(frozen=True)
 class BetaLaw(_Unit):
     """x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
@@ -59,13 +51,16 @@ class BetaLaw(_Unit):
         n, log_x, log_rest = a + b, at.log_above(0.0), at.log_below(1.0)
         # By logits around that of the mean, where large concentrations leave no large terms.
         u = log_x - log_rest - torch.log(a) + torch.log(b)
-        shape = a * _log_mean_exp(a / n, b / n, -u) + b * _log_mean_exp(b / n, a / n, u)
+        shape = a * log_mean_exp(a / n, b / n, -u) + b * log_mean_exp(b / n, a / n, u)
         return lgamma_rest(n) - lgamma_rest(a) - lgamma_rest(b) - shape - log_x - log_rest
 
     def spread(self) -> tuple[Tensor, Tensor]:
         a, b = self.a, self.b
         width = torch.sqrt(torch.polygamma(1, a) + torch.polygamma(1, b))
         return torch.digamma(a) - torch.digamma(b), width
+
+    def landmarks(self) -> list[Tensor]:
+        return with_knee(*self.spread(), torch.log(self.a + 1) - torch.log(self.b + 1))
 
     def lower_tail(self) -> Tail:
         return Tail(power=self.a)
@@ -171,7 +166,7 @@ class LogitLogisticLaw(_Unit):
     def log_density(self, at: Points) -> Tensor:
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
         z = (log_x - log_rest - self.loc) / self.scale
-        return -softplus(-z) - softplus(z) - torch.log(self.scale) - log_x - log_rest
+        return logsigmoid(z) + logsigmoid(-z) - torch.log(self.scale) - log_x - log_rest
 
     def spread(self) -> tuple[Tensor, Tensor]:
         return self.loc, self.scale

@@ -19,8 +19,9 @@ from torch.distributions import (
     Pareto,
     Weibull,
 )
+from torch.nn.functional import logsigmoid
 
-from kullback.pairs.laws import Growth, Law, Points, Tail, law
+from kullback.pairs.laws import Growth, Law, Points, Tail, law, log_mean_exp, with_knee
 from kullback.pairs.laws_real import log_one_plus_square
 from kullback.pairs.parameters import wide
 from kullback.pairs.special import excess, lgamma_rest
@@ -70,6 +71,10 @@ class GammaLaw(_Positive):
         c = self.concentration
         return torch.digamma(c) - torch.log(self.rate), torch.sqrt(_trigamma(c))
 
+    def landmarks(self) -> list[Tensor]:
+        knee = torch.log(self.concentration + 1) - torch.log(self.rate)
+        return with_knee(*self.spread(), knee)
+
     def lower_tail(self) -> Tail:
         return Tail(power=self.concentration)
 
@@ -94,6 +99,10 @@ class InverseGammaLaw(_Positive):
     def spread(self) -> tuple[Tensor, Tensor]:
         c = self.concentration
         return torch.log(self.rate) - torch.digamma(c), torch.sqrt(_trigamma(c))
+
+    def landmarks(self) -> list[Tensor]:
+        knee = torch.log(self.rate) - torch.log(self.concentration + 1)
+        return with_knee(*self.spread(), knee)
 
     def lower_tail(self) -> Tail:
         return Tail(rate=self.rate)
@@ -200,15 +209,18 @@ class FisherSnedecorLaw(_Positive):
 
     def log_density(self, at: Points) -> Tensor:
         a, b = self.df1 / 2, self.df2 / 2
-        log_x = at.log_above(0.0)
-        log_ratio = torch.log(self.df1) - torch.log(self.df2) + log_x
-        constant = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
-        return constant + a * log_ratio - (a + b) * torch.nn.functional.softplus(log_ratio) - log_x
+        n, log_x = a + b, at.log_above(0.0)
+        shape = a * log_mean_exp(a / n, b / n, -log_x) + b * log_mean_exp(b / n, a / n, log_x)
+        return lgamma_rest(n) - lgamma_rest(a) - lgamma_rest(b) - shape - log_x
 
     def spread(self) -> tuple[Tensor, Tensor]:
         a, b = self.df1 / 2, self.df2 / 2
         center = torch.digamma(a) - torch.digamma(b) + torch.log(self.df2) - torch.log(self.df1)
         return center, torch.sqrt(_trigamma(a) + _trigamma(b))
+
+    def landmarks(self) -> list[Tensor]:
+        a, b = self.df1 / 2, self.df2 / 2
+        return with_knee(*self.spread(), torch.log((a + 1) / a) - torch.log((b + 1) / b))
 
     def lower_tail(self) -> Tail:
         return Tail(power=self.df1 / 2)
@@ -228,8 +240,10 @@ class ParetoLaw(Law):
         return self.scale
 
     def log_density(self, at: Points) -> Tensor:
-        log_x = torch.logaddexp(at.log_above(self.scale), torch.log(self.scale))
-        return torch.log(self.alpha) + self.alpha * (torch.log(self.scale) - log_x) - log_x
+        log_scale = torch.log(self.scale)
+        # -log(x / scale); softplus would be off by 2e-9 where torch takes it for linear
+        share = logsigmoid(log_scale - at.log_above(self.scale))
+        return torch.log(self.alpha) + (self.alpha + 1) * share - log_scale
 
     def spread(self) -> tuple[Tensor, Tensor]:
         # log(x / scale) is exponential with mean 1 / alpha.

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Cauchy, Gumbel, Laplace, Normal, StudentT
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import logsigmoid
 
 from kullback.pairs.laws import Growth, Law, Points, Tail, law
 from kullback.pairs.parameters import wide
+from kullback.pairs.special import lgamma_rest
 
 __all__ = [
     "CauchyLaw",
@@ -111,7 +112,7 @@ class LogisticLaw(_LocationScale):
 
     def log_density(self, at: Points) -> Tensor:
         z = self.standard(at)
-        return logsigmoid(z) - softplus(z) - torch.log(self.scale)
+        return logsigmoid(z) + logsigmoid(-z) - torch.log(self.scale)
 
     def lower_tail(self) -> Tail:
         return Tail(rate=1 / self.scale)
@@ -136,8 +137,10 @@ class StudentTLaw(Law):
     def log_density(self, at: Points) -> Tensor:
         z = (at.x - self.loc) / (self.scale * torch.sqrt(self.df))
         half = self.df / 2
-        constant = torch.lgamma(half + 0.5) - torch.lgamma(half) - torch.log(math.pi * self.df) / 2
-        return constant - torch.log(self.scale) - (half + 0.5) * log_one_plus_square(z)
+        # lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which for large half is near 0
+        step = (half + 0.5) * torch.log1p(0.5 / half) - 0.5 + lgamma_rest(half + 0.5) - lgamma_rest(half)
+        constant = step - math.log(2 * math.pi) / 2 - torch.log(self.scale)
+        return constant - (half + 0.5) * log_one_plus_square(z)
 
     def lower_tail(self) -> Tail:
         return Tail(power=self.df)

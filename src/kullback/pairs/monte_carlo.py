@@ -12,7 +12,6 @@ score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017); elsewher
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.distributions import Beta, Distribution, LKJCholesky, MixtureSameFamily
 from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
 
+from kullback.control_variate import coefficient, surplus
 from kullback.errors import ArgumentValueError, NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.pairs.copies import detached
@@ -28,9 +28,6 @@ from kullback.pairs.options import Options
 from kullback.pairs.quasi import SEQUENCES, quasi_draws
 
 __all__ = ["estimate"]
-
-# The control variate q / p is left out beyond this tail index, at which its variance is all but infinite.
-_HEAVY = 0.4
 
 
 def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate:
@@ -53,8 +50,8 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
                 value, error = _stratified(p, q, options.samples)
             else:
                 d, sequences = _terms(p, q, options.samples)
-                surplus = _surplus(d) if _shares_support(p, q) else torch.zeros_like(d)
-                value, error = _mean(d, surplus, sequences)
+                extra = surplus(d) if _shares_support(p, q) else torch.zeros_like(d)
+                value, error = _mean(d, extra, sequences)
         except NotImplementedError as failure:
             raise NoRuleError(
                 explain(
@@ -147,9 +144,8 @@ def _stratified(p: MixtureSameFamily, q: Distribution, samples: int) -> tuple[Te
     # of mean 0; those outside say how often a component is drawn.
     weights = weights.movedim(-1, 0)
     used = weights > 0
-    surplus = torch.where(used, weights.detach() * _surplus(d), 0)
-    surplus = surplus.sum(1) * _shares_support(p, q)
-    return _mean(torch.where(used, weights * torch.where(used, d, 0), 0).sum(1), surplus)
+    extra = torch.where(used, weights.detach() * surplus(d), 0).sum(1) * _shares_support(p, q)
+    return _mean(torch.where(used, weights * torch.where(used, d, 0), 0).sum(1), extra)
 
 
 def _shares_support(p: Distribution, q: Distribution) -> bool:
@@ -172,12 +168,7 @@ def _same(a: object, b: object) -> bool:
     return all(_same(value, vars(b)[name]) for name, value in vars(a).items())
 
 
-def _surplus(d: Tensor) -> Tensor:
-    """Return q / p - 1, in such bounds that its square is a number."""
-    return torch.expm1(-d.detach()).clamp(max=torch.finfo(d.dtype).max ** 0.4)
-
-
-def _mean(d: Tensor, surplus: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
+def _mean(d: Tensor, extra: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
     """Return the mean of d with a fitted multiple of the surplus, whose mean is 0, and its standard error.
 
     Draw i belongs to the sequence i % sequences, where there are such: an even number of them.
@@ -185,38 +176,11 @@ def _mean(d: Tensor, surplus: Tensor, sequences: int = 0) -> tuple[Tensor, Tenso
     infinite = d.isinf().any(0)
     d = torch.where(infinite, 0, d)
     halves = torch.arange(d.shape[0], device=d.device) % 2 == 0
-    coefficients = [_coefficient(d.detach()[half], surplus[half]) for half in (~halves, halves)]
-    coefficient = torch.where(halves.reshape(-1, *[1] * (d.ndim - 1)), *coefficients)
-    corrected = d + coefficient * surplus
+    fitted = [coefficient(d.detach()[half], extra[half]) for half in (~halves, halves)]
+    corrected = d + torch.where(halves.reshape(-1, *[1] * (d.ndim - 1)), *fitted) * extra
     value = corrected.mean(0)
     each = corrected.detach()
     if sequences:
         each = each.unflatten(0, (-1, sequences)).mean(0)
     error = each.std(0) / each.shape[0] ** 0.5 + torch.finfo(d.dtype).eps * value.detach().abs()
     return torch.where(infinite, torch.inf, value), torch.where(infinite, 0, error)
-
-
-def _coefficient(d: Tensor, surplus: Tensor) -> Tensor:
-    """Return minus the slope of d on the surplus; 0 where the surplus cannot be trusted.
-
-    That is where Q shows mass that P has not, as the mean is then not 0, or where the largest q / p hint at a variance
-    that is not finite: a few draws would then decide the slope, and more draws belie the standard error.
-    """
-    mean = surplus.mean(0)
-    centered = surplus - mean
-    variance = (centered**2).mean(0)
-    usable = (variance > 0) & variance.isfinite() & (mean.abs() <= 3 * torch.sqrt(variance / d.shape[0]))
-    usable = usable & (_tail_index(surplus) < _HEAVY)
-    slope = ((d - d.mean(0)) * centered).mean(0) / torch.where(usable, variance, 1)
-    return torch.where(usable & slope.isfinite(), -slope, 0)
-
-
-def _tail_index(surplus: Tensor) -> Tensor:
-    """Estimate k where P(q / p > t) falls as t^(-1 / k): variances are finite for k below 1 / 2.
-
-    A Simple General Approach to Inference About the Tail of a Distribution (Hill, 1975)
-    """
-    count = surplus.shape[0]
-    top = min(math.ceil(0.2 * count), math.ceil(3 * count**0.5))
-    largest = torch.log1p(surplus.clamp(min=-1)).topk(top, dim=0).values
-    return (largest - largest[-1]).mean(0)

@@ -162,6 +162,43 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     return shift + bounded_exp(-shift) / room - torch.log(2 * ratio) - 1
 
 
+@closed_form(Gumbel, Laplace)
+def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
+    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q, c = (m_q - m_p) / s_p and y = e^-c.
+
+    E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y), as E1(y) = Ein(y) - log y - gamma is E(c - t)+.
+    """
+    scale_p = wide(p.scale)
+    ratio = scale_p / wide(q.scale)
+    c = (wide(q.loc) - wide(p.loc)) / scale_p
+    above = c > -math.log(2)  # y < 2
+    y = torch.exp(-torch.where(above, c, 0))
+    far = torch.exp(-torch.where(above, -1, c).clamp(min=-7))
+    distance = torch.where(
+        above, c - GAMMA + 2 * entire_exponential_integral(y), GAMMA - c + 2 * exponential_integral(far)
+    )
+    return ratio * distance - torch.log(ratio) + (math.log(2) - GAMMA - 1)
+
+
+def entire_exponential_integral(y: Tensor) -> Tensor:
+    """Return Ein(y), the integral of (1 - e^-t) / t from 0 to y, for y from 0 to 2."""
+    return y * polynomial(_EIN, y)
+
+
+_EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
+
+
+def exponential_integral(y: Tensor) -> Tensor:
+    """Return E1(y) = e^-y / (y + 1 - 1 / (y + 3 - 4 / (y + 5 - ...))) for y of 2 or more."""
+    tail = y + (2 * _DEPTH + 1)
+    for k in range(_DEPTH, 0, -1):
+        tail = y + (2 * k - 1) - k * k / tail
+    return torch.exp(-y) / tail
+
+
+_DEPTH = 50
+
+
 @closed_form(StudentT, Normal)
 def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     """Return (v - 1 - log v + (d / s_q)^2) / 2 plus KL to the Normal of P's mean and variance; v = Var P / s_q^2."""

@@ -21,3 +21,4 @@ class Options(NamedTuple):
     samples: int = 10_000
     generator: torch.Generator | None = None
     wants_error: bool = True
+    confidence: float = 0.95

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-__all__ = ["all_equal", "batch_shape_of", "dtype_of", "given_logits", "wide"]
+__all__ = ["all_equal", "batch_shape_of", "dtype_of", "given_logits", "is_transformed", "wide"]
+
+_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def wide(x: Tensor) -> Tensor:
@@ -23,6 +25,11 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
         torch._assert_async(equal, f"different {name} have no closed form")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return True
     return bool(equal)
+
+
+def is_transformed() -> bool:
+    """Tell whether this runs inside a transform of torch.func, such as vmap."""
+    return _functorch.peek_interpreter_stack() is not None
 
 
 def dtype_of(*distributions: Distribution) -> torch.dtype:

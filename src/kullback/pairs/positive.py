@@ -52,10 +52,20 @@ def kl_exponential_gamma(p: Exponential, q: Gamma) -> Tensor:
     return gamma_divergence(torch.ones_like(a), wide(p.rate), a, wide(q.rate))
 
 
-def gamma_divergence(a_p: Tensor, rate_p: Tensor, a_q: Tensor, rate_q: Tensor) -> Tensor:
-    """Return KL between Gamma distributions with concentrations a."""
-    log_means = log_ratio(a_p, a_q) - log_ratio(rate_p, rate_q)
-    return a_q * excess(log_means) + lgamma_remainder(a_p, a_q)
+def gamma_divergence(
+    a_p: Tensor,
+    rate_p: Tensor,
+    a_q: Tensor,
+    rate_q: Tensor,
+    more: Tensor | None = None,
+    faster: Tensor | None = None,
+) -> Tensor:
+    """Return KL between Gamma distributions with concentrations a.
+
+    `more` is a_p - a_q and `faster` is rate_p - rate_q where those are known better than from the parameters.
+    """
+    log_means = log_ratio(a_p, a_q, more) - log_ratio(rate_p, rate_q, faster)
+    return a_q * excess(log_means) + lgamma_remainder(a_p, a_q, None if more is None else -more)
 
 
 @closed_form(Weibull, Exponential)

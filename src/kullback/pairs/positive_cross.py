@@ -85,6 +85,10 @@ class LogMoments(ABC):
         """Return log E X."""
         return self.mean() + self.gap(1.0)
 
+    def log_square(self) -> Tensor:
+        """Return log E X^2."""
+        return 2 * self.mean() + self.gap(2.0)
+
 
 class Factor(NamedTuple):
     """G^power for a Gamma variable G of this concentration and rate 1; sign -1 takes it away again, as from a Beta."""
@@ -128,6 +132,11 @@ class GammaProduct(LogMoments):
 
     def log_mean(self) -> Tensor:
         return super().log_mean() if self.exact is None else torch.log(self.exact[0])
+
+    def log_square(self) -> Tensor:
+        if self.exact is None:
+            return super().log_square()
+        return 2 * torch.log(self.exact[0]) + torch.log1p(self.exact[1])
 
 
 @dataclass(frozen=True)
@@ -299,7 +308,7 @@ def _to_log_normal(p: LogMoments, q: LogNormal) -> Tensor:
 def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
     """Return (x - 1 - log x + 1 + gap(2) + log(pi / 2)) / 2 - H(log X), at x = E (X / scale)^2."""
     gap = p.gap(2.0)
-    log_square = 2 * (p.mean() - torch.log(wide(q.scale))) + gap
+    log_square = p.log_square() - 2 * torch.log(wide(q.scale))
     return (excess(log_square) + gap + (1 + math.log(math.pi / 2))) / 2 - p.entropy
 
 

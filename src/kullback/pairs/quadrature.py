@@ -22,6 +22,8 @@ __all__ = ["Integral", "Terms", "integrate"]
 
 # What is this much below the largest integrand, in logarithms, is nothing.
 _NEGLIGIBLE = 46.0
+# How far v goes: sinh has room for no more.
+_OUTERMOST = 690.0
 _UNIFORM_PANELS = 16
 _SPLITS = 4
 # How well P's own mass has to be met, whatever the value: a value of 0 may be one that the nodes did not see.
@@ -87,22 +89,26 @@ def integrate(
     """
     with torch.no_grad():
         line = _line(p, q, batch_shape)
+        same_ends = _same_ends(p, q).squeeze(-1)
         edges = _edges(line)
         lower, upper = edges[..., :-1], edges[..., 1:]
         panels = _measure(line, lower, upper, terms)
         while True:
-            value, error, is_whole = panels.sums()
+            value, error, is_whole = panels.sums(same_ends)
             enough = (error <= atol) | (error <= rtol * value.abs())
             enough = enough & (panels.mass_errors.sum(-1) <= _MASS_TOLERANCE)
             if bool(enough.all()) or (lower.shape[-1] + _SPLITS) * NODES.numel() > max_evaluations:
                 break
             lower, upper, panels = _split(line, lower, upper, panels, is_whole, terms)
-        missed = (panels.mass_p.sum(-1) - 1).abs()
+        missed = 1 - panels.mass_p.sum(-1)
+        mean = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        value = value + mean * missed
     if torch.is_grad_enabled():
+        lower, upper = _out_to_marks(line, lower, upper)
         value = _differentiable_sum(
-            line._replace(p=p, q=q, coordinate=p.coordinate()), lower, upper, is_whole, terms
+            line._replace(p=p, q=q, coordinate=p.coordinate()), lower, upper, is_whole, terms, mean
         )
-    return Integral(value, error, missed)
+    return Integral(value, error, missed.abs())
 
 
 class _Panels(NamedTuple):
@@ -114,8 +120,8 @@ class _Panels(NamedTuple):
     mass_q: Tensor
     mass_errors: Tensor
 
-    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        is_whole = (self.mass_q.sum(-1) - 1).abs() < 1e-11
+    def sums(self, same_ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        is_whole = same_ends & ((self.mass_q.sum(-1) - 1).abs() < 1e-11)
         with_q, without = self.values.sum(-1)
         error_with, error_without = self.errors.sum(-1)
         return (
@@ -130,9 +136,19 @@ def _line(p: Law, q: Law, batch_shape: torch.Size) -> _Line:
     return _Line(p, q, p.coordinate(), center, width)
 
 
+def _same_ends(p: Law, q: Law) -> Tensor:
+    """Tell where both supports are the same: else Q's mass on that of P is not 1, and changes with P's ends."""
+    same = torch.ones(1, dtype=torch.bool)
+    for a, b in ((p.low(), q.low()), (p.high(), q.high())):
+        if a is not None or b is not None:
+            ends = (torch.full((1,), torch.inf, dtype=torch.float64) if x is None else x for x in (a, b))
+            same = same & torch.eq(*ends)
+    return same
+
+
 def _scan_grid() -> Tensor:
     near = torch.arange(0.0, 10.0, 0.125, dtype=torch.float64)
-    far = torch.logspace(1.0, math.log10(690.0), 56, dtype=torch.float64)
+    far = torch.logspace(1.0, math.log10(_OUTERMOST), 56, dtype=torch.float64)
     positive = torch.cat([near[1:], far])
     return torch.cat([-positive.flip(0), near[:1], positive])
 
@@ -143,14 +159,18 @@ def _edges(line: _Line) -> Tensor:
     grid = _scan_grid().to(marks.device).expand(*marks.shape[:-1], -1)
     v = torch.cat([grid, marks], -1).sort(-1).values
     log_p, log_q = line.clean_log_densities(v)
-    size = _log_size(log_p, log_q)
-    kept = size > size.amax(-1, keepdim=True) - _NEGLIGIBLE
+    kept = _matters(_log_size(log_p, log_q), _NEGLIGIBLE) | _matters(log_p, _NEGLIGIBLE)
     last = v.shape[-1] - 1
     first_kept = kept.to(torch.uint8).argmax(-1, keepdim=True)
     last_kept = last - kept.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
     start, stop = v.gather(-1, (first_kept - 1).clamp(min=0)), v.gather(-1, (last_kept + 1).clamp(max=last))
     steps = torch.linspace(0, 1, _UNIFORM_PANELS + 1, dtype=v.dtype, device=v.device)
     return torch.cat([start + (stop - start) * steps, marks.clamp(start, stop)], -1).sort(-1).values
+
+
+def _matters(log_f: Tensor, negligible: float) -> Tensor:
+    """Tell where f is not negligible beside its largest value, both in logarithms."""
+    return log_f > log_f.amax(-1, keepdim=True) - negligible
 
 
 def _log_size(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -168,7 +188,9 @@ def _marks(line: _Line) -> Tensor:
         marks.append(_translate(own, of_q, mark, at.x))
     marks += [own.of(kink) for law in (line.p, line.q) for kink in law.kinks()]
     shape = line.center.shape
-    return torch.cat([line.v(mark.expand(shape)).nan_to_num(nan=0.0).clamp(-690, 690) for mark in marks], -1)
+    return torch.cat(
+        [line.v(mark.expand(shape)).nan_to_num(nan=0.0).clamp(-_OUTERMOST, _OUTERMOST) for mark in marks], -1
+    )
 
 
 def _translate(own: Coordinate, other: Coordinate, t: Tensor, x: Tensor) -> Tensor:
@@ -227,14 +249,44 @@ def _split(
     return lower, upper, _Panels(*(replaced(old, fresh) for old, fresh in zip(panels, new, strict=True)))
 
 
-def _differentiable_sum(line: _Line, lower: Tensor, upper: Tensor, is_whole: Tensor, terms: Terms) -> Tensor:
+def _out_to_marks(line: _Line, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Add panels next to an end of P that a parameter moves, if Q changes there on a far smaller scale than P.
+
+    They hold too little of P's mass for the value, but what Q does there decides the derivative by that end.
+    """
+    with torch.no_grad():
+        marks = _marks(line)
+        marks = line.t(torch.where(marks.abs() < _OUTERMOST, marks, 0))  # those outside the support are there
+        reach = _NEGLIGIBLE / 2
+        for end, side in ((line.p.low(), -1), (line.p.high(), 1)):
+            if end is None or not end.requires_grad:
+                continue
+            edge = lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
+            beyond = side * (side * marks).amax(-1, keepdim=True) + side * reach
+            more = side * torch.maximum(side * line.v(beyond), side * edge) - edge
+            if not bool((more != 0).any()):
+                continue
+            steps = torch.linspace(0, 1, 2 * _UNIFORM_PANELS + 1, dtype=edge.dtype, device=edge.device)
+            edges = (edge + more * steps).sort(-1).values
+            lower, upper = torch.cat([lower, edges[..., :-1]], -1), torch.cat([upper, edges[..., 1:]], -1)
+    return lower, upper
+
+
+def _differentiable_sum(
+    line: _Line, lower: Tensor, upper: Tensor, is_whole: Tensor, terms: Terms, mean: Tensor
+) -> Tensor:
+    """Return the sum, plus `mean` times P's missing mass, which is 0.
+
+    With it the integrand that meets the derivative of p is log(p / q) less its mean: where that is large and the rest
+    is small, the derivative would otherwise be lost in the rounding of a derivative of P's mass.
+    """
     v, half = _nodes(lower, upper)
     weights = (WEIGHTS_KRONROD.to(v.device) * half).flatten(-2)
     v = v.flatten(-2)
     with torch.no_grad():
         log_p, log_q = line.clean_log_densities(v)
-        reach = torch.maximum(_log_size(log_p, log_q), log_q)
-        alive = (reach > reach.amax(-1, keepdim=True) - 2 * _NEGLIGIBLE) & (log_p > -torch.inf)
+        alive = (log_p > -700) & (weights > 0)
     log_p, log_q = line.log_densities(v, alive)
     f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))
-    return torch.where(alive, f * weights, 0).sum(-1)
+    mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
+    return torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)

@@ -18,6 +18,7 @@ __all__ = [
     "find_closed_form",
     "find_reduction",
     "find_user_rule",
+    "has_user_rules",
     "reduction",
     "register_kl",
 ]
@@ -95,6 +96,11 @@ def find_closed_form(type_p: type, type_q: type) -> ClosedForm | None:
         best = _most_specific(_CLOSED_FORMS, type_p, type_q)
         _FOUND[key] = _CLOSED_FORMS[best[0]] if len(best) == 1 else None
     return _FOUND[key]
+
+
+def has_user_rules() -> bool:
+    """Tell whether a user registered any rule."""
+    return bool(_USER_RULES)
 
 
 def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:

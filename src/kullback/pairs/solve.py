@@ -12,13 +12,15 @@ from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.pairs import monte_carlo, summation
 from kullback.pairs.entropy_terms import kl_terms
+from kullback.pairs.fused import fused_divergence
 from kullback.pairs.laws import Law, law_of
 from kullback.pairs.options import Options
 from kullback.pairs.parameters import batch_shape_of, dtype_of
-from kullback.pairs.quadrature import Integral, integrate
+from kullback.pairs.quadrature import Integral
 from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule
 from kullback.pairs.support import check_comparable, is_infinite, is_plain, unreached
 from kullback.pairs.torch_registry import find_foreign_rule
+from kullback.pairs.uniform_ends import integrate_kl
 
 __all__ = ["estimate"]
 
@@ -70,6 +72,10 @@ def _by_closed_form(p: Distribution, q: Distribution, options: Options, again: A
     form = find_closed_form(type(p), type(q))
     if form is None or options.method not in ("auto", form.method):
         return None
+    fused = fused_divergence(p, q)
+    if fused is not None:
+        error = _ROUNDING * fused.detach().abs() + _TINY if options.wants_error else None
+        return _finished(p, q, fused, error, form.method)
     value = form.function(p, q)
     if value is None:
         return None
@@ -175,7 +181,7 @@ def _in_two_rounds(p: Law, q: Law, block: Tensor, options: Options) -> Integral:
 
 
 def _compute(p: Law, q: Law, shape: torch.Size, options: Options, evaluations: int) -> Integral:
-    compute = summation.sum_terms if p.integer else integrate
+    compute = summation.sum_terms if p.integer else integrate_kl
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
         found = compute(
             p,

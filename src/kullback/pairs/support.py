@@ -16,7 +16,7 @@ from torch.distributions import (
 from kullback.errors import ArgumentValueError, explain
 from kullback.pairs.laws import Growth, Law, Tail
 
-__all__ = ["check_comparable", "is_infinite", "is_plain", "unreached"]
+__all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "unreached"]
 
 
 # Pairs of types that were found to be comparable, as their parameters change nothing of that.
@@ -179,3 +179,49 @@ def _diverges(tail: Tail, growth: Growth) -> Tensor:
     power, rate, grows, races = (torch.as_tensor(x, dtype=torch.float64) for x in (*tail, *growth))
     heavy = power < torch.inf
     return torch.where(heavy, (grows >= power) | (races > 0), (races > 0) & (races >= rate))
+
+
+def is_power_infinite(p: Law, q: Law, alpha: float) -> Tensor | None:
+    """Tell for which elements of the batch the integral of p^alpha q^(1 - alpha) is +inf for certain; None for none."""
+    if 0 <= alpha <= 1:
+        return None
+    if alpha < 0:
+        return is_power_infinite(q, p, 1 - alpha)
+    tests = [
+        _reaches_out(p.low(), q.low(), below=True),
+        _reaches_out(p.high(), q.high(), below=False),
+        _power_meets(
+            (p.low(), p.lower_tail(), p.lower_growth()), (q.low(), q.lower_tail(), q.lower_growth()), alpha
+        ),
+        _power_meets(
+            (p.high(), p.upper_tail(), p.upper_growth()), (q.high(), q.upper_tail(), q.upper_growth()), alpha
+        ),
+    ]
+    found = [test for test in tests if test is not None]
+    return torch.stack(torch.broadcast_tensors(*found)).any(0) if found else None
+
+
+_End = tuple[Tensor | None, Tail, Growth]
+
+
+def _power_meets(p: _End, q: _End, alpha: float) -> Tensor:
+    """Tell where the integral of p^alpha q^(1 - alpha), of an order above 1, diverges next to an end of P."""
+    power, rate, grows_p, races_p, power_q, rate_q, grows, races = (
+        torch.as_tensor(x, dtype=torch.float64) for x in (*p[1], *p[2], *q[1], *q[2])
+    )
+    heavy, heavy_q = power < torch.inf, power_q < torch.inf
+    has_rate, has_rate_q = rate < torch.inf, rate_q < torch.inf
+    faster = ~heavy_q & (has_rate_q | (grows > 0) | (races > 0))  # q falls, for certain, as no power does
+    of_powers = alpha * power <= (alpha - 1) * torch.where(heavy_q, power_q, 0)
+    of_rates = alpha * rate < (alpha - 1) * torch.where(has_rate_q, rate_q, 0)
+    of_rates = torch.where(has_rate_q, of_rates, (grows > 1) | (races > 0))
+    of_growths = (grows_p > 0) & ~(races_p > 0) & ((grows > grows_p) | (races > 0))
+    light = ~heavy_q & torch.where(has_rate, of_rates, of_growths)
+    at_both = torch.where(heavy, torch.where(heavy_q, of_powers, faster), light)
+    end = p[0]
+    together = _meet_where(end, q[0])
+    together = torch.zeros((), dtype=torch.bool) if together is None else together
+    diverges = at_both & together
+    if end is not None:  # inside Q's support q is some positive number at that end
+        diverges = diverges | (end.isfinite() & ~together & heavy & (alpha * power <= alpha - 1))
+    return diverges

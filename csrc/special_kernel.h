@@ -1,0 +1,296 @@
+// Sweeps over the elements of a batch. This file is compiled once for every instruction set, each time into a namespace
+// of its own; plain loops, which the compiler vectorises.
+#include "special_forms.h"
+#include "special_kernel_api.h"
+
+namespace kullback {
+namespace KULLBACK_ISA {
+
+// Elements in a block, whose numbers in float64 stay in the nearest cache.
+constexpr int64_t kElements = 256;
+
+struct Block {
+  int64_t size;
+  const double* parameter[kMostParameters];
+  double* value;
+  double* slope[kMostParameters];
+};
+
+// A form that is the same arithmetic for every element.
+template <class Form, bool with_slopes>
+static void sweep_elements(const Block& block) {
+  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  const double *a = block.parameter[0], *b = block.parameter[1];
+  const double *c = block.parameter[count > 2 ? 2 : 0], *d = block.parameter[count > 2 ? 3 : 0];
+  double *value = block.value, *by_a = block.slope[0], *by_b = block.slope[1];
+  double *by_c = block.slope[2], *by_d = block.slope[3];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    const Answer answer = Form::at(a[i], b[i], c[i], d[i]);
+    value[i] = answer.value;
+    if constexpr (with_slopes) {
+      by_a[i] = answer.slope[0];
+      by_b[i] = answer.slope[1];
+      if constexpr (count > 2) {
+        by_c[i] = answer.slope[2];
+        by_d[i] = answer.slope[3];
+      }
+    }
+  }
+}
+
+// Bregman's divergences from a to b = a + distance of lgamma(x) - x log x + x. Those of near a and b, which are few as
+// a rule, are brought together and computed in a second loop.
+struct Remainders {
+  double value[kElements], by_a[kElements], by_b[kElements];
+};
+
+template <bool with_slopes>
+static void compute_remainders(int64_t n, const double* a, const double* b, const double* distance, Remainders& to) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const Remainder far = far_remainder(a[i], b[i], distance[i]);
+    to.value[i] = far.value;
+    if constexpr (with_slopes) {
+      to.by_a[i] = -distance[i] * trigamma_rest(a[i]);
+      to.by_b[i] = far.by_b;
+    }
+  }
+  int64_t index[kElements], found = 0;
+  double near_a[kElements], near_distance[kElements];
+  for (int64_t i = 0; i < n; ++i) {
+    near_a[found] = a[i];
+    near_distance[found] = distance[i];
+    index[found] = i;
+    found += is_near(a[i], b[i], distance[i]);
+  }
+  double value[kElements], by_b[kElements];
+#pragma omp simd
+  for (int64_t i = 0; i < found; ++i) {
+    const Remainder near = near_remainder(near_a[i], near_distance[i]);
+    value[i] = near.value;
+    if constexpr (with_slopes) by_b[i] = near.by_b;
+  }
+  for (int64_t i = 0; i < found; ++i) {
+    to.value[index[i]] = value[i];
+    if constexpr (with_slopes) to.by_b[index[i]] = by_b[i];
+  }
+}
+
+struct GammaForm {
+  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
+};
+
+template <bool with_slopes>
+static void sweep_gamma(const Block& block) {
+  const double *a_p = block.parameter[0], *rate_p = block.parameter[1];
+  const double *a_q = block.parameter[2], *rate_q = block.parameter[3];
+  double distance[kElements];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) distance[i] = a_q[i] - a_p[i];
+  Remainders rest;
+  compute_remainders<with_slopes>(block.size, a_p, a_q, distance, rest);
+  double *value = block.value, *by_a_p = block.slope[0], *by_rate_p = block.slope[1];
+  double *by_a_q = block.slope[2], *by_rate_q = block.slope[3];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    const double more = rate_q[i] - rate_p[i];
+    const double cross = cross_of(a_p[i], rate_p[i], a_q[i], rate_q[i], distance[i], more);
+    const double log_means = log_quotient_of(a_p[i] * rate_q[i], a_q[i] * rate_p[i], cross).value();
+    const Exponential e = exponential_of(log_means);
+    value[i] = a_q[i] * e.excess + rest.value[i];
+    if constexpr (with_slopes) {
+      const double force = a_q[i] * e.minus_one;
+      by_a_p[i] = force / a_p[i] + rest.by_a[i];
+      by_rate_p[i] = -force / rate_p[i];
+      by_a_q[i] = rest.by_b[i] - log_means;
+      by_rate_q[i] = force / rate_q[i];
+    }
+  }
+}
+
+struct BetaForm {
+  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
+};
+
+template <bool with_slopes>
+static void sweep_beta(const Block& block) {
+  const double *a_p = block.parameter[0], *b_p = block.parameter[1];
+  const double *a_q = block.parameter[2], *b_q = block.parameter[3];
+  double a_more[kElements], b_more[kElements], total_p[kElements], total_q[kElements], more[kElements];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    a_more[i] = a_q[i] - a_p[i];
+    b_more[i] = b_q[i] - b_p[i];
+    more[i] = a_more[i] + b_more[i];
+    total_p[i] = a_p[i] + b_p[i];
+    total_q[i] = a_q[i] + b_q[i];
+  }
+  Remainders of_a, of_b, of_total;
+  compute_remainders<with_slopes>(block.size, a_p, a_q, a_more, of_a);
+  compute_remainders<with_slopes>(block.size, b_p, b_q, b_more, of_b);
+  compute_remainders<with_slopes>(block.size, total_p, total_q, more, of_total);
+  double *value = block.value, *by_a_p = block.slope[0], *by_b_p = block.slope[1];
+  double *by_a_q = block.slope[2], *by_b_q = block.slope[3];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    const double cross = cross_of(a_p[i], b_p[i], a_q[i], b_q[i], a_more[i], b_more[i]);
+    const double log_a = log_quotient_of(a_p[i] * total_q[i], a_q[i] * total_p[i], cross).value();
+    const double log_b = log_quotient_of(b_p[i] * total_q[i], b_q[i] * total_p[i], -cross).value();
+    const double of_means = a_q[i] * exponential_of(log_a).excess + b_q[i] * exponential_of(log_b).excess;
+    value[i] = of_means + (of_a.value[i] + of_b.value[i]) - of_total.value[i];
+    if constexpr (with_slopes) {
+      const double force = cross / total_p[i];
+      by_a_p[i] = force / a_p[i] + (of_a.by_a[i] - of_total.by_a[i]);
+      by_b_p[i] = -force / b_p[i] + (of_b.by_a[i] - of_total.by_a[i]);
+      by_a_q[i] = (of_a.by_b[i] - of_total.by_b[i]) - log_a;
+      by_b_q[i] = (of_b.by_b[i] - of_total.by_b[i]) - log_b;
+    }
+  }
+}
+
+template <class Form, bool with_slopes>
+static void sweep(const Block& block) {
+  if constexpr (__is_same(Form, GammaForm)) {
+    sweep_gamma<with_slopes>(block);
+  } else if constexpr (__is_same(Form, BetaForm)) {
+    sweep_beta<with_slopes>(block);
+  } else {
+    sweep_elements<Form, with_slopes>(block);
+  }
+}
+
+template <Range range>
+static int64_t count_outside(int64_t n, const double* x) {
+  int64_t outside = 0;
+#pragma omp simd reduction(+ : outside)
+  for (int64_t i = 0; i < n; ++i) outside += is_within(range, x[i]) ? 0 : 1;
+  return outside;
+}
+
+template <class Form, int i>
+static bool is_inside(const Block& block, const bool* constant) {
+  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  if constexpr (i == count) {
+    return true;
+  } else {
+    if (count_outside<Form::ranges[i]>(constant[i] ? 1 : block.size, block.parameter[i])) return false;
+    return is_inside<Form, i + 1>(block, constant);
+  }
+}
+
+template <typename Real>
+static void load(const Parameter& from, int64_t start, int64_t n, double* to) {
+  const Real* x = static_cast<const Real*>(from.data) + start * from.step;
+  const double first = x[0];
+  if (from.step == 0) {
+    for (int64_t i = 0; i < n; ++i) to[i] = first;
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = x[i];
+}
+
+// A divergence is not negative: what rounding makes of 0 is 0.
+template <typename Real>
+static int64_t store_values(int64_t n, const double* from, Real* to) {
+  int64_t faults = 0;
+#pragma omp simd reduction(+ : faults)
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = from[i] < 0.0 ? 0.0 : from[i];
+    faults += x >= 0.0 ? 0 : 1;
+    to[i] = static_cast<Real>(x);
+  }
+  return faults;
+}
+
+template <typename Real>
+static int64_t store_slopes(int64_t n, const double* from, Real* to) {
+  int64_t faults = 0;
+#pragma omp simd reduction(+ : faults)
+  for (int64_t i = 0; i < n; ++i) {
+    faults += __builtin_fabs(from[i]) <= 1e300 ? 0 : 1;
+    to[i] = static_cast<Real>(from[i]);
+  }
+  return faults;
+}
+
+static void load_numbers(bool is_float64, const Parameter& from, int64_t start, int64_t n, double* to) {
+  is_float64 ? load<double>(from, start, n, to) : load<float>(from, start, n, to);
+}
+
+// Returns how many numbers are of no use.
+static int64_t store(bool is_float64, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
+  if (is_float64) {
+    double* numbers = static_cast<double*>(to) + start;
+    return are_values ? store_values<double>(n, from, numbers) : store_slopes<double>(n, from, numbers);
+  }
+  float* numbers = static_cast<float*>(to) + start;
+  return are_values ? store_values<float>(n, from, numbers) : store_slopes<float>(n, from, numbers);
+}
+
+template <class Form, bool with_slopes>
+static bool run(const FormTask& task) {
+  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  alignas(64) double parameters[count][kElements], values[kElements], slopes[kMostParameters][kElements];
+  Block block{};
+  block.value = values;
+  bool constant[count];
+  for (int j = 0; j < count; ++j) {
+    block.parameter[j] = parameters[j];
+    constant[j] = task.parameter[j].step == 0;
+    const int64_t first = kElements < task.size ? kElements : task.size;
+    if (constant[j]) load_numbers(task.is_float64, task.parameter[j], 0, first, parameters[j]);
+  }
+  for (int j = 0; j < kMostParameters; ++j) block.slope[j] = slopes[j];
+  for (int64_t start = 0; start < task.size; start += kElements) {
+    block.size = task.size - start < kElements ? task.size - start : kElements;
+    for (int j = 0; j < count; ++j) {
+      if (!constant[j]) load_numbers(task.is_float64, task.parameter[j], start, block.size, parameters[j]);
+    }
+    if (!is_inside<Form, 0>(block, constant)) return false;
+    sweep<Form, with_slopes>(block);
+    int64_t faults = store(task.is_float64, true, block.size, values, task.values, start);
+    for (int j = 0; with_slopes && j < count; ++j) {
+      if (task.slopes[j]) faults += store(task.is_float64, false, block.size, slopes[j], task.slopes[j], start);
+    }
+    if (faults) return false;
+  }
+  return true;
+}
+
+template <class Form>
+static bool run_form(const FormTask& task) {
+  bool with_slopes = false;
+  for (const void* slopes : task.slopes) with_slopes |= slopes != nullptr;
+  return with_slopes ? run<Form, true>(task) : run<Form, false>(task);
+}
+
+bool compute_form(const FormTask& task) {
+  switch (task.form) {
+    case Form::kNormal: return run_form<NormalForm>(task);
+    case Form::kLaplace: return run_form<LaplaceForm>(task);
+    case Form::kCauchy: return run_form<CauchyForm>(task);
+    case Form::kGumbel: return run_form<GumbelForm>(task);
+    case Form::kExponential: return run_form<ExponentialForm>(task);
+    case Form::kGamma: return run_form<GammaForm>(task);
+    case Form::kHalfNormal: return run_form<HalfNormalForm>(task);
+    case Form::kHalfCauchy: return run_form<HalfCauchyForm>(task);
+    case Form::kPareto: return run_form<ParetoForm>(task);
+    case Form::kUniform: return run_form<UniformForm>(task);
+    case Form::kBeta: return run_form<BetaForm>(task);
+    case Form::kBernoulliLogits: return run_form<BernoulliLogitsForm>(task);
+    case Form::kBernoulliProbs: return run_form<BernoulliProbsForm>(task);
+    case Form::kBinomialLogits: return run_form<BinomialForm<BernoulliLogitsForm, Range::kLogit>>(task);
+    case Form::kBinomialProbs: return run_form<BinomialForm<BernoulliProbsForm, Range::kChance>>(task);
+    case Form::kGeometricLogits: return run_form<GeometricLogitsForm>(task);
+    case Form::kGeometricProbs: return run_form<GeometricProbsForm>(task);
+    case Form::kPoisson: return run_form<PoissonForm>(task);
+  }
+  return false;
+}
+
+}  // namespace KULLBACK_ISA
+}  // namespace kullback
+
+#include "special_rows.h"

@@ -1,0 +1,2 @@
+#define KULLBACK_ISA baseline
+#include "special_kernel.h"

@@ -1,0 +1,2 @@
+#define KULLBACK_ISA v3
+#include "special_kernel.h"

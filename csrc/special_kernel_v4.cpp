@@ -1,0 +1,2 @@
+#define KULLBACK_ISA v4
+#include "special_kernel.h"
