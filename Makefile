@@ -32,6 +32,7 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev native
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 	$(BIN)/python benchmarks/render.py
+	$(BIN)/python benchmarks/render_samples.py
 
 WHEEL := $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 

@@ -19,7 +19,6 @@ from kullback import (
     LogProbs,
     Probs,
     ReverseKL,
-    Samples,
     TotalVariation,
     divergence,
     errors,
@@ -145,7 +144,6 @@ def test_base_changes_the_unit() -> None:
             ["without a log"],
         ),
         (lambda: divergence(Probs([1.0]), Probs([1.0]), "kl"), TypeError, ["divergence(kind=...)", "'kl'"]),
-        (lambda: kl_divergence(Samples([1.0]), Samples([1.0])), NotImplementedError, ["no rule"]),
         (lambda: kl_divergence(Probs([1.0]), td.Normal(0.0, 1.0)), NotImplementedError, ["Probs and Normal"]),
         (
             lambda: kl_divergence(LOGISTIC_NORMAL, DIRICHLET),

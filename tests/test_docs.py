@@ -26,6 +26,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "tutorial.md",
     *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
+    ROOT / "docs" / "tables.md",
 ]
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE

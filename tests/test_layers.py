@@ -21,7 +21,7 @@ LAYERS = (
     {"errors"},
     {"inputs", "progress", "streaming"},
     {"representations", "generators", "reduction"},
-    {"kernels", "io", "samples"},
+    {"control_variate", "kernels", "io", "samples"},
     {"functional", "pairs", "estimators"},
     {"dispatch"},
     {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "comparison"},

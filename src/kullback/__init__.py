@@ -1,10 +1,11 @@
 """Kullback-Leibler divergences for PyTorch: for tensors, distributions, losses, metrics and files of predictions."""
 
-from kullback import errors, functional, io, metrics, nn
+from kullback import errors, estimators, functional, io, metrics, nn, tables
 from kullback.comparison import compare_predictions
 from kullback.diagnosis import diagnose
 from kullback.dispatch import divergence, kl_divergence, kl_estimate
 from kullback.estimate import Estimate
+from kullback.estimators import SameTest, test_same
 from kullback.generators import (
     KL,
     Alpha,
@@ -24,6 +25,7 @@ from kullback.pairs.bounds import Bounds, kl_bounds
 from kullback.pairs.installation import install, uninstall
 from kullback.representations import Counts, Logits, LogProbs, Probs
 from kullback.samples import Samples
+from kullback.tables import compare_tables
 
 __all__ = [
     "KL",
@@ -40,6 +42,7 @@ __all__ = [
     "Probs",
     "Renyi",
     "ReverseKL",
+    "SameTest",
     "Samples",
     "SkewKL",
     "SquaredHellinger",
@@ -47,9 +50,11 @@ __all__ = [
     "__version__",
     "backends",
     "compare_predictions",
+    "compare_tables",
     "diagnose",
     "divergence",
     "errors",
+    "estimators",
     "functional",
     "install",
     "io",
@@ -59,6 +64,8 @@ __all__ = [
     "metrics",
     "nn",
     "register_kl",
+    "tables",
+    "test_same",
     "uninstall",
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,9 +12,11 @@ from torch.distributions import Distribution
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, explain
 from kullback.estimate import Estimate
+from kullback.estimators import METHODS as SAMPLE_METHODS, EstimateWarning, estimate_from_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
+from kullback.pairs.fused import fused_divergence
 from kullback.pairs.kinds import as_kl, estimate_kind
 from kullback.pairs.scipy_frozen import Frozen, is_frozen, to_torch
 from kullback.representations import Counts, Representation
@@ -24,6 +28,7 @@ Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
 # What sums over the classes of finite distributions may be called.
 _FINITE_METHODS = ("auto", "summation")
+_DEFAULTS = (0.0, 10_000, 10_000)  # of atol, max_evaluations and samples
 
 
 def kl_divergence(
@@ -46,11 +51,14 @@ def kl_divergence(
 
     Arguments:
         p: P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes); or a torch distribution, or a frozen
-            one of SciPy's, such as ``scipy.stats.norm(0, 1)``, which has no gradient and counts as float64.
-        q: Q: any of the first four with as many classes, or a distribution if P is one. Batch shapes broadcast.
+            one of SciPy's, such as ``scipy.stats.norm(0, 1)``, which has no gradient and counts as float64; or
+            `Samples`, draws of an unknown P.
+        q: Q: any of the first four with as many classes, or a distribution if P is one. Batch shapes broadcast. For
+            draws of P: draws of Q, or a Q that is known.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule to use: ``"auto"`` takes the most exact there is of
             ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
+            For `Samples`, the estimator: a function of `kullback.estimators`, ``"auto"`` the one that suits the draws.
         rtol: the relative error that a sum or an integral has to reach; left out, 1e-10 is aimed at in float64.
         atol: the absolute error that is good enough.
         max_evaluations: how many terms of a sum or nodes of an integral there may be for an element of the batch.
@@ -84,10 +92,18 @@ def kl_divergence(
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
+    if (
+        method == "auto"
+        and base is rtol is generator is None
+        and (atol, max_evaluations, samples) == _DEFAULTS
+    ):
+        value = fused_divergence(p, q)  # without what a small batch would spend most of its time on
+        if value is not None:
+            return value
     options = _options(
         "kl_divergence", method, rtol, atol, max_evaluations, samples, generator, wants_error=False
     )
-    return _answer("kl_divergence", p, q, _KL, base, options).value
+    return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
 
 
 def divergence(
@@ -149,7 +165,7 @@ def divergence(
     options = _options(
         "divergence", method, rtol, atol, max_evaluations, samples, generator, wants_error=False
     )
-    return _answer("divergence", p, q, kind, base, options).value
+    return _value_with_warnings(_answer("divergence", p, q, kind, base, options))
 
 
 def kl_estimate(
@@ -162,6 +178,7 @@ def kl_estimate(
     atol: float = 0.0,
     max_evaluations: int = 10_000,
     samples: int = 10_000,
+    confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
     r"""Compute the Kullback-Leibler divergence from P to Q, and say how it was obtained and how far it may be off.
@@ -172,11 +189,13 @@ def kl_estimate(
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
+        confidence: how often the interval of an estimate from draws covers the truth.
         method, rtol, atol, max_evaluations, samples, generator: as in `kl_divergence`.
 
     Returns:
         an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds how far
-        it may be off, given the inputs as they are, or is the standard error of draws; ``method`` names the rule.
+        it may be off, given the inputs as they are, or is the standard error of draws; ``method`` names the rule;
+        from `Samples` there are also ``interval``, ``n`` and ``notes``.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
@@ -195,6 +214,7 @@ def kl_estimate(
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, samples, generator)
+    options = options._replace(confidence=confidence)
     answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
     if not (isinstance(p, Representation) and isinstance(q, Representation)):
         return answer
@@ -215,12 +235,15 @@ def _options(
     *,
     wants_error: bool = True,
 ) -> Options:
-    if method not in METHODS:
+    if method not in (*METHODS, *SAMPLE_METHODS):
         raise ArgumentValueError(
             explain(
                 call,
                 "method",
-                wanted="one of " + ", ".join(map(repr, METHODS)),
+                wanted="one of "
+                + ", ".join(map(repr, METHODS))
+                + " and, for draws, "
+                + ", ".join(map(repr, SAMPLE_METHODS[1:])),
                 got=repr(method),
                 instead="method='auto', which takes the most exact rule there is",
             )
@@ -254,7 +277,11 @@ def _answer(
     for argument, operand in (("p", p), ("q", q)):
         if not isinstance(operand, Representation | Samples | Distribution):
             raise _refusal(call, argument, operand)
-    if isinstance(p, Distribution) and isinstance(q, Distribution):
+    if isinstance(p, Samples) or isinstance(q, Samples):
+        answer = estimate_from_samples(
+            call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
+        )
+    elif isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = _between_distributions(call, p, q, kind, options)
     elif (
         isinstance(p, Representation) and isinstance(q, Representation) and options.method in _FINITE_METHODS
@@ -270,9 +297,25 @@ def _answer(
                 instead=f"{call}(Logits(d.logits), ...) for a Categorical d; histograms of draws as Counts(...)",
             )
         )
-    if unit == 1:
-        return answer
-    return Estimate(answer.value / unit, None if answer.error is None else answer.error / unit, answer.method)
+    return answer if unit == 1 else _in_units(answer, unit)
+
+
+def _in_units(answer: Estimate, unit: float) -> Estimate:
+    """Divide by the nats of a unit whatever is in nats."""
+    return replace(
+        answer,
+        value=answer.value / unit,
+        error=None if answer.error is None else answer.error / unit,
+        interval=None if answer.interval is None else (answer.interval[0] / unit, answer.interval[1] / unit),
+    )
+
+
+def _value_with_warnings(answer: Estimate) -> Tensor:
+    """Return the value alone; where the draws cannot bound it, the notes that say why are warnings."""
+    if answer.n is not None and (answer.interval is None or not answer.interval[1].isfinite()):
+        for note in answer.notes:
+            warnings.warn(note, EstimateWarning, stacklevel=3)
+    return answer.value
 
 
 def _between_distributions(

@@ -90,7 +90,9 @@ def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
     """Turn strings into their labels, in order, and each draw's place among them; leave numbers as they are."""
     if isinstance(x, Tensor):
         return None, x
-    given: Any = cast("Any", x).to_numpy() if hasattr(x, "to_numpy") else x  # a series of pandas, polars or pyarrow
+    given: Any = (
+        cast("Any", x).to_numpy() if hasattr(x, "to_numpy") else x
+    )  # a series of pandas, polars or pyarrow
     if isinstance(given, Sequence) and given and isinstance(given[0], str):
         given = np.asarray(given, dtype=object)
     if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "OUT":

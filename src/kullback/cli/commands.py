@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, Any, Literal, get_args
 
 import click
 from rich.console import Console
@@ -16,15 +16,65 @@ from kullback.cli.convert import run_conversion
 from kullback.cli.gates import METRICS_IN_WORDS, parse_gate
 from kullback.cli.pairs import print_pairs
 from kullback.cli.quick import print_backends, print_divergences
+from kullback.cli.tables import (
+    TABLE_METRICS_IN_WORDS,
+    parse_table_gate,
+    run_table_comparison,
+    run_watch,
+)
 from kullback.comparison.compare import BLOCK_BYTES
-from kullback.errors import KullbackError
+from kullback.errors import ArgumentValueError, KullbackError
 from kullback.io import Kind
 
 __all__ = ["kullback"]
 
 KINDS = click.Choice(get_args(Kind))
+TABLE = "table"
+# What only one of the two comparisons takes: an option of the other one is a misunderstanding, not to be passed over.
+OF_PREDICTIONS = (
+    "kind_p", "kind_q", "key", "key_p", "key_q", "labels", "labels_key", "clusters_key", "worst", "bootstrap",
+    "block_mb",
+)  # fmt: skip
+OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
 FILE = click.Path(path_type=Path)
 MEBIBYTE = 1024 * 1024
+
+
+JSON = click.option(
+    "--json",
+    "json_path",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write JSON to FILE; without FILE, last on the line, print JSON and nothing else.",
+)
+HTML = click.option(
+    "--html", "html_path", type=FILE, help="Write one self-contained page with plots to FILE."
+)
+
+
+def _split(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Read names apart by commas, once or for every time that the option was given."""
+    if not value:
+        return None if value is None else ()
+    return value.split(",") if isinstance(value, str) else [each.split(",") for each in value]
+
+
+# What `compare --as table` and `watch` share.
+COLUMNS = click.option(
+    "--columns", callback=_split, metavar="A,B,...", help="Tables: which columns to compare; without it, all."
+)
+WEIGHTS = click.option("--weights", metavar="COLUMN", help="Tables: what each row counts for.")
+BINS = click.option(
+    "--bins", type=click.IntRange(2), default=20, show_default=True, help="Tables: bins of numbers, at most."
+)
+CONFIDENCE = click.option(
+    "--confidence",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    help="Tables: what share of the intervals is to cover.",
+)
 
 
 class _Failure(click.ClickException):
@@ -73,7 +123,12 @@ def kullback(ctx: click.Context) -> None:
 @kullback.command()
 @click.argument("p", type=FILE)
 @click.argument("q", type=FILE)
-@click.option("--as", "kind", type=KINDS, help="What the numbers in both files are.")
+@click.option(
+    "--as",
+    "kind",
+    type=click.Choice([*KINDS.choices, TABLE]),
+    help="What the numbers in both files are; or table, to compare two tables column by column.",
+)
 @click.option("--as-p", "kind_p", type=KINDS, help="What those of P are, where the files differ.")
 @click.option("--as-q", "kind_q", type=KINDS, help="Likewise for Q.")
 @click.option("--key", help="The array to read from files that hold several.")
@@ -82,26 +137,24 @@ def kullback(ctx: click.Context) -> None:
 @click.option("--labels", type=FILE, help="A file with the true class of each row, -100 for none.")
 @click.option("--labels-key", help="The labels' name in their file.")
 @click.option(
-    "--cluster", "clusters", type=FILE, help="A file with the document or window that each row belongs to."
+    "--cluster",
+    "clusters",
+    type=FILE,
+    metavar="FILE|COLUMN",
+    help="A file with the document or window that each row belongs to; of tables, the column that says it.",
 )
 @click.option("--cluster-key", "clusters_key", help="The clusters' name in their file.")
 @click.option(
     "--worst", type=click.IntRange(0), default=10, show_default=True, help="How many worst rows to show."
 )
-@click.option(
-    "--json",
-    "json_path",
-    is_flag=False,
-    flag_value="-",
-    metavar="[FILE]",
-    help="Write JSON to FILE; without FILE, last on the line, print JSON and nothing else.",
-)
-@click.option("--html", "html_path", type=FILE, help="Write one self-contained page with plots to FILE.")
+@JSON
+@HTML
 @click.option(
     "--fail-above",
     multiple=True,
     metavar="METRIC=LIMIT",
-    help=f"End with status 1 where METRIC is above LIMIT; may be repeated. METRIC: {METRICS_IN_WORDS}.",
+    help=f"End with status 1 where METRIC is above LIMIT; may be repeated. METRIC: {METRICS_IN_WORDS}. "
+    f"Of tables: {TABLE_METRICS_IN_WORDS}.",
 )
 @click.option(
     "--fail-below", multiple=True, metavar="METRIC=LIMIT", help="Likewise where it is below, as top1=0.99."
@@ -110,6 +163,17 @@ def kullback(ctx: click.Context) -> None:
     "--bootstrap", type=click.IntRange(0), default=1000, show_default=True, help="Draws for the intervals."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The seed of these draws.")
+@COLUMNS
+@WEIGHTS
+@click.option(
+    "--joint",
+    callback=_split,
+    multiple=True,
+    metavar="A,B",
+    help="Tables: columns to compare together; repeatable.",
+)
+@BINS
+@CONFIDENCE
 @click.option("--no-progress", is_flag=True, help="Show no progress bar (there is none without a terminal).")
 @click.option(
     "--block-mb",
@@ -118,10 +182,12 @@ def kullback(ctx: click.Context) -> None:
     show_default=True,
     help="How many MiB of each file to hold at a time.",
 )
+@click.pass_context
 def compare(
+    ctx: click.Context,
     p: Path,
     q: Path,
-    kind: Kind | None,
+    kind: Any,
     kind_p: Kind | None,
     kind_q: Kind | None,
     key: str | None,
@@ -135,24 +201,115 @@ def compare(
     block_mb: float,
     **settings: Any,
 ) -> None:
-    """Compare two models' predictions of the same positions: the files P, the reference, and Q.
+    """Compare two models' predictions of the same positions, or two tables: the files P, the reference, and Q.
 
-    Files: npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one distribution over
-    the classes in each row. Divergences are in nats. Ends with status 1 where a gate fails, 2 on an error.
+    Predictions: npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one
+    distribution over the classes in each row. Tables (--as table): parquet, csv or ndjson, rows of columns. Divergences
+    are in nats. Ends with status 1 where a gate fails, 2 on an error.
     """
-    gates = [
-        *(parse_gate(text, "above") for text in fail_above),
-        *(parse_gate(text, "below") for text in fail_below),
-    ]
-    inputs = Inputs(p, q, (kind_p or kind, kind_q or kind), (key_p or key, key_q or key))
-    settings |= {"block_bytes": max(1, int(block_mb * MEBIBYTE))}
-    failures = run_comparison(
-        inputs, Outputs(json_path, html_path), gates, settings, show_progress=not no_progress
-    )
+    _refuse_options(ctx, OF_PREDICTIONS if kind == TABLE else OF_TABLES, of_tables=kind == TABLE)
+    of_tables = {name: settings.pop(name) for name in OF_TABLES}
+    outputs = Outputs(json_path, html_path)
+    if kind == TABLE:
+        cluster = settings["clusters"]
+        failures = run_table_comparison(
+            p,
+            q,
+            outputs,
+            [parse_table_gate(text, side) for side, text in _limits(fail_above, fail_below)],
+            cluster=None if cluster is None else str(cluster),
+            seed=settings["seed"],
+            show_progress=not no_progress,
+            **of_tables,
+        )
+    else:
+        gates = [parse_gate(text, side) for side, text in _limits(fail_above, fail_below)]
+        inputs = Inputs(p, q, (kind_p or kind, kind_q or kind), (key_p or key, key_q or key))
+        settings |= {"block_bytes": max(1, int(block_mb * MEBIBYTE))}
+        failures = run_comparison(inputs, outputs, gates, settings, show_progress=not no_progress)
+    _end(failures)
+
+
+def _limits(
+    fail_above: tuple[str, ...], fail_below: tuple[str, ...]
+) -> list[tuple[Literal["above", "below"], str]]:
+    return [*(("above", text) for text in fail_above), *(("below", text) for text in fail_below)]
+
+
+def _refuse_options(ctx: click.Context, names: tuple[str, ...], *, of_tables: bool) -> None:
+    """Refuse what was given on the command line but makes no sense for this comparison."""
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if parameter.name in names and given:
+            option = parameter.opts[-1]
+            remedy = (
+                "leave it out: tables have no such thing"
+                if of_tables
+                else "--as table, if P and Q are tables"
+            )
+            kind = "predictions" if of_tables else "tables"
+            raise ArgumentValueError(f"{option} is for comparing {kind}; {remedy}")
+
+
+def _end(failures: list[str]) -> None:
+    """Name the gates that failed, and end with status 1 where there is one."""
     for failure in failures:
         click.echo(f"kullback: gate failed: {failure}", err=True)
     if failures:
         raise click.exceptions.Exit(1)
+
+
+@kullback.command()
+@click.argument("reference", type=FILE)
+@click.argument("batches", nargs=-1, metavar="[BATCH]...", type=FILE)
+@click.option(
+    "--profile", type=FILE, help="Where the reference's profile is; without it, REFERENCE.profile.json."
+)
+@click.option("--rebuild", is_flag=True, help="Count the reference anew, whatever profile there is.")
+@click.option("--merge", is_flag=True, help="Take all batches as one: their counts are added.")
+@click.option("--save-batch", type=FILE, help="Write the batch's profile, to be merged with others later.")
+@COLUMNS
+@WEIGHTS
+@BINS
+@CONFIDENCE
+@JSON
+@HTML
+@click.option(
+    "--fail-above",
+    multiple=True,
+    metavar="METRIC=LIMIT",
+    help=f"End with status 1 where METRIC is above LIMIT; may be repeated. METRIC: {TABLE_METRICS_IN_WORDS}.",
+)
+@click.option("--fail-below", multiple=True, metavar="METRIC=LIMIT", help="Likewise, as p_adjusted=0.01.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The seed of all randomness."
+)
+@click.option("--no-progress", is_flag=True, help="Do not say what is being counted.")
+def watch(
+    reference: Path,
+    batches: tuple[Path, ...],
+    json_path: str | None,
+    html_path: Path | None,
+    fail_above: tuple[str, ...],
+    fail_below: tuple[str, ...],
+    no_progress: bool,
+    **settings: Any,
+) -> None:
+    """Check BATCHes, tables or their profiles, against the profile of REFERENCE.
+
+    The profile is made once and kept: counts alone, a few KB, no row of the data. Without a BATCH it is only made.
+    Files: parquet, csv or ndjson, or profiles that were saved. Ends with status 1 where a gate fails, 2 on an error.
+    """
+    _end(
+        run_watch(
+            reference,
+            batches,
+            Outputs(json_path, html_path),
+            [parse_table_gate(text, side) for side, text in _limits(fail_above, fail_below)],
+            show_progress=not no_progress,
+            **settings,
+        )
+    )
 
 
 @kullback.command()

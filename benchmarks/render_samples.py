@@ -1,0 +1,177 @@
+"""Writes docs/estimators.md, how good and how fast the estimates from data are, from benchmarks/results/.
+
+python benchmarks/render_samples.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from render import cell, describe, megabytes, table
+from timing import RESULTS
+
+Row = dict[str, Any]
+
+PAGE = Path(__file__).parents[1] / "docs" / "estimators.md"
+CASES = {
+    "gauss1": "N(0, 1) ‖ N(1, 1.5²)",
+    "exponential": "Exponential(1) ‖ Exponential(2)",
+    "cauchy1": "Cauchy(0) ‖ Cauchy(1)",
+    "pareto": "Pareto(1.5) ‖ Pareto(3)",
+    "far": "N(0, 1) ‖ N(5, 1)",
+    "gauss5": "5-D Gaussians",
+    "cauchy5": "5-D Cauchys",
+    "equal5": "P = Q, 5-D Gaussian",
+    "gauss20": "20-D Gaussians",
+    "zipf": "Zipf(1.1) ‖ Zipf(0.8), 1000 symbols",
+    "zipf_permuted": "Zipf ‖ Zipf permuted, 1000 symbols",
+    "zipf_equal": "P = Q, Zipf, 1000 symbols",
+    "ten_symbols": "Zipf(1) ‖ uniform, 10 symbols",
+}
+NOMINAL = 0.95
+LEAST_COVERAGE = 0.93
+
+INTRODUCTION = """\
+# How good estimates from data are
+
+Every number of this page is measured (`make bench`) on draws from pairs whose divergence is known exactly, as many
+of P as of Q, in nats. *ours* is what `kl_estimate(Samples(x), Samples(y))` answers with no further argument.
+"""
+
+ERRORS = """\
+## Errors
+
+The root mean square error over repetitions; in brackets the mean of the estimates. Peers see the same draws, fewer
+times. No method sees a divergence as large as that of N(0, 1) ‖ N(5, 1) in so few draws: what would tell it apart lies
+where Q was never seen. **Bold** is a case in which a peer is better than ours by more than chance explains.
+"""
+
+COVERAGE = """\
+## Intervals
+
+How often the 95 % interval covers the truth, and its median width. Where draws cannot bound KL from above the interval
+has no upper end, and where no interval would be honest there is none (*refused*); the notes of the estimate say why. An
+interval that covers more often than it says is one that was widened for a bias that may be there.
+"""
+
+SPEED = """\
+## Time and memory of nearest neighbours
+
+Milliseconds, the median of interleaved rounds; both sides standard normal. Extra memory is that of a process of its
+own.
+"""
+
+TABLES = """\
+## Tables
+
+Two Parquet files of 100 columns, most of them numbers, compared column by column, in a process of its own: Python, its
+imports and reading the files included.
+"""
+
+
+def main() -> None:
+    PAGE.write_text(page(RESULTS))
+
+
+def page(folder: Path) -> str:
+    """The page, as Markdown."""
+    parts = [INTRODUCTION]
+    if document := read(folder / "samples.json"):
+        parts += [describe(document["machine"]), errors(document["rows"]), intervals(document["rows"])]
+    if document := read(folder / "neighbours.json"):
+        parts.append(speed(document))
+    if document := read(folder / "tables.json"):
+        parts.append(tables(document))
+    return "\n".join(parts)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def errors(rows: list[Row]) -> str:
+    sizes = sorted({row["n"] for row in rows})
+    peers = list(dict.fromkeys(row["method"] for row in rows if is_peer(row)))
+    parts = [ERRORS]
+    for n in sizes:
+        body = []
+        for case, name in CASES.items():
+            here = {row["method"]: row for row in rows if row["case"] == case and row["n"] == n}
+            if "auto" not in here:
+                continue
+            ours = here["auto"]
+            cells = [short(ours)]
+            cells += [short(here[x], bold=is_better(here[x], ours)) if x in here else "" for x in peers]
+            body.append([name, f"{ours['truth']:.3f}", ", ".join(ours["chosen"]), *cells])
+        parts.append(f"n = {n:,}\n\n{table(['', 'KL', 'method', 'ours', *peers], body)}")
+    return "\n".join(parts)
+
+
+def is_peer(row: Row) -> bool:
+    return row["chosen"] == [row["method"]] and any(c in row["method"] for c in ",.")
+
+
+def is_better(peer: Row, ours: Row) -> bool:
+    """Whether the peer's error is smaller by more than twice the standard errors of the two."""
+    if not math.isfinite(peer["rmse"]):
+        return False
+    doubt = sum((row["rmse"] / math.sqrt(2 * row["repetitions"])) ** 2 for row in (peer, ours)) ** 0.5
+    return peer["rmse"] < ours["rmse"] - 2 * doubt
+
+
+def short(row: Row, *, bold: bool = False) -> str:
+    if not math.isfinite(row["rmse"]):
+        return "inf" if row["mean"] == math.inf else "fails"
+    text = f"{row['rmse']:.3f} ({row['mean']:.3f})"
+    return f"**{text}**" if bold else text
+
+
+def intervals(rows: list[Row]) -> str:
+    ours = [row for case in CASES for row in rows if row["case"] == case and row["method"] == "auto"]
+    body = [[CASES[x["case"]], f"{x['n']:,}", str(x["repetitions"]), *coverage(x)] for x in ours]
+    return f"{COVERAGE}\n{table(['', 'n', 'repetitions', 'covers', 'median width', 'no upper end', 'refused'], body)}"
+
+
+def coverage(row: Row) -> list[str]:
+    if row["coverage"] is None:
+        return ["–", "–", "–", "100 %"]
+    refused = 1 - row["intervals"] / row["repetitions"]
+    width = "–" if row["width"] is None else f"{row['width']:.3f}"
+    covers = f"{100 * row['coverage']:.1f} %"
+    chance = math.sqrt(NOMINAL * (1 - NOMINAL) / row["intervals"])
+    if row["coverage"] < LEAST_COVERAGE - 2 * chance:
+        covers = f"**{covers}**"
+    return [covers, width, *(f"{100 * x:.0f} %" if x else "" for x in (row["one_sided"], refused))]
+
+
+def speed(document: dict[str, Any]) -> str:
+    names = list(dict.fromkeys(name for c in document["cases"] for name in c["steps"]))
+    times, memory = [], []
+    for c in document["cases"]:
+        head = f"{c['case']['rows']:,} draws, {c['case']['classes']}-D"
+        times.append([head, *(cell(c["steps"].get(x)) for x in names)])
+        memory.append([head, *(megabytes(c["steps"].get(x)) for x in names)])
+    return "\n".join(
+        [SPEED, describe(document["machine"]), table(["ms", *names], times), table(["MB", *names], memory)]
+    )
+
+
+def tables(document: dict[str, Any]) -> str:
+    body = []
+    for case in document["cases"]:
+        for step, x in case["steps"].items():
+            numbers = f"{x['seconds']:.1f}", f"{x['cpu_seconds']:.1f}", f"{x['peak_mib']:.0f}"
+            body.append([f"{case['rows']:,}", f"{case['bytes'] / 1e6:,.0f}", step, *numbers])
+    headings = ["rows", "MB of a file", "", "seconds", "CPU seconds", "peak MiB"]
+    judged = [
+        [x["target"], x["wanted"], str(x["found"]), "yes" if x["met"] else "**no**"]
+        for x in document["targets"]
+    ]
+    return "\n".join([TABLES, table(headings, body), table(["target", "wanted", "found", "met"], judged)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""The commands ``kullback compare --as table`` and ``kullback watch``: from tables to reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+import torch
+from rich.console import Console
+
+from kullback import report
+from kullback.cli.compare import (
+    STANDARD_OUTPUT,
+    Outputs,
+    _check_outputs as check_outputs,  # pyright: ignore[reportPrivateUsage]
+)
+from kullback.errors import ArgumentValueError, FileError
+from kullback.report import tables_html, tables_json, tables_terminal
+from kullback.report.tables_wording import Verdict
+from kullback.tables.compare import compare_profiles, compare_tables
+from kullback.tables.watch import batch_profile, is_profile, merge_profiles, profile_path, reference_profile
+
+if TYPE_CHECKING:
+    from kullback.tables.profile import Profile
+    from kullback.tables.result import ColumnComparison, TableComparison
+
+__all__ = ["TABLE_METRICS_IN_WORDS", "TableGate", "parse_table_gate", "run_table_comparison", "run_watch"]
+
+Side = Literal["above", "below"]
+QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
+CHANCES = ("p_value", "p_adjusted")
+WHOLE = "findings"
+TABLE_METRICS_IN_WORDS = (
+    f"{', '.join((*QUANTITIES, *CHANCES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
+)
+
+
+@dataclass(frozen=True)
+class TableGate:
+    """A limit on a number of every column, or of one.
+
+    Attributes:
+        metric: which number.
+        column: the column; None for all of them.
+        limit: the limit.
+        side: on which side of the limit the gate fails.
+    """
+
+    metric: str
+    column: str | None
+    limit: float
+    side: Side
+
+    def verdict(self, found: TableComparison) -> Verdict:
+        """Say where the limit is broken; where nothing was compared, nothing is kept."""
+        bound = "at most" if self.side == "above" else "at least"
+        of = "" if self.column is None else f" of '{self.column}'"
+        failures = tuple(filter(None, (self._failure(*each) for each in self._values(found))))
+        if not failures and self.metric != WHOLE and not self._columns(found):
+            failures = (
+                f"{self.metric}{of} is not known: {'it was' if self.column else 'nothing was'} not compared",
+            )
+        return Verdict(f"{self.metric}{of} {bound} {self.limit:g}", failures)
+
+    def _columns(self, found: TableComparison) -> list[ColumnComparison]:
+        return [column for column in found.columns if self.column in (None, column.name)]
+
+    def _values(self, found: TableComparison) -> list[tuple[str, float]]:
+        if self.metric == WHOLE:
+            return [(WHOLE, float(len(found.findings)))]
+        values = [(column.name, getattr(column, self.metric)) for column in self._columns(found)]
+        return [
+            (f"{self.metric} of '{name}'", value if self.metric in CHANCES else value.value)
+            for name, value in values
+        ]
+
+    def _failure(self, what: str, value: float) -> str | None:
+        if value <= self.limit if self.side == "above" else value >= self.limit:
+            return None
+        return f"{what} is {value:.4g}, {self.side} {self.limit:g} by {abs(value - self.limit):.3g}"
+
+
+def parse_table_gate(text: str, side: Side) -> TableGate:
+    """Read ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
+    name, _, number = text.rpartition("=")
+    metric, bracket, column = name.partition("[")
+    if (
+        metric not in (*QUANTITIES, *CHANCES, WHOLE)
+        or (bracket and not (column.endswith("]") and len(column) > 1))
+        or (bracket and metric == WHOLE)
+    ):
+        raise ArgumentValueError(
+            f"--fail-{side} {text}: wanted METRIC=LIMIT with a METRIC among {TABLE_METRICS_IN_WORDS}; got {name!r}"
+        )
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    if math.isnan(limit):
+        raise ArgumentValueError(
+            f"--fail-{side} {text}: wanted a number after '='; got {number!r}. Write: --fail-{side} {name}=0.2"
+        )
+    return TableGate(metric, column.removesuffix("]") if bracket else None, limit, side)
+
+
+def run_table_comparison(
+    p: Path,
+    q: Path,
+    outputs: Outputs,
+    gates: Sequence[TableGate],
+    *,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    cluster: str | None,
+    joint: Sequence[Sequence[str]],
+    bins: int,
+    confidence: float,
+    seed: int,
+    show_progress: bool,
+) -> list[str]:
+    """Compare two tables, write the reports, and say which gates fail.
+
+    Arguments:
+        p: the reference's file.
+        q: the file that is compared with it.
+        outputs: where the reports go.
+        gates: the limits to keep.
+        columns: which columns; None for all.
+        weights: the column of weights, or None.
+        cluster: the column of the groups of dependent rows, or None.
+        joint: groups of columns to be compared together.
+        bins: into how many bins numbers are sorted.
+        confidence: of the intervals.
+        seed: of all randomness.
+        show_progress: whether to say what is being counted, if there is a terminal.
+
+    Returns:
+        a sentence for each gate that fails.
+
+    Raises:
+        KullbackError: an input or an output cannot be used; then there is no report.
+    """
+    check_outputs(outputs, [p, q])
+    with _saying(show_progress) as progress:
+        found = compare_tables(
+            str(p),
+            str(q),
+            columns,
+            weights=weights,
+            cluster=cluster,
+            joint=joint,
+            bins=bins,
+            confidence=confidence,
+            generator=torch.Generator().manual_seed(seed),
+            progress=progress,
+        )
+    return _reported(found, gates, outputs)
+
+
+def run_watch(
+    reference: Path,
+    batches: Sequence[Path],
+    outputs: Outputs,
+    gates: Sequence[TableGate],
+    *,
+    profile: Path | None,
+    rebuild: bool,
+    merge: bool,
+    save_batch: Path | None,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    bins: int,
+    confidence: float,
+    seed: int,
+    show_progress: bool,
+) -> list[str]:
+    """Keep a reference's profile, compare batches with it, write the reports, and say which gates fail.
+
+    Arguments:
+        reference: the reference's file, or its profile.
+        batches: the files to compare with it, or their profiles.
+        outputs: where the reports go.
+        gates: the limits to keep.
+        profile: where the reference's profile is kept; None for beside the reference.
+        rebuild: whether to count the reference anew.
+        merge: whether to take all batches as one.
+        save_batch: where to write the batch's profile, or None.
+        columns: which columns; None for all.
+        weights: the column of weights, or None.
+        bins: into how many bins numbers are sorted.
+        confidence: of the intervals.
+        seed: of all randomness.
+        show_progress: whether to say what is being counted, if there is a terminal.
+
+    Returns:
+        a sentence for each gate that fails.
+
+    Raises:
+        KullbackError: an input or an output cannot be used.
+    """
+    _check_watch(reference, batches, outputs, profile, save_batch, merge=merge)
+    with _saying(show_progress) as progress:
+        kept = reference_profile(
+            reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
+        )
+        found = [
+            (str(batch), batch_profile(batch, kept, columns=columns, progress=progress)) for batch in batches
+        ]
+    if merge and len(found) > 1:
+        found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
+    if save_batch is not None:
+        found[0][1].save(save_batch)
+    if not found:
+        place = reference if is_profile(reference) else profile or profile_path(reference)
+        click.echo(f"{place}: the profile of {kept.rows:,} rows and {len(kept.columns):,} columns")
+    failures: list[str] = []
+    for name, batch in found:
+        compared = _compared(kept, batch, (str(reference), name), bins, confidence, seed)
+        broken = _reported(compared, gates, outputs)
+        failures += broken if len(found) == 1 else [f"{name}: {failure}" for failure in broken]
+    return failures
+
+
+def _compared(
+    kept: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
+) -> TableComparison:
+    generator = torch.Generator().manual_seed(seed)
+    return compare_profiles(kept, batch, bins=bins, confidence=confidence, generator=generator, names=names)
+
+
+def _check_watch(
+    reference: Path,
+    batches: Sequence[Path],
+    outputs: Outputs,
+    profile: Path | None,
+    save_batch: Path | None,
+    *,
+    merge: bool,
+) -> None:
+    """Refuse before the work what could not be written after it."""
+    single = {"--json": outputs.json, "--html": outputs.html, "--save-batch": save_batch}
+    for option in (option for option, value in single.items() if value is not None):
+        if not batches:
+            raise ArgumentValueError(
+                f"{option}: wanted a batch to report on; got none. Write: kullback watch P Q"
+            )
+        if len(batches) > 1 and not merge:
+            raise ArgumentValueError(
+                f"{option}: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
+            )
+    check_outputs(outputs, [reference, *batches, *([profile] if profile else [])])
+    if save_batch is not None:
+        read = {
+            path.resolve()
+            for path in (reference, *batches, *outputs.files, profile or profile_path(reference))
+        }
+        if save_batch.resolve() in read:
+            raise FileError(f"cannot write {save_batch}: it is one of the other files; name another one")
+        report.check_writable(save_batch)
+
+
+def _reported(found: TableComparison, gates: Sequence[TableGate], outputs: Outputs) -> list[str]:
+    """Write all reports or none, and print the table unless standard output carries the JSON."""
+    verdicts = [gate.verdict(found) for gate in gates]
+    texts = [tables_json.dumps(found)] if outputs.json else []
+    texts += [tables_html.render(found, verdicts)] if outputs.html else []
+    printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
+    written: list[Path] = []
+    try:
+        for path, text in zip(outputs.files, texts, strict=True):
+            report.write(path, text)
+            written.append(path)
+    except FileError:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    if printed is None:
+        tables_terminal.render(found, Console(), verdicts)
+    else:
+        click.echo(printed, nl=False)
+    return [failure for verdict in verdicts for failure in verdict.failures]
+
+
+@contextmanager
+def _saying(show: bool) -> Generator[Callable[[str], object] | None, None, None]:
+    """Give a function that says on standard error what is being done, or None where nobody would see it."""
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        yield None
+        return
+    with console.status("reading") as status:
+        yield status.update

@@ -1,0 +1,286 @@
+r"""KL from draws of numbers by counting them in bins between quantiles of P and Q together.
+
+The divergence between histograms is never more than that between the distributions, and nears it as bins narrow, by
+about the square of their width where densities are smooth. The number of bins, :math:`5 n^{0.4}`, was measured: from
+1e3 to 1e5 draws of Gaussian, exponential, Cauchy and Pareto pairs it has about three quarters of the error of nearest
+neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kullback.errors import ArgumentValueError, explain
+from kullback.estimate import Estimate
+from kullback.estimators import counts
+from kullback.estimators.common import (
+    Array,
+    about_sign,
+    check_confidence,
+    check_samples,
+    effective_number,
+    numpy_of,
+)
+from kullback.estimators.count_intervals import kl_interval
+from kullback.estimators.plugin import SymbolCounts, describe, tabulate
+from kullback.samples import Samples
+
+__all__ = ["histogram"]
+
+# Draws of P and Q together that a bin holds at least, on average.
+_DRAWS_IN_A_BIN = 20
+
+# P's draws in its outermost bins at least, where its tails are looked into.
+_DRAWS_IN_A_TAIL = 5
+
+# How many quantiles of each side stand in for its draws, for every bin, when the edges are laid.
+_QUANTILES_IN_A_BIN = 4
+
+# Below this share of draws that equal another, ties are rounding's.
+_FEW_TIES = 0.01
+
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Finite numbers in order, and the share of the weight that the first k have; None if all weigh the same."""
+
+    values: Array
+    below: Array | None
+
+    def quantiles(self, levels: Array) -> Array:
+        """Return the smallest draw that has at least this share of the weight at or below it."""
+        if self.below is None:
+            place = np.ceil(levels * len(self.values)).astype(np.int64) - 1
+        else:
+            place = np.searchsorted(self.below[1:], levels)
+        return self.values[np.clip(place, 0, len(self.values) - 1)]
+
+    def places(self, edges: Array) -> Places:
+        """Return how many draws are at or below each edge."""
+        return np.searchsorted(self.values, edges, side="right")
+
+    def shares(self, edges: Array) -> Array:
+        """Return the share of the weight at or below each edge."""
+        places = self.places(edges)
+        return places / len(self.values) if self.below is None else self.below[places]
+
+    def share_between(self, start: int, stop: int) -> float:
+        """Return the share of the weight of the draws from one place to before another."""
+        if self.below is None:
+            return (stop - start) / len(self.values)
+        return float(self.below[stop] - self.below[start])
+
+
+def histogram(
+    p: Samples,
+    q: Samples,
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+    bins: int | None = None,
+) -> Estimate:
+    r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins.
+
+    The edges are quantiles of P and Q together, half the weight each; the outer bins are open. Where Q has no draw in a
+    bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest neighbours do:
+    the bin, of width w, adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
+
+    The interval is that of the counts (`kl_interval`). Its upper end is moved out by what twice as wide bins lose, an
+    estimate of what these do, and to where finer bins in P's tails have theirs.
+
+    Arguments:
+        p: draws of finite numbers from P.
+        q: the same from Q.
+        confidence: how often the interval shall hold the divergence.
+        generator: not used; the estimate has no randomness of its own.
+        bins: how many; by default :math:`5 n^{0.4}`, or as many as leave 20 draws to a bin if they are fewer, with the
+            harmonic mean n of the effective numbers of draws.
+
+    Returns:
+        value (0 where the estimate is negative), standard error and interval in nats. The interval's upper end is
+        infinite where more than 5 % of P's draws lie in bins that Q never showed.
+
+    Raises:
+        ArgumentValueError: the draws are symbols, vectors or infinite, or `bins` is less than 2.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Samples
+        >>> x, y = torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
+        >>> estimate = histogram(Samples(x), Samples(1 + 1.5 * y))  # KL(N(0, 1) || N(1, 1.5^2)) = 0.3499
+        >>> round(float(estimate.value), 2), bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
+        (0.35, True)
+
+    References:
+        Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
+        2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+    """
+    _check("histogram", p, q, confidence, bins)
+    first, second = _sorted(p), _sorted(q)
+    if bins is None:
+        bins = _number_of_bins(_independent_draws(p, q, first, second))
+    edges = _edges(first, second, bins)
+    table = _count(p, q, first, second, edges)
+    estimate = counts.zhang_grabchak(table.a, table.b)
+    predicted = counts.discovery(table.a, table.b).kept
+    added = predicted.clamp(min=_beyond(first, second, edges))
+    raw = estimate + added
+    value = raw.clamp(min=0)
+    error, interval, notes = describe(table, value, confidence, "histogram", "bins")
+    if interval is not None:
+        coarse = _count(p, q, first, second, edges[1::2])
+        tails = _count(p, q, first, second, _with_tails(first.values, edges))
+        lost = (estimate - counts.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - predicted
+        in_tails = (counts.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
+        high = kl_interval(tails.a, tails.b, confidence, tails.inflation)[1] + 2 * in_tails
+        # A few draws of P alone in a tail are no reason to give up an upper end.
+        high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1])
+        interval = interval[0], high + lost
+    notes = [*about_sign(float(raw)), *notes, *_about_ties(first, second), *table.notes]
+    device = p.tensor.device
+    return Estimate(
+        value.to(device),
+        None if error is None else error.to(device),
+        "histogram",
+        None if interval is None else (interval[0].to(device), interval[1].to(device)),
+        table.n,
+        tuple(notes),
+    )
+
+
+def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | None) -> None:
+    check_samples(call, p, q)
+    check_confidence(call, confidence)
+    if p.discrete or p.tensor.shape[1] != 1:
+        raise _refused(
+            call,
+            wanted="draws of numbers",
+            got=f"{p!r} and {q!r}",
+            instead="method='coverage_adjusted' for symbols, method='neighbours' for vectors",
+        )
+    for name, samples in (("p", p), ("q", q)):
+        infinite = int(samples.tensor.isinf().sum())
+        if infinite:
+            raise _refused(
+                call,
+                wanted="finite numbers",
+                got=f"{infinite} infinite draws in {name}",
+                instead="Samples(x[x.isfinite()]), if they may be left out",
+            )
+    if bins is not None and bins < 2:
+        raise ArgumentValueError(
+            explain(
+                call,
+                "bins",
+                wanted="2 or more",
+                got=repr(bins),
+                instead="bins=None for a number that suits n",
+            )
+        )
+
+
+def _refused(call: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
+    return ArgumentValueError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
+
+
+def _sorted(samples: Samples) -> _Sorted:
+    values = numpy_of(samples)[:, 0]
+    if samples.weights is None:
+        return _Sorted(np.sort(values), None)
+    order = np.argsort(values, kind="stable")
+    weights = samples.weights.cpu().numpy()[order]
+    below = np.concatenate([[0.0], np.cumsum(weights)])
+    return _Sorted(values[order], below / below[-1])
+
+
+def _number_of_bins(n: float) -> int:
+    return max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
+
+
+def _independent_draws(p: Samples, q: Samples, first: _Sorted, second: _Sorted) -> float:
+    """Return the harmonic mean of the effective numbers of draws; those of clusters are seen in ten bins."""
+    if p.clusters is None and q.clusters is None:
+        n, m = effective_number(p.weights, len(p)), effective_number(q.weights, len(q))
+    else:
+        table = _count(p, q, first, second, _edges(first, second, 10))
+        n, m = float(table.a.sum()), float(table.b.sum())
+    return 2 / (1 / n + 1 / m)
+
+
+def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
+    """Return the inner edges of bins between which P and Q together have about the same share."""
+    levels = np.arange(1, _QUANTILES_IN_A_BIN * bins) / (_QUANTILES_IN_A_BIN * bins)
+    candidates = np.unique(np.concatenate([first.quantiles(levels), second.quantiles(levels)]))
+    together = (first.shares(candidates) + second.shares(candidates)) / 2
+    chosen = np.searchsorted(together, np.arange(1, bins) / bins * (1 - 1e-12))
+    return candidates[np.unique(np.minimum(chosen, len(candidates) - 1))]
+
+
+def _with_tails(values: Array, edges: Array) -> Array:
+    """Add edges that halve P's draws in the outer bins again and again."""
+    first, last = np.searchsorted(values, edges[[0, -1]], side="right")
+    left = [values[k - 1] for k in _halves(int(first))]
+    right = [values[len(values) - k - 1] for k in _halves(len(values) - int(last))]
+    return np.unique(np.concatenate([edges, left, right]))
+
+
+def _halves(k: int) -> list[int]:
+    halves = [k >> step for step in range(1, k.bit_length())]
+    return [half for half in halves if half >= _DRAWS_IN_A_TAIL]
+
+
+def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array) -> SymbolCounts:
+    """Count the draws at or below the first edge, above it and at or below the second, and so on."""
+    if all(x is None for x in (p.weights, p.clusters, q.weights, q.clusters)):
+        a, b = (
+            torch.from_numpy(np.diff(s.places(edges), prepend=0, append=len(s.values)).astype(np.float64))
+            for s in (first, second)
+        )
+        return SymbolCounts(a, b, (1.0, 1.0), (len(p), len(q)))
+    codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
+    return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
+
+
+def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
+    """Return what P's draws in bins without any of Q's add for their distance from Q's nearest one."""
+    ends = np.concatenate([[0], first.places(edges), [len(first.values)]])
+    empty = np.diff(second.places(edges), prepend=0, append=len(second.values)) == 0
+    total = 0.0
+    for i in np.nonzero(empty & (np.diff(ends) > 1))[0]:
+        x = first.values[ends[i] : ends[i + 1]]
+        # Halves, so that the difference of two huge numbers is finite.
+        half_width = float(x[-1] / 2 - x[0] / 2) * (len(x) + 1) / (len(x) - 1)
+        if half_width > 0:
+            excess = float(np.mean(np.log(_distances(x, second.values)))) - math.log(half_width)
+            total += first.share_between(int(ends[i]), int(ends[i + 1])) * max(0.0, excess)
+    return total
+
+
+def _distances(x: Array, y: Array) -> Array:
+    """Return the distance from each x to the nearest of the ordered y, none of which it equals."""
+    above = np.searchsorted(y, x)
+    up = np.where(above < len(y), y[np.minimum(above, len(y) - 1)] / 2 - x / 2, np.inf)
+    down = np.where(above > 0, x / 2 - y[np.maximum(above - 1, 0)] / 2, np.inf)
+    return np.maximum(2 * np.minimum(up, down), np.finfo(np.float64).tiny)
+
+
+def _about_ties(first: _Sorted, second: _Sorted) -> list[str]:
+    if len(first.values) == len(second.values) and np.array_equal(first.values, second.values):
+        return ["P and Q are the same draws."]
+    notes: list[str] = []
+    for name, values in (("P", first.values), ("Q", second.values)):
+        tied = float(np.mean(values[1:] == values[:-1])) if len(values) > 1 else 0.0
+        if tied > _FEW_TIES:
+            notes.append(
+                f"{100 * tied:.3g} % of {name}'s draws equal another one, as numbers do that were rounded or that have "
+                "atoms: this is the divergence between bins that hold these values whole."
+            )
+    return notes

@@ -1,0 +1,192 @@
+"""Which draws lie nearest: exact searches, on a line by sorting, in few dimensions by a tree, in many by products.
+
+Each search returns a `Hood` for every asked number of neighbours k, from which densities and influences follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kullback.errors import OptionalDependencyError
+
+__all__ = ["Hood", "optional", "search_line", "search_space", "spatial_order"]
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Block = tuple[slice, Array, Integers]
+
+# Beyond so many dimensions a tree visits nearly every leaf, and matrix products are faster.
+_TREE_DIMENSIONS = 11
+_QUERIES = 2**15
+_IN_CACHE = 2**14
+_SPARE = 4
+_BLOCK_BYTES = {"cpu": 2**26, "cuda": 2**30}
+
+
+class Hood(NamedTuple):
+    """The k nearest draws of each query.
+
+    `log_radius`, shape (queries,): the log-distance to the k-th. `hits`, shape (draws,): the summed weight of the
+    queries that have a draw among their k nearest. `log_weight`, shape (queries,): the log-mean of the k neighbours'
+    weights relative to all, without its bias; None where all weigh the same.
+    """
+
+    log_radius: Array
+    hits: Array
+    log_weight: Array | None
+
+
+def optional(name: str) -> Any:
+    """Import one of SciPy's modules, of which this package needs no other part."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"scipy.{name}")
+    except ImportError as error:
+        raise OptionalDependencyError("neighbours needs SciPy: pip install 'kullback[samples]'") from error
+
+
+def spatial_order(draws: Array) -> Integers:
+    """Return an order in which neighbours follow one another: queries then find what they need in the cache."""
+    if draws.shape[1] == 1:
+        return np.argsort(draws[:, 0])
+    return optional("spatial").cKDTree(draws, balanced_tree=False).indices
+
+
+def _log_distance(distance: Array) -> Array:
+    """Take the log in place, -inf at 0, which the caller explains."""
+    with np.errstate(divide="ignore"):
+        return np.log(distance, out=distance)
+
+
+def search_line(
+    reference: Array,
+    queries: Array,
+    ks: tuple[int, ...],
+    *,
+    own: bool,
+    weights: Array | None = None,
+    query_weights: Array | None = None,
+) -> list[Hood]:
+    """Search sorted draws for the neighbours of sorted queries; `own` says that these are the draws themselves."""
+    place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
+    found: list[Hood] = []
+    for k in ks:
+        start, radius = _on_a_line(reference, queries, place, k + own)
+        hits = _covered(start, k + own, len(reference), query_weights)
+        if own:
+            hits -= 1.0 if query_weights is None else query_weights
+        found.append(Hood(_log_distance(radius), hits, _window_weight(weights, start, k, own=own)))
+    return found
+
+
+def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tuple[Integers, Array]:
+    """Return where, among sorted draws, the window of the k nearest to each query starts, and how far it reaches.
+
+    The window moves right from `place - k` while the draw that it loses is further away than the one that it gains,
+    that is while the sum of the two lies below twice the query; that sum increases.
+    """
+    steps = [2**i for i in range(k.bit_length())][::-1]
+    below, above = np.full(k, -np.inf), np.full(2 * steps[0] + k, np.inf)
+    padded = np.concatenate([below, reference, above])
+    sums = padded[:-k] + padded[k:]
+    start, radius = np.empty(len(queries), dtype=np.int64), np.empty(len(queries))
+    for first in range(0, len(queries), _IN_CACHE):
+        block = slice(first, first + _IN_CACHE)
+        x, at = queries[block], place[block].copy()
+        twice = 2 * x
+        for step in steps:
+            at += step * (sums[at + (step - 1)] < twice)
+        radius[block] = np.maximum(x - padded[at], padded[at + (k - 1)] - x)
+        start[block] = at
+    start -= k
+    return start, radius
+
+
+def _covered(start: Integers, width: int, n: int, weights: Array | None) -> Array:
+    """Sum the weights of the windows that cover each of n places."""
+    covered = np.cumsum(np.bincount(start, weights, n), dtype=np.float64)
+    covered[width:] -= covered[:-width].copy()
+    return covered
+
+
+def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool) -> Array | None:
+    if weights is None:
+        return None
+    sums = (np.concatenate([[0.0], np.cumsum(power)]) for power in (weights, weights**2))
+    first, second = (total[start + (k + own)] - total[start] for total in sums)
+    if own:
+        first, second = first - weights, second - weights**2
+    return _log_mean(first, second, k, float(weights.mean()))
+
+
+def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
+    """The log of a mean of k weights, which is too low by half their squared relative error."""
+    mean = first / k
+    variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)
+    return np.log(mean / overall) + variance / (2 * k * mean**2)
+
+
+def search_space(
+    reference: Array,
+    queries: Array,
+    ks: tuple[int, ...],
+    *,
+    own: bool,
+    weights: Array | None = None,
+    query_weights: Array | None = None,
+    device: torch.device,
+) -> list[Hood]:
+    """Search draws of shape (n, d) for the neighbours of queries; `own` says that these are the draws themselves."""
+    n, deepest = len(queries), max(ks)
+    by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
+    search = _by_tree if by_tree else _by_products
+    radius, hits = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
+    log_weight = None if weights is None else np.empty((len(ks), n))
+    for rows, distance, index in search(reference, queries, deepest, device, own=own):
+        for i, k in enumerate(ks):
+            radius[i, rows] = distance[:, k - 1]
+            share = None if query_weights is None else np.repeat(query_weights[rows], k)
+            hits[i] += np.bincount(index[:, :k].ravel(), share, len(reference))
+            if log_weight is not None and weights is not None:
+                near = weights[index[:, :k]]
+                total, squares = near.sum(1), (near**2).sum(1)
+                log_weight[i, rows] = _log_mean(total, squares, k, float(weights.mean()))
+    return [
+        Hood(_log_distance(radius[i]), hits[i], None if log_weight is None else log_weight[i])
+        for i in range(len(ks))
+    ]
+
+
+def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
+    """Ask a k-d tree; of its own draws each is the first neighbour, at distance 0, and is left out."""
+    tree = optional("spatial").cKDTree(reference, balanced_tree=False)
+    for start in range(0, len(queries), _QUERIES):
+        rows = slice(start, min(start + _QUERIES, len(queries)))
+        distance, index = tree.query(queries[rows], range(1, k + own + 1), workers=-1)
+        yield rows, distance[:, int(own) :], index[:, int(own) :]
+
+
+def _by_products(
+    reference: Array, queries: Array, k: int, device: torch.device, *, own: bool
+) -> Iterator[Block]:
+    """Compare every query with every draw by |x|^2 + |y|^2 - 2 x y, block by block."""
+    centre = reference.mean(0)
+    draws = torch.from_numpy(reference - centre).to(device)
+    squares = draws.square().sum(1)
+    size = max(_BLOCK_BYTES[device.type] // (8 * len(reference)), 1)
+    for start in range(0, len(queries), size):
+        rows = slice(start, min(start + size, len(queries)))
+        x = torch.from_numpy(queries[rows] - centre).to(device)
+        distance = torch.addmm(squares, x, draws.T, alpha=-2.0)
+        if own:
+            distance[torch.arange(len(x)), torch.arange(rows.start, rows.stop)] = torch.inf
+        # The product cancels where two points are close: the distances of some more than count are computed anew.
+        index = distance.topk(min(k + _SPARE, len(draws) - own), dim=1, largest=False).indices
+        exact = (x[:, None, :] - draws[index]).square().sum(2).sqrt()
+        exact, order = exact.topk(k, dim=1, largest=False)
+        yield rows, exact.cpu().numpy(), index.gather(1, order).cpu().numpy()

@@ -1,0 +1,259 @@
+r"""Lower bounds on KL from a critic: any function T of a point, such as a network that is trained to raise them.
+
+.. math::
+    \mathrm{KL}(P \| Q) = \max_T \; E_P[T] - \log E_Q[e^T] = \max_T \; E_P[T] - E_Q[e^T] + 1
+
+The first is Donsker and Varadhan's bound, the second that of Nguyen, Wainwright and Jordan; both are reached by
+T = log p / q, the first by that plus any constant. `variational_bound` is what training raises; `variational_estimate`
+judges a trained critic on draws that it has not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.estimate import Estimate
+from kullback.estimators.common import (
+    check_confidence,
+    check_samples,
+    effective_number,
+    standard_normal_quantile,
+)
+from kullback.representations import can_inspect, first_of
+from kullback.samples import Samples
+
+__all__ = ["Bound", "Critic", "variational_bound", "variational_estimate"]
+
+Critic = Callable[[Tensor], Tensor]
+Bound = Literal["donsker_varadhan", "nwj"]
+
+# Below this effective number of draws of Q, a few of them hold E_Q[e^T], and its standard error means nothing.
+_FEWEST_EFFECTIVE = 30.0
+
+
+def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = "donsker_varadhan") -> Tensor:
+    r"""Return a lower bound on KL(P || Q) at these draws, to be raised by training the critic.
+
+    .. math::
+        \text{donsker\_varadhan:}\quad \frac1n \sum_i T(x_i) - \log \frac1m \sum_j e^{T(y_j)}, \qquad
+        \text{nwj:}\quad \frac1n \sum_i T(x_i) - \frac1m \sum_j e^{T(y_j)} + 1
+
+    For a critic that does not depend on the draws, nwj is below KL on average over draws. donsker_varadhan is at least
+    nwj, and below KL as m grows; for finite m, the logarithm of a mean raises it by about
+    :math:`\mathrm{Var}_Q(e^T) / (2 m E_Q[e^T]^2)`. For a critic trained on these very draws neither is a bound: hold
+    draws out and use `variational_estimate`. Mean weights are those of the `Samples`, if any.
+
+    Arguments:
+        p: draws of P, shape (n, d).
+        q: draws of Q, shape (m, d).
+        critic: T, from a tensor of shape (n, d) to one of shape (n,) or (n, 1), such as a ``torch.nn.Module``.
+        bound: ``"donsker_varadhan"`` or ``"nwj"``.
+
+    Returns:
+        the bound in nats, a scalar in the critic's dtype; float32 at least.
+
+    Raises:
+        ArgumentValueError: an unknown bound, sides of unequal dimension, or a critic whose result does not fit.
+
+    Gradient:
+        flows to the critic's parameters, and to the draws. That of nwj is without bias under minibatches. That of
+        donsker_varadhan is not: the softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}` divide by a mean over the
+        batch, so small batches pull the critic away from the optimum; use large ones, or nwj. For the largest
+        exponents both stay finite where the bound does.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Samples
+        >>> x, y = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])
+        >>> variational_bound(Samples(x), Samples(y), lambda z: -z)
+        tensor(0.0662)
+        >>> variational_bound(Samples(x), Samples(y), lambda z: -z, bound="nwj")
+        tensor(-0.0677)
+
+    References:
+        Asymptotic evaluation of certain Markov process expectations for large time, IV (Donsker and Varadhan, 1983)
+        Estimating divergence functionals and the likelihood ratio by convex risk minimization
+        (Nguyen, Wainwright and Jordan, 2010)
+        Mutual Information Neural Estimation (Belghazi et al., 2018)
+    """
+    call = "variational_bound"
+    _check(call, p, q, bound)
+    at_p, at_q = _values(call, critic, p), _values(call, critic, q)
+    mean_p = _mean(_shares(p, at_p), at_p)
+    log_mean_q = torch.logsumexp(at_q + _shares(q, at_q).log(), 0)
+    if bound == "donsker_varadhan":
+        return mean_p - log_mean_q
+    return mean_p - torch.expm1(log_mean_q)
+
+
+def variational_estimate(
+    p: Samples,
+    q: Samples,
+    critic: Critic,
+    *,
+    bound: Bound = "donsker_varadhan",
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> Estimate:
+    r"""Estimate a trained critic's lower bound on KL(P || Q) from draws that it was not trained on.
+
+    .. math:: s^2 = \frac{\mathrm{Var}_P(T)}{n} + \frac{\mathrm{Var}_Q(e^{T})}{m \, (E_Q[e^T])^2}
+
+    for donsker_varadhan; for nwj without the denominator's square. The interval is one-sided, from below: how far KL
+    is above the critic's bound is not in the draws.
+
+    Arguments:
+        p: held-out draws of P, shape (n, d), with weights and clusters if they have such.
+        q: held-out draws of Q, shape (m, d).
+        critic: T, as for `variational_bound`. It is called without gradients; put modules into ``eval()`` first.
+        bound: ``"donsker_varadhan"`` or ``"nwj"``.
+        confidence: how often the interval's lower end shall be below KL.
+        generator: unused: nothing is random here.
+
+    Returns:
+        the bound, its standard error and the interval (lower end, infinity); None in the interval's place where a few
+        draws of Q hold the mean of :math:`e^T`.
+
+    Raises:
+        ArgumentValueError: as `variational_bound`, and fewer than two draws of a side.
+
+    Gradient:
+        none: use `variational_bound` to train.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Samples
+        >>> draws = torch.Generator().manual_seed(0)
+        >>> x, y = torch.randn(5000, generator=draws), torch.randn(5000, generator=draws) + 1
+        >>> estimate = variational_estimate(Samples(x), Samples(y), lambda z: 0.5 - z)  # the best critic; KL is 0.5
+        >>> bool(abs(estimate.value - 0.5) < 3 * estimate.error), float(estimate.interval[1])
+        (True, inf)
+
+    References:
+        On Variational Bounds of Mutual Information (Poole et al., 2019)
+        Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
+    """
+    del generator
+    call = "variational_estimate"
+    _check(call, p, q, bound)
+    check_confidence(call, confidence)
+    for name, side in (("p", p), ("q", q)):
+        _check_number(call, name, side)
+    with torch.no_grad():
+        at_p, at_q = (_values(call, critic, side).double() for side in (p, q))
+    shares_p, shares_q = _shares(p, at_p), _shares(q, at_q)
+    log_mean_q = torch.logsumexp(at_q + shares_q.log(), 0)
+    scale = 1.0 if bound == "donsker_varadhan" else log_mean_q.exp()
+    relative = (at_q - log_mean_q).exp()
+    mean_p = _mean(shares_p, at_p)
+    value = mean_p - (log_mean_q if bound == "donsker_varadhan" else torch.expm1(log_mean_q))
+    variance = _variance(p, torch.where(shares_p > 0, shares_p * (at_p - mean_p), 0))
+    variance = variance + scale**2 * _variance(q, shares_q * (relative - 1))
+    error = variance.sqrt()
+    held = effective_number(shares_q * relative, len(q))
+    notes = ["a lower bound, as good as the critic: KL may be any amount above it"]
+    interval = None
+    if held < _FEWEST_EFFECTIVE or not bool(error.isfinite()):
+        notes.append(
+            f"no interval: {held:.1f} effective draws of Q hold the mean of e^T, too few for a standard error; bounds "
+            f"above about log m = {math.log(len(q)):.3g} take more draws"
+        )
+    else:
+        reach = standard_normal_quantile(2 * confidence - 1) * error
+        interval = (value - reach, torch.full_like(value, math.inf))
+    return Estimate(value, error, bound, interval, (len(p), len(q)), tuple(notes))
+
+
+def _check(call: str, p: Samples, q: Samples, bound: str) -> None:
+    check_samples(call, p, q)
+    if bound not in get_args(Bound):
+        raise ArgumentValueError(
+            explain(
+                call,
+                "bound",
+                wanted=f"one of {', '.join(map(repr, get_args(Bound)))}",
+                got=repr(bound),
+                instead="bound='donsker_varadhan'",
+            )
+        )
+
+
+def _check_number(call: str, name: str, side: Samples) -> None:
+    number = len(side) if side.clusters is None else len(side.clusters.unique())
+    if number < 2:
+        raise ArgumentValueError(
+            explain(
+                call,
+                name,
+                wanted="at least two draws, or two clusters of them, which a standard error takes",
+                got=repr(side),
+                instead="variational_bound(p, q, critic), which has no standard error",
+            )
+        )
+
+
+def _values(call: str, critic: Critic, side: Samples) -> Tensor:
+    """Return the critic's value at each draw, float32 or wider, shape (n,)."""
+    found = critic(side.tensor)
+    if not isinstance(found, Tensor):
+        raise ArgumentTypeError(
+            explain(
+                call,
+                "critic",
+                wanted="a function that returns a tensor",
+                got=f"one that returns {type(found).__name__}",
+                instead="critic=torch.nn.Linear(d, 1)",
+            )
+        )
+    if found.shape not in ((len(side),), (len(side), 1)):
+        raise ArgumentValueError(
+            explain(
+                call,
+                "critic",
+                wanted=f"one value for each draw, shape ({len(side)},) or ({len(side)}, 1)",
+                got=f"shape {tuple(found.shape)} at draws of shape {tuple(side.tensor.shape)}",
+                instead="critic=lambda x: network(x).squeeze(-1)",
+            )
+        )
+    found = found.reshape(-1)
+    found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+    bad = found.isnan() | (found == math.inf)
+    if can_inspect(found) and bool(bad.any()):
+        raise ArgumentValueError(
+            explain(
+                call,
+                "critic",
+                wanted="numbers below +inf",
+                got=f"NaN or +inf ({first_of(bad)})",
+                instead="a smaller learning rate, or torch.nn.utils.clip_grad_norm_ in training",
+            )
+        )
+    return found
+
+
+def _shares(side: Samples, like: Tensor) -> Tensor:
+    """Return the weights, adding up to one."""
+    if side.weights is None:
+        return torch.full_like(like, 1 / len(side), requires_grad=False)
+    weights = side.weights.to(like)
+    return weights / weights.sum()
+
+
+def _mean(shares: Tensor, values: Tensor) -> Tensor:
+    """Return the mean of values, of which those without a share may be infinite."""
+    return (shares * torch.where(shares > 0, values, 0)).sum()
+
+
+def _variance(side: Samples, influence: Tensor) -> Tensor:
+    """Return the variance of a mean from what each draw, or cluster of draws, adds to it."""
+    if side.clusters is not None:
+        codes = side.clusters.to(influence.device)
+        sums = influence.new_zeros(int(codes.max()) + 1)
+        influence = sums.index_add(0, codes, influence)
+    return (influence**2).sum() * len(influence) / (len(influence) - 1)

@@ -1,0 +1,114 @@
+"""Counting in this process: Arrow batches on two or more threads, whatever produced them."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kullback.tables.column import Kind
+from kullback.tables.engines.base import Cells, Table, TableCounts, Task
+from kullback.tables.engines.cells import CrossCounter
+from kullback.tables.engines.counters import (
+    CategoryCounter,
+    Counter,
+    GridCounter,
+    StringCounter,
+    WeightCounter,
+)
+from kullback.tables.engines.values import numbers_of, weights_of
+
+if TYPE_CHECKING:
+    from kullback.tables.binning import Bins
+
+__all__ = ["BATCH_ROWS", "BatchTable", "counter_for"]
+
+BATCH_ROWS = 1 << 16
+WAITING = 4
+
+
+class BatchTable(Table):
+    """A table that comes in Arrow batches, as often as asked."""
+
+    @abstractmethod
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the table piece by piece: the number of rows, and the named columns as Arrow arrays."""
+
+    def count(self, tasks: Sequence[Task], weights: str | None) -> TableCounts:
+        """Read the table once and count what the tasks say; again, alone, what did not fit the first time."""
+        total, counters = WeightCounter(), {task.name: counter_for(task) for task in tasks}
+        self._read(counters, total, weights)
+        again = {name: CategoryCounter() for name, counter in counters.items() if counter.undecided}
+        if again:
+            self._read(again, WeightCounter(), weights)
+            counters.update({name: c for name, c in again.items() if not counters[name].too_many(c)})
+        columns = {name: counter.profile() for name, counter in counters.items()}
+        return TableCounts(columns, total.rows, total.weight, total.squares)
+
+    def _read(self, counters: Mapping[str, Counter], total: WeightCounter, weights: str | None) -> None:
+        names = _each_once([*counters, *([weights] if weights is not None else [])])
+        threads = max(1, min(8, os.cpu_count() or 1))
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: deque[Future[None]] = deque()
+            for rows, batch in self.batches(names):
+                w = None if weights is None else weights_of(weights, batch[weights])
+                total.add(rows, w)
+                for part in range(threads):
+                    mine = [name for at, name in enumerate(counters) if at % threads == part]
+                    waiting.append(pool.submit(_count_part, mine, counters, batch, w))
+                while len(waiting) > WAITING * threads:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
+
+    def extremes(
+        self, intervals: Mapping[str, tuple[float, float]], kinds: Mapping[str, Kind]
+    ) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest number that each column has within its interval."""
+        found: dict[str, tuple[float, float]] = {}
+        for _, batch in self.batches(list(intervals)):
+            for name, (low, high) in intervals.items():
+                values = numbers_of(batch[name].drop_null(), kinds[name])
+                values = values[(values >= low) & (values <= high)]
+                if len(values):
+                    before = found.get(name, (np.inf, -np.inf))
+                    found[name] = (
+                        min(before[0], float(values.min()) + 0.0),
+                        max(before[1], float(values.max()) + 0.0),
+                    )
+        return found
+
+    def cross(
+        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
+    ) -> dict[tuple[str, ...], Cells]:
+        """Count the rows of every combination of cells that the columns of a key have together."""
+        counter = CrossCounter(bins, keys)
+        names = _each_once([*(name for key in keys for name in key), *([weights] if weights else [])])
+        for _, batch in self.batches(names):
+            counter.add(batch, None if weights is None else weights_of(weights, batch[weights]))
+        return counter.cells
+
+
+def counter_for(task: Task) -> Counter:
+    """Return the counter that does a task."""
+    if task.kind == "string":
+        return StringCounter()
+    if task.kind in {"categorical", "boolean"}:
+        return CategoryCounter("boolean" if task.kind == "boolean" else "categorical")
+    return GridCounter(task.kind, task.centre, integer=task.integer)
+
+
+def _each_once(names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _count_part(
+    names: Sequence[str], counters: Mapping[str, Counter], batch: Mapping[str, Any], weights: Any
+) -> None:
+    for name in names:
+        counters[name].add(batch[name], weights)

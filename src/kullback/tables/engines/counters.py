@@ -1,0 +1,236 @@
+"""What gathers the weights of one column, batch by batch; batches may come from several threads at once."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from kullback.tables.column import ColumnProfile, Kind
+from kullback.tables.engines.values import lengths_of, numbers_of, strings_of
+from kullback.tables.grid import CODES, PER_OCTAVE, bucket_codes, buckets_of_codes
+from kullback.tables.kinds import MAX_CATEGORIES, is_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["CategoryCounter", "Counter", "GridCounter", "StringCounter", "WeightCounter"]
+
+Weights = "NDArray[np.float64] | None"
+INFINITE = 2047 * PER_OCTAVE
+POSITIVE_INFINITE = slice(INFINITE, CODES // 2)
+NEGATIVE_INFINITE = slice(CODES // 2 + INFINITE, CODES)
+PENDING = 1 << 17
+KEPT_BYTES = 1 << 26
+
+
+class WeightCounter:
+    """The number of rows, the sum of their weights and of the squares."""
+
+    def __init__(self) -> None:
+        self.rows, self.weight, self.squares = 0, 0.0, 0.0
+
+    def add(self, rows: int, weights: NDArray[np.float64] | None) -> None:
+        """Take in a batch of rows."""
+        self.rows += rows
+        self.weight += rows if weights is None else float(weights.sum())
+        self.squares += rows if weights is None else float(np.square(weights).sum())
+
+
+class Counter:
+    """The weights of one column."""
+
+    undecided = False
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.missing = 0.0
+
+    def add(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+        """Take in a batch of values."""
+        if array.null_count:
+            absent = array.null_count if weights is None else float(weights[_missing(array)].sum())
+            weights = None if weights is None else weights[~_missing(array)]
+            array = array.drop_null()
+            with self.lock:
+                self.missing += absent
+        if len(array):
+            self.add_present(array, weights)
+
+    def too_many(self, categories: CategoryCounter) -> bool:
+        """Whether a second reading, of what was undecided, has found too many categories."""
+        raise NotImplementedError
+
+    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+        """Take in a batch of values of which none is missing."""
+        raise NotImplementedError
+
+    def profile(self) -> ColumnProfile:
+        """Return the profile of all values so far."""
+        raise NotImplementedError
+
+
+class GridCounter(Counter):
+    """The weights of the buckets of a grid."""
+
+    def __init__(self, kind: str, centre: float = 0.0, *, integer: bool = False) -> None:
+        super().__init__()
+        self.kind: Kind = cast("Kind", kind)
+        self.centre, self.integer = centre, integer
+        self.codes = np.zeros(CODES)
+        self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
+        self.minimum, self.maximum = np.inf, -np.inf
+
+    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+        self.add_numbers(numbers_of(array, self.kind), weights)
+
+    def add_numbers(self, values: NDArray[np.float64], weights: NDArray[np.float64] | None) -> None:
+        """Take in a batch of numbers."""
+        low, high = values.min(), values.max()
+        if not (np.isfinite(low) and np.isfinite(high)):
+            values, weights = self._without_specials(values, weights)
+            if not len(values):
+                return
+            low, high = values.min(), values.max()
+        codes = bucket_codes(values - self.centre if self.centre else values)
+        counts = np.bincount(codes, weights)
+        with self.lock:
+            self.codes[: len(counts)] += counts
+            self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+
+    def _without_specials(
+        self, values: NDArray[np.float64], weights: NDArray[np.float64] | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """Count NaN and the infinities apart and return what is finite."""
+        found = [
+            float(np.sum(which if weights is None else weights[which]))
+            for which in (np.isnan(values), values == -np.inf, values == np.inf)
+        ]
+        with self.lock:
+            self.not_a_number += found[0]
+            self.minus_infinity += found[1]
+            self.plus_infinity += found[2]
+        finite = np.isfinite(values)
+        return values[finite], None if weights is None else weights[finite]
+
+    def profile(self) -> ColumnProfile:
+        codes = np.flatnonzero(self.codes)
+        buckets: dict[int, float] = {}
+        for bucket, weight in zip(buckets_of_codes(codes).tolist(), self.codes[codes].tolist(), strict=True):
+            buckets[bucket] = buckets.get(bucket, 0.0) + weight
+        some = self.minimum <= self.maximum
+        return ColumnProfile(
+            self.kind,
+            self.centre,
+            dict(sorted(buckets.items())),
+            missing=self.missing,
+            not_a_number=self.not_a_number,
+            minus_infinity=self.minus_infinity,
+            plus_infinity=self.plus_infinity,
+            minimum=float(self.minimum) + 0.0 if some else None,
+            maximum=float(self.maximum) + 0.0 if some else None,
+            integer=self.integer,
+        )
+
+
+class CategoryCounter(Counter):
+    """The weights of categories, held by Arrow and summed up from time to time."""
+
+    def __init__(self, kind: Kind = "categorical") -> None:
+        super().__init__()
+        self.kind: Kind = kind
+        self.pending: list[Any] = []
+        self.pending_rows, self.settled_rows = 0, 0
+
+    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+        import pyarrow as pa
+
+        counted = _weighed(pa.table({"value": strings_of(array), "weight": _as_weights(len(array), weights)}))
+        with self.lock:
+            self.pending.append(counted)
+            self.pending_rows += counted.num_rows
+            if self.pending_rows > max(PENDING, self.settled_rows):
+                self.settle()
+
+    def settle(self) -> Any:
+        """Sum up what came since the last time; return the table of values and weights."""
+        import pyarrow as pa
+
+        if not self.pending:
+            return pa.table({"value": pa.array([], pa.large_string()), "weight": pa.array([], pa.float64())})
+        if len(self.pending) > 1:
+            self.pending = [_weighed(pa.concat_tables(self.pending))]
+        self.settled_rows, self.pending_rows = self.pending[0].num_rows, 0
+        return self.pending[0]
+
+    def profile(self) -> ColumnProfile:
+        table = self.settle()
+        names, weights = table.column("value").to_pylist(), table.column("weight").to_pylist()
+        categories = {name: weight for name, weight in zip(names, weights, strict=True) if weight}
+        return ColumnProfile(self.kind, categories=categories, missing=self.missing)
+
+
+class StringCounter(CategoryCounter):
+    """The weights of strings both as categories and by length, until it is clear which of them they are.
+
+    Attributes:
+        undecided: they may be categories, but too many bytes of them to keep while they could be text.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths = GridCounter("text")
+        self.rows = self.characters = self.distinct = 0
+        self.dropped = False
+
+    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+        lengths = lengths_of(array).to_numpy(zero_copy_only=False).astype(np.float64)
+        self.lengths.add_numbers(lengths, weights)
+        with self.lock:
+            self.rows += len(lengths)
+            self.characters += int(lengths.sum())
+        if not self.dropped:
+            super().add_present(array, weights)
+
+    def settle(self) -> Any:
+        table = super().settle()
+        self.distinct = max(self.distinct, table.num_rows)
+        crowded = is_text(self.rows, self.characters, self.distinct) and table.nbytes > KEPT_BYTES
+        if self.distinct > MAX_CATEGORIES or crowded:
+            self.dropped, self.pending = True, []
+        return table
+
+    @property
+    def undecided(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.dropped and not self._is_text()
+
+    def too_many(self, categories: CategoryCounter) -> bool:
+        """Whether a second reading found more categories than any column may have: then it is text all the same."""
+        self.distinct = max(self.distinct, categories.settle().num_rows)
+        return self._is_text()
+
+    def _is_text(self) -> bool:
+        if not self.dropped:
+            self.settle()
+        return is_text(self.rows, self.characters, self.distinct)
+
+    def profile(self) -> ColumnProfile:
+        if not self._is_text():
+            return super().profile()
+        self.lengths.missing = self.missing
+        return self.lengths.profile()
+
+
+def _missing(array: Any) -> NDArray[np.bool_]:
+    return array.is_null().to_numpy(zero_copy_only=False)
+
+
+def _as_weights(rows: int, weights: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    return np.ones(rows) if weights is None else weights
+
+
+def _weighed(table: Any) -> Any:
+    """Return each value of a table once, with the sum of its weights."""
+    grouped = table.group_by("value", use_threads=False).aggregate([("weight", "sum")])
+    return grouped.rename_columns({"weight_sum": "weight", "value": "value"})

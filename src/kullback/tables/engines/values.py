@@ -1,0 +1,103 @@
+"""Arrow arrays as the numbers and strings that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kullback.tables.engines.base import bad_weights
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["lengths_of", "numbers_of", "places_of", "strings_of", "weights_of"]
+
+MICROSECONDS = 1_000_000
+
+
+def numbers_of(array: Any, kind: str) -> NDArray[np.float64]:
+    """Return an array without missing values as float64: moments in microseconds, text as its length."""
+    import pyarrow as pa
+
+    if kind == "text":
+        array = lengths_of(array)
+    elif kind == "datetime":
+        return _microseconds(array)
+    elif pa.types.is_duration(array.type) or pa.types.is_time(array.type):
+        return _seconds(array)
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    return array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+
+
+def lengths_of(array: Any) -> Any:
+    """Return the number of characters of each string."""
+    return _compute("utf8_length", strings_of(array))
+
+
+def strings_of(array: Any) -> Any:
+    """Return categories of any type as strings; booleans are ``false`` and ``true``."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array if pa.types.is_large_string(array.type) else array.cast(pa.large_string())
+
+
+def weights_of(name: str, array: Any) -> NDArray[np.float64]:
+    """Return a column of weights, checked."""
+    import pyarrow as pa
+
+    if array.null_count:
+        raise bad_weights(name, f"{array.null_count} missing values")
+    kind = array.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise bad_weights(name, f"values of type {kind}")
+    values = numbers_of(array, "numeric")
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        raise bad_weights(name, f"the value {values[wrong][0]}")
+    return values
+
+
+def places_of(array: Any, categories: Sequence[str]) -> Any:
+    """Return the place of each value among the categories, missing where it is none of them."""
+    import pyarrow as pa
+
+    known = pa.array(categories, pa.large_string())
+    return _compute("index_in", strings_of(array), options=_set_lookup(known))
+
+
+def _compute(name: str, array: Any, **options: Any) -> Any:
+    """Call a function of Arrow that its type annotations do not list."""
+    import pyarrow.compute as pc
+
+    return pc.call_function(name, [array], **options)
+
+
+def _set_lookup(values: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.SetLookupOptions(values)
+
+
+def _microseconds(array: Any) -> NDArray[np.float64]:
+    import pyarrow as pa
+
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("ms"))
+    ticks = array.view(pa.int64()).to_numpy(zero_copy_only=False)
+    if array.type.unit == "ns":
+        return (ticks // 1000).astype(np.float64)
+    # Seconds may lie beyond what an integer of microseconds holds.
+    return ticks.astype(np.float64) * {"us": 1, "ms": 1000, "s": MICROSECONDS}[array.type.unit]
+
+
+def _seconds(array: Any) -> NDArray[np.float64]:
+    import pyarrow as pa
+
+    ticks = array.cast(pa.int32()) if array.type.bit_width == 32 else array.view(pa.int64())
+    per_second = {"s": 1, "ms": 1000, "us": MICROSECONDS, "ns": 1000 * MICROSECONDS}[array.type.unit]
+    return ticks.to_numpy(zero_copy_only=False).astype(np.float64) / per_second

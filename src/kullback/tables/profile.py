@@ -1,0 +1,345 @@
+"""Profiles of tables: per column the weight of every bucket of a fixed grid and of every category.
+
+A table is read once (a column that is narrow for the distance from its centre again, alone); everything after that
+works on the profile. Profiles of parts of a table, of batches or of machines, add up to that of the whole,
+exactly: counts are integers. Bins are chosen from them later (`kullback.tables.bins`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, explain
+from kullback.tables.column import ColumnProfile, Kind
+from kullback.tables.engines import open_table
+from kullback.tables.engines.base import Field, Table, TableCounts, Task
+from kullback.tables.grid import FARTHEST_CENTRE, PER_OCTAVE, bucket_ends
+
+__all__ = ["SCHEMA", "ColumnProfile", "Kind", "Profile", "profile_table"]
+
+SCHEMA = "kullback.profile/1"
+SAVED_CATEGORIES = 1000
+ROUNDS = 6
+Progress = Callable[[str], object]
+
+
+@dataclass
+class Profile:
+    """The counts of a table.
+
+    Attributes:
+        columns: the profile of each column, by name, in the table's order.
+        rows: how many rows there were.
+        weight: the sum of the row weights, :math:`\\sum_i w_i`; the number of rows where there are none.
+        weight_squares: :math:`\\sum_i w_i^2`; with the sum it gives the effective number of rows.
+        skipped: the columns that cannot be profiled, each with the reason.
+        weights: the name of the column of weights, if there was one.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables.profile import profile_table
+        >>> profile = profile_table(pa.table({"x": [1, 2, None], "s": ["a", "b", "a"]}))
+        >>> profile.columns["s"].categories["a"], profile.columns["x"].missing
+        (2.0, 1.0)
+    """
+
+    columns: dict[str, ColumnProfile]
+    rows: int
+    weight: float
+    weight_squares: float
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    weights: str | None = None
+
+    def merge(self, other: Profile) -> Profile:
+        """Return the profile of both parts together.
+
+        Arguments:
+            other: the profile of the other part, counted with ``like=`` this one.
+
+        Returns:
+            a new profile; it equals that of the whole table.
+
+        Raises:
+            ArgumentValueError: the two have different columns or weights, or count a column differently.
+        """
+        if self.weights != other.weights:
+            raise _refused("merge", f"weights from {self.weights!r} and from {other.weights!r}")
+        if self.columns.keys() | self.skipped.keys() != other.columns.keys() | other.skipped.keys():
+            differing = sorted(self.columns.keys() ^ other.columns.keys())
+            raise _refused("merge", f"columns that only one of them has: {', '.join(map(repr, differing))}")
+        skipped = self.skipped | other.skipped
+        columns = {
+            name: column.merged(other.columns[name], name)
+            for name, column in self.columns.items()
+            if name not in skipped
+        }
+        squares = self.weight_squares + other.weight_squares
+        return Profile(
+            columns, self.rows + other.rows, self.weight + other.weight, squares, skipped, self.weights
+        )
+
+    def to_json(self, categories: int = SAVED_CATEGORIES) -> str:
+        """Return the profile as JSON of a few KB for each column.
+
+        Arguments:
+            categories: of a column with more of them, only the heaviest are named, the rest is summed up.
+
+        Returns:
+            one line of JSON, with the schema ``"kullback.profile/1"``.
+        """
+        columns = {name: column.shortened(categories).to_object() for name, column in self.columns.items()}
+        head: dict[str, Any] = {"schema": SCHEMA, "rows": self.rows, "weight": self.weight}
+        head |= {"weight_squares": self.weight_squares, "weights": self.weights, "skipped": self.skipped}
+        return json.dumps(head | {"columns": columns}, separators=(",", ":"), ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> Profile:
+        """Return the profile that `to_json` has written.
+
+        Raises:
+            FileError: the text is no such profile, or one of another version.
+        """
+        try:
+            written: Any = json.loads(text)
+        except ValueError as error:
+            raise _unreadable(f"no JSON ({error})") from None
+        schema = written.get("schema") if isinstance(written, dict) else None
+        if schema != SCHEMA:
+            raise _unreadable(f"schema {schema!r}")
+        try:
+            return _read(written)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unreadable(f"a damaged profile ({type(error).__name__}: {error})") from None
+
+    def save(self, path: str | os.PathLike[str], categories: int = SAVED_CATEGORIES) -> None:
+        """Write the profile to a file, which is complete at any time: a new one takes the old one's place at once.
+
+        Raises:
+            FileError: the file cannot be written.
+        """
+        place = Path(path).resolve()
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+        try:
+            try:
+                temporary.write_text(self.to_json(categories) + "\n", encoding="utf-8")
+                temporary.replace(place)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(
+                f"path = {path}: wanted a file to write; got {error.strerror or error}; check the folder and its "
+                "permissions"
+            ) from None
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """Return the profile that `save` has written.
+
+        Raises:
+            FileError: there is no such file, or it is no profile.
+        """
+        try:
+            return Profile.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise FileError(f"path = {path}: wanted a profile; got {reason}; check the path") from None
+        except FileError as error:
+            raise FileError(f"path = {path}: {error}") from None
+
+
+def profile_table(
+    frame: object,
+    *,
+    columns: Sequence[str] | None = None,
+    weights: str | None = None,
+    like: Profile | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Count the columns of a table where it is; only the counts travel.
+
+    Columns that cannot be profiled (nested ones, bytes, objects of several types) are named with the reason in
+    `Profile.skipped`, unless `columns` asks for them.
+
+    Arguments:
+        frame: a path to a Parquet, CSV or NDJSON file (``*`` stands for many), which may be larger than memory; or a
+            table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        columns: which columns; all by default.
+        weights: the column that says what each row counts for.
+        like: a profile whose kinds and grids to take, so that the two can be compared and merged.
+        progress: called with a sentence before each reading of the table.
+
+    Returns:
+        the profile. For the same content it is the same, whichever engine counted (sums of weights up to their
+        rounding).
+
+    Raises:
+        ArgumentTypeError: the frame is no table.
+        ArgumentValueError: a column asked for is not there or cannot be profiled, two have the same name, or the
+            weights are not finite numbers of 0 or more.
+        FileError: a file is missing, damaged or of an unknown format.
+        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> table = pa.table({"x": [0.5, float("nan"), None, 0.5], "t": [True, False, True, True]})
+        >>> profile = profile_table(table)
+        >>> profile.rows, profile.columns["x"].not_a_number, profile.columns["t"].categories["true"]
+        (4, 1.0, 3.0)
+
+    References:
+        DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees (Masson, Rim and Lee, 2019)
+    """
+    if like is not None and not isinstance(like, Profile):
+        got = type(like).__name__
+        instead = "like=profile_table(reference)"
+        raise ArgumentTypeError(
+            explain("profile_table", "like", wanted="a Profile", got=got, instead=instead)
+        )
+    tell = progress or (lambda _: None)
+    table = open_table(frame)
+    fields, skipped = _chosen(table, columns, weights)
+    tell(f"counting {len(fields)} columns")
+    counts = table.count([_task(field, like) for field in fields], weights)
+    if like is None:
+        _sharpen(table, fields, counts, weights, tell)
+    return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights)
+
+
+def _chosen(
+    table: Table, columns: Sequence[str] | None, weights: str | None
+) -> tuple[list[Field], dict[str, str]]:
+    """Return the columns to count, and those that are skipped with the reason."""
+    for name in [*(columns or ()), *([weights] if weights is not None else [])]:
+        if name not in table.fields:
+            raise _no_column(name, list(table.fields))
+    fields = [
+        field
+        for name, field in table.fields.items()
+        if name != weights and (columns is None or name in columns)
+    ]
+    skipped = {field.name: field.reason for field in fields if field.kind is None}
+    if columns is not None and skipped:
+        name, reason = next(iter(skipped.items()))
+        instead = f"columns without {name!r}, or convert it first"
+        raise ArgumentValueError(
+            explain(
+                "profile_table",
+                "columns",
+                wanted="columns of numbers, dates, booleans or strings",
+                got=f"{name!r}: {reason}",
+                instead=instead,
+            )
+        )
+    return [field for field in fields if field.kind is not None], skipped
+
+
+def _task(field: Field, like: Profile | None) -> Task:
+    """Return how to count a column: as in `like`, where its type allows that."""
+    assert field.kind is not None  # noqa: S101 - the others are skipped
+    column = like.columns.get(field.name) if like is not None else None
+    words = {"string", "categorical", "text"}
+    if column is not None and (column.kind == field.kind or {column.kind, field.kind} <= words):
+        return Task(field.name, column.kind, column.centre, field.integer)
+    return Task(field.name, field.kind, 0.0, field.integer)
+
+
+def _sharpen(
+    table: Table, fields: Sequence[Field], counts: TableCounts, weights: str | None, tell: Progress
+) -> None:
+    """Count columns again around their median until their quartiles lie many buckets apart."""
+    narrow = {
+        field.name: field for field in fields if (column := counts.columns[field.name]) and _is_narrow(column)
+    }
+    for _ in range(ROUNDS):
+        if not narrow:
+            return
+        tell(f"counting {len(narrow)} columns again, around their medians")
+        kinds: dict[str, Kind] = {name: counts.columns[name].kind for name in narrow}
+        ends = table.extremes({name: _median_ends(counts.columns[name]) for name in narrow}, kinds)
+        narrow = {name: field for name, field in narrow.items() if name in ends}
+        tasks = [
+            Task(
+                name, kinds[name], _middle(*ends[name], whole=_is_whole(counts.columns[name])), field.integer
+            )
+            for name, field in narrow.items()
+        ]
+        counts.columns.update(table.count(tasks, weights).columns)
+        # Where the median's bucket holds a single value, that value is the centre now and nothing is finer.
+        narrow = {
+            name: field
+            for name, field in narrow.items()
+            if ends[name][0] < ends[name][1] and _is_narrow(counts.columns[name])
+        }
+
+
+def _is_narrow(column: ColumnProfile) -> bool:
+    """Whether the quartiles of a column lie too few buckets apart, and a nearer centre would show more."""
+    low, median, high = (column.quantile_bucket(share) for share in (0.25, 0.5, 0.75))
+    if low is None or median is None or high is None or high - low >= PER_OCTAVE:
+        return False
+    left, right = bucket_ends(low, column.centre)[0], bucket_ends(high, column.centre)[1]
+    near = bucket_ends(median, column.centre)
+    return (
+        median != 0
+        and column.minimum != column.maximum
+        and max(abs(left), abs(right)) < FARTHEST_CENTRE
+        and not (_is_whole(column) and near[1] - near[0] <= 1)
+    )
+
+
+def _median_ends(column: ColumnProfile) -> tuple[float, float]:
+    """Return the ends of the bucket that holds the median, moved in to the smallest and the largest number."""
+    bucket = column.quantile_bucket(0.5)
+    assert bucket is not None  # noqa: S101 - a column without numbers is not narrow
+    low, high = bucket_ends(bucket, column.centre)
+    assert column.minimum is not None and column.maximum is not None  # noqa: S101, PT018
+    return max(low, column.minimum), min(high, column.maximum)
+
+
+def _is_whole(column: ColumnProfile) -> bool:
+    """Whether all numbers are integers: microseconds and lengths are."""
+    return column.integer or column.kind in {"datetime", "text"}
+
+
+def _middle(low: float, high: float, *, whole: bool) -> float:
+    middle = low if low == high else low + (high - low) / 2
+    return float(math.floor(middle)) if whole else middle
+
+
+def _read(written: dict[str, Any]) -> Profile:
+    columns = {str(name): ColumnProfile.from_object(column) for name, column in written["columns"].items()}
+    skipped = {str(name): str(reason) for name, reason in written["skipped"].items()}
+    weight, squares = float(written["weight"]), float(written["weight_squares"])
+    return Profile(columns, int(written["rows"]), weight, squares, skipped, written["weights"])
+
+
+def _no_column(name: str, names: list[str]) -> ArgumentValueError:
+    shown = ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    instead = f"columns=[{names[0]!r}]" if names else "a table with columns"
+    return ArgumentValueError(
+        explain(
+            "profile_table",
+            "columns",
+            wanted="names of columns of the table",
+            got=f"{name!r}; there are {shown or 'none'}",
+            instead=instead,
+        )
+    )
+
+
+def _refused(method: str, got: str) -> ArgumentValueError:
+    instead = "profile_table(second, like=first), which counts both alike"
+    return ArgumentValueError(
+        explain(f"Profile.{method}", "other", wanted="a profile counted alike", got=got, instead=instead)
+    )
+
+
+def _unreadable(got: str) -> FileError:
+    return FileError(f"wanted a profile with schema {SCHEMA!r}; got {got}; write the profile again")

@@ -1,0 +1,302 @@
+"""Samples, what the verb makes of them, and the permutation test."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from torch.distributions import Categorical, MultivariateNormal, Normal, Poisson
+
+import kullback
+from kullback import (
+    Counts,
+    Jeffreys,
+    Probs,
+    ReverseKL,
+    Samples,
+    TotalVariation,
+    divergence,
+    kl_divergence,
+    kl_estimate,
+    test_same as same_test,
+)
+from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
+from kullback.estimators import EstimateWarning
+
+N = 2000
+
+
+def draws(seed: int, *shape: int, shift: float = 0.0, scale: float = 1.0) -> torch.Tensor:
+    return shift + scale * torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+X, Y = draws(0, N), draws(1, N, shift=1.0, scale=1.5)
+TRUE = math.log(1.5) + 2 / (2 * 2.25) - 0.5
+SYMBOLS = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), N, replacement=True)
+
+
+# --- Samples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [["b", "a", "b"], np.array(["b", "a", "b"]), pd.Series(["b", "a", "b"])])
+def test_strings_become_symbols_with_their_names(given: object) -> None:
+    found = Samples(given)
+    assert found.labels == ("a", "b")
+    assert found.discrete
+    assert found.tensor[:, 0].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "given", [pd.Series([0.5, 1.5]), pl.Series([0.5, 1.5]), np.array([0.5, 1.5]), [0.5, 1.5]]
+)
+def test_numbers_of_any_library_become_points(given: object) -> None:
+    found = Samples(given)
+    assert found.labels is None
+    assert not found.discrete
+    assert found.tensor[:, 0].tolist() == [0.5, 1.5]
+
+
+def test_dim_names_the_components() -> None:
+    assert Samples(torch.zeros(3, 7), dim=0).tensor.shape == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"weights": [1.0, 2.0]}, ["weights", "3 finite numbers", "(2,)"]),
+        ({"weights": [1.0, -1.0, 1.0]}, ["negative", "index (1,)"]),
+        ({"weights": [0.0, 0.0, 0.0]}, ["not all zero"]),
+        ({"weights": [1.0, math.inf, 1.0]}, ["finite"]),
+        ({"clusters": ["a", "b"]}, ["clusters", "3 names"]),
+    ],
+)
+def test_what_does_not_fit_the_draws_is_refused(settings: dict[str, object], parts: list[str]) -> None:
+    with pytest.raises(ArgumentValueError) as caught:
+        Samples([0.0, 1.0, 2.0], **settings)  # pyright: ignore[reportArgumentType]
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_complex_draws_are_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="view_as_real"):
+        Samples(torch.zeros(3, dtype=torch.complex64))
+
+
+# --- the verb --------------------------------------------------------------------------------------------------------
+
+
+def test_two_data_sets_give_a_value_and_an_interval() -> None:
+    found = kl_estimate(Samples(X), Samples(Y))
+    assert found.n == (N, N)
+    assert found.interval is not None
+    assert found.interval[0] < TRUE < found.interval[1]
+    assert float(kl_divergence(Samples(X), Samples(Y))) == pytest.approx(float(found.value))
+
+
+def test_a_base_divides_all_that_is_in_nats() -> None:
+    nats, bits = (kl_estimate(Samples(X), Samples(Y), base=base) for base in (None, 2))
+    assert nats.interval is not None
+    assert bits.interval is not None
+    assert nats.error is not None
+    assert bits.error is not None
+    for one, other in [
+        (nats.value, bits.value),
+        (nats.error, bits.error),
+        *zip(nats.interval, bits.interval, strict=True),
+    ]:
+        assert float(one) == pytest.approx(math.log(2) * float(other))
+
+
+@pytest.mark.filterwarnings("ignore::kullback.estimators.EstimateWarning")
+def test_reverse_and_jeffreys_follow_from_both_directions() -> None:
+    p, q = Samples(X), Samples(Y)
+    there, back = kl_divergence(p, q), kl_divergence(q, p)
+    assert divergence(p, q, ReverseKL()) == back
+    assert float(divergence(p, q, Jeffreys())) == pytest.approx(float(there + back))
+
+
+def test_other_kinds_say_to_count() -> None:
+    with pytest.raises(NoRuleError, match="Counts"):
+        divergence(Samples(X), Samples(Y), TotalVariation())
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "truth"),
+    [
+        (Samples(X), Normal(1.0, 1.5), TRUE),
+        (Samples(SYMBOLS), Categorical(torch.tensor([0.2, 0.3, 0.5])), 0.3 * math.log(2.5)),
+        (Samples(SYMBOLS), Probs([0.2, 0.3, 0.5]), 0.3 * math.log(2.5)),
+        (Samples(SYMBOLS), Counts([2.0, 3.0, 5.0]), 0.3 * math.log(2.5)),
+        (Samples(draws(2, N, 2)), MultivariateNormal(torch.ones(2), torch.eye(2)), 1.0),
+    ],
+)
+def test_a_known_q_needs_no_draws(p: Samples, q: object, truth: float) -> None:
+    found = kl_estimate(p, q)  # pyright: ignore[reportArgumentType]
+    assert found.error is not None
+    assert abs(float(found.value) - truth) < 5 * float(found.error) + 0.02
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "parts"),
+    [
+        (lambda: kl_divergence(Normal(0.0, 1.0), Samples(X)), NoRuleError, ["draws of P", "p.sample((n,))"]),
+        (lambda: kl_divergence(Probs([0.5, 0.5]), Samples([0, 1])), NoRuleError, ["bincount", "prior=0.5"]),
+        (lambda: kl_divergence(Samples(X), Samples(SYMBOLS)), ArgumentValueError, ["symbols", "x.double()"]),
+        (lambda: kl_divergence(Samples(X), Samples(draws(0, N, 2))), ArgumentValueError, ["components"]),
+        (
+            lambda: kl_divergence(Samples([0, 3]), Probs([0.5, 0.5])),
+            ArgumentValueError,
+            ["from 0 to 1", "index"],
+        ),
+        (lambda: kl_divergence(Samples(X), Samples(Y), method="plugin"), ArgumentValueError, ["neighbours"]),
+        (
+            lambda: kl_divergence(Samples(X), Samples(Y), method="knn"),
+            ArgumentValueError,
+            ["'knn'", "histogram"],
+        ),
+        (
+            lambda: kl_estimate(Samples(X), Samples(Y), confidence=1.5),
+            ArgumentValueError,
+            ["between 0 and 1"],
+        ),
+        (lambda: kl_divergence(Samples(X), Probs([0.5, 0.5])), NoRuleError, ["Samples(y)"]),
+        (
+            lambda: kl_divergence(Samples(X), Normal(0.0, 1.0), method="neighbours"),
+            ArgumentValueError,
+            ["auto"],
+        ),
+    ],
+)
+def test_errors_name_the_remedy(call, error: type[Exception], parts: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_a_poisson_is_no_density_of_points() -> None:
+    found = kl_estimate(Samples(torch.poisson(torch.full((N,), 3.0)).long()), Poisson(4.0))
+    assert found.error is not None
+    truth = 3 * math.log(3 / 4) + 1
+    assert abs(float(found.value) - truth) < 5 * float(found.error) + 0.01
+
+
+def test_notes_are_warnings_where_only_the_value_is_returned() -> None:
+    p, q = Samples(["a", "b"] * 50), Samples(["a", "c"] * 50)
+    assert kl_estimate(p, q).notes
+    with pytest.warns(EstimateWarning):
+        kl_divergence(p, q)
+
+
+# --- test_same -------------------------------------------------------------------------------------------------------
+
+
+def p_values(make, repetitions: int, permutations: int = 99) -> np.ndarray:
+    found = []
+    for seed in range(repetitions):
+        p, q = make(np.random.default_rng(seed))
+        generator = torch.Generator().manual_seed(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EstimateWarning)
+            found.append(same_test(p, q, permutations=permutations, generator=generator).p_value)
+    return np.array(found)
+
+
+def clustered(rng: np.random.Generator, clusters: int, size: int) -> Samples:
+    values = rng.normal(size=clusters)[:, None] + 0.1 * rng.normal(size=(clusters, size))
+    return Samples(values.ravel(), clusters=np.repeat(np.arange(clusters), size))
+
+
+EQUAL = {
+    "numbers": lambda rng: (Samples(rng.normal(size=40)), Samples(rng.normal(size=60))),
+    "rounded": lambda rng: (Samples(rng.normal(size=40).round(1)), Samples(rng.normal(size=60).round(1))),
+    "vectors": lambda rng: (Samples(rng.normal(size=(30, 3))), Samples(rng.normal(size=(50, 3)))),
+    "symbols": lambda rng: (Samples(rng.integers(0, 9, 40)), Samples(rng.integers(0, 9, 70))),
+    "clusters": lambda rng: (clustered(rng, 20, 5), clustered(rng, 25, 5)),
+}
+UNEQUAL = {
+    "numbers": lambda rng: (Samples(rng.normal(size=100)), Samples(rng.normal(1.0, size=100))),
+    "scale": lambda rng: (Samples(rng.normal(size=300)), Samples(rng.normal(0.0, 3.0, size=300))),
+    "vectors": lambda rng: (Samples(rng.normal(size=(100, 3))), Samples(rng.normal(1.0, size=(100, 3)))),
+    "symbols": lambda rng: (Samples(rng.integers(0, 9, 200)), Samples(rng.integers(2, 11, 200))),
+    "clusters": lambda rng: (clustered(rng, 40, 5), Samples(2 + rng.normal(size=200))),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in EQUAL if name != "rounded"])
+def test_p_values_are_uniform_where_nothing_differs(name: str) -> None:
+    found = p_values(EQUAL[name], 200, permutations=39)
+    # Binomial(200, 0.05) is below 21 and Binomial(200, 0.5) between 75 and 125, each with chance 0.999.
+    assert (found <= 0.05).sum() <= 20
+    assert 75 <= (found <= 0.5).sum() <= 125
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_differences_are_found(name: str) -> None:
+    assert (p_values(UNEQUAL[name], 5) <= 0.02).all()
+
+
+def test_dependent_draws_pass_for_a_difference_only_without_their_clusters() -> None:
+    ignored = p_values(lambda rng: tuple(Samples(s.tensor) for s in EQUAL["clusters"](rng)), 40)
+    assert (ignored <= 0.05).mean() > 0.3
+    assert (p_values(EQUAL["clusters"], 40) <= 0.05).mean() < 0.2
+
+
+def test_equal_values_have_one_rank() -> None:
+    p, q = Samples([0.0, 0.0, 1.0, 1.0] * 10), Samples([0.0, 1.0, 0.0, 1.0] * 10)
+    found = same_test(p, q)
+    assert found.statistic == 0
+    assert found.p_value == 1
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    found = [
+        same_test(Samples(X[:50]), Samples(Y[:50]), generator=torch.Generator().manual_seed(3)) for _ in "ab"
+    ]
+    assert found[0].p_value == found[1].p_value
+    assert found[0].effect.value == found[1].effect.value
+
+
+@pytest.mark.parametrize(
+    ("p", "settings", "parts"),
+    [
+        (Samples(X, weights=torch.ones(N)), {}, ["exchanged", "weights"]),
+        (Samples(X), {"permutations": 0}, ["permutations", "at least 1"]),
+        (Samples(X, clusters=torch.zeros(N)), {}, ["two clusters"]),
+        (Samples(draws(0, N, 2)), {}, ["components"]),
+    ],
+)
+def test_the_test_refuses_what_cannot_be_shuffled(
+    p: Samples, settings: dict[str, int], parts: list[str]
+) -> None:
+    with pytest.raises(ArgumentValueError) as caught:
+        same_test(p, Samples(Y), **settings)
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_the_names_are_public() -> None:
+    assert kullback.test_same is same_test
+    assert kullback.Samples is Samples
+
+
+def test_rounded_vectors_go_to_the_classifier() -> None:
+    p, q = (Samples(side.round(decimals=1)) for side in (draws(3, 300, 2), draws(4, 300, 2, shift=1.0)))
+    found = kl_estimate(p, q, generator=torch.Generator().manual_seed(0))
+    assert found.method.startswith("density ratio")
+    assert any("nearest neighbours" in note for note in found.notes)
+    assert found.interval is not None
+    assert found.interval[0] <= 1.0 <= found.interval[1]
+    with pytest.raises(ArgumentValueError, match="density_ratio"):
+        kl_estimate(p, q, method="neighbours")
+
+
+def test_the_effect_is_left_out_where_no_estimator_serves() -> None:
+    x = draws(5, 20, 3)
+    found = same_test(Samples(x), Samples(x.clone()))
+    assert found.effect is None
+    assert "among those of q" in found.notes[0]
