@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from render import cell, describe, megabytes, table
+from targets import judge
 from timing import RESULTS
 
 Row = dict[str, Any]
@@ -154,8 +155,15 @@ def speed(document: dict[str, Any]) -> str:
         head = f"{c['case']['rows']:,} draws, {c['case']['classes']}-D"
         times.append([head, *(cell(c["steps"].get(x)) for x in names)])
         memory.append([head, *(megabytes(c["steps"].get(x)) for x in names)])
+    judged = [[x.target, x.case, x.wanted, x.found, "yes" if x.met else "**no**"] for x in judge([document])]
     return "\n".join(
-        [SPEED, describe(document["machine"]), table(["ms", *names], times), table(["MB", *names], memory)]
+        [
+            SPEED,
+            describe(document["machine"]),
+            table(["ms", *names], times),
+            table(["MB", *names], memory),
+            table(["target", "case", "wanted", "found", "met"], judged),
+        ]
     )
 
 

@@ -113,9 +113,27 @@ def of_gpu(result: Result) -> Iterator[Judgement]:
     yield from faster(result, "GPU: against torch.compile", ours, "KL: torch.compile", 1.3)
 
 
+def of_neighbours(result: Result) -> Iterator[Judgement]:
+    case, steps = result["case"], result["steps"]
+    name = f"{case['rows']:,} draws, {case['classes']}-D"
+    peers = {peer: x["median"] for peer, x in steps.items() if peer != "kullback"}
+    least = {(100_000, 1): 10, (100_000, 5): 3}.get((case["rows"], case["classes"]))
+    if peers and least:
+        fastest = min(peers, key=peers.__getitem__)
+        ratio = peers[fastest] / steps["kullback"]["median"]
+        target = f"neighbours against the fastest peer, {fastest}"
+        yield Judgement(target, name, f"≥ {least}×", f"{ratio:.1f}×", ratio >= least)
+    if (case["rows"], case["classes"]) == (1_000_000, 5):
+        seconds, extra = steps["kullback"]["median"], steps["kullback"]["extra_bytes"]
+        yield Judgement("neighbours, time", name, "< 30 s", f"{seconds:.1f} s", seconds < 30)
+        if extra is not None:
+            yield Judgement("neighbours, memory", name, "< 1 GB", f"{extra / 1e9:.2f} GB", extra < 1e9)
+
+
 RULES: dict[str, Callable[[Result], Iterator[Judgement]]] = {
     "rows": of_rows,
     "overhead": of_overhead,
     "head": of_head,
     "gpu": of_gpu,
+    "neighbours": of_neighbours,
 }

@@ -16,7 +16,7 @@ from kullback.comparison import Comparison, compare_predictions
 from kullback.errors import FileError, OptionalDependencyError
 from kullback.io import Kind
 
-__all__ = ["Inputs", "Outputs", "run_comparison"]
+__all__ = ["Inputs", "Outputs", "check_outputs", "run_comparison"]
 
 STANDARD_OUTPUT = "-"
 
@@ -61,7 +61,7 @@ def run_comparison(
     Raises:
         KullbackError: an input or an output cannot be used; then there is no report.
     """
-    _check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["clusters"]])
+    check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["clusters"]])
     with progress_bar(show_progress) as progress:
         found = compare_predictions(
             inputs.p, inputs.q, kind=inputs.kinds, key=inputs.keys, progress=progress, **settings
@@ -71,7 +71,7 @@ def run_comparison(
     return failures
 
 
-def _check_outputs(outputs: Outputs, inputs: list[Path | None]) -> None:
+def check_outputs(outputs: Outputs, inputs: list[Path | None]) -> None:
     """Refuse before the work what could not be written after it."""
     if outputs.html and not (find_spec("jinja2") and find_spec("matplotlib")):
         raise OptionalDependencyError("--html needs jinja2 and matplotlib. Run: pip install 'kullback[cli]'")

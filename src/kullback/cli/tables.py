@@ -17,7 +17,7 @@ from kullback import report
 from kullback.cli.compare import (
     STANDARD_OUTPUT,
     Outputs,
-    _check_outputs as check_outputs,  # pyright: ignore[reportPrivateUsage]
+    check_outputs,
 )
 from kullback.errors import ArgumentValueError, FileError
 from kullback.report import tables_html, tables_json, tables_terminal

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-__all__ = ["render"]
+__all__ = ["page_environment", "render"]
 
 WRITERS: tuple[Callable[..., str], ...] = (
     confidence_range,
@@ -66,7 +66,7 @@ def render(comparison: Comparison) -> str:
         >>> page.startswith("<!doctype html>"), "<script" in page
         (True, False)
     """
-    template = _environment().get_template("comparison.html.j2")
+    template = page_environment().get_template("comparison.html.j2")
     return template.render(
         comparison=comparison,
         kl=comparison.divergences[KL_PQ],
@@ -78,7 +78,7 @@ def render(comparison: Comparison) -> str:
     )
 
 
-def _environment() -> Environment:
+def page_environment() -> Environment:
     """Templates in which every value is escaped, and a misspelt name is an error."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined

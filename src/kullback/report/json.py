@@ -33,7 +33,7 @@ from typing import Any, cast
 
 from kullback.comparison import Comparison
 
-__all__ = ["SCHEMA", "dumps", "to_dict"]
+__all__ = ["SCHEMA", "dumps", "encoded", "to_dict"]
 
 SCHEMA = "kullback.comparison/1"
 
@@ -64,7 +64,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
     fields["quantiles"] = [
         dict(zip(("probability", "kl"), part, strict=True)) for part in fields["quantiles"]
     ]
-    return {"schema": SCHEMA, "unit": "nats", **_encoded(fields)}
+    return {"schema": SCHEMA, "unit": "nats", **encoded(fields)}
 
 
 def dumps(comparison: Comparison) -> str:
@@ -87,12 +87,12 @@ def dumps(comparison: Comparison) -> str:
     return json.dumps(to_dict(comparison), indent=2, allow_nan=False) + "\n"
 
 
-def _encoded(value: Any) -> Any:
+def encoded(value: Any) -> Any:
     """Replace the floats that JSON cannot write, at any depth."""
     if isinstance(value, dict):
-        return {key: _encoded(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: encoded(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_encoded(item) for item in cast("list[Any]", value)]
+        return [encoded(item) for item in cast("list[Any]", value)]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from numpy.typing import NDArray
 
-__all__ = ["Plot", "draw_plots"]
+__all__ = ["Plot", "draw_legend", "draw_plots", "draw_svg"]
 
 # What matplotlib draws with, and what the page shows instead.
 INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
@@ -109,14 +109,14 @@ def _distribution(comparison: Comparison) -> Plot | None:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set(xlabel=KL_OF_A_ROW, ylabel="rows")
         axes.grid(visible=False, axis="x")
-        _legend(axes)
+        draw_legend(axes)
 
     zeros = sum(rows for _, high, rows in comparison.histogram if high == 0)
     infinite = comparison.infinite.get(KL_PQ, 0)
     caption = "How many rows have which divergence."
     if zeros or infinite:
         caption += f" Not drawn: {count(zeros)} rows at exactly 0 and {count(infinite)} at infinity."
-    return Plot("distribution", "Distribution of the divergence", caption, _svg("distribution", draw))
+    return Plot("distribution", "Distribution of the divergence", caption, draw_svg("distribution", draw))
 
 
 def _quantiles(comparison: Comparison) -> Plot | None:
@@ -141,7 +141,7 @@ def _quantiles(comparison: Comparison) -> Plot | None:
         f"Half of the rows are at or below {number(summary.median)} nats, 99% at or below {number(summary.p99)}; "
         f"the largest is {number(summary.maximum)}."
     )
-    return Plot("quantiles", "Quantiles", caption, _svg("quantiles", draw))
+    return Plot("quantiles", "Quantiles", caption, draw_svg("quantiles", draw))
 
 
 def _along(comparison: Comparison) -> Plot | None:
@@ -171,12 +171,12 @@ def _along(comparison: Comparison) -> Plot | None:
         axes.xaxis.set_major_formatter(lambda row, _: count(round(row)))
         axes.set(xlabel="row", ylabel=KL_OF_A_ROW)
         axes.grid(visible=False, axis="x")
-        _legend(axes)
+        draw_legend(axes)
 
     caption = f"Mean and largest divergence in {count(len(stretches))} stretches of consecutive rows."
     if infinite:
         caption += " Triangles mark infinite rows."
-    return Plot("along", "Along the rows", caption, _svg("along", draw))
+    return Plot("along", "Along the rows", caption, draw_svg("along", draw))
 
 
 def _by_confidence(comparison: Comparison) -> Plot | None:
@@ -194,12 +194,12 @@ def _by_confidence(comparison: Comparison) -> Plot | None:
         axes.set_xticks([*lefts, len(parts)], [f"{edge:g}" for edge in (*(part.low for part in parts), 1.0)])
         _logarithmic(axes, axes.yaxis)
         axes.set(xlabel="probability of P's likeliest class", ylabel=KL_OF_A_ROW)
-        _legend(axes)
+        draw_legend(axes)
 
     caption = "The divergence where P is unsure (left) and where it is sure of its likeliest class (right)."
     if any(math.isinf(part.kl_mean) for part in parts):
         caption += " Infinite values are not drawn."
-    return Plot("confidence", "By P's confidence", caption, _svg("confidence", draw))
+    return Plot("confidence", "By P's confidence", caption, draw_svg("confidence", draw))
 
 
 def _drawable(value: float) -> bool:
@@ -234,14 +234,14 @@ def _logarithmic(axes: Axes, axis: Axis) -> None:
     axes.minorticks_off()
 
 
-def _legend(axes: Axes) -> None:
+def draw_legend(axes: Axes) -> None:
     """Name the lines above the plot, where they hide nothing."""
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles))
 
 
-def _svg(name: str, draw: Callable[[Axes], None]) -> str:
+def draw_svg(name: str, draw: Callable[[Axes], None]) -> str:
     """Draw on a figure of its own, and return it as an element to stand in a page."""
     try:
         import matplotlib.style

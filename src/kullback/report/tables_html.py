@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kullback.report.html import _environment as page_environment  # pyright: ignore[reportPrivateUsage]
+from kullback.report.html import page_environment
 from kullback.report.tables_plots import draw_column
 from kullback.report.tables_wording import (
     SIGNIFICANT,

@@ -23,7 +23,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kullback.report.json import _encoded as encoded  # pyright: ignore[reportPrivateUsage]
+from kullback.report.json import encoded
 
 if TYPE_CHECKING:
     from kullback.tables.result import TableComparison

@@ -10,8 +10,8 @@ from kullback.report.plots import (
     FIRST,
     SECOND,
     Plot,
-    _legend as draw_legend,  # pyright: ignore[reportPrivateUsage]
-    _svg as draw_svg,  # pyright: ignore[reportPrivateUsage]
+    draw_legend,
+    draw_svg,
 )
 from kullback.report.tables_wording import share, totals
 

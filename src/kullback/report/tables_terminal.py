@@ -16,7 +16,7 @@ from kullback.report.tables_wording import (
     size,
     totals,
 )
-from kullback.report.terminal import _Speaker as Speaker  # pyright: ignore[reportPrivateUsage]
+from kullback.report.terminal import Speaker
 from kullback.report.wording import count, number
 
 if TYPE_CHECKING:

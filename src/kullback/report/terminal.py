@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["render"]
+__all__ = ["Speaker", "render"]
 
 MEANINGS = (
     "KL(P||Q) is what it costs per row to predict with Q what follows P; JS is the Jensen-Shannon divergence, "
@@ -53,7 +53,7 @@ def render(comparison: Comparison, console: Console) -> None:
         How far is Q from P?
         ...
     """
-    say = _Speaker(console)
+    say = Speaker(console)
     say.line("How far is Q from P?", style="bold")
     say.line(f"P  {comparison.p_name}")
     say.line(f"Q  {comparison.q_name}")
@@ -87,7 +87,7 @@ def render(comparison: Comparison, console: Console) -> None:
         say.line(f"- {remark}")
 
 
-class _Speaker:
+class Speaker:
     """Prints on a console what it can show, and nothing that it would obey."""
 
     def __init__(self, console: Console) -> None:
