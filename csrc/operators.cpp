@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "processor.h"
 #include "row_kernel_api.h"
 
 namespace kullback {
@@ -20,20 +21,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-RowFunction best_function() {
-#ifdef KULLBACK_X86_LEVELS
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return v4::compute_row;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-    return v3::compute_row;
-  }
-#endif
-  return baseline::compute_row;
-}
 
 Dtype dtype_of(const Tensor& x) {
   switch (x.scalar_type()) {
@@ -107,7 +94,7 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const std::optional<Te
                         double weight_p, double share_p, double weight_q, double share_q, double temperature,
                         double scale, const std::optional<Tensor>& values, const std::optional<Tensor>& total,
                         const std::optional<Tensor>& gradient_p, const std::optional<Tensor>& gradient_q) {
-  static const RowFunction compute = best_function();
+  static const RowFunction compute = KULLBACK_BEST(compute_row);
   STD_TORCH_CHECK(p.dim() == 2 && q.dim() == 2 && p.size(0) == q.size(0) && p.size(1) == q.size(1),
                   "kullback: two matrices of the same shape expected");
   const int64_t rows = p.size(0), classes = p.size(1);

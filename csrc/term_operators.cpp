@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "processor.h"
 #include "term_kernel_api.h"
 
 namespace kullback {
@@ -16,26 +17,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-// Of the three versions of a function, the one for this processor.
-template <typename Function>
-Function best_of([[maybe_unused]] Function baseline, [[maybe_unused]] Function v3, [[maybe_unused]] Function v4) {
-#ifdef KULLBACK_X86_LEVELS
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return v4;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return v3;
-#endif
-  return baseline;
-}
-
-#ifdef KULLBACK_X86_LEVELS
-#define KULLBACK_BEST(function) best_of(baseline::function, v3::function, v4::function)
-#else
-#define KULLBACK_BEST(function) best_of(baseline::function, baseline::function, baseline::function)
-#endif
 
 Number number_of(const Tensor& x) {
   switch (x.scalar_type()) {

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 # Several pytest-xdist workers share the cores, so each computes on one.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -33,3 +39,36 @@ def chromium() -> str:
     if found is None:
         pytest.skip(f"no browser here: none of {', '.join(names)} is on the path")
     return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, report: Path):
+    """Opens the `report` of the test's module at a width; at the end of the test, nothing must have been said or fetched."""
+    pages: list[Page] = []
+    complaints: list[str] = []
+    requests: list[str] = []
+
+    def opened(width: int, colours: str = "light") -> Page:
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=colours)
+        pages.append(page)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(report.as_uri())
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert complaints == []
+    assert set(requests) == {report.as_uri()}

@@ -254,10 +254,6 @@ def test_half_precision_draws():
 
 def test_a_distribution_without_sampling_or_support():
     class Bare(torch.distributions.Distribution):
-        @property
-        def support(self):
-            raise NotImplementedError
-
         def log_prob(self, value):
             return Q.log_prob(value)
 

@@ -11,9 +11,10 @@ from typing import IO, Any, Literal, get_args
 import click
 from rich.console import Console
 
-from kullback.cli.compare import Inputs, Outputs, run_comparison
+from kullback.cli.compare import Inputs, run_comparison
 from kullback.cli.convert import run_conversion
 from kullback.cli.gates import METRICS_IN_WORDS, parse_gate
+from kullback.cli.outputs import Outputs
 from kullback.cli.pairs import print_pairs
 from kullback.cli.quick import print_backends, print_divergences
 from kullback.cli.tables import (

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kullback.cli.progress import progress_bar
 from kullback.errors import ArgumentValueError
 from kullback.io import Kind, RowSource, open_rows, read_labels, write_llama_base
+from kullback.progress import progress_bar
 from kullback.report import check_writable
 
 __all__ = ["run_conversion"]
@@ -51,7 +51,10 @@ def run_conversion(
     if target.resolve() in (source.resolve(), tokens.resolve()):
         raise ArgumentValueError(f"cannot write {target}: it is one of the files to read; name another one")
     check_writable(target)
-    with open_rows(source, kind=kind, key=key, name="SRC") as rows, progress_bar(show_progress) as progress:
+    with (
+        open_rows(source, kind=kind, key=key, name="SRC") as rows,
+        progress_bar("rows", show=show_progress, patience=0) as progress,
+    ):
         held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens")
         expected = len(held) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):

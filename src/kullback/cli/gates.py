@@ -11,7 +11,7 @@ from kullback.comparison import Comparison, Summary
 from kullback.comparison.measure import DIVERGENCES
 from kullback.errors import ArgumentValueError
 
-__all__ = ["METRICS", "METRICS_IN_WORDS", "Gate", "parse_gate"]
+__all__ = ["METRICS", "METRICS_IN_WORDS", "Gate", "Side", "limit_of", "parse_gate"]
 
 Side = Literal["above", "below"]
 
@@ -79,12 +79,17 @@ def parse_gate(text: str, side: Side) -> Gate:
         raise ArgumentValueError(
             f"--fail-{side} {text}: wanted METRIC=LIMIT with a METRIC among {METRICS_IN_WORDS}; got {metric!r}"
         )
+    return Gate(metric, limit_of(text, side, metric, number, example=0.01), side)
+
+
+def limit_of(text: str, side: Side, metric: str, number: str, *, example: float) -> float:
+    """Read the LIMIT of the gate `text`."""
     try:
         limit = float(number)
     except ValueError:
         limit = math.nan
     if math.isnan(limit):
         raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted a number after '='; got {number!r}. Write: --fail-{side} {metric}=0.01"
+            f"--fail-{side} {text}: wanted a number after '='; got {number!r}. Write: --fail-{side} {metric}={example}"
         )
-    return Gate(metric, limit, side)
+    return limit

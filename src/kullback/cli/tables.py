@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import click
 import torch
 from rich.console import Console
 
 from kullback import report
-from kullback.cli.compare import (
-    STANDARD_OUTPUT,
-    Outputs,
-    check_outputs,
-)
+from kullback.cli.gates import Side, limit_of
+from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError, FileError
 from kullback.report import tables_html, tables_json, tables_terminal
 from kullback.report.tables_wording import Verdict
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TABLE_METRICS_IN_WORDS", "TableGate", "parse_table_gate", "run_table_comparison", "run_watch"]
 
-Side = Literal["above", "below"]
 QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
 CHANCES = ("p_value", "p_adjusted")
 WHOLE = "findings"
@@ -97,14 +91,7 @@ def parse_table_gate(text: str, side: Side) -> TableGate:
         raise ArgumentValueError(
             f"--fail-{side} {text}: wanted METRIC=LIMIT with a METRIC among {TABLE_METRICS_IN_WORDS}; got {name!r}"
         )
-    try:
-        limit = float(number)
-    except ValueError:
-        limit = math.nan
-    if math.isnan(limit):
-        raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted a number after '='; got {number!r}. Write: --fail-{side} {name}=0.2"
-        )
+    limit = limit_of(text, side, name, number, example=0.2)
     return TableGate(metric, column.removesuffix("]") if bracket else None, limit, side)
 
 
@@ -265,24 +252,14 @@ def _check_watch(
 
 
 def _reported(found: TableComparison, gates: Sequence[TableGate], outputs: Outputs) -> list[str]:
-    """Write all reports or none, and print the table unless standard output carries the JSON."""
+    """Write the reports and say which gates fail."""
     verdicts = [gate.verdict(found) for gate in gates]
-    texts = [tables_json.dumps(found)] if outputs.json else []
-    texts += [tables_html.render(found, verdicts)] if outputs.html else []
-    printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
-    written: list[Path] = []
-    try:
-        for path, text in zip(outputs.files, texts, strict=True):
-            report.write(path, text)
-            written.append(path)
-    except FileError:
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
-    if printed is None:
-        tables_terminal.render(found, Console(), verdicts)
-    else:
-        click.echo(printed, nl=False)
+    write_reports(
+        outputs,
+        json=lambda: tables_json.dumps(found),
+        html=lambda: tables_html.render(found, verdicts),
+        table=lambda console: tables_terminal.render(found, console, verdicts),
+    )
     return [failure for verdict in verdicts for failure in verdict.failures]
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from kullback.errors import OptionalDependencyError
+from kullback.progress import progress_bar
 
-__all__ = ["Hood", "optional", "search_line", "search_space", "spatial_order"]
+__all__ = ["Hood", "nearest_among", "optional", "search_line", "search_space", "spatial_order"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -143,11 +144,9 @@ def search_space(
 ) -> list[Hood]:
     """Search draws of shape (n, d) for the neighbours of queries; `own` says that these are the draws themselves."""
     n, deepest = len(queries), max(ks)
-    by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
-    search = _by_tree if by_tree else _by_products
     radius, hits = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
     log_weight = None if weights is None else np.empty((len(ks), n))
-    for rows, distance, index in search(reference, queries, deepest, device, own=own):
+    for rows, distance, index in _blocks(reference, queries, deepest, device, own=own):
         for i, k in enumerate(ks):
             radius[i, rows] = distance[:, k - 1]
             share = None if query_weights is None else np.repeat(query_weights[rows], k)
@@ -160,6 +159,25 @@ def search_space(
         Hood(_log_distance(radius[i]), hits[i], None if log_weight is None else log_weight[i])
         for i in range(len(ks))
     ]
+
+
+def nearest_among(draws: Array, number: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the places of each draw's nearest others, shape (n, number)."""
+    found = np.empty((len(draws), number), dtype=np.int32)
+    for rows, _, index in _blocks(draws, draws, number, torch.device("cpu"), own=True):
+        found[rows] = index
+    return found
+
+
+def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, own: bool) -> Iterator[Block]:
+    """Search by what is faster in so many dimensions, with a progress bar."""
+    by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
+    search = _by_tree if by_tree else _by_products
+    with progress_bar("neighbours") as update:
+        for block in search(reference, queries, k, device, own=own):
+            yield block
+            if update:
+                update(block[0].stop, len(queries))
 
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:

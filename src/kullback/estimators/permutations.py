@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -129,14 +129,12 @@ def permuted(
     statistic: Statistic, labelling: Labelling, permutations: int, rng: np.random.Generator
 ) -> tuple[float, Array]:
     """Return the statistic of the draws as they are, and of each shuffle."""
-    with progress_bar("permutations", permutations) as advance:
-        found: list[Array] = []
-        for rows in _blocks(permutations, max(1, BLOCK_BYTES // (8 * statistic.width))):
+    found: list[Array] = []
+    block = max(1, BLOCK_BYTES // (8 * statistic.width))
+    with progress_bar("permutations") as update:
+        for start in range(0, permutations, block):
+            rows = min(block, permutations - start)
             found.append(statistic.shuffled(labelling, rows, rng))
-            advance(rows)
+            if update:
+                update(start + rows, permutations)
     return statistic.observed(labelling), np.concatenate(found)
-
-
-def _blocks(total: int, most: int) -> Iterator[int]:
-    for start in range(0, total, most):
-        yield min(most, total - start)

@@ -65,9 +65,15 @@ class SymbolCounts:
 def coverage_adjusted(
     p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
 ) -> Estimate:
-    """Estimate KL(P || Q) between symbols, corrected for what their rarest ones say is missing.
+    r"""Estimate KL(P || Q) between symbols, corrected for what their rarest ones say is missing.
 
-    The estimate is that of `counts.coverage_adjusted`, or 0 where that is negative. It is the default: on Zipf
+    .. math:: \hat D = \hat D_{ZG} + (1 - v / c^2)_+\, c, \quad
+        c = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \
+        \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
+
+    with :math:`\hat D_{ZG}` the estimate of `zhang_grabchak`, :math:`F_k` the share of P's draws at symbols that Q
+    showed k times, :math:`G_k` at those that P itself showed k times, both ratios drawn towards 1 as if one more symbol
+    had been seen in each class, and v the variance of c; 0 where that is negative. It is the default: on Zipf
     distributions of 1000 symbols its root mean square error is down to half that of Zhang and Grabchak's where P and Q
     differ and the draws miss much of them, and the same where they miss next to nothing.
 
@@ -100,7 +106,11 @@ def coverage_adjusted(
 def zhang_grabchak(
     p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
 ) -> Estimate:
-    """Estimate KL(P || Q) between symbols with a bias that decays exponentially: `counts.zhang_grabchak`.
+    r"""Estimate KL(P || Q) between symbols with a bias that decays exponentially.
+
+    .. math:: \hat D = \sum_i \frac{a_i}{n} [\psi(m + 1) - \psi(b_i + 1) - \psi(n) + \psi(a_i)]
+
+    with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws at symbol i.
 
     Arguments:
         p: draws of symbols from P: integers, booleans, strings, or vectors of integers, each row a symbol.
@@ -128,7 +138,11 @@ def zhang_grabchak(
 def plugin(
     p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
 ) -> Estimate:
-    """Estimate KL(P || Q) between symbols by the divergence of their shares, infinite where Q misses one of P's.
+    r"""Estimate KL(P || Q) between symbols by the divergence of their shares, infinite where Q misses one of P's.
+
+    .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{b_i n}
+
+    with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws at symbol i.
 
     Arguments:
         p: draws of symbols from P: integers, booleans, strings, or vectors of integers, each row a symbol.
@@ -157,7 +171,12 @@ def plugin(
 def miller_madow(
     p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
 ) -> Estimate:
-    """Estimate KL(P || Q) between symbols by their shares less the first term of the bias: `counts.miller_madow`.
+    r"""Estimate KL(P || Q) between symbols by their shares less the first term of the bias.
+
+    .. math:: \hat D = \sum_i \hat p_i \log \frac{\hat p_i}{\tilde q_i}
+        - \frac{K_a - 1}{2 n} - \sum_i \hat p_i \frac{1 - \tilde q_i}{2 m \tilde q_i}
+
+    with :math:`K_a` symbols among P's n draws and :math:`\tilde q_i = \max(b_i, 1/2) / m` of Q's m.
 
     Arguments:
         p: draws of symbols from P: integers, booleans, strings, or vectors of integers, each row a symbol.
@@ -185,7 +204,11 @@ def miller_madow(
 def bu(
     p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
 ) -> Estimate:
-    """Estimate KL(P || Q) between symbols with one more draw of each from Q: `counts.bu`.
+    r"""Estimate KL(P || Q) between symbols with one more draw of each from Q.
+
+    .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{(b_i + 1) n}
+
+    with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws at symbol i.
 
     Arguments:
         p: draws of symbols from P: integers, booleans, strings, or vectors of integers, each row a symbol.
@@ -218,7 +241,11 @@ def dirichlet(
     generator: torch.Generator | None = None,
     prior: float = 0.5,
 ) -> Estimate:
-    """Estimate KL(P || Q) between symbols after `prior` more draws of each on both sides: `counts.dirichlet`.
+    r"""Estimate KL(P || Q) between symbols after `prior` more draws of each on both sides.
+
+    .. math:: \hat D = \sum_i \frac{a_i + c}{n + K c} \log \frac{(a_i + c) (m + K c)}{(b_i + c) (n + K c)}
+
+    with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws at symbol i of K, and c the prior.
 
     Arguments:
         p: draws of symbols from P: integers, booleans, strings, or vectors of integers, each row a symbol.

@@ -12,8 +12,8 @@ from kullback.errors import ArgumentValueError, explain
 from kullback.estimate import Estimate
 from kullback.estimators.choose import estimate_from_samples
 from kullback.estimators.common import check_samples, numpy_of, seed_of
+from kullback.estimators.neighbours_search import nearest_among
 from kullback.estimators.permutations import Cells, Graph, Labelling, Statistic, permuted
-from kullback.estimators.search import nearest_among
 from kullback.generators import KL
 from kullback.samples import Samples
 
@@ -197,8 +197,6 @@ def _energy_of_ranks(pooled: Array) -> Statistic:
 
 def _same_neighbours(points: Array) -> Statistic:
     """The share of nearest neighbours that come from the same data set, all components brought to one scale."""
-    from scipy.sparse import csr_array
-
     n = len(points)
     number = min(n - 1, max(FEWEST_NEIGHBOURS, min(MOST_NEIGHBOURS, int(n**0.5), MOST_EDGES // n)))
     neighbours = nearest_among(points / _scale(points), number)

@@ -43,10 +43,11 @@ class BatchTable(Table):
         """Read the table once and count what the tasks say; again, alone, what did not fit the first time."""
         total, counters = WeightCounter(), {task.name: counter_for(task) for task in tasks}
         self._read(counters, total, weights)
-        again = {name: CategoryCounter() for name, counter in counters.items() if counter.undecided}
+        strings = {name: each for name, each in counters.items() if isinstance(each, StringCounter)}
+        again = {name: CategoryCounter() for name, each in strings.items() if each.undecided}
         if again:
             self._read(again, WeightCounter(), weights)
-            counters.update({name: c for name, c in again.items() if not counters[name].too_many(c)})
+            counters.update({name: each for name, each in again.items() if not strings[name].too_many(each)})
         columns = {name: counter.profile() for name, counter in counters.items()}
         return TableCounts(columns, total.rows, total.weight, total.squares)
 

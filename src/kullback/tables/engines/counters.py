@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,10 +39,8 @@ class WeightCounter:
         self.squares += rows if weights is None else float(np.square(weights).sum())
 
 
-class Counter:
+class Counter(ABC):
     """The weights of one column."""
-
-    undecided = False
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -58,17 +57,13 @@ class Counter:
         if len(array):
             self.add_present(array, weights)
 
-    def too_many(self, categories: CategoryCounter) -> bool:
-        """Whether a second reading, of what was undecided, has found too many categories."""
-        raise NotImplementedError
-
+    @abstractmethod
     def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
         """Take in a batch of values of which none is missing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def profile(self) -> ColumnProfile:
         """Return the profile of all values so far."""
-        raise NotImplementedError
 
 
 class GridCounter(Counter):
@@ -172,11 +167,7 @@ class CategoryCounter(Counter):
 
 
 class StringCounter(CategoryCounter):
-    """The weights of strings both as categories and by length, until it is clear which of them they are.
-
-    Attributes:
-        undecided: they may be categories, but too many bytes of them to keep while they could be text.
-    """
+    """The weights of strings both as categories and by length, until it is clear which of them they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +193,8 @@ class StringCounter(CategoryCounter):
         return table
 
     @property
-    def undecided(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def undecided(self) -> bool:
+        """Whether they may be categories, but too many bytes of them to keep while they could be text."""
         return self.dropped and not self._is_text()
 
     def too_many(self, categories: CategoryCounter) -> bool:
