@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from peers_samples import PEERS
-from sample_cases import CASES, DISCRETE
+from tests.oracles.sample_cases import CASES, DISCRETE
 from timing import RESULTS, machine
 
 from kullback import Samples, kl_estimate

@@ -28,7 +28,7 @@ from rich.table import Table
 from targets import case_name, judge
 
 import kullback
-from kullback.kernels import native
+from kullback.kernels.native import rows as native
 
 SCHEMA = "kullback.benchmark/1"
 RESULTS = Path(__file__).parent / "results"

@@ -53,7 +53,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, report: Path):
-    """Opens the `report` of the test's module at a width; at the end of the test, nothing must have been said or fetched."""
+    """Opens the `report` of the test's module at a width; at the end, nothing must have been said or fetched."""
     pages: list[Page] = []
     complaints: list[str] = []
     requests: list[str] = []

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.oracles.pairs import PAIRS
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "benchmarks"
 FIRST_PARTS = ("KL", "reverse KL", "JS")
@@ -213,3 +215,9 @@ def test_the_page_in_the_documentation_is_made_of_the_committed_results() -> Non
     assert render.PAGE.read_text() == render.page(SCRIPTS / "results")
     for name in set(render.PLOTS) & set(render.load(SCRIPTS / "results")):
         assert render.PAGE.with_suffix("").joinpath(f"{name}.svg").exists()
+
+
+def test_the_page_of_numerics_is_made_of_the_committed_numbers() -> None:
+    accuracy = script("accuracy")
+    assert accuracy.PAGE.read_text() == accuracy.rendered()
+    assert set(json.loads(accuracy.RESULTS.read_text())["pairs"]) == set(PAIRS)

@@ -7,7 +7,6 @@ import math
 import mpmath
 import pytest
 import torch
-import truth
 from torch import distributions as td
 
 from kullback import (
@@ -27,6 +26,7 @@ from kullback import (
     register_kl,
 )
 from kullback.pairs import registry
+from tests.oracles import truth
 
 LOGISTIC_NORMAL, DIRICHLET = td.LogisticNormal(torch.zeros(2), torch.ones(2)), td.Dirichlet(torch.ones(3))
 

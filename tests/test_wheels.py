@@ -21,7 +21,7 @@ import torch
 import kullback
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-NATIVE = "kullback/kernels/_native.so"
+NATIVE = "kullback/kernels/native/_native.so"
 NOT_OURS = ("KULLBACK_NATIVE", "PYTHONPATH", "PYTHONHOME")
 
 # One worker builds each wheel once.

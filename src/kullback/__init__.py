@@ -1,7 +1,6 @@
 """Kullback-Leibler divergences for PyTorch: for tensors, distributions, losses, metrics and files of predictions."""
 
 from kullback import errors, estimators, functional, io, metrics, nn, tables
-from kullback.comparison import compare_predictions
 from kullback.diagnosis import diagnose
 from kullback.dispatch import divergence, kl_divergence, kl_estimate
 from kullback.estimate import Estimate
@@ -19,10 +18,11 @@ from kullback.generators import (
     SquaredHellinger,
     TotalVariation,
 )
-from kullback.kernels.registry import backends
+from kullback.kernels.backends import backends
 from kullback.pairs import register_kl
 from kullback.pairs.bounds import Bounds, kl_bounds
-from kullback.pairs.installation import install, uninstall
+from kullback.pairs.install import install, uninstall
+from kullback.predictions import compare_predictions
 from kullback.representations import Counts, Logits, LogProbs, Probs
 from kullback.samples import Samples
 from kullback.tables import compare_tables

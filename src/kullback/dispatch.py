@@ -16,9 +16,9 @@ from kullback.estimators import METHODS as SAMPLE_METHODS, EstimateWarning, esti
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
-from kullback.pairs.fused import fused_divergence
+from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.kinds import as_kl, estimate_kind
-from kullback.pairs.scipy_frozen import Frozen, is_frozen, to_torch
+from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 

@@ -17,15 +17,10 @@ from kullback.cli.gates import METRICS_IN_WORDS, parse_gate
 from kullback.cli.outputs import Outputs
 from kullback.cli.pairs import print_pairs
 from kullback.cli.quick import print_backends, print_divergences
-from kullback.cli.tables import (
-    TABLE_METRICS_IN_WORDS,
-    parse_table_gate,
-    run_table_comparison,
-    run_watch,
-)
-from kullback.comparison.compare import BLOCK_BYTES
+from kullback.cli.tables import TABLE_METRICS_IN_WORDS, parse_table_gate, run_table_comparison, run_watch
 from kullback.errors import ArgumentValueError, KullbackError
 from kullback.io import Kind
+from kullback.predictions.compare import BLOCK_BYTES
 
 __all__ = ["kullback"]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from kullback import report
 from kullback.cli.gates import Gate
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.comparison import compare_predictions
 from kullback.io import Kind
+from kullback.predictions import compare_predictions
 from kullback.progress import progress_bar
 
 __all__ = ["Inputs", "run_comparison"]

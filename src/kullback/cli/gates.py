@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kullback.comparison import Comparison, Summary
-from kullback.comparison.measure import DIVERGENCES
 from kullback.errors import ArgumentValueError
+from kullback.predictions import Comparison, Summary
+from kullback.predictions.measure import DIVERGENCES
 
 __all__ = ["METRICS", "METRICS_IN_WORDS", "Gate", "Side", "limit_of", "parse_gate"]
 

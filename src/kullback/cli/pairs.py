@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kullback.errors import ArgumentValueError, explain
-from kullback.pairs.matrix_of_pairs import MEANING, WRAPPERS, Entry, families, is_univariate, matrix
+from kullback.pairs.coverage import MEANING, WRAPPERS, Entry, families, is_univariate, matrix
 
 if TYPE_CHECKING:
     from rich.console import Console

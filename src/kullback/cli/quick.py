@@ -10,7 +10,7 @@ from rich.table import Table
 from kullback.cli.expressions import Operand, parse_distribution
 from kullback.dispatch import kl_estimate
 from kullback.errors import ArgumentValueError, NoRuleError
-from kullback.kernels.registry import Backend, backends
+from kullback.kernels.backends import Backend, backends
 
 if TYPE_CHECKING:
     from rich.console import Console

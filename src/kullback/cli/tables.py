@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import torch
 from rich.console import Console
 
@@ -15,10 +16,16 @@ from kullback import report
 from kullback.cli.gates import Side, limit_of
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError, FileError
-from kullback.report import tables_html, tables_json, tables_terminal
-from kullback.report.tables_wording import Verdict
+from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
+from kullback.report.tables.wording import Verdict
 from kullback.tables.compare import compare_profiles, compare_tables
-from kullback.tables.watch import batch_profile, is_profile, merge_profiles, profile_path, reference_profile
+from kullback.tables.reference_profile import (
+    batch_profile,
+    is_profile,
+    merge_profiles,
+    profile_path,
+    reference_profile,
+)
 
 if TYPE_CHECKING:
     from kullback.tables.profile import Profile

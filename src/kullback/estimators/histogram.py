@@ -17,8 +17,7 @@ import torch
 
 from kullback.errors import ArgumentValueError, explain
 from kullback.estimate import Estimate
-from kullback.estimators import counts
-from kullback.estimators.common import (
+from kullback.estimators.checks import (
     Array,
     about_sign,
     check_confidence,
@@ -26,8 +25,9 @@ from kullback.estimators.common import (
     effective_number,
     numpy_of,
 )
-from kullback.estimators.count_intervals import kl_interval
-from kullback.estimators.plugin import SymbolCounts, describe, tabulate
+from kullback.estimators.discrete import point
+from kullback.estimators.discrete.api import SymbolCounts, describe, tabulate
+from kullback.estimators.discrete.intervals import kl_interval
 from kullback.samples import Samples
 
 __all__ = ["histogram"]
@@ -129,8 +129,8 @@ def histogram(
         bins = _number_of_bins(_independent_draws(p, q, first, second))
     edges = _edges(first, second, bins)
     table = _count(p, q, first, second, edges)
-    estimate = counts.zhang_grabchak(table.a, table.b)
-    predicted = counts.discovery(table.a, table.b).kept
+    estimate = point.zhang_grabchak(table.a, table.b)
+    predicted = point.discovery(table.a, table.b).kept
     added = predicted.clamp(min=_beyond(first, second, edges))
     raw = estimate + added
     value = raw.clamp(min=0)
@@ -138,8 +138,8 @@ def histogram(
     if interval is not None:
         coarse = _count(p, q, first, second, edges[1::2])
         tails = _count(p, q, first, second, _with_tails(first.values, edges))
-        lost = (estimate - counts.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - predicted
-        in_tails = (counts.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
+        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - predicted
+        in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
         high = kl_interval(tails.a, tails.b, confidence, tails.inflation)[1] + 2 * in_tails
         # A few draws of P alone in a tail are no reason to give up an upper end.
         high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
 from kullback.estimate import Estimate
-from kullback.estimators.common import (
+from kullback.estimators.checks import (
     check_confidence,
     check_samples,
     effective_number,

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from kullback.errors import ArgumentTypeError, IncompatibleTensorError, explain
-from kullback.kernels import terms
+from kullback.kernels import kl_div_terms
 from kullback.reduction import Reduction, reduce_terms, torch_reduction
 
 __all__ = ["kl_div"]
@@ -99,7 +99,7 @@ def kl_div(
 
     dtype = _result_dtype(input, target)
     wide = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
-    summands = terms.reference_terms(input.to(wide), target.to(wide), log_target)
+    summands = kl_div_terms.reference_terms(input.to(wide), target.to(wide), log_target)
     batch_size = input.size(0) if input.dim() else 1
     loss = reduce_terms(summands, meant, batch_size=batch_size)
     if reduction == "batchmean" and meant != reduction:
@@ -113,16 +113,16 @@ def _is_native(log_q: Tensor, target: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and isinstance(log_q, Tensor)
         and isinstance(target, Tensor)
-        and terms.serves(log_q, target)
+        and kl_div_terms.serves(log_q, target)
         and _result_dtype(log_q, target) == log_q.dtype
     )
 
 
 def _native(log_q: Tensor, target: Tensor, meant: Reduction, log_target: bool) -> Tensor:
     if meant == "none":
-        return terms.kl_terms(log_q, target, log_target, None)
+        return kl_div_terms.kl_terms(log_q, target, log_target, None)
     divisors = {"sum": 1, "mean": log_q.numel(), "batchmean": log_q.size(0) if log_q.dim() else 1}
-    return terms.kl_terms(log_q, target, log_target, divisors[meant])
+    return kl_div_terms.kl_terms(log_q, target, log_target, divisors[meant])
 
 
 def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels import native, reference, triton
+from kullback.kernels import reference
+from kullback.kernels.native import rows as native
 from kullback.kernels.reference import Rows, finite_pair, rounding_error
 from kullback.kernels.total import CompiledTotal, TotalTask, WeightedTotal
+from kullback.kernels.triton import rows as triton
 from kullback.representations import Logits, Representation, can_inspect
 
 __all__ = ["finite_pair", "rounding_error", "row_divergence", "value_and_gradient", "weighted_total"]

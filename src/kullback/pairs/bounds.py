@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily
 
 from kullback.errors import ArgumentTypeError, explain
-from kullback.pairs.copies import widened, with_dimension
-from kullback.pairs.gaussian import moments
-from kullback.pairs.laws_wrapped import log_weights_of
+from kullback.pairs.clone import widened, with_dimension
+from kullback.pairs.closed_forms.multivariate_normal import moments
+from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.numerics.cholesky import of_root, whitened
+from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
+from kullback.pairs.numerics.special import log_total
 from kullback.pairs.options import Options
-from kullback.pairs.parameters import batch_shape_of, dtype_of
 from kullback.pairs.solve import estimate
-from kullback.pairs.special import log_total
 from kullback.pairs.support import check_comparable
-from kullback.pairs.triangular import of_root, whitened
 
 __all__ = ["Bounds", "kl_bounds"]
 

@@ -35,13 +35,13 @@ from kullback.generators import (
     SquaredHellinger,
     TotalVariation,
 )
-from kullback.pairs.laws import Law, law_of
-from kullback.pairs.nodes_of_pair import Nodes, integer_nodes, line_nodes
+from kullback.pairs.closed_forms.reductions import sum_of_dimensions
+from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
+from kullback.pairs.densities.base import Law, law_of
+from kullback.pairs.integration.f_divergence import Nodes, integer_nodes, line_nodes
+from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits, wide
 from kullback.pairs.options import Options
-from kullback.pairs.parameters import batch_shape_of, dtype_of, given_logits, wide
-from kullback.pairs.renyi import renyi_in_closed_form
 from kullback.pairs.support import check_comparable, is_power_infinite
-from kullback.pairs.wrappers import sum_of_dimensions
 
 __all__ = ["as_kl", "estimate_kind"]
 

@@ -10,17 +10,18 @@ from torch.distributions import Distribution, MixtureSameFamily
 
 from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.estimate import Estimate
-from kullback.pairs import monte_carlo, summation
-from kullback.pairs.entropy_terms import kl_terms
-from kullback.pairs.fused import fused_divergence
-from kullback.pairs.laws import Law, law_of
+from kullback.pairs.closed_forms.native import fused_divergence
+from kullback.pairs.densities.base import Law, law_of
+from kullback.pairs.integration import summation
+from kullback.pairs.integration.kl_integrand import kl_terms
+from kullback.pairs.integration.quadrature import Integral
+from kullback.pairs.integration.uniform_endpoints import integrate_kl
+from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
 from kullback.pairs.options import Options
-from kullback.pairs.parameters import batch_shape_of, dtype_of
-from kullback.pairs.quadrature import Integral
 from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule
+from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain, unreached
 from kullback.pairs.torch_registry import find_foreign_rule
-from kullback.pairs.uniform_ends import integrate_kl
 
 __all__ = ["estimate"]
 

@@ -14,7 +14,7 @@ from torch.distributions import (
 )
 
 from kullback.errors import ArgumentValueError, explain
-from kullback.pairs.laws import Growth, Law, Tail
+from kullback.pairs.densities.base import Growth, Law, Tail
 
 __all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "unreached"]
 

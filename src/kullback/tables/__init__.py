@@ -6,19 +6,12 @@ Each table is read into a `Profile`: per column the weight of every bucket of a 
 
 from __future__ import annotations
 
-from kullback.tables.bins import Bins, cell_counts, choose_bins, cross_counts
-from kullback.tables.column import ColumnProfile, Kind
+from kullback.tables.choose_bins import Bins, cell_counts, choose_bins, cross_counts
+from kullback.tables.columns.profile import ColumnProfile, Kind
 from kullback.tables.compare import compare_profiles, compare_tables
 from kullback.tables.findings import FINDINGS
 from kullback.tables.profile import Profile, profile_table
-from kullback.tables.result import (
-    Cell,
-    ColumnComparison,
-    Finding,
-    JointComparison,
-    Quantity,
-    TableComparison,
-)
+from kullback.tables.result import Cell, ColumnComparison, Finding, JointComparison, Quantity, TableComparison
 
 __all__ = [
     "FINDINGS",

@@ -11,8 +11,15 @@ import numpy as np
 import torch
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
-from kullback.estimators.common import check_confidence, seed_of
-from kullback.tables.cells import Counted, column_bins, column_cells, divergences, every_value, joint_cells
+from kullback.estimators.checks import check_confidence, seed_of
+from kullback.tables.contingency import (
+    Counted,
+    column_bins,
+    column_cells,
+    divergences,
+    every_value,
+    joint_cells,
+)
 from kullback.tables.engines import Table, open_table
 from kullback.tables.engines.base import Cells
 from kullback.tables.findings import (
@@ -22,11 +29,11 @@ from kullback.tables.findings import (
     size_findings,
     unshared_categories,
 )
+from kullback.tables.inference.significance import adjusted
 from kullback.tables.optional import library
 from kullback.tables.profile import Profile, profile_table
 from kullback.tables.result import ColumnComparison, Finding, JointComparison, TableComparison
 from kullback.tables.settings import Settings, effective_rows
-from kullback.tables.significance import adjusted
 
 __all__ = ["compare_profiles", "compare_tables"]
 

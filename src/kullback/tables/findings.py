@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kullback.tables.result import Finding
 
 if TYPE_CHECKING:
-    from kullback.tables.column import ColumnProfile
+    from kullback.tables.columns.profile import ColumnProfile
     from kullback.tables.engines.base import Field
     from kullback.tables.profile import Profile
 

@@ -2,7 +2,7 @@
 
 A table is read once (a column that is narrow for the distance from its centre again, alone); everything after that
 works on the profile. Profiles of parts of a table, of batches or of machines, add up to that of the whole,
-exactly: counts are integers. Bins are chosen from them later (`kullback.tables.bins`).
+exactly: counts are integers. Bins are chosen from them later (`kullback.tables.choose_bins`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, explain
-from kullback.tables.column import ColumnProfile, Kind
+from kullback.tables.columns.log_grid import FARTHEST_CENTRE, PER_OCTAVE, bucket_ends
+from kullback.tables.columns.profile import ColumnProfile, Kind
 from kullback.tables.engines import open_table
 from kullback.tables.engines.base import Field, Table, TableCounts, Task
-from kullback.tables.grid import FARTHEST_CENTRE, PER_OCTAVE, bucket_ends
 
 __all__ = ["SCHEMA", "ColumnProfile", "Kind", "Profile", "profile_table"]
 

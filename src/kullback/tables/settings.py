@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kullback.tables.inference.divergences import MIN_EFFECTIVE, MIN_EXPECTED
 from kullback.tables.profile import Profile
 from kullback.tables.result import Finding
-from kullback.tables.statistics import MIN_EFFECTIVE, MIN_EXPECTED
 
 __all__ = ["Settings", "effective_rows"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from kullback.errors import ArgumentValueError, explain
-from kullback.tables.column import ColumnProfile, Kind
+from kullback.tables.columns.profile import ColumnProfile, Kind
 
 if TYPE_CHECKING:
-    from kullback.tables.binning import Bins
+    from kullback.tables.columns.bins import Bins
 
 __all__ = ["Field", "FieldKind", "Table", "TableCounts", "Task", "bad_weights"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.tables.column import Kind
+from kullback.tables.columns.profile import Kind
+from kullback.tables.engines.arrow import numbers_of, weights_of
 from kullback.tables.engines.base import Cells, Table, TableCounts, Task
-from kullback.tables.engines.cells import CrossCounter
 from kullback.tables.engines.counters import (
     CategoryCounter,
     Counter,
@@ -21,10 +21,10 @@ from kullback.tables.engines.counters import (
     StringCounter,
     WeightCounter,
 )
-from kullback.tables.engines.values import numbers_of, weights_of
+from kullback.tables.engines.joint_counts import CrossCounter
 
 if TYPE_CHECKING:
-    from kullback.tables.binning import Bins
+    from kullback.tables.columns.bins import Bins
 
 __all__ = ["BATCH_ROWS", "BatchTable", "counter_for"]
 

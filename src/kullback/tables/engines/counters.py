@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from kullback.tables.column import ColumnProfile, Kind
-from kullback.tables.engines.values import lengths_of, numbers_of, strings_of
-from kullback.tables.grid import CODES, PER_OCTAVE, bucket_codes, buckets_of_codes
-from kullback.tables.kinds import MAX_CATEGORIES, is_text
+from kullback.tables.columns.log_grid import CODES, PER_OCTAVE, bucket_codes, buckets_of_codes
+from kullback.tables.columns.profile import ColumnProfile, Kind
+from kullback.tables.columns.types import MAX_CATEGORIES, is_text
+from kullback.tables.engines.arrow import lengths_of, numbers_of, strings_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

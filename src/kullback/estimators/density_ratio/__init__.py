@@ -1,0 +1,1 @@
+"""KL from a classifier that tells the draws of P from those of Q."""

@@ -1,0 +1,98 @@
+r"""KL between two Gaussians of which only draws are known: without bias, with the influence of each draw.
+
+From n and m draws, with sample means and covariances,
+
+.. math::
+    \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d
+    + \log|S_q| - \log|S_p|\big]
+
+less what the noise of the means adds to the square and that of the covariances to the logarithms: inverse and
+log-determinant of a Wishart matrix have known means.
+
+An Introduction to Multivariate Statistical Analysis, section 7 (Anderson, 2003)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kullback.estimators.checks import Array
+
+__all__ = ["GaussianKL", "gaussian_kl", "gaussian_log_odds"]
+
+
+@dataclass(frozen=True)
+class GaussianKL:
+    """The unbiased value, and what each draw of P and of Q adds to its error."""
+
+    value: float
+    influence_p: Array
+    influence_q: Array
+
+
+def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> GaussianKL:
+    """Estimate KL(P || Q) as if both were Gaussian, from weighted draws that tell as much as n and m plain ones."""
+    d = x.shape[1]
+    mean_p, covariance_p = _moments(x, w, n)
+    mean_q, covariance_q = _moments(y, v, m)
+    precision, precision_p = _inverse(covariance_q), _inverse(covariance_p)
+    shift = mean_p - mean_q
+    shrink = (m - d - 2) / (m - 1)
+    trace = float(np.sum(precision * covariance_p)) * shrink
+    square = float(shift @ precision @ shift) * shrink - trace / n - d / m
+    log_determinants = _log_determinant(covariance_q, m) - _log_determinant(covariance_p, n)
+    value = 0.5 * (trace + square - d + log_determinants)
+
+    own, other = x - mean_p, x - mean_q
+    inside = _squares(other, precision) - _squares(own, precision_p)
+    z = y - mean_q
+    u = z @ precision
+    outside = _squares(z, precision) - _squares(u, covariance_p + np.outer(shift, shift))
+    influence_p = w / w.sum() * (0.5 * (inside - np.average(inside, weights=w)))
+    influence_q = v / v.sum() * (0.5 * (outside - np.average(outside, weights=v)) - u @ shift)
+    return GaussianKL(value, influence_p, influence_q)
+
+
+def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array], Array]:
+    """Return log p / q of the predictive densities: Student's t, which allow for the noise of means and covariances.
+
+    Bayesian Data Analysis, section 3.6 (Gelman et al., 2013)
+    """
+    p, q = _predictive(x, w), _predictive(y, v)
+    return lambda at: p(at) - q(at)
+
+
+def _predictive(x: Array, w: Array) -> Callable[[Array], Array]:
+    from scipy.stats import multivariate_t
+
+    n, d = float(w.sum() ** 2 / (w**2).sum()), x.shape[1]
+    mean, covariance = _moments(x, w, n)
+    freedom = max(n - d, 1.0)
+    law = multivariate_t(mean, covariance * (n - 1) / freedom * (1 + 1 / n), df=freedom)
+    return lambda at: np.asarray(law.logpdf(at), dtype=np.float64).reshape(len(at))
+
+
+def _moments(x: Array, w: Array, n: float) -> tuple[Array, Array]:
+    mean = np.average(x, axis=0, weights=w)
+    centred = x - mean
+    return mean, (centred * (w / w.sum())[:, None]).T @ centred * n / (n - 1)
+
+
+def _inverse(covariance: Array) -> Array:
+    return np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+
+
+def _squares(z: Array, matrix: Array) -> Array:
+    return np.einsum("ij,ij->i", z @ matrix, z)
+
+
+def _log_determinant(covariance: Array, n: float) -> float:
+    """The log-determinant of a sample covariance, less its mean surplus over that of the true one."""
+    from scipy.special import digamma
+
+    d = len(covariance)
+    surplus = float(digamma((n - np.arange(1, d + 1)) / 2).sum()) + d * np.log(2 / (n - 1))
+    return float(np.linalg.slogdet(covariance)[1]) - surplus

@@ -1,0 +1,278 @@
+"""The classifiers that `density_ratio` chooses among: from labelled draws to the log-odds that a point came from P."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from kullback.estimators.checks import Array
+from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
+
+__all__ = [
+    "GAUSSIAN",
+    "Candidate",
+    "Fit",
+    "Folds",
+    "Labelled",
+    "LogOdds",
+    "Mask",
+    "calibrated",
+    "candidates_for",
+    "log_loss",
+    "users_candidate",
+]
+
+LogOdds = Callable[[Array], Array]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Folds = np.ndarray[Any, np.dtype[np.int64]]
+
+GAUSSIAN = "Gaussian densities"
+
+# Features beyond which a regression's normal equations cost more than the other candidates together.
+_MOST_FEATURES = 1500
+# Beyond, the splines with products serve heavy tails as well.
+_MOST_TAMED = 10
+_KNOTS = 7
+_BINS = 250
+_PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
+
+    Weights add up to n over P and to m over Q. A unit is a draw, or a cluster of draws that stay together.
+    """
+
+    x: Array
+    from_p: Mask
+    weights: Array
+    units: Folds
+
+    def take(self, chosen: np.ndarray[Any, Any]) -> Labelled:
+        """Return the chosen draws."""
+        return Labelled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
+
+    @property
+    def log_prior_odds(self) -> float:
+        """The log-odds of P before a draw is seen: what separates log-odds from a log-ratio of densities."""
+        return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
+
+
+class Fit(Protocol):
+    """Fit a classifier; LinAlgError where the draws do not suffice."""
+
+    def __call__(self, draws: Labelled, /) -> LogOdds: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A classifier by name: `fit` for each of its strengths of penalty, from strong to weak."""
+
+    name: str
+    fits: tuple[Fit, ...]
+
+    def only(self, index: int) -> Candidate:
+        """The candidate with one of its penalties."""
+        return Candidate(self.name, (self.fits[index],))
+
+
+def candidates_for(draws: Labelled, seed: int) -> list[Candidate]:
+    """Return the classifiers that these draws suffice for."""
+    d = draws.x.shape[1]
+    fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
+    found = [_regressions("linear logistic regression", _linear)]
+    if 2 * d + 4 < fewest:
+        found.append(Candidate(GAUSSIAN, (_gaussian,)))
+    if d * (d + 3) // 2 < _MOST_FEATURES:
+        found.append(_regressions("quadratic logistic regression", _quadratic))
+    if d <= _MOST_TAMED:
+        found.append(_regressions("quadratic logistic regression of tamed coordinates", _tamed_quadratic))
+    if d * (_KNOTS + 1) < _MOST_FEATURES:
+        found.append(_regressions("additive spline regression", _additive))
+    if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < _MOST_FEATURES:
+        found.append(_regressions("spline regression with products", _spline_with_products))
+    found.append(Candidate("gradient-boosted trees", (_trees(seed),)))
+    return found
+
+
+def users_candidate(classifier: object) -> Candidate:
+    """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
+
+    def fit(draws: Labelled) -> LogOdds:
+        from sklearn.base import clone
+
+        model: Any = clone(cast("Any", classifier))
+        return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
+
+    return Candidate(type(classifier).__name__, (fit,))
+
+
+def log_loss(log_odds: Array, draws: Labelled) -> Array:
+    """Return each draw's loss, -log of the probability that its label was given."""
+    return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
+
+
+def calibrated(log_odds: Array, draws: Labelled) -> tuple[Array, Array, Array]:
+    """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
+
+    Probabilistic Outputs for Support Vector Machines (Platt, 1999). The slope is not let below 0.
+    """
+    scale = max(float(np.std(log_odds)), 1e-12)
+    features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
+    labels, weights = draws.from_p.astype(float), draws.weights
+    coefficients: Array = np.array([draws.log_prior_odds, 0.0])
+    ridge: Array = np.array([1e-9, 1e-6])
+    loss = _penalised_loss(coefficients, features, draws, ridge)
+    hessian = np.eye(2)
+    for _ in range(100):
+        chance = _logistic(features @ coefficients)
+        hessian = (features * (weights * chance * (1 - chance))[:, None]).T @ features + np.diag(ridge)
+        gradient = features.T @ (weights * (chance - labels)) + ridge * coefficients
+        step, length = np.linalg.solve(hessian, gradient), 1.0
+        while (after := _penalised_loss(coefficients - length * step, features, draws, ridge)) > loss:
+            length /= 2
+            if length < 1e-6:
+                break
+        if not after < loss - 1e-12 * abs(loss):
+            break
+        coefficients, loss = coefficients - length * step, after
+    if coefficients[1] < 0:
+        coefficients = np.array([draws.log_prior_odds, 0.0])
+    chance = _logistic(features @ coefficients)
+    influence = ((weights * (labels - chance))[:, None] * features) @ np.linalg.inv(hessian)
+    return features @ coefficients, influence, features
+
+
+def _penalised_loss(coefficients: Array, features: Array, draws: Labelled, ridge: Array) -> float:
+    losses = log_loss(features @ coefficients, draws)
+    return float(draws.weights @ losses + 0.5 * ridge @ coefficients**2)
+
+
+def _logistic(x: Array) -> Array:
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def _gaussian(draws: Labelled) -> LogOdds:
+    p, q = (draws.take(side) for side in (draws.from_p, ~draws.from_p))
+    ratio = gaussian_log_odds(p.x, q.x, p.weights, q.weights)
+    return lambda x: ratio(x) + draws.log_prior_odds
+
+
+def _regressions(name: str, features: Callable[[], Any]) -> Candidate:
+    return Candidate(name, tuple(_regression(features, penalty) for penalty in _PENALTIES))
+
+
+def _regression(features: Callable[[], Any], penalty: float) -> Fit:
+    def fit(draws: Labelled) -> LogOdds:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+
+        solver = LogisticRegression(C=1 / penalty, solver="newton-cholesky", tol=1e-3, max_iter=50)
+        model: Any = make_pipeline(features(), solver)
+        with (
+            warnings.catch_warnings()
+        ):  # separable draws: the solver says that it stopped, and the penalty bounds it
+            warnings.simplefilter("ignore")
+            model.fit(draws.x, draws.from_p.astype(int), logisticregression__sample_weight=draws.weights)
+        return _log_odds_of(model)
+
+    return fit
+
+
+def _linear() -> Any:
+    from sklearn.preprocessing import StandardScaler
+
+    return StandardScaler()
+
+
+def _quadratic() -> Any:
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    return make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler())
+
+
+def _tamed_quadratic() -> Any:
+    """For power laws, whose log-ratio is a line in tamed coordinates."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    return make_pipeline(*_tamed(), PolynomialFeatures(2, include_bias=False), StandardScaler())
+
+
+def _additive() -> Any:
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(*_tamed(), _splines(), StandardScaler())
+
+
+def _spline_with_products() -> Any:
+    from sklearn.pipeline import make_pipeline, make_union
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    products = PolynomialFeatures(2, interaction_only=True, include_bias=False)
+    return make_pipeline(*_tamed(), make_union(_splines(), products), StandardScaler())
+
+
+def _tamed() -> tuple[Any, Any]:
+    """Coordinates in which a power law's tail is a straight line: asinh of the distance in quartiles."""
+    from sklearn.preprocessing import FunctionTransformer, RobustScaler
+
+    return RobustScaler(), FunctionTransformer(np.arcsinh)
+
+
+def _splines() -> Any:
+    from sklearn.preprocessing import SplineTransformer
+
+    return SplineTransformer(n_knots=_KNOTS, knots="quantile", extrapolation="linear", include_bias=False)
+
+
+def _trees(seed: int) -> Fit:
+    def fit(draws: Labelled) -> LogOdds:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        model: Any = cast("Any", HistGradientBoostingClassifier)(
+            learning_rate=0.08,
+            max_leaf_nodes=15,
+            min_samples_leaf=30,
+            max_iter=300,
+            l2_regularization=1.0,
+            early_stopping=True,
+            random_state=seed,
+        )
+        # Binned here, as scikit-learn takes a second for each column to bin weighted draws.
+        edges = np.quantile(draws.x, np.linspace(0, 1, _BINS + 1)[1:-1], axis=0)
+        model.fit(_binned(draws.x, edges), draws.from_p.astype(int), **_weights_of(draws))
+        log_odds = _log_odds_of(model)
+        return lambda x: log_odds(_binned(x, edges))
+
+    return fit
+
+
+def _binned(x: Array, edges: Array) -> Array:
+    columns = [np.searchsorted(own, column) for own, column in zip(edges.T, x.T, strict=True)]
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def _weights_of(draws: Labelled) -> dict[str, Array]:
+    """Return the weights as an argument, and none where they are equal."""
+    return {} if np.ptp(draws.weights) == 0 else {"sample_weight": draws.weights}
+
+
+def _log_odds_of(model: Any) -> LogOdds:
+    """Read log-odds from a fitted classifier, bounded where it is certain."""
+
+    def log_odds(x: Array) -> Array:
+        if hasattr(model, "decision_function"):
+            return np.asarray(model.decision_function(x), dtype=np.float64).reshape(len(x))
+        chances = np.asarray(model.predict_proba(x), dtype=np.float64)
+        smallest = np.finfo(np.float64).tiny
+        return np.log(np.maximum(chances[:, 1], smallest)) - np.log(np.maximum(chances[:, 0], smallest))
+
+    return log_odds

@@ -1,0 +1,1 @@
+"""KL between categorical samples, from counts."""

@@ -1,0 +1,105 @@
+"""Confidence intervals for KL(P || Q) from counts: `kl_interval`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kullback.estimators.checks import standard_normal_quantile
+from kullback.estimators.discrete.point import (
+    discovery,
+    first_order,
+    second_order,
+    unseen_shares,
+    zhang_grabchak,
+)
+
+__all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "kl_interval"]
+
+# Above this share of P's draws at symbols that Q never showed, no upper end is given; the same share of P's symbols
+# drawn once, and the lower end is that of a coarser alphabet.
+MOST_UNSEEN = 0.05
+
+# Symbols with fewer draws of P and Q together are one symbol of the coarser alphabet.
+FEWEST_DRAWS = 10
+
+# How many times the bias that an estimate corrects upwards its upper end allows for on top.
+_CAUTION = 1.5
+
+
+def kl_interval(
+    a: Tensor, b: Tensor, confidence: float = 0.95, inflation: tuple[float, float] = (1.0, 1.0)
+) -> tuple[Tensor, Tensor]:
+    r"""Return a confidence interval for KL from counts, one-sided where the draws miss too much for an upper end.
+
+    Its ends are the divergences t that the estimate T of `coverage_adjusted` does not reject,
+
+    .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
+
+    with V and S of `kl_variance`: a variance that grows with t is right from P = Q, where T is distributed as
+    :math:`\chi^2`, to where it is normal. Each end is moved out by the bias that T corrects in its direction, the upper
+    one by half as much again, as little is known of symbols that Q has not shown.
+
+    With more than 5 % of P's draws at symbols that Q never showed, the upper end is infinite: their chance
+    under Q may be as small as it likes. Then, and with more than 5 % of them at symbols drawn once, the lower end is
+    that of a coarser alphabet, in which symbols with fewer than 10 draws are one: merging only lowers the divergence.
+
+    Arguments:
+        a: how often P drew each symbol, shape (..., K).
+        b: how often Q did, broadcastable with `a`.
+        confidence: how often the interval shall hold the divergence.
+        inflation: by what draws that depend on each other multiply the two variances in V.
+
+    Returns:
+        the two ends in nats, float64, shape (...), the first 0 or more, the second infinite where it is unknown.
+
+    Example:
+        >>> import torch
+        >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
+        (tensor([0.0119, 0.1264], dtype=torch.float64), tensor([0.5374,    inf], dtype=torch.float64))
+
+    References:
+        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+    """
+    a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
+    z = standard_normal_quantile(confidence)
+    gap, singletons = unseen_shares(a, b)
+    change = discovery(a, b)
+    estimate = zhang_grabchak(a, b) + change.kept
+    low, high = _not_rejected(estimate, a, b, z, inflation, change.kept_variance)
+    low, high = low + change.whole.clamp(max=0), high + _CAUTION * change.whole.clamp(min=0)
+    coarse_a, coarse_b = coarser(a, b)
+    bound, _ = _not_rejected(
+        zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, 0 * estimate
+    )
+    low = torch.where(torch.maximum(gap, singletons) > MOST_UNSEEN, bound, low)
+    return low.clamp(min=0), torch.where(gap > MOST_UNSEEN, torch.inf, high)
+
+
+def _not_rejected(
+    estimate: Tensor, a: Tensor, b: Tensor, z: float, inflation: tuple[float, float], added: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest divergence within z of its standard errors; `added` is more variance."""
+    from_p, from_q = first_order(a, b)
+    second = second_order(a, b)
+    estimate = estimate.clamp(min=0)
+    plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
+    slope = (from_p * inflation[0] + from_q * inflation[1]) / plain
+    middle = estimate + z**2 * slope / 2
+    reach = z * (second.variance + added + slope * estimate + (z * slope / 2) ** 2).sqrt()
+    return middle - reach, middle + reach
+
+
+def coarser(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the draws of the rare symbols into one more column.
+
+    Rare is what the smaller side would have shown less than 5 times, were P and Q the same: chosen by the sum of the
+    counts, it says next to nothing about their ratio.
+    """
+    n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
+    rare = 2 * torch.minimum(n, m) / (n + m) * (a + b) < FEWEST_DRAWS
+    return _merged(a, rare), _merged(b, rare)
+
+
+def _merged(x: Tensor, rare: Tensor) -> Tensor:
+    return torch.cat([x.masked_fill(rare, 0), x.masked_fill(~rare, 0).sum(-1, keepdim=True)], -1)

@@ -1,0 +1,208 @@
+"""Which estimator serves which draws, and the names they are asked for by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributions import Categorical, Distribution
+
+from kullback.errors import ArgumentValueError, NoRuleError, explain
+from kullback.estimate import Estimate
+from kullback.estimators.checks import check_confidence, check_samples
+from kullback.estimators.density_ratio.api import density_ratio
+from kullback.estimators.discrete.api import (
+    bu,
+    coverage_adjusted,
+    dirichlet,
+    miller_madow,
+    plugin,
+    zhang_grabchak,
+)
+from kullback.estimators.histogram import histogram
+from kullback.estimators.knn.api import neighbours
+from kullback.estimators.knn.data import RepeatedDrawsError
+from kullback.estimators.known_density import from_density
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.representations import Representation, first_of
+from kullback.samples import Samples
+
+__all__ = ["METHODS", "estimate_from_samples"]
+
+Estimator = Callable[..., Estimate]
+
+FOR_SYMBOLS: dict[str, Estimator] = {
+    "coverage_adjusted": coverage_adjusted,
+    "zhang_grabchak": zhang_grabchak,
+    "plugin": plugin,
+    "miller_madow": miller_madow,
+    "bu": bu,
+    "dirichlet": dirichlet,
+}
+FOR_POINTS: dict[str, Estimator] = {
+    "histogram": histogram,
+    "neighbours": neighbours,
+    "density_ratio": density_ratio,
+}
+METHODS = ("auto", *FOR_SYMBOLS, *FOR_POINTS)
+
+# Beyond, neighbours are all about equally far, and no number of draws makes their ratio right.
+MOST_DIMENSIONS_FOR_NEIGHBOURS = 10
+
+
+def estimate_from_samples(
+    call: str,
+    p: object,
+    q: object,
+    kind: Divergence,
+    method: str = "auto",
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> Estimate:
+    """Estimate a divergence of which at least one side is `Samples`, by the estimator named or the one that suits."""
+    check_confidence(call, confidence)
+    if isinstance(kind, ReverseKL):
+        p, q, kind = q, p, KL()
+    settings = _Settings(call, method, confidence, generator)
+    if isinstance(kind, Jeffreys):
+        return _added(_kl(settings, p, q), _kl(settings, q, p))
+    if not isinstance(kind, KL):
+        raise NoRuleError(
+            explain(
+                call,
+                "kind",
+                wanted="KL(), ReverseKL() or Jeffreys() for draws",
+                got=f"{kind!r}",
+                instead=f"{call}(Counts(histogram_of_p), Counts(histogram_of_q), kind)",
+            )
+        )
+    return _kl(settings, p, q)
+
+
+class _Settings(NamedTuple):
+    call: str
+    method: str
+    confidence: float
+    generator: torch.Generator | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"confidence": self.confidence, "generator": self.generator}
+
+
+def _kl(settings: _Settings, p: object, q: object) -> Estimate:
+    if isinstance(p, Samples) and isinstance(q, Samples):
+        check_samples(settings.call, p, q)
+        return _between_samples(settings, p, q)
+    if isinstance(p, Samples):
+        return _to_density(settings, p, _as_distribution(settings.call, p, q))
+    raise NoRuleError(
+        explain(
+            settings.call,
+            "p, q",
+            wanted="draws of P",
+            got=f"{type(p).__name__} and {type(q).__name__}: draws of Q say little about Q where only P has mass",
+            instead=f"{settings.call}(Samples(p.sample((n,))), q) for a torch distribution p, or "
+            "Counts(torch.bincount(y), prior=0.5) for symbols y drawn from Q",
+        )
+    )
+
+
+def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
+    try:
+        return _estimator(settings, p)(p, q, **settings.options)
+    except RepeatedDrawsError as refusal:
+        if settings.method != "auto":
+            raise
+        found = density_ratio(p, q, **settings.options)
+        return replace(found, notes=(*found.notes, f"Not by nearest neighbours: {refusal}"))
+
+
+def _estimator(settings: _Settings, p: Samples) -> Estimator:
+    candidates = FOR_SYMBOLS if p.discrete else FOR_POINTS
+    name = _suited(p) if settings.method == "auto" else settings.method
+    if name not in candidates:
+        raise ArgumentValueError(
+            explain(
+                settings.call,
+                "method",
+                wanted=f"'auto' or, for {'symbols' if p.discrete else 'points'}, one of "
+                + ", ".join(map(repr, candidates)),
+                got=f"{name!r} for {p!r}",
+                instead="Samples(x.long()) for symbols, Samples(x.double()) for points",
+            )
+        )
+    return candidates[name]
+
+
+def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
+    if settings.method != "auto":
+        raise ArgumentValueError(
+            explain(
+                settings.call,
+                "method",
+                wanted="'auto': the entropy of the draws and the mean of Q's log-density",
+                got=repr(settings.method),
+                instead=f"{settings.call}(p, Samples(q.sample((n,))), method={settings.method!r}), draws with draws",
+            )
+        )
+    return from_density(p, q, **settings.options)
+
+
+def _as_distribution(call: str, p: Samples, q: object) -> Distribution:
+    """Read Q: a distribution as it is, or the chances of the symbols 0, 1, ..."""
+    if isinstance(q, Representation) and p.discrete and p.labels is None and not q.batch_shape:
+        return _categorical(call, p, q)
+    if not isinstance(q, Distribution):
+        raise NoRuleError(
+            explain(
+                call,
+                "q",
+                wanted="draws, a torch distribution or, for draws of the integers 0, 1, ..., one row of chances",
+                got=f"{q!r} for p = {p!r}",
+                instead="Samples(y) with draws y of Q",
+            )
+        )
+    return q
+
+
+def _categorical(call: str, p: Samples, q: Representation) -> Distribution:
+    outside = (p.tensor < 0) | (p.tensor >= q.classes)
+    if bool(outside.any()):
+        raise ArgumentValueError(
+            explain(
+                call,
+                "p",
+                wanted=f"symbols from 0 to {q.classes - 1}, the classes of q",
+                got=f"others ({first_of(outside)})",
+                instead="a q with a class for each symbol, its chance 0 where it cannot occur",
+            )
+        )
+    chances = q.weights().double()
+    if q.in_logs:
+        return Categorical(logits=chances, validate_args=False)
+    return Categorical(probs=chances, validate_args=False)
+
+
+def _added(there: Estimate, back: Estimate) -> Estimate:
+    """Add the two directions; their errors may depend on each other, so they add up too."""
+    ends = None
+    if there.interval is not None and back.interval is not None:
+        ends = (there.interval[0] + back.interval[0], there.interval[1] + back.interval[1])
+    error = None if there.error is None or back.error is None else there.error + back.error
+    method = there.method if there.method == back.method else f"{there.method}, {back.method}"
+    notes = tuple(dict.fromkeys((*there.notes, *back.notes)))
+    return Estimate(there.value + back.value, error, method, ends, there.n, notes)
+
+
+def _suited(p: Samples) -> str:
+    """Name the estimator that the benchmarks found best for draws like these."""
+    dimensions = p.tensor.shape[1]
+    if p.discrete:
+        return "coverage_adjusted"
+    if dimensions == 1:
+        return "histogram"
+    return "neighbours" if dimensions <= MOST_DIMENSIONS_FOR_NEIGHBOURS else "density_ratio"

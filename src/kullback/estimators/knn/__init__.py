@@ -1,0 +1,1 @@
+"""KL between continuous samples, from nearest neighbors."""

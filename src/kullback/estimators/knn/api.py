@@ -1,0 +1,373 @@
+r"""KL from the nearest neighbours of draws: of a continuous P and a continuous Q, in any dimension.
+
+The distance to the k-th neighbour in each sample estimates the density there. Its bias is fought in three ways: two
+numbers of neighbours, extrapolated to none where they differ by more than chance; coordinates in which Q is about
+normal; and a Gaussian pilot for how the density changes within a ball (`neighbours_pilot`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kullback.estimate import Estimate
+from kullback.estimators.checks import check_confidence, standard_normal_quantile
+from kullback.estimators.knn.data import Draws, check_independent, prepared, refusal
+from kullback.estimators.knn.pilot import Frame, Margin
+from kullback.estimators.knn.search import Hood, search_line, search_space
+from kullback.samples import Samples
+
+__all__ = ["neighbours"]
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+# A frame of this many draws, and of ten for each component, is steady enough to be a pilot.
+_PILOT_DRAWS = 100
+# So many draws of each side make larger balls needless and their search slow.
+_MANY = 50_000
+# The k-NN estimate is off by a factor beyond (measured), and no interval around it would be honest.
+_MOST_DIMENSIONS = 10
+_FEWEST_FOR_INTERVAL = 20
+_LEAST_OF_DIMENSION = 0.7
+# An estimate so close to log m rests on distances to the outermost draws of Q.
+_NEAR_THE_LIMIT = 2.0
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """For each number of neighbours (rows) and draw of P (columns): the log-ratio; and how often each draw is used."""
+
+    ks: tuple[int, ...]
+    log_ratio: Array
+    smoothing: Array  # the part of log_ratio that is the pilot's
+    hits_p: list[Array]
+    hits_q: list[Array]
+    overfit: float  # by how much the pilot is likely to flatter its own draws
+    dimension: float  # of the set that P's draws fill, by how fast balls fill
+
+
+@dataclass(frozen=True)
+class _Value:
+    value: float
+    shift: float  # what extrapolation added
+    withheld: float  # and what it would have added, had the difference been no chance
+    chance: float  # one standard error of the two together
+    smoothing: float
+    mix: Array  # the weight of each number of neighbours
+
+
+def neighbours(
+    p: Samples,
+    q: Samples,
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+    k: int | None = None,
+    whiten: bool = True,
+    extrapolate: bool = True,
+) -> Estimate:
+    r"""Estimate KL(P || Q) of continuous distributions from the distances between draws and their nearest neighbours.
+
+    .. math:: \hat D_k = \frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
+
+    with :math:`\rho_k(x_i)` the distance to the k-th neighbour among the other draws of P and :math:`\nu_k(x_i)` to the
+    k-th among the draws of Q. The terms are the sample mean over P; `whiten` and `extrapolate` reduce their bias, and
+    ``neighbours(p, q, k=k, whiten=False, extrapolate=False)`` is the formula as it stands.
+
+    Arguments:
+        p: draws of P, floating-point, shape (n, d). Weights make the mean, and the densities, weighted ones.
+        q: draws of Q, floating-point, shape (m, d).
+        confidence: the probability with which the interval shall cover KL(P || Q).
+        generator: not used, as nothing here is random; taken because every estimator takes one.
+        k: the (larger) number of neighbours; by default 48 on a line, 16 in space, 5 there for more than 50 000
+            draws, and fewer for few draws.
+        whiten: in two and more dimensions, search in coordinates in which Q's margins are about normal and either
+            side's covariance is 1, and correct each density for how a fitted normal one changes within its ball. KL
+            itself does not depend on coordinates.
+        extrapolate: estimate with k / 4 neighbours as well, and where the two differ by more than chance extrapolate
+            in :math:`\sqrt k` to k = 0.
+
+    Returns:
+        the estimate in nats, on the device of `p`, not below 0, with method ``"neighbours"``. The interval holds the
+        influence of the draws (or clusters) of both sides and an allowance for bias. Its upper end is infinite where
+        P lies mostly where Q has no draws; it is None above 10 dimensions, near a set of fewer dimensions than the
+        draws have, and for fewer than 20 draws. Where a small part of P lies beyond Q's draws, the draws cannot show
+        how small Q is there: the estimate is then too low by an amount that the interval may not hold.
+
+    Raises:
+        ArgumentTypeError: the draws are symbols.
+        ArgumentValueError: other dimensions in p and q, infinite values, constant coordinates, repeated draws, rows of
+            p among those of q, fewer draws than `k` needs or than there are components.
+        OptionalDependencyError: SciPy is missing.
+
+    Example:
+        >>> import torch, kullback
+        >>> from kullback.estimators.knn.api import neighbours
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(2000, generator=generator, dtype=torch.float64)
+        >>> y = 1 + 1.5 * torch.randn(2000, generator=generator, dtype=torch.float64)
+        >>> estimate = neighbours(kullback.Samples(x), kullback.Samples(y))  # the true value is 0.350
+        >>> low, high = estimate.interval
+        >>> bool(low < 0.350 < high)
+        True
+
+    References:
+        Divergence Estimation for Multidimensional Densities Via k-Nearest-Neighbor Distances (Wang, Kulkarni and
+        Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
+    """
+    del generator
+    check_confidence("neighbours", confidence)
+    first, second, notes = prepared(p, q)
+    device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
+    ks = _numbers(first, second, k, extrapolate=extrapolate)
+    terms = _terms(first, second, ks, whiten=whiten, device=device)
+    poor = _overlap_is_poor(terms, first)
+    if poor and k is None and ks[-1] > 4:
+        terms = _terms(first, second, (1, 4) if extrapolate else (1,), whiten=whiten, device=device)
+    _check_atoms(terms)
+    found = _extrapolated(terms, first.weights)
+    error = _standard_error(terms, found, first, second)
+    interval = _interval(found, error, terms, confidence)
+    interval, more = _judged(found, terms, interval, poor=poor, p=first, q=second)
+    notes += more
+
+    def number(x: float) -> torch.Tensor:
+        return torch.tensor(max(x, 0.0), dtype=torch.float64, device=device)
+
+    return Estimate(
+        number(found.value),
+        number(error),
+        "neighbours",
+        None if interval is None else (number(interval[0]), number(interval[1])),
+        (len(p), len(q)),
+        tuple(notes),
+    )
+
+
+def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[int, ...]:
+    """Return the numbers of neighbours to use, the largest last."""
+    most = min(len(p) - 1, len(q))
+    if k is None:
+        usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
+        k = min(usual, max(most // share, 4), most)
+    if not 1 <= k <= most:
+        raise refusal(
+            "k",
+            wanted=f"1 to {most} neighbours, which {len(p)} draws of p and {len(q)} of q have",
+            got=repr(k),
+            instead="k=None for a choice by the number of draws",
+        )
+    return (max(k // 4, 1), k) if extrapolate and k > 1 else (k,)
+
+
+def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: torch.device) -> _Terms:
+    d = p.x.shape[1]
+    smoothing, overfit = np.zeros((len(ks), 1)), 0.0
+    on_a_line = d == 1 and device.type == "cpu"
+    if on_a_line:
+        x, y, stretch = p.x[:, 0], q.x[:, 0], 0.0
+        own = search_line(x, x, ks, own=True, weights=p.weights, query_weights=p.weights)
+        cross = search_line(y, x, ks, own=False, weights=q.weights, query_weights=p.weights)
+    else:
+        pilot = whiten and d > 1 and min(p.effective, q.effective) >= max(_PILOT_DRAWS, 10 * d)
+        p_points, q_points = _mapped(p.x, q.x) if pilot else (p.x, q.x)
+        frame_p, frame_q = _frames(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
+        at_p, at_q, draws_q = frame_p(p_points), frame_q(p_points), frame_q(q_points)
+        stretch = frame_q.log_volume - frame_p.log_volume
+        own = search_space(
+            at_p, at_p, ks, own=True, weights=p.weights, query_weights=p.weights, device=device
+        )
+        cross = search_space(
+            draws_q, at_q, ks, own=False, weights=q.weights, query_weights=p.weights, device=device
+        )
+        if pilot:
+            pairs = zip(own, cross, strict=True)
+            rows = [
+                frame_q.log_smoothing(at_q, there.log_radius) - frame_p.log_smoothing(at_p, here.log_radius)
+                for here, there in pairs
+            ]
+            smoothing = np.stack(rows)
+            parameters = d + d * (d + 1) / 2
+            overfit = parameters * (1 / p.effective + 1 / q.effective) / 2 * d / (d + 2)
+    log_ratio = np.stack([_log_ratio(a, b, d) for a, b in zip(own, cross, strict=True)])
+    log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
+    hits_p, hits_q = ([hood.hits for hood in hoods] for hoods in (own, cross))
+    smoothing = np.broadcast_to(smoothing, log_ratio.shape)
+    return _Terms(ks, log_ratio, smoothing, hits_p, hits_q, overfit, _dimension(ks, own, d))
+
+
+def _dimension(ks: tuple[int, ...], own: list[Hood], d: int) -> float:
+    r"""Estimate d from :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`."""
+    if len(ks) == 1:
+        return float(d)
+    growth = float((own[-1].log_radius - own[0].log_radius).mean())
+    return sum(1 / j for j in range(ks[0], ks[1])) / growth if growth > 0 else math.inf
+
+
+def _log_ratio(own: Hood, cross: Hood, d: int) -> Array:
+    """Return log p - log q at the draws of P, up to a constant."""
+    found = d * (cross.log_radius - own.log_radius)
+    if own.log_weight is not None:
+        found = found + own.log_weight
+    return found if cross.log_weight is None else found - cross.log_weight
+
+
+def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
+    """Map each coordinate so that Q's draws are about normal there."""
+    both = np.empty_like(p), np.empty_like(q)
+    for j in range(p.shape[1]):
+        margin = Margin(q[:, j])
+        for target, source in zip(both, (p, q), strict=True):
+            target[:, j] = margin(source[:, j])
+    return both
+
+
+def _frames(
+    p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
+) -> tuple[Frame, Frame]:
+    """Return each side's own frame with a pilot; without one, one for both that at most scales the coordinates."""
+    if pilot:
+        check_independent(p_points, q_points)
+        return Frame.of(p_points, p.weights), Frame.of(q_points, q.weights)
+    scale = np.ones(p_points.shape[1])
+    if whiten:
+        scale = np.median(np.abs(q_points - np.median(q_points, 0)), 0)
+        scale = np.where(scale > 0, scale, np.std(q_points, 0))
+    frame = Frame(np.median(q_points, 0), np.diag(scale), math.inf)
+    return frame, frame
+
+
+def _overlap_is_poor(terms: _Terms, p: Draws) -> bool:
+    """Say whether, for most draws of P, the ball to Q's neighbours is so wide that a quarter of P lies in it."""
+    wide = terms.log_ratio[-1] > max(math.log(len(p) / (4 * terms.ks[-1])), 1.0)
+    return bool(np.average(wide, weights=p.weights) > 0.5)
+
+
+def _check_atoms(terms: _Terms) -> None:
+    bad = ~np.isfinite(terms.log_ratio).all(0)
+    if bool(bad.any()):
+        raise refusal(
+            "p, q",
+            wanted=f"draws of continuous distributions, which do not repeat {terms.ks[0]} times",
+            got=f"{int(bad.sum())} draws of p whose neighbour is at distance 0",
+            instead="a larger k, or Samples(x.long()) if the values are symbols",
+        )
+
+
+def _extrapolated(terms: _Terms, weights: Array | None) -> _Value:
+    """Extrapolate in the root of k to 0, by as much as the estimates differ beyond twice their standard error."""
+    means = np.average(terms.log_ratio, axis=1, weights=weights)
+    smoothing = float(np.average(terms.smoothing[-1], weights=weights))
+    if len(means) == 1:
+        return _Value(float(means[0]) - terms.overfit, 0.0, 0.0, 0.0, smoothing, np.ones(1))
+    change = terms.log_ratio[0] - terms.log_ratio[1]
+    share = np.full(len(change), 1 / len(change)) if weights is None else weights / weights.sum()
+    difference = float(means[0] - means[1])
+    chance = float(np.square(share * (change - difference)).sum())
+    trusted = max(0.0, 1 - 4 * chance / difference**2) if difference else 0.0
+    few, many = (math.sqrt(k) for k in terms.ks)
+    factor = many / (many - few)
+    shift, amount = trusted * factor * difference, trusted * factor
+    value, mix = float(means[1]) + shift - terms.overfit, np.array([amount, 1 - amount])
+    return _Value(
+        value, shift, (1 - trusted) * factor * difference, factor * math.sqrt(chance), smoothing, mix
+    )
+
+
+def _standard_error(terms: _Terms, found: _Value, p: Draws, q: Draws) -> float:
+    """Add up the squared influence of every draw, or cluster, of either side."""
+    total = float(len(p) if p.weights is None else p.weights.sum())
+    ratio = _combined(found.mix / total, list(terms.log_ratio))
+    if p.weights is not None:
+        ratio *= p.weights
+    parts = found.mix / (np.array(terms.ks) * total)
+    influence_p = _centred(ratio, p.weights)
+    influence_p += _centred(_combined(parts, terms.hits_p), p.weights)
+    moved = _combined(parts, terms.hits_q)
+    if q.weights is not None:
+        moved *= q.weights / q.weights.mean()
+    influence_q = _centred(moved, q.weights)
+    return math.sqrt(_variance(influence_p, p.clusters) + _variance(influence_q, q.clusters))
+
+
+def _centred(influence: Array, weights: Array | None) -> Array:
+    """Take from each draw its weight's share of the sum."""
+    share = 1 / len(influence) if weights is None else weights / weights.sum()
+    influence -= share * influence.sum()
+    return influence
+
+
+def _combined(parts: Array, rows: list[Array]) -> Array:
+    found = parts[0] * rows[0]
+    for part, row in zip(parts[1:], rows[1:], strict=True):
+        found += part * row
+    return found
+
+
+def _variance(influence: Array, clusters: Any) -> float:
+    if clusters is not None:
+        present = np.bincount(clusters) > 0
+        influence = np.asarray(np.bincount(clusters, influence)[present], dtype=np.float64)
+    count = len(influence)
+    return float(np.square(influence).sum()) * count / (count - 1) if count > 1 else math.inf
+
+
+def _interval(found: _Value, error: float, terms: _Terms, confidence: float) -> tuple[float, float]:
+    """Return the normal interval, widened for the bias that corrections of this size leave (measured)."""
+    width = standard_normal_quantile(confidence) * error + 0.5 * abs(found.smoothing) + 0.5 * terms.overfit
+    back = abs(found.shift) / 3
+    onwards = back + abs(found.withheld) / 2
+    down, up = (back, onwards) if found.shift + found.withheld > 0 else (onwards, back)
+    centre = max(found.value, 0.0)
+    # What hides in chance is mostly too low: P reaches where Q has few draws.
+    return centre - width - down, centre + width + up + found.chance / 2
+
+
+def _judged(
+    found: _Value, terms: _Terms, interval: tuple[float, float], *, poor: bool, p: Draws, q: Draws
+) -> tuple[tuple[float, float] | None, list[str]]:
+    """Withdraw the interval, or its upper end, where it would not be honest, and say why."""
+    notes: list[str] = []
+    d = p.x.shape[1]
+    if found.value < 0:
+        notes.append(f"The estimate was {found.value:.3g}; it is reported as 0, below which KL cannot be.")
+    limit = math.log(len(q))
+    low, high = interval
+    if poor or found.value > limit - _NEAR_THE_LIMIT:
+        high = math.inf
+        notes.append(
+            f"P lies mostly where Q has hardly a draw: {len(q)} draws of q cannot show a KL much above log {len(q)} = "
+            f"{limit:.1f}, so the value is a lower estimate and the interval has no upper end."
+        )
+    elif abs(found.shift) + abs(found.smoothing) > (high - low) / 8:
+        notes.append(
+            f"Corrections of bias changed the value by {found.shift:+.3g} (extrapolation to no neighbours) and "
+            f"{found.smoothing:+.3g} (change of density within the balls); an interval is widened for what they miss."
+        )
+    if d > _MOST_DIMENSIONS:
+        notes.append(
+            f"In {d} dimensions the distances to neighbours can be off by a factor, however many draws there are, so "
+            "no interval is given: method='density_ratio' suits more than ten dimensions."
+        )
+        return None, notes
+    if terms.dimension < _LEAST_OF_DIMENSION * d:
+        notes.append(
+            f"The draws of p lie near a set of about {terms.dimension:.1f} dimensions in {d}, where there is "
+            "hardly a density, so no interval is given: leave out components that follow from others."
+        )
+        return None, notes
+    if min(p.groups, q.groups) < _FEWEST_FOR_INTERVAL:
+        notes.append(
+            f"No interval is given: it takes {_FEWEST_FOR_INTERVAL} independent draws (or clusters) of each side, here "
+            f"are {p.groups} of p and {q.groups} of q."
+        )
+        return None, notes
+    if p.clusters is not None or q.clusters is not None:
+        notes.append(
+            "The interval takes clusters as independent; neighbours within a draw's own cluster raise the estimate."
+        )
+    return (low, high), notes

@@ -1,0 +1,256 @@
+"""Draws made ready for a search for neighbours, and what such a search cannot answer for: atoms, and rows shared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.estimators.checks import check_samples, effective_number, numpy_of
+from kullback.estimators.knn.search import spatial_order
+from kullback.representations import first_of
+from kullback.samples import Samples
+
+__all__ = ["Draws", "RepeatedDrawsError", "check_independent", "prepared", "refusal"]
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+_CALL = "neighbours"
+# Rounding of real measurements gives a few ties; from here on they decide the result.
+_MOST_TIED = 0.05
+_MOST_SHARED = 0.01
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Points, shape (n, d), the weight of each or None, and the cluster of each or None."""
+
+    x: Array
+    weights: Array | None
+    clusters: Integers | None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def taken(self, index: Integers) -> Draws:
+        """Return these draws, in this order."""
+        weights = None if self.weights is None else self.weights[index]
+        return Draws(self.x[index], weights, None if self.clusters is None else self.clusters[index])
+
+    @property
+    def groups(self) -> int:
+        """How many independent draws there are, or clusters of them."""
+        return len(self) if self.clusters is None else len(np.unique(self.clusters))
+
+    @property
+    def effective(self) -> float:
+        """How many draws of equal weight tell as much."""
+        return effective_number(None if self.weights is None else torch.from_numpy(self.weights), len(self))
+
+
+class RepeatedDrawsError(ArgumentValueError):
+    """Draws that should be of a continuous distribution have values in common, as rounded numbers do."""
+
+
+def refusal(argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
+    """Explain an argument that cannot be used."""
+    return ArgumentValueError(explain(_CALL, argument, wanted=wanted, got=got, instead=instead))
+
+
+def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> RepeatedDrawsError:
+    return RepeatedDrawsError(explain(_CALL, argument, wanted=wanted, got=got, instead=instead))
+
+
+def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
+    """Check draws of both sides and return them, without constant coordinates that they share, and notes."""
+    check_samples(_CALL, p, q)
+    for name, samples in (("p", p), ("q", q)):
+        _check_points(name, samples)
+    first, second = _draws(p), _draws(q)
+    notes: list[str] = []
+    first, second = _varying(first, second, notes)
+    _check_numbers(first, second)
+    check_independent(first.x, second.x)
+    first, second = _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
+    _check_ties(first, second, notes)
+    return first, second, notes
+
+
+def _ordered(draws: Draws) -> Draws:
+    """Sort draws on a line; elsewhere put neighbours after one another, so that a search finds them in the cache."""
+    if draws.x.shape[1] > 1:
+        return draws.taken(spatial_order(draws.x))
+    if draws.weights is None and draws.clusters is None:
+        return replace(draws, x=np.sort(draws.x, axis=0))
+    return draws.taken(np.argsort(draws.x[:, 0]))
+
+
+def _check_points(name: str, samples: Samples) -> None:
+    if samples.discrete:
+        raise ArgumentTypeError(
+            explain(
+                _CALL,
+                name,
+                wanted="floating-point draws, which are points with distances",
+                got=f"{samples!r}, which are symbols",
+                instead="method='coverage_adjusted' for symbols, Samples(x.double()) to read integers as points",
+            )
+        )
+    if not bool(np.isfinite(numpy_of(samples)).all()):
+        raise refusal(
+            name,
+            wanted="finite draws",
+            got=f"infinity or NaN ({first_of(~samples.tensor.isfinite())})",
+            instead="Samples(x[x.isfinite().all(-1)]), and say that these rows were left out",
+        )
+
+
+def _draws(samples: Samples) -> Draws:
+    """Return the draws on the CPU without those of weight 0, which count for nothing."""
+    weights = None if samples.weights is None else samples.weights.cpu().numpy()
+    clusters = None if samples.clusters is None else samples.clusters.cpu().numpy()
+    draws = Draws(numpy_of(samples), weights, clusters)
+    return draws if weights is None or bool((weights > 0).all()) else draws.taken(np.flatnonzero(weights))
+
+
+def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
+    """Leave out coordinates with one and the same value on both sides; refuse those constant on one side only."""
+    if min(len(p), len(q)) < 2:
+        return p, q
+    fixed_p, fixed_q = ((draws.x == draws.x[0]).all(0) for draws in (p, q))
+    same = fixed_p & fixed_q & (p.x[0] == q.x[0])
+    wrong = np.flatnonzero((fixed_p | fixed_q) & ~same)
+    if len(wrong):
+        j = int(wrong[0])
+        sides = " and ".join(name for name, fixed in (("p", fixed_p), ("q", fixed_q)) if fixed[j])
+        raise refusal(
+            "p, q",
+            wanted="coordinates that vary in p and in q: a constant one has no density, and KL is infinite",
+            got=f"the constant component {j} in {sides}",
+            instead="Samples(x[:, columns]) without it on both sides",
+        )
+    if bool(same.all()):
+        raise refusal(
+            "p, q",
+            wanted="at least one coordinate that varies",
+            got=f"the same value in all draws of p and q: {p.x[0].tolist()}",
+            instead="nothing: these draws do not differ",
+        )
+    if bool(same.any()):
+        left_out = ", ".join(map(str, np.flatnonzero(same)))
+        notes.append(
+            f"Component {left_out} is constant, the same in p and in q, and adds nothing: it is left out."
+        )
+    return replace(p, x=p.x[:, ~same]), replace(q, x=q.x[:, ~same])
+
+
+def _check_numbers(p: Draws, q: Draws) -> None:
+    d = p.x.shape[1]
+    if len(p) < 2:
+        raise refusal(
+            "p",
+            wanted="at least 2 draws, so that each has a neighbour",
+            got=f"{len(p)}",
+            instead="more draws",
+        )
+    if min(len(p) - 1, len(q)) < d:
+        raise refusal(
+            "p, q",
+            wanted="more draws than components",
+            got=f"{len(p)} draws of p and {len(q)} of q with {d} components",
+            instead="method='density_ratio', or Samples(x[:, columns]) with the few that matter",
+        )
+
+
+def check_independent(p: Array, q: Array) -> None:
+    """Refuse points that lie in a plane of fewer dimensions, where they have no density."""
+    for name, points in (("p", p), ("q", q)):
+        d = points.shape[1]
+        if d == 1 or _rank(points[: 100 + 10 * d]) == d or _rank(points) == d:
+            continue
+        raise refusal(
+            name,
+            wanted="components of which none follows from the others: else there is no density",
+            got=f"{d} components of rank {_rank(points)}",
+            instead="Samples(x[:, columns]) without those that follow from others, on both sides",
+        )
+
+
+def _rank(points: Array) -> int:
+    centred = points - np.median(points, 0)
+    scale = np.median(np.abs(centred), 0)
+    return int(
+        np.linalg.matrix_rank(
+            centred / np.where(scale > 0, scale, np.abs(centred).max(0) + 1e-300), rtol=1e-10
+        )
+    )
+
+
+def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
+    keys = [_sorted_keys(draws.x) for draws in (p, q)]
+    place = np.minimum(np.searchsorted(keys[1], keys[0]), len(q) - 1)
+    shared = int((keys[1][place] == keys[0]).sum())
+    for name, key, draws in zip("pq", keys, (p, q), strict=True):
+        _check_atoms(name, key, notes)
+        _check_components(name, draws.x)
+    if shared > max(_MOST_SHARED * len(p), 1):
+        raise refusal(
+            "p, q",
+            wanted="draws of their own in p and in q, as two continuous distributions give",
+            got=f"{shared} of the {len(p)} draws of p among those of q: each finds itself there at distance 0",
+            instead="leave the common rows out of one side; Samples(x.long()) if the values are symbols",
+        )
+    if shared:
+        notes.append(
+            f"{shared} draw(s) of p are among those of q as well, which lowers the estimate a little."
+        )
+
+
+def _sorted_keys(x: Array) -> Array:
+    """Return a number for each row, sorted: the same for equal rows and, but for rounding, no others."""
+    if x.shape[1] == 1:
+        return x[:, 0]
+    key = np.zeros(len(x))
+    for j in range(x.shape[1]):  # a matrix product may round equal rows differently
+        key += (1 + math.sqrt(j + 2) % 1) * x[:, j]
+    return np.sort(key)
+
+
+def _check_atoms(name: str, key: Array, notes: list[str]) -> None:
+    equal = np.diff(key) == 0
+    tied = int((np.concatenate([[False], equal]) | np.concatenate([equal, [False]])).sum())
+    if tied > _MOST_TIED * len(key) and tied > 2:
+        raise _repeated(
+            name,
+            wanted="draws of a continuous distribution, which do not repeat",
+            got=f"{tied} of {len(key)} draws that have an equal one: rounded values, or an atom",
+            instead="Samples(x.long()) if the values are symbols, method='histogram' (vectors: 'density_ratio') if "
+            "they are rounded",
+        )
+    if tied:
+        notes.append(
+            f"{tied} of the {len(key)} draws of {name} have an equal one: their distribution has an atom or "
+            "is rounded, which the estimate takes for a high density."
+        )
+
+
+def _check_components(name: str, x: Array) -> None:
+    """Refuse an atom in one component of vectors that differ in others."""
+    for j in range(x.shape[1] if x.shape[1] > 1 else 0):
+        column = np.sort(x[:, j])
+        starts = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]]))
+        lengths = np.diff(np.append(starts, len(column)))
+        longest = int(lengths.argmax())
+        value = column[starts[longest]] + 0.0  # no negative zero
+        if lengths[longest] > max(_MOST_TIED * len(column), 2):
+            raise _repeated(
+                name,
+                wanted="components of continuous distributions, in which no value repeats",
+                got=f"the value {value:g} in component {j} of {lengths[longest]} of {len(column)} draws",
+                instead="method='density_ratio', or Samples(x[:, columns]) without it",
+            )

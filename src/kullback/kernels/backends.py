@@ -1,0 +1,96 @@
+"""Which implementations of the kernels there are here, and where one cannot run, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kullback.kernels.native import rows as native
+from kullback.kernels.triton import rows as triton
+
+__all__ = ["Backend", "backends"]
+
+_COMPILED_OPERATIONS = (
+    "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
+    "first derivatives",
+)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of the kernels.
+
+    Attributes:
+        name: what it is called.
+        available: whether it runs in this process.
+        reason: why it does or does not, in words.
+        devices: the kinds of device it runs on here.
+        dtypes: the dtypes it takes; what it computes in stands in `reason`.
+        operations: what it computes.
+    """
+
+    name: str
+    available: bool
+    reason: str
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    operations: tuple[str, ...]
+
+
+def backends() -> list[Backend]:
+    """List the implementations of the kernels, the one that is tried first at the head.
+
+    Returns:
+        one `Backend` for each; those that cannot run here say why.
+
+    Example:
+        >>> import kullback
+        >>> [(backend.name, "cpu" in backend.devices) for backend in kullback.backends() if backend.available]
+        [...('reference', True)]
+    """
+    return [_triton(), _native(), _reference()]
+
+
+def _reference() -> Backend:
+    return Backend(
+        name="reference",
+        available=True,
+        reason="plain torch: any device; computes in float64 (float32 on mps, which has no float64)",
+        devices=_devices(),
+        dtypes=("float64", "float32", "float16", "bfloat16", "integers (counts)"),
+        operations=("every divergence", "first and further derivatives"),
+    )
+
+
+def _native() -> Backend:
+    reason = native.missing()
+    return Backend(
+        name="native",
+        available=reason is None,
+        reason=reason
+        or "C++ of this install; computes in float32 (float64 where the logits are) and sums in float64",
+        devices=("cpu",) if reason is None else (),
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native.DTYPES) if reason is None else (),
+        operations=(*_COMPILED_OPERATIONS, "terms of kl_div", "KL of probabilities")
+        if reason is None
+        else (),
+    )
+
+
+def _triton() -> Backend:
+    reason = triton.missing()
+    return Backend(
+        name="triton",
+        available=reason is None,
+        reason=reason or "for GPUs; computes in float32 and sums in float64",
+        devices=triton.devices() if reason is None else (),
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in triton.DTYPES) if reason is None else (),
+        operations=_COMPILED_OPERATIONS if reason is None else (),
+    )
+
+
+def _devices() -> tuple[str, ...]:
+    """The kinds of device that this torch finds."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)

@@ -1,0 +1,1 @@
+"""The kernels in C++ for the CPU."""

@@ -1,0 +1,182 @@
+"""The kernel in Triton for GPUs: one program for each row, which sweeps its classes twice, or thrice for a gradient.
+
+It takes logits of float32, bfloat16 or float16 with any strides, computes in float32 and sums in float64; nothing waits
+for the GPU. Triton is imported when the first rows come that need it. With ``TRITON_INTERPRET=1`` in the environment
+its interpreter runs the same kernel on the CPU, slowly, to test it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from kullback.generators import Divergence
+from kullback.kernels.divergence_codes import has_numbers, numbers
+from kullback.kernels.reference import Rows
+from kullback.kernels.row_autograd import FusedRowDivergence
+
+__all__ = ["DTYPES", "devices", "missing", "row_divergence", "serves", "value_and_gradient", "weighted_total"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# A thread holds eight classes of a block. The smallest block fills one warp, so no two threads hold the same class:
+# one of them might read it after the other has overwritten it with its gradient.
+_CLASSES_IN_A_THREAD = 8
+_THREADS_IN_A_WARP = 32
+_SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
+_LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
+# Of the kinds' numbers: which gradient alone needs no sum over the row, so that the sweep for the value writes it.
+_EARLY = {0: (False, True), 1: (True, False)}
+
+
+@cache
+def missing() -> str | None:
+    """Import the kernel; say why it cannot run here, or return None."""
+    if importlib.util.find_spec("triton") is None:
+        return "not installed (pip install triton)"
+    if not torch.cuda.is_available() and not _is_interpreted():
+        return "torch finds no GPU here"
+    try:
+        _kernel()
+    except ImportError as error:
+        return f"it does not import: {error}"
+    return None
+
+
+def devices() -> tuple[str, ...]:
+    """Return the kinds of device that the kernel runs on here."""
+    gpu = ("cuda",) if torch.cuda.is_available() else ()
+    return (*gpu, "cpu") if _is_interpreted() else gpu
+
+
+def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Tell whether this kernel takes rows of logits like these."""
+    return (
+        (p.is_cuda or (p.is_cpu and _is_interpreted()))
+        and p.device == q.device
+        and p.dtype in DTYPES
+        and q.dtype in DTYPES
+        and 0 < p.shape[-1] < 2**31 - _LARGEST_BLOCK
+        and has_numbers(kind)
+        and missing() is None
+    )
+
+
+def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
+    """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors of logits."""
+    return FusedRowDivergence.apply(p, q, sys.modules[__name__], kind, rows, dtype)
+
+
+def value_and_gradient(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    wanted: tuple[bool, bool],
+    temperature: float,
+    inplace: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
+    gradients = [
+        (x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)) if want else None
+        for x, want in zip((p, q), wanted, strict=True)
+    ]
+    values = _run(kind, p, q, _in_float64(weights), temperature, 1.0, gradients)
+    return values, gradients[0], gradients[1]
+
+
+def weighted_total(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    wanted: tuple[bool, bool],
+    temperature: float,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
+    weights = _in_float64(weights)
+    gradients = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else None
+        for x, want in zip((p, q), wanted, strict=True)
+    ]
+    values = _run(kind, p, q, weights, temperature, scale, gradients)
+    if weights is not None:
+        values = torch.where(weights == 0, 0, weights * values)
+    return (values.sum() * scale).to(dtype), gradients[0], gradients[1]
+
+
+def _run(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    temperature: float,
+    scale: float,
+    gradients: list[Tensor | None],
+) -> Tensor:
+    """Launch the kernel; return the rows' values in float64."""
+    rows, classes = p.shape
+    values = torch.empty(rows, dtype=torch.float64, device=p.device)
+    if rows == 0:
+        return values
+    number, *mixture = numbers(kind)
+    wanted = (gradients[0] is not None, gradients[1] is not None)
+    # What is not wanted is not written: any pointer will do.
+    by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
+    block = _block(classes)
+    with torch.cuda.device_of(p):
+        _kernel().row_kernel[(rows,)](
+            p,
+            q,
+            values if weights is None else weights,
+            values,
+            by_p,
+            by_q,
+            *(stride for x in (p, q, by_p, by_q) for stride in x.stride()),
+            classes,
+            1 / temperature,
+            scale / temperature,
+            *_shares(*mixture),
+            KIND=number,
+            WEIGHTED=weights is not None,
+            WANT_P=wanted[0],
+            WANT_Q=wanted[1],
+            EARLY=wanted == _EARLY.get(number),
+            BLOCK=block,
+            num_warps=block // _SMALLEST_BLOCK,
+            # Products are fused with sums where the kernel says so, the same way for both sides of a pair.
+            enable_fp_fusion=False,
+        )
+    return values
+
+
+def _shares(weight_p: float, share_p: float, weight_q: float, share_q: float) -> tuple[float, ...]:
+    return weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q
+
+
+def _block(classes: int) -> int:
+    """Return how many classes are taken at a time, a power of 2."""
+    return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))
+
+
+def _in_float64(weights: Tensor | None) -> Tensor | None:
+    return None if weights is None else weights.to(torch.float64).contiguous()
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on", "y"}
+
+
+def _kernel() -> ModuleType:
+    from kullback.kernels.triton import kernel
+
+    return kernel

@@ -1,0 +1,88 @@
+"""Copies of distributions with other parameters, for classes of which no more is known than that they have some."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Transform
+
+from kullback.errors import NoRuleError, explain
+from kullback.pairs.numerics.parameters import wide
+
+__all__ = ["detached", "widened", "with_dimension", "with_tensors"]
+
+# Gets the distribution or transform that has the tensor, the attribute's name and the tensor.
+Change = Callable[[Any, str, Tensor], Tensor]
+
+
+def with_tensors(thing: Any, change: Change) -> Any:
+    """Return a copy of a distribution or transform with every tensor in it changed, each once."""
+    return _copied(thing, change, {})
+
+
+def _copied(thing: Any, change: Change, seen: dict[int, Any]) -> Any:
+    if id(thing) in seen:
+        return seen[id(thing)]
+    if isinstance(thing, list | tuple):
+        return type(thing)(_copied(part, change, seen) for part in thing)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if not isinstance(thing, Distribution | Transform):
+        return thing
+    new = seen[id(thing)] = copy.copy(
+        thing
+    )  # before what is in it: a transform and its inverse know each other
+    for name, value in vars(thing).items():
+        if isinstance(value, Tensor) and id(value) not in seen:
+            seen[id(value)] = change(thing, name, value)
+        # A transform's weak reference to its inverse is to that of the original; torch makes another when asked.
+        new.__dict__[name] = None if isinstance(value, weakref.ref) else _copied(value, change, seen)
+    return new
+
+
+def detached(d: Distribution) -> Any:
+    """Return a copy without gradient to its parameters."""
+    return with_tensors(d, lambda _owner, _name, x: x.detach())
+
+
+def widened(d: Distribution) -> Any:
+    """Return a copy with parameters of float64."""
+    return with_tensors(d, lambda _owner, _name, x: wide(x) if x.is_floating_point() else x)
+
+
+def with_dimension(d: Distribution, axis: int) -> Any:
+    """Return a copy with one more batch dimension, of size 1, at an axis counted from the end: -1 or -2."""
+    batch = d.batch_shape
+    place = len(batch) + axis + 1
+    new = with_tensors(d, lambda owner, name, x: _unsqueezed(owner, name, x, batch, place))
+    for part in (new, *_parts(new)):
+        shape: torch.Size = part.batch_shape
+        part._batch_shape = torch.Size((*shape[:place], 1, *shape[place:]))  # noqa: SLF001
+    return new
+
+
+def _parts(d: Distribution) -> list[Any]:
+    inner = [x for x in vars(d).values() if isinstance(x, Distribution)]
+    return [*inner, *(y for x in inner for y in _parts(x))]
+
+
+def _unsqueezed(owner: Any, name: str, x: Tensor, batch: torch.Size, place: int) -> Tensor:
+    if isinstance(owner, Transform):
+        if x.ndim:
+            raise NoRuleError(
+                explain(
+                    "kl_bounds",
+                    "p, q",
+                    wanted="components whose transforms have numbers for parameters",
+                    got=f"{type(owner).__name__} with a tensor of shape {tuple(x.shape)}",
+                    instead="the parameters in the base distribution, as Normal(loc, scale) has them",
+                )
+            )
+        return x
+    if name.startswith("_unbroadcasted"):
+        own = 1 if name.endswith("diag") else 2
+        x = x.expand(*owner.batch_shape, *x.shape[x.ndim - own :])
+    return x.unsqueeze(place) if x.shape[: len(batch)] == batch else x

@@ -1,0 +1,15 @@
+"""Closed forms by family; each module enters its rules."""
+
+from kullback.pairs.closed_forms import (
+    bounded as bounded,
+    bounded_mixed as bounded_mixed,
+    discrete as discrete,
+    matrix_variate as matrix_variate,
+    multivariate_normal as multivariate_normal,
+    pareto as pareto,
+    positive as positive,
+    positive_log_moments as positive_log_moments,
+    real as real,
+    reductions as reductions,
+    relaxed as relaxed,
+)

@@ -1,0 +1,247 @@
+"""Closed forms of families on an interval, the simplex and the circle with themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Beta, ContinuousBernoulli, Dirichlet, Uniform, VonMises
+
+from kullback.pairs.numerics.parameters import given_logits, is_transformed, wide
+from kullback.pairs.numerics.special import (
+    bregman_near,
+    excess,
+    lgamma_remainder,
+    log_ratio,
+    logit_difference,
+    polynomial,
+)
+from kullback.pairs.registry import closed_form
+
+__all__: list[str] = []
+
+
+@closed_form(Uniform, Uniform)
+def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
+    """Return log(1 + room / width), with P's width and the room that Q leaves at its ends.
+
+    Without any, that is the least value: the gradient is 0, though the slopes inwards are not.
+    """
+    low, high = wide(p.low), wide(p.high)
+    room = (low - wide(q.low)) + (wide(q.high) - high)
+    return torch.log1p(torch.where(room > 0, room, 0) / (high - low))
+
+
+@closed_form(Beta, Beta)
+def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
+    """Return KL of Dirichlet distributions over two parts."""
+    return beta_divergence(
+        wide(p.concentration1), wide(p.concentration0), wide(q.concentration1), wide(q.concentration0)
+    )
+
+
+def beta_divergence(a_p: Tensor, b_p: Tensor, a_q: Tensor, b_q: Tensor) -> Tensor:
+    """Return KL between Beta distributions with concentrations a and b."""
+    p = torch.stack(torch.broadcast_tensors(a_p, b_p), -1)
+    q = torch.stack(torch.broadcast_tensors(a_q, b_q), -1)
+    return dirichlet_divergence(p, q)
+
+
+@closed_form(Dirichlet, Dirichlet)
+def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
+    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `lgamma_remainder`.
+
+    Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
+    """
+    return dirichlet_divergence(wide(p.concentration), wide(q.concentration))
+
+
+# Concentrations that are handled at once: what Stirling's series needs of each is hundreds of numbers.
+_BLOCK = 2**15
+
+
+def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:
+    """Return KL between Dirichlet distributions with these concentrations, of a large batch block by block.
+
+    `distance` is q - p where that is known better than from p and q.
+    """
+    distance = q - p if distance is None else distance
+    if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:
+        return _dirichlet_divergence(p, q, distance)
+    shape = distance.shape
+    rows = (x.expand(shape).reshape(-1, shape[-1]) for x in (p, q, distance))
+    value: Tensor = _InBlocks.apply(*rows)  # pyright: ignore[reportAssignmentType]
+    return value.reshape(shape[:-1])
+
+
+class _InBlocks(torch.autograd.Function):
+    """The divergence of rows in blocks, each computed again for its gradient so that nothing is kept until then."""
+
+    @staticmethod
+    def forward(ctx: Any, *rows: Tensor) -> Tensor:
+        ctx.save_for_backward(*rows)
+        return torch.cat([_dirichlet_divergence(*block) for block in _blocks(*rows)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative, which needs the whole graph
+            return _slopes(rows, ctx.needs_input_grad, *gradients, create_graph=True)
+        slopes: list[tuple[Tensor | None, ...]] = []
+        for *block, gradient in _blocks(*rows, *gradients):
+            leaves = [
+                x.detach().requires_grad_(needed)
+                for x, needed in zip(block, ctx.needs_input_grad, strict=True)
+            ]
+            slopes.append(_slopes(leaves, ctx.needs_input_grad, gradient))
+        sides = zip(*slopes, strict=True)
+        return tuple(None if parts[0] is None else torch.cat(parts) for parts in sides)  # pyright: ignore[reportArgumentType]
+
+
+def _slopes(
+    sides: Sequence[Tensor], needed: Sequence[bool], gradient: Tensor, *, create_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    with torch.enable_grad():
+        value = _dirichlet_divergence(*sides)
+    wanted = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(value, wanted, gradient, create_graph=create_graph))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
+
+
+def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    count = max(1, _BLOCK // rows[0].shape[-1])
+    return zip(*(x.split(count) for x in rows), strict=True)
+
+
+def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
+    total_p, total_q, total_distance = p.sum(-1), q.sum(-1), distance.sum(-1)
+    logs = log_ratio(p, q, -distance) - log_ratio(total_p, total_q, -total_distance).unsqueeze(-1)
+    of_means = (q * excess(logs)).sum(-1)
+    return of_means + lgamma_remainder(p, q).sum(-1) - lgamma_remainder(total_p, total_q, total_distance)
+
+
+@closed_form(ContinuousBernoulli, ContinuousBernoulli)
+def kl_continuous_bernoulli(p: ContinuousBernoulli, q: ContinuousBernoulli) -> Tensor:
+    """Return Bregman's divergence, from P's logit to Q's, of A(l) = log((e^l - 1) / l).
+
+    The continuous Bernoulli: fixing a pervasive error in variational autoencoders (Loaiza-Ganem and Cunningham, 2019)
+    """
+    logit_p, logit_q = logits_of(p), logits_of(q)
+    if given_logits(p) or given_logits(q):
+        return continuous_bernoulli_divergence(logit_p, logit_q, logit_q - logit_p)
+    return continuous_bernoulli_divergence(logit_p, logit_q, logit_difference(wide(q.probs), wide(p.probs)))
+
+
+def logits_of(d: ContinuousBernoulli) -> Tensor:
+    """Return the logits of a ContinuousBernoulli, from what the user gave."""
+    if given_logits(d):
+        return wide(d.logits)
+    probs = wide(d.probs)
+    return log_ratio(probs, 1 - probs, 2 * probs - 1)
+
+
+def continuous_bernoulli_divergence(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
+    """Return Bregman's divergence of A from a to b = a + distance.
+
+    A(l) is l / 2 plus an even function, which for large |l| is |l| / 2 - log |l|. The divergence of |l| is 2 |b| where
+    the signs differ, and 0 where they do not; that of the rest has no large terms.
+    """
+    down_a, down_b = a < 0, b < 0
+    # Not abs(), whose derivative at 0 is neither of its one-sided ones.
+    size_a, size_b = torch.where(down_a, -a, a), torch.where(down_b, -b, b)
+    near = distance.abs() < 0.05 * (size_a + size_b + 6)
+    close = bregman_near(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
+    crossed = torch.where(down_a == down_b, 0, size_b)
+    tangent = torch.where(down_a, distance, -distance) * mean_from_end(size_a)
+    return torch.where(near, close, crossed + log_mean_decay(size_b) - log_mean_decay(size_a) - tangent)
+
+
+def log_mean_decay(x: Tensor) -> Tensor:
+    """Return log((1 - e^-x) / x) for x >= 0: the logarithm of the mean of e^-xt over t in [0, 1]."""
+    tiny = x < 1e-4
+    safe = torch.where(tiny, 1, x)
+    small = torch.where(tiny, x, 0)
+    return torch.where(tiny, small * (small / 24 - 0.5), torch.log(-torch.expm1(-safe) / safe))
+
+
+def mean_from_end(x: Tensor) -> Tensor:
+    """Return 1 / x - 1 / (e^x - 1) for x >= 0: how far from the higher end of [0, 1] the mean of e^xt lies."""
+    series = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000)
+    small = x.clamp(max=0.5)
+    large = x.clamp(min=0.5)
+    near = 0.5 - small * polynomial(series, small * small)
+    decay = torch.exp(-large)
+    return torch.where(x < 0.5, near, 1 / large - decay / (1 - decay))
+
+
+def continuous_bernoulli_variance(x: Tensor) -> Tensor:
+    """Return A'', the variance: 1 / x^2 - 1 / (4 sinh^2(x / 2)), an even function that is 1 / 12 at 0."""
+    series = (1 / 12, -1 / 240, 1 / 6048, -1 / 172800, 1 / 5322240, -691 / 118879488000, 1 / 5748019200)
+    size = x.abs()
+    small = torch.where(size < 0.7, x, 0)
+    large = size.clamp(min=0.7)
+    decay = torch.exp(-large)
+    return torch.where(
+        size < 0.7,
+        polynomial(series, small * small),
+        1 / (large * large) - decay / ((1 - decay) * (1 - decay)),
+    )
+
+
+@closed_form(VonMises, VonMises)
+def kl_von_mises_von_mises(p: VonMises, q: VonMises) -> Tensor:
+    """Return B(k_p -> k_q) + 2 A(k_p) k_q sin^2(d / 2), with B Bregman's divergence of log I0 and A = I1 / I0.
+
+    Directional Statistics (Mardia and Jupp, 2000), for the family and its moments
+    """
+    k_p, k_q = wide(p.concentration), wide(q.concentration)
+    sine = torch.sin((wide(p.loc) - wide(q.loc)) / 2)
+    return 2 * mean_cosine(k_p) * k_q * sine * sine + log_i0_bregman(k_p, k_q)
+
+
+def mean_cosine(k: Tensor) -> Tensor:
+    """Return A = I1(k) / I0(k)."""
+    small = k.clamp(max=_LARGE)
+    of_small = torch.special.i1e(small) / torch.special.i0e(small)
+    return torch.where(k < _LARGE, of_small, 1 + _log_i0_rest_slope(k))
+
+
+# log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k beyond _LARGE
+_LARGE = 40.0
+_LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
+_LOG_I0_SLOPE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
+_LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_SLOPE))
+
+
+def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
+    """Return Bregman's divergence of log I0 from a to b, near (x - 1 - log x) / 2 at x = b / a for large a and b."""
+    distance = b - a
+    near = distance.abs() < 0.05 * (a + b + 2)
+    close = bregman_near(_log_i0_curvature, a, torch.where(near, distance, 0))
+    return torch.where(near, close, _log_i0_rest(b) - _log_i0_rest(a) - distance * _log_i0_rest_slope(a))
+
+
+def _log_i0_rest(k: Tensor) -> Tensor:
+    """Return log I0(k) - k."""
+    small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
+    series = torch.log(inverse / (2 * math.pi)) / 2 + inverse * polynomial(_LOG_I0, inverse)
+    return torch.where(k < _LARGE, torch.log(torch.special.i0e(small)), series)
+
+
+def _log_i0_rest_slope(k: Tensor) -> Tensor:
+    """Return I1(k) / I0(k) - 1."""
+    small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
+    series = -inverse / 2 - inverse * inverse * polynomial(_LOG_I0_SLOPE, inverse)
+    return torch.where(k < _LARGE, torch.special.i1e(small) / torch.special.i0e(small) - 1, series)
+
+
+def _log_i0_curvature(k: Tensor) -> Tensor:
+    """Return the derivative of A = I1 / I0, which is 1 - A^2 - A / k."""
+    small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
+    mean = torch.special.i1e(small) / torch.special.i0e(small)
+    square = inverse * inverse
+    series = square / 2 + inverse * square * polynomial(_LOG_I0_CURVATURE, inverse)
+    return torch.where(k < _LARGE, 1 - mean * mean - mean / small, series)

@@ -1,0 +1,412 @@
+"""Closed forms between different families on the half-line, from the moments of log X.
+
+Most such X are products of powers of independent Gamma variables: log E X^k is then a sum of lgamma's, and what the
+divergences need of it is the gap log E X^k - k E log X, a Bregman divergence of lgamma. Written with gaps and with
+e^d - 1 - d, the divergences have no large terms, and no units.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Beta,
+    Distribution,
+    Exponential,
+    FisherSnedecor,
+    Gamma,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    Kumaraswamy,
+    Laplace,
+    LogNormal,
+    Normal,
+    Pareto,
+    Weibull,
+)
+
+from kullback.pairs.closed_forms.real import GAMMA
+from kullback.pairs.numerics.parameters import wide
+from kullback.pairs.numerics.special import (
+    bounded_exp,
+    digamma,
+    digamma_rest,
+    excess,
+    lgamma_bregman,
+    lgamma_rest,
+    trigamma,
+)
+from kullback.pairs.registry import closed_form
+
+__all__ = ["LogMoments", "log_moments_of"]
+
+_HALF_LOG_TAU = math.log(2 * math.pi) / 2
+
+
+@dataclass(frozen=True)
+class LogMoments(ABC):
+    """What a positive variable X is through log X.
+
+    Where an expectation is infinite, something finite stands for it: such divergences are found infinite before.
+    """
+
+    entropy: Tensor  # of log X, that is of X less the mean of log X
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """Return E log X."""
+
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """Return the variance of log X."""
+
+    @abstractmethod
+    def gap(self, k: Tensor | float) -> Tensor:
+        """Return log E X^k - k E log X, which is not negative."""
+
+    def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return E X / scale, and the variance of X / E X: infinite where the variance of X / scale overflows."""
+        gap = self.gap(1.0)
+        log_mean, log_square = self.mean() + gap - torch.log(scale), self.gap(2.0) - 2 * gap
+        large = (log_square > 700) | (log_mean > 350) | (2 * log_mean + log_square > 700)
+        return torch.exp(torch.where(large, 0, log_mean)), torch.where(
+            large, torch.inf, torch.expm1(torch.where(large, 0, log_square))
+        )
+
+    def log_mean(self) -> Tensor:
+        """Return log E X."""
+        return self.mean() + self.gap(1.0)
+
+    def log_square(self) -> Tensor:
+        """Return log E X^2."""
+        return 2 * self.mean() + self.gap(2.0)
+
+
+class Factor(NamedTuple):
+    """G^power for a Gamma variable G of this concentration and rate 1; sign -1 takes it away again, as from a Beta."""
+
+    concentration: Tensor
+    power: Tensor | float = 1.0
+    sign: int = 1
+
+
+@dataclass(frozen=True)
+class GammaProduct(LogMoments):
+    """X = e^shift times independent powers of Gamma variables."""
+
+    shift: Tensor
+    factors: tuple[Factor, ...]
+    exact: tuple[Tensor, Tensor] | None = None  # E X, and the variance of X / E X
+
+    def mean(self) -> Tensor:
+        total = self.shift
+        for a, power, sign in self.factors:
+            total = total + sign * power * digamma(a)
+        return total
+
+    def variance(self) -> Tensor:
+        total = torch.zeros_like(self.shift)
+        for a, power, sign in self.factors:
+            total = total + sign * power * power * trigamma(a)
+        return total
+
+    def gap(self, k: Tensor | float) -> Tensor:
+        total = torch.zeros_like(self.shift)
+        for a, power, sign in self.factors:
+            step = a * 0 + power * k
+            finite = a + step > 0
+            step = torch.where(finite, step, 0)
+            total = total + sign * lgamma_bregman(a + torch.zeros_like(step), a + step, step)
+        return total
+
+    def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return super().first_two(scale) if self.exact is None else (self.exact[0] / scale, self.exact[1])
+
+    def log_mean(self) -> Tensor:
+        return super().log_mean() if self.exact is None else torch.log(self.exact[0])
+
+    def log_square(self) -> Tensor:
+        if self.exact is None:
+            return super().log_square()
+        return 2 * torch.log(self.exact[0]) + torch.log1p(self.exact[1])
+
+
+@dataclass(frozen=True)
+class NormalLog(LogMoments):
+    """log X is Normal."""
+
+    loc: Tensor
+    scale: Tensor
+
+    def mean(self) -> Tensor:
+        return self.loc
+
+    def variance(self) -> Tensor:
+        return self.scale * self.scale
+
+    def gap(self, k: Tensor | float) -> Tensor:
+        return (k * self.scale) ** 2 / 2
+
+
+def _over(x: Tensor, y: Tensor) -> Tensor:
+    """Return x / y where y is positive, and x elsewhere."""
+    return x / torch.where(y > 0, y, 1)
+
+
+def _gamma_entropy(a: Tensor) -> Tensor:
+    """Return the entropy of log G, which is lgamma(a) - a digamma(a) + a."""
+    return lgamma_rest(a) - a * digamma_rest(a)
+
+
+def _of_gamma(d: Gamma) -> LogMoments:
+    return _gamma_moments(wide(d.concentration), wide(d.rate))
+
+
+def _of_exponential(d: Exponential) -> LogMoments:
+    rate = wide(d.rate)
+    return _gamma_moments(torch.ones_like(rate), rate)
+
+
+def _gamma_moments(a: Tensor, rate: Tensor) -> LogMoments:
+    return GammaProduct(_gamma_entropy(a), -torch.log(rate), (Factor(a),), (a / rate, 1 / a))
+
+
+def _of_inverse_gamma(d: InverseGamma) -> LogMoments:
+    a, rate = wide(d.concentration), wide(d.rate)
+    exact = _over(rate, a - 1), _over(torch.ones_like(a), a - 2)
+    return GammaProduct(_gamma_entropy(a), torch.log(rate), (Factor(a, -1.0),), exact)
+
+
+def _of_weibull(d: Weibull) -> LogMoments:
+    k = wide(d.concentration)
+    return GammaProduct(
+        GAMMA + 1 - torch.log(k), torch.log(wide(d.scale)), (Factor(torch.ones_like(k), 1 / k),)
+    )
+
+
+def _of_half_normal(d: HalfNormal) -> LogMoments:
+    return _half_normal_moments(wide(d.scale))
+
+
+def _half_normal_moments(scale: Tensor) -> LogMoments:
+    half = torch.full_like(scale, 0.5)
+    entropy = torch.full_like(scale, (math.log(math.pi) + 1 + GAMMA) / 2)
+    exact = math.sqrt(2 / math.pi) * scale, half * (math.pi - 2)
+    return GammaProduct(entropy, torch.log(scale) + math.log(2) / 2, (Factor(half, 0.5),), exact)
+
+
+def _of_half_cauchy(d: HalfCauchy) -> LogMoments:
+    scale = wide(d.scale)
+    half = torch.full_like(scale, 0.5)
+    factors = Factor(half, 0.5), Factor(half, -0.5)
+    return GammaProduct(torch.full_like(scale, math.log(2 * math.pi)), torch.log(scale), factors)
+
+
+def _of_pareto(d: Pareto) -> LogMoments:
+    scale, a = wide(d.scale), wide(d.alpha)
+    exact = _over(scale * a, a - 1), _over(1 / a, a - 2)
+    return GammaProduct(1 - torch.log(a), torch.log(scale), (Factor(a, -1.0), Factor(a + 1, -1.0, -1)), exact)
+
+
+def _of_beta(d: Beta) -> LogMoments:
+    a, b = wide(d.concentration1), wide(d.concentration0)
+    total = a + b
+    exact = a / total, b / (a * (total + 1))
+    return GammaProduct(
+        _beta_entropy(a, b), torch.zeros_like(total), (Factor(a), Factor(total, 1.0, -1)), exact
+    )
+
+
+def _beta_entropy(a: Tensor, b: Tensor) -> Tensor:
+    total = a + b
+    of_odds = _gamma_entropy(a) + _gamma_entropy(b) - _gamma_entropy(total)
+    return of_odds + digamma(b) - digamma(total)
+
+
+def _of_kumaraswamy(d: Kumaraswamy) -> LogMoments:
+    a, b = wide(d.concentration1), wide(d.concentration0)
+    one = torch.ones_like(a + b)
+    factors = Factor(one, 1 / a), Factor(one + b, 1 / a, -1)
+    return GammaProduct(_beta_entropy(one, b) - torch.log(a), torch.zeros_like(one), factors)
+
+
+def _of_fisher_snedecor(d: FisherSnedecor) -> LogMoments:
+    df1, df2 = wide(d.df1), wide(d.df2)
+    a, b = df1 / 2, df2 / 2
+    entropy = _gamma_entropy(a) + _gamma_entropy(b) - _gamma_entropy(a + b)
+    exact = _over(b, b - 1), _over((a + b - 1) / a, b - 2)
+    return GammaProduct(entropy, torch.log(df2) - torch.log(df1), (Factor(a), Factor(b, -1.0)), exact)
+
+
+def _of_log_normal(d: LogNormal) -> LogMoments:
+    loc, scale = wide(d.loc), wide(d.scale)
+    return NormalLog(torch.log(scale) + (_HALF_LOG_TAU + 0.5), loc, scale)
+
+
+_MOMENTS: dict[type[Distribution], Callable[[Any], LogMoments]] = {
+    Gamma: _of_gamma,
+    Exponential: _of_exponential,
+    InverseGamma: _of_inverse_gamma,
+    Weibull: _of_weibull,
+    LogNormal: _of_log_normal,
+    HalfNormal: _of_half_normal,
+    HalfCauchy: _of_half_cauchy,
+    Pareto: _of_pareto,
+    Beta: _of_beta,
+    Kumaraswamy: _of_kumaraswamy,
+    FisherSnedecor: _of_fisher_snedecor,
+}
+
+
+def log_moments_of(family: type[Distribution]) -> Callable[[Any], LogMoments]:
+    """Return the function that reads the moments of log X from a distribution of this family."""
+    return _MOMENTS[family]
+
+
+def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
+    """Return a (x - 1 - log x) + a gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
+    a = wide(q.concentration)
+    log_means = p.log_mean() + torch.log(wide(q.rate) / a)
+    return a * (excess(log_means) + p.gap(1.0)) + lgamma_rest(a) - p.entropy
+
+
+def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
+    """Return KL to the Gamma distribution of concentration 1."""
+    return excess(p.log_mean() + torch.log(wide(q.rate))) + p.gap(1.0) + 1 - p.entropy
+
+
+def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
+    """Return KL from 1 / X to the Gamma distribution."""
+    a = wide(q.concentration)
+    gap = p.gap(-1.0)
+    log_means = gap - p.mean() + torch.log(wide(q.rate) / a)
+    return a * (excess(log_means) + gap) + lgamma_rest(a) - p.entropy
+
+
+def _to_weibull(p: LogMoments, q: Weibull) -> Tensor:
+    """Return x - 1 - log x + 1 + gap(k) - log k - H(log X), at x = E (X / scale)^k."""
+    k = wide(q.concentration)
+    gap = p.gap(k)
+    return excess(k * (p.mean() - torch.log(wide(q.scale))) + gap) + 1 + gap - torch.log(k) - p.entropy
+
+
+def _to_log_normal(p: LogMoments, q: LogNormal) -> Tensor:
+    """Return log(2 pi s^2) / 2 + (Var log X + (E log X - m)^2) / (2 s^2) - H(log X)."""
+    scale = wide(q.scale)
+    shift = (p.mean() - wide(q.loc)) / scale
+    return (p.variance() / scale / scale + shift * shift) / 2 + torch.log(scale) + _HALF_LOG_TAU - p.entropy
+
+
+def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
+    """Return (x - 1 - log x + 1 + gap(2) + log(pi / 2)) / 2 - H(log X), at x = E (X / scale)^2."""
+    gap = p.gap(2.0)
+    log_square = p.log_square() - 2 * torch.log(wide(q.scale))
+    return (excess(log_square) + gap + (1 + math.log(math.pi / 2))) / 2 - p.entropy
+
+
+def _to_normal(p: LogMoments, q: Normal) -> Tensor:
+    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
+    scale = wide(q.scale)
+    mean, relative_variance = p.first_two(scale)
+    infinite = relative_variance.isinf()
+    shift = mean - wide(q.loc) / scale
+    spread = torch.where(infinite, 0, relative_variance) * mean * mean + shift * shift
+    return torch.where(
+        infinite, torch.inf, spread / 2 + torch.log(scale) - p.mean() + _HALF_LOG_TAU - p.entropy
+    )
+
+
+_TARGETS: dict[type[Distribution], Callable[[LogMoments, Any], Tensor]] = {
+    Gamma: _to_gamma,
+    Exponential: _to_exponential,
+    InverseGamma: _to_inverse_gamma,
+    Weibull: _to_weibull,
+    LogNormal: _to_log_normal,
+    HalfNormal: _to_half_normal,
+    Normal: _to_normal,
+}
+
+# These have their own rules, in positive.py and normal.py.
+_ELSEWHERE: set[tuple[type[Distribution], type[Distribution]]] = {
+    *((family, family) for family in (Gamma, Exponential, InverseGamma, Weibull, LogNormal, HalfNormal)),
+    (Exponential, Gamma),
+    (Gamma, Exponential),
+    (Exponential, Weibull),
+    (Weibull, Exponential),
+    (Weibull, Gamma),
+}
+# These are +inf at all parameters: E X, or E 1 / X, is.
+_INFINITE: set[tuple[type[Distribution], type[Distribution]]] = {
+    *((HalfCauchy, family) for family in (Gamma, Exponential, InverseGamma, HalfNormal, Normal)),
+    (Exponential, InverseGamma),
+    (HalfNormal, InverseGamma),
+}
+
+
+def _enter(family: type[Distribution], target: type[Distribution]) -> None:
+    moments_of, divergence = _MOMENTS[family], _TARGETS[target]
+
+    def kl_by_log_moments(p: Distribution, q: Distribution) -> Tensor:
+        return divergence(moments_of(p), q).clamp(min=0)
+
+    kl_by_log_moments.__doc__ = divergence.__doc__
+    closed_form(family, target)(kl_by_log_moments)
+
+
+for _family in _MOMENTS:
+    for _target in _TARGETS:
+        if (_family, _target) not in _ELSEWHERE | _INFINITE:
+            _enter(_family, _target)
+
+
+@closed_form(Gamma, Gumbel)
+def kl_gamma_gumbel(p: Gamma, q: Gumbel) -> Tensor:
+    """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = (1 + 1 / (r s))^-a."""
+    return _gamma_to_gumbel(wide(p.concentration), wide(p.rate), q)
+
+
+@closed_form(Exponential, Gumbel)
+def kl_exponential_gumbel(p: Exponential, q: Gumbel) -> Tensor:
+    """Return KL from the Gamma distribution of concentration 1."""
+    rate = wide(p.rate)
+    return _gamma_to_gumbel(torch.ones_like(rate), rate, q)
+
+
+def _gamma_to_gumbel(a: Tensor, rate: Tensor, q: Gumbel) -> Tensor:
+    loc, scale = wide(q.loc), wide(q.scale)
+    unit = 1 / (rate * scale)
+    return _to_gumbel(_gamma_moments(a, rate), loc, scale, a * unit, -a * torch.log1p(unit))
+
+
+@closed_form(HalfNormal, Gumbel)
+def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
+    """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2)."""
+    loc, scale, scale_p = wide(q.loc), wide(q.scale), wide(p.scale)
+    t = scale_p / scale * math.sqrt(0.5)
+    mean = t * (2 / math.sqrt(math.pi))
+    return _to_gumbel(_half_normal_moments(scale_p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
+
+
+def _to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
+    """Return KL from E X / s and log E e^(-x / s)."""
+    start = loc / scale
+    return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy
+
+
+@closed_form(Exponential, Laplace)
+def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
+    """Return log(2 b r) - 1 + E|x - m| / b, where E|x - m| is m - 1 / r + 2 e^(-r m) / r for m > 0."""
+    scale = wide(q.scale)
+    spread = 1 / (wide(p.rate) * scale)
+    start = wide(q.loc) / scale
+    inside = start.clamp(min=0)
+    distance = 2 * inside - start - spread + 2 * spread * torch.exp(-inside / spread)
+    return distance - torch.log(spread) + (math.log(2) - 1)

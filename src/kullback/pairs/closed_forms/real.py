@@ -1,0 +1,247 @@
+"""Closed forms for the families on the whole line: Normal, Laplace, Cauchy, Gumbel and their like."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Cauchy, Gumbel, Laplace, LogNormal, Normal, StudentT, Weibull
+
+from kullback.pairs.numerics.parameters import wide
+from kullback.pairs.numerics.special import (
+    bounded_exp,
+    excess,
+    lgamma_bregman,
+    lgamma_rest,
+    log_ratio,
+    log_ratio_excess,
+    polynomial,
+)
+from kullback.pairs.registry import closed_form
+
+__all__ = ["GAMMA"]
+
+GAMMA = 0.57721566490153286061  # Euler's constant
+_HALF_LOG_TAU = math.log(2 * math.pi) / 2
+
+
+@closed_form(Normal, Normal)
+@closed_form(LogNormal, LogNormal)
+def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
+    """Return (d / s_q)^2 / 2 + (r^2 - 1) / 2 - log r, with d the difference of the means and r = s_p / s_q."""
+    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    more = (scale_p - scale_q) / scale_q
+    return (shift * shift + more * more) / 2 + log_ratio_excess(scale_p, scale_q)
+
+
+@closed_form(Laplace, Laplace)
+def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
+    """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p."""
+    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    distance = (wide(p.loc) - wide(q.loc)).abs() / scale_p
+    return log_ratio_excess(scale_p, scale_q) + scale_p / scale_q * excess(-distance)
+
+
+@closed_form(Cauchy, Cauchy)
+def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
+    """Return log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)).
+
+    A closed-form formula for the Kullback-Leibler divergence between Cauchy distributions (Chyzak and Nielsen, 2019)
+    """
+    return cauchy_divergence(wide(p.loc) - wide(q.loc), wide(p.scale), wide(q.scale))
+
+
+def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -> Tensor:
+    """Return KL between Cauchy distributions whose locations differ by `shift`."""
+    more = scale_p - scale_q
+    return torch.log1p(((more / scale_p) * (more / scale_q) + (shift / scale_p) * (shift / scale_q)) / 4)
+
+
+@closed_form(Gumbel, Gumbel)
+def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
+    """Return `gumbel_divergence` at ratio s_p / s_q and shift (m_q - m_p) / s_q."""
+    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    return gumbel_divergence(
+        (wide(q.loc) - wide(p.loc)) / scale_q, scale_p / scale_q, (scale_p - scale_q) / scale_q
+    )
+
+
+@closed_form(Weibull, Weibull)
+def kl_weibull_weibull(p: Weibull, q: Weibull) -> Tensor:
+    """Return KL of the Gumbel distributions of -log x, with locations -log scale and scales 1 / concentration.
+
+    Kullback-Leibler divergence between two Weibull distributions (Bauckhage, 2013)
+    """
+    return weibull_divergence(wide(p.scale), wide(p.concentration), wide(q.scale), wide(q.concentration))
+
+
+def weibull_divergence(scale_p: Tensor, k_p: Tensor, scale_q: Tensor, k_q: Tensor) -> Tensor:
+    """Return KL between Weibull distributions with concentrations k."""
+    return gumbel_divergence(k_q * log_ratio(scale_p, scale_q), k_q / k_p, (k_q - k_p) / k_p)
+
+
+def gumbel_divergence(shift: Tensor, ratio: Tensor, more: Tensor) -> Tensor:
+    """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r at shift t and ratio r = 1 + more.
+
+    It is e^d - 1 - d at d = t + lgamma(1 + r), and Bregman's divergence of lgamma from 1 to r.
+    """
+    return excess(shift + _lgamma_beyond_two(more)) + lgamma_bregman(torch.ones_like(ratio), ratio, more)
+
+
+def _lgamma_beyond_two(z: Tensor) -> Tensor:
+    """Return lgamma(2 + z), with all its digits near its zero at z = 0.
+
+    By its Taylor series, of coefficients (-1)^k (zeta(k) - 1) / k.
+    """
+    series = (
+        1 - GAMMA,
+        0.32246703342411321824,
+        -0.067352301053198095133,
+        0.020580808427784547880,
+        -0.0073855510286739852663,
+        0.0028905103307415232858,
+    )
+    small = z.clamp(-0.004, 0.004)
+    return torch.where(small == z, small * polynomial(series, small), torch.lgamma(2 + z))
+
+
+@closed_form(Normal, Laplace)
+def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
+    """Return log(2 b) - log(2 pi e s^2) / 2 + E|x - m| / b.
+
+    The mean of a folded Normal is s sqrt(2 / pi) e^(-t^2 / 2) + d erf(t / sqrt 2), at t = d / s.
+    The Folded Normal Distribution (Leone, Nelson and Nottingham, 1961)
+    """
+    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    shift = (wide(p.loc) - wide(q.loc)) / scale_p
+    folded = math.sqrt(2 / math.pi) * torch.exp(-shift * shift / 2) + shift * torch.erf(
+        shift * math.sqrt(0.5)
+    )
+    ratio = scale_p / scale_q
+    return ratio * folded - torch.log(ratio) + (math.log(2) - _HALF_LOG_TAU - 0.5)
+
+
+@closed_form(Laplace, Normal)
+def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
+    """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b)."""
+    scale_q = wide(q.scale)
+    ratio = wide(p.scale) / scale_q
+    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    return ratio * ratio - torch.log(ratio) + shift * shift / 2 + (_HALF_LOG_TAU - 1 - math.log(2))
+
+
+@closed_form(Normal, Gumbel)
+def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
+    """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q."""
+    scale_q = wide(q.scale)
+    ratio = wide(p.scale) / scale_q
+    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    return shift + bounded_exp(ratio * ratio / 2 - shift) - torch.log(ratio) - (_HALF_LOG_TAU + 0.5)
+
+
+@closed_form(Gumbel, Normal)
+def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
+    """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2, with t = (E_P x - m) / s_q."""
+    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    ratio = scale_p / scale_q
+    shift = (wide(p.loc) - wide(q.loc)) / scale_q + GAMMA * ratio
+    variance = math.pi**2 / 6 * ratio * ratio
+    return (variance + shift * shift) / 2 - torch.log(ratio) + (_HALF_LOG_TAU - GAMMA - 1)
+
+
+@closed_form(Laplace, Gumbel)
+def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
+    """Return t + e^-t / (1 - r^2) - log(2 r) - 1, with t = (m_p - m_q) / s_q and r = s_p / s_q below 1."""
+    scale_q = wide(q.scale)
+    ratio = wide(p.scale) / scale_q
+    light = ratio < 1
+    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    room = torch.where(light, (1 - ratio) * (1 + ratio), 1)
+    return shift + bounded_exp(-shift) / room - torch.log(2 * ratio) - 1
+
+
+@closed_form(Gumbel, Laplace)
+def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
+    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q, c = (m_q - m_p) / s_p and y = e^-c.
+
+    E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y), as E1(y) = Ein(y) - log y - gamma is E(c - t)+.
+    """
+    scale_p = wide(p.scale)
+    ratio = scale_p / wide(q.scale)
+    c = (wide(q.loc) - wide(p.loc)) / scale_p
+    above = c > -math.log(2)  # y < 2
+    y = torch.exp(-torch.where(above, c, 0))
+    far = torch.exp(-torch.where(above, -1, c).clamp(min=-7))
+    distance = torch.where(
+        above, c - GAMMA + 2 * entire_exponential_integral(y), GAMMA - c + 2 * exponential_integral(far)
+    )
+    return ratio * distance - torch.log(ratio) + (math.log(2) - GAMMA - 1)
+
+
+def entire_exponential_integral(y: Tensor) -> Tensor:
+    """Return Ein(y), the integral of (1 - e^-t) / t from 0 to y, for y from 0 to 2."""
+    return y * polynomial(_EIN, y)
+
+
+_EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
+
+
+def exponential_integral(y: Tensor) -> Tensor:
+    """Return E1(y) = e^-y / (y + 1 - 1 / (y + 3 - 4 / (y + 5 - ...))) for y of 2 or more."""
+    tail = y + (2 * _DEPTH + 1)
+    for k in range(_DEPTH, 0, -1):
+        tail = y + (2 * k - 1) - k * k / tail
+    return torch.exp(-y) / tail
+
+
+_DEPTH = 50
+
+
+@closed_form(StudentT, Normal)
+def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
+    """Return (v - 1 - log v + (d / s_q)^2) / 2 plus KL to the Normal of P's mean and variance; v = Var P / s_q^2."""
+    half = wide(p.df) / 2
+    half = torch.where(half > 1, half, 2)
+    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    ratio = scale_p / scale_q
+    more = (scale_p - scale_q) / scale_q
+    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    square = ratio * ratio
+    variance = square * half / (half - 1)
+    spread = log_ratio_excess(variance, torch.ones_like(variance), more * (2 + more) + square / (half - 1))
+    return (spread + shift * shift) / 2 + _from_normal(half)
+
+
+def _from_normal(half: Tensor) -> Tensor:
+    """Return KL of a standard StudentT with 2 `half` degrees of freedom to the Normal of its mean and variance.
+
+    An asymptotic series for many degrees of freedom, from Stirling's.
+    """
+    series = (3 / 16, 3 / 16, 17 / 128, 29 / 320, 61 / 768, 0.080915178571428571429)
+    series += (0.066650390625, 0.038736979166666666667, 0.042431640625, 0.091463955965909090909)
+    inverse = 1 / half.clamp(min=12)
+    few = half.clamp(max=12)
+    entropy = (
+        (few + 0.5) * (torch.digamma(few + 0.5) - torch.digamma(few))
+        + torch.lgamma(few)
+        - torch.lgamma(few + 0.5)
+    )
+    direct = (1 - torch.log1p(-1 / few)) / 2 - torch.log(few) / 2 - entropy
+    return torch.where(half > 12, inverse * inverse * polynomial(series, inverse), direct)
+
+
+@closed_form(Cauchy, StudentT)
+def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
+    """Return E_P[-log q] - log(4 pi s_p), where E log((x - m)^2 + c^2) = log(d^2 + (s_p + c)^2)."""
+    df, scale_p = wide(q.df), wide(p.scale)
+    reach = wide(q.scale) * torch.sqrt(df)
+    shift = (wide(p.loc) - wide(q.loc)) / reach
+    ratio = scale_p / reach
+    half = df / 2
+    # lgamma(h + 1/2) - lgamma(h) - log(h) / 2
+    step = (half + 0.5) * torch.log1p(0.5 / half) - 0.5 + lgamma_rest(half + 0.5) - lgamma_rest(half)
+    growth = (half + 0.5) * torch.log1p(shift * shift + ratio * (2 + ratio))
+    value = growth - step - torch.log(ratio) - torch.log(16 * math.pi * half) / 2
+    return value.clamp(min=0)

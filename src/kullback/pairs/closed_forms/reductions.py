@@ -1,0 +1,115 @@
+"""Pairs that turn into other pairs: independent dimensions, and maps of one space onto another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    OneHotCategorical,
+    Transform,
+    TransformedDistribution,
+)
+from torch.nn.functional import logsigmoid
+
+from kullback.estimate import Estimate
+from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.numerics.parameters import dtype_of, given_logits, wide
+from kullback.pairs.numerics.special import log_total
+from kullback.pairs.registry import reduction
+
+__all__ = ["sum_of_dimensions"]
+
+Again = Callable[[Distribution, Distribution], Estimate]
+
+
+def sum_of_dimensions(estimate: Estimate, dimensions: int) -> Estimate:
+    """Return the estimate of a product of independent dimensions, the last ones of the batch."""
+    if dimensions == 0:
+        return estimate
+
+    def total(x: Tensor) -> Tensor:
+        return x.flatten(-dimensions).sum(-1) if x.ndim else x
+
+    error = None if estimate.error is None else total(estimate.error)
+    return Estimate(total(estimate.value), error, estimate.method)
+
+
+@reduction(Independent, Independent)
+def kl_independent_independent(
+    p: Independent[Distribution], q: Independent[Distribution], kl: Again
+) -> Estimate:
+    """Return the sum over dimensions that are events of both; what is an event of one alone stays wrapped."""
+    shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
+    return sum_of_dimensions(kl(_unwrapped(p, shared), _unwrapped(q, shared)), shared)
+
+
+def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
+    rest = d.reinterpreted_batch_ndims - dimensions
+    return Independent(d.base_dist, rest) if rest else d.base_dist
+
+
+@reduction(TransformedDistribution, TransformedDistribution)
+def kl_transformed_transformed(
+    p: TransformedDistribution, q: TransformedDistribution, kl: Again
+) -> Estimate | None:
+    """Return KL of the bases where the same injective maps follow, as these change no divergence."""
+    if not _same(p.transforms, q.transforms) or not all(step.bijective for step in p.transforms):
+        return None
+    # A map of events keeps the batch: whatever it does to the shape of an event, one of the base is one of its own.
+    return kl(p.base_dist, q.base_dist)
+
+
+def _same(a: object, b: object) -> bool:
+    """Tell whether two transforms are the same map, as those of torch without a comparison of their own do not."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if not isinstance(a, Transform) or type(a) is not type(b) or a == b:
+        return bool(a == b)
+    if type(a).__eq__ is not Transform.__eq__ or type(a).__module__ != Transform.__module__:
+        return False
+    return all(_same(x, vars(b)[name]) for name, x in vars(a).items() if not name.startswith("_"))
+
+
+@reduction(MixtureSameFamily, MixtureSameFamily)
+@reduction(MixtureSameFamily, Distribution)
+@reduction(Distribution, MixtureSameFamily)
+def kl_mixture(p: Distribution, q: Distribution, kl: Again) -> Estimate | None:
+    """Return KL with a mixture of classes, or of trials, as the one distribution of classes or trial that it is."""
+    left, right = _collapsed(p), _collapsed(q)
+    if left is p and right is q:
+        return None
+    found = kl(left, right)
+    dtype = dtype_of(p, q)
+    error = found.error
+    if error is not None:
+        error = (error + torch.finfo(dtype).eps * found.value.detach().abs().nan_to_num(posinf=0)).to(dtype)
+    return Estimate(found.value.to(dtype), error, found.method)
+
+
+def _collapsed(d: Distribution) -> Distribution:
+    if not isinstance(d, MixtureSameFamily):
+        return d
+    parts = d.component_distribution
+    log_weights = log_weights_of(d)
+    if isinstance(parts, Categorical | OneHotCategorical):
+        family = OneHotCategorical if isinstance(parts, OneHotCategorical) else Categorical
+        if not given_logits(getattr(parts, "_categorical", parts)):
+            probs = torch.exp(log_weights).unsqueeze(-1) * wide(parts.probs)
+            return family(probs=probs.sum(-2), validate_args=False)
+        return family(
+            logits=log_total(log_weights.unsqueeze(-1) + wide(parts.logits), -2), validate_args=False
+        )
+    if isinstance(parts, Bernoulli):
+        if not given_logits(parts):
+            return Bernoulli(probs=(torch.exp(log_weights) * wide(parts.probs)).sum(-1), validate_args=False)
+        logits = wide(parts.logits)
+        sides = (log_total(log_weights + logsigmoid(x), -1) for x in (logits, -logits))
+        return Bernoulli(logits=next(sides) - next(sides), validate_args=False)
+    return d

@@ -1,0 +1,102 @@
+"""Closed forms of relaxed classes at equal temperatures, on which the divergence does not depend."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
+from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
+from torch.nn.functional import logsigmoid
+
+from kullback.pairs.numerics.bernoulli import Chances, chances_of, log_ratios
+from kullback.pairs.numerics.parameters import all_equal, given_logits, wide
+from kullback.pairs.numerics.special import excess, log1p_excess, log_ratio, polynomial
+from kullback.pairs.registry import closed_form
+
+__all__: list[str] = []
+
+# x coth(x / 2) - 2 = 2 sum_n B_2n x^2n / (2n)!, with the numbers of Bernoulli
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
+_COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
+_COTH_NEAR = 0.8
+# The nodes of the sum over s: it converges geometrically, to 1e-13 for logits that differ by up to 100.
+_NODES = 320
+_SOFTPLUS_NEAR = 0.5
+
+
+@closed_form(LogitRelaxedBernoulli, LogitRelaxedBernoulli)
+def kl_logit_relaxed_bernoulli(p: LogitRelaxedBernoulli, q: LogitRelaxedBernoulli) -> Tensor | None:
+    """Return d coth(d / 2) - 2 for the difference d of the logits: both are logistic, of one scale."""
+    if not all_equal(p.temperature, q.temperature, "temperatures"):
+        return None
+    chances = chances_of(p), chances_of(q)
+    d = _logit_difference(*chances)
+    near = d.abs() < _COTH_NEAR
+    square = torch.where(near, d * d, 0)
+    size = torch.where(near, 1, d.abs())
+    decayed = torch.exp(-size)
+    far = size - 2 + 2 * size * decayed / (1 - decayed)
+    value = torch.where(near, square * polynomial(_COTH, square), far)
+    return torch.where(_one_is_certain(*chances), torch.inf, value)
+
+
+def _logit_difference(p: Chances, q: Chances) -> Tensor:
+    if p.logits is not None and q.logits is not None:
+        return torch.where(p.logits == q.logits, 0, p.logits - q.logits)
+    success, failure = log_ratios(p, q)
+    return success - failure
+
+
+def _one_is_certain(p: Chances, q: Chances) -> Tensor:
+    """Tell where one of the two is a point at an end of the line, and the other is not that point."""
+    return ((p.log_success == -torch.inf) != (q.log_success == -torch.inf)) | (
+        (p.log_failure == -torch.inf) != (q.log_failure == -torch.inf)
+    )
+
+
+@closed_form(ExpRelaxedCategorical, ExpRelaxedCategorical, method="series")
+def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor | None:
+    """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for n classes.
+
+    With d the differences of the logits of Q and P less their mean, KL is n E log(sum_k w_k e^d_k) for w uniform on
+    the simplex. By log x = int (e^-t - e^-xt) dt / t, with t = e^s, it is the integral above, D(s) being the sum of
+    Bregman's divergences of log(1 + e^x) from s to s + d_k. No term is negative. The integrand is analytic in a
+    strip around the real line, and so its sum over equidistant nodes converges geometrically.
+    The Concrete Distribution (Maddison, Mnih and Teh, 2017)
+    """
+    if not all_equal(p.temperature, q.temperature, "temperatures"):
+        return None
+    d = _log_ratios_of_classes(p, q)
+    infinite = ~d.isfinite().all(-1)
+    d = torch.where(infinite.unsqueeze(-1), 0, d)
+    d = d - d.mean(-1, keepdim=True)
+    n = d.shape[-1]
+    lowest = -d.detach().amax(-1, keepdim=True) - math.log(n) - 34
+    step = (math.log(math.expm1(36 / n)) - lowest) / _NODES
+    s = lowest + step * (torch.arange(_NODES, dtype=d.dtype, device=d.device) + 0.5)
+    rise = _softplus_remainder(torch.sigmoid(s).unsqueeze(-1), d.unsqueeze(-2)).sum(-1)
+    value = n * (step * torch.exp(n * logsigmoid(-s)) * -torch.expm1(-rise)).sum(-1)
+    return torch.where(infinite, torch.inf, value)
+
+
+def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor:
+    """Return log q_k / p_k, up to a constant."""
+    if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        left, right = (_log_weights(d) for d in (p, q))
+        return torch.where(left == right, 0, right - left)
+    return log_ratio(wide(q.probs), wide(p.probs))
+
+
+def _log_weights(d: ExpRelaxedCategorical) -> Tensor:
+    given = given_logits(d._categorical)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return wide(d.logits) if given else torch.log(wide(d.probs))
+
+
+def _softplus_remainder(chance: Tensor, d: Tensor) -> Tensor:
+    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `chance` is its derivative at s."""
+    near = d.abs() < _SOFTPLUS_NEAR
+    rise = chance * torch.expm1(d)
+    rest = chance * torch.where(near, excess(d), -d)
+    return rest + torch.where(near, -log1p_excess(torch.where(near, rise, 0)), torch.log1p(rise))

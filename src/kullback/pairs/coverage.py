@@ -1,0 +1,188 @@
+"""Which rule serves each ordered pair of torch's classes, found as `solve` finds it but without computing anything.
+
+Where a rule depends on the parameters, the entry is that for typical ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, cast
+
+import torch
+from torch import distributions as torch_distributions
+from torch.distributions import (
+    AffineTransform,
+    Categorical,
+    Distribution,
+    ExponentialFamily,
+    Independent,
+    MixtureSameFamily,
+    Normal,
+    TransformedDistribution,
+)
+
+from kullback.errors import ArgumentValueError
+from kullback.estimate import Estimate
+from kullback.pairs.densities.base import law_of
+from kullback.pairs.registry import find_closed_form, find_reduction
+from kullback.pairs.support import check_comparable, is_infinite
+
+__all__ = ["MEANING", "WRAPPERS", "Entry", "families", "is_univariate", "matrix", "rule_of", "typical"]
+
+MEANING = {
+    "closed_form": "a formula",
+    "series": "a series that is summed until it has converged",
+    "summation": "a sum over the integers that matter, with a bound on the rest",
+    "quadrature": "an adaptive integral over the line, with an estimate of its error",
+    "infinite": "+inf: P has mass where Q has none, or falls too slowly for Q",
+    "monte_carlo": 'only by method="monte_carlo", from draws',
+    "not_comparable": "an error: only one is discrete, or their events are of different shapes or spaces",
+}
+"""What the rules of the matrix mean, from the most to the least exact."""
+
+# What these are depends on what they wrap.
+WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
+
+_CLASSES = 3
+# Typical parameters by the names that torch's constructors give them.
+_TYPICAL: dict[str, object] = {
+    "alpha": 2.5,
+    "base_distribution": Normal(torch.zeros(_CLASSES), 1.0),
+    "component_distribution": Normal(torch.tensor([-1.0, 1.0]), 1.0),
+    "concentration": 1.7,
+    "concentration0": 1.7,
+    "concentration1": 2.2,
+    "cov_diag": torch.ones(_CLASSES),
+    "cov_factor": torch.ones(_CLASSES, 1),
+    "covariance_matrix": torch.eye(_CLASSES),
+    "df": 5.0,
+    "df1": 6.0,
+    "df2": 7.0,
+    "dim": _CLASSES,
+    "high": 1.0,
+    "loc": 0.0,
+    "low": 0.0,
+    "mixture_distribution": Categorical(torch.ones(2)),
+    "probs": 0.4,
+    "rate": 1.3,
+    "reinterpreted_batch_ndims": 1,
+    "scale": 1.0,
+    "temperature": 0.8,
+    "total_count": 2,
+    "transforms": [AffineTransform(0.5, 2.0)],
+}
+# And where the same name means something else.
+_TYPICAL_OF: dict[str, dict[str, object]] = {
+    "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5])},
+    "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5])},
+    "GeneralizedPareto": {"concentration": 0.2},
+    "Kumaraswamy": {"concentration0": 1.7, "concentration1": 2.2},
+    "LogisticNormal": {"loc": torch.zeros(_CLASSES - 1), "scale": torch.ones(_CLASSES - 1)},
+    "LowRankMultivariateNormal": {"loc": torch.zeros(_CLASSES)},
+    "Multinomial": {"total_count": 1, "probs": torch.tensor([0.2, 0.3, 0.5])},
+    "MultivariateNormal": {"loc": torch.zeros(_CLASSES)},
+    "OneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5])},
+    "OneHotCategoricalStraightThrough": {"probs": torch.tensor([0.2, 0.3, 0.5])},
+    "RelaxedOneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5])},
+    "TransformedDistribution": {"base_distribution": Normal(0.0, 1.0)},
+}
+
+
+class Entry(NamedTuple):
+    """An ordered pair of torch's classes by their names, and the rule that serves it, a key of `MEANING`."""
+
+    p: str
+    q: str
+    rule: str
+
+
+@functools.cache
+def families() -> dict[type[Distribution], Distribution]:
+    """Return every class of distributions that torch exports, with a typical member of each."""
+    kinds = (getattr(torch_distributions, name) for name in sorted(torch_distributions.__all__))
+    return {
+        kind: typical(kind)
+        for kind in kinds
+        if isinstance(kind, type)
+        and issubclass(kind, Distribution)
+        and kind not in (Distribution, ExponentialFamily)
+    }
+
+
+def typical(kind: type[Distribution]) -> Distribution:
+    """Return a member of a class of torch's with parameters such as are usual, in float64."""
+    known = _TYPICAL | _TYPICAL_OF.get(kind.__name__, {})
+    wanted = [
+        name
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        or name in ("covariance_matrix", "probs", "total_count")
+    ]
+    return cast(Callable[..., Distribution], kind)(**{name: _wide(known[name]) for name in wanted})
+
+
+def _wide(value: object) -> object:
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    if isinstance(value, torch.Tensor):
+        return value.double()
+    if isinstance(value, Normal):
+        return Normal(value.loc.double(), value.scale.double())
+    return Categorical(value.probs.double()) if isinstance(value, Categorical) else value
+
+
+def is_univariate(kind: type[Distribution]) -> bool:
+    """Tell whether a class is one of distributions of single numbers, whatever its parameters."""
+    return kind not in WRAPPERS and not families()[kind].event_shape
+
+
+def matrix() -> Iterator[Entry]:
+    """Yield the rule of every ordered pair of torch's classes."""
+    for kind_p, p in families().items():
+        for kind_q, q in families().items():
+            yield Entry(kind_p.__name__, kind_q.__name__, rule_of(p, q))
+
+
+def rule_of(p: Distribution, q: Distribution) -> str:
+    """Return which rule answers for two distributions, a key of `MEANING`."""
+    try:
+        check_comparable("kl_divergence", p, q)
+    except ArgumentValueError:
+        return "not_comparable"
+    return _rule_of_closed_form(p, q) or _rule_of_reduction(p, q) or _rule_of_laws(p, q) or "monte_carlo"
+
+
+def _rule_of_closed_form(p: Distribution, q: Distribution) -> str | None:
+    form = find_closed_form(type(p), type(q))
+    value = None if form is None else form.function(p, q)
+    if form is None or value is None:
+        return None
+    return "infinite" if bool(value.isposinf().all()) or _is_infinite(p, q) else form.method
+
+
+def _rule_of_reduction(p: Distribution, q: Distribution) -> str | None:
+    reduction = find_reduction(type(p), type(q))
+    found = None if reduction is None else reduction(p, q, _named)
+    return None if found is None else found.method
+
+
+def _named(p: Distribution, q: Distribution) -> Estimate:
+    shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+    return Estimate(torch.zeros(shape, dtype=torch.float64), None, rule_of(p, q))
+
+
+def _rule_of_laws(p: Distribution, q: Distribution) -> str | None:
+    laws = law_of(p), law_of(q)
+    if laws[0] is None or laws[1] is None or laws[0].integer != laws[1].integer:
+        return None
+    if _is_infinite(p, q):
+        return "infinite"
+    return "summation" if laws[0].integer else "quadrature"
+
+
+def _is_infinite(p: Distribution, q: Distribution) -> bool:
+    laws = law_of(p), law_of(q)
+    infinite = None if laws[0] is None or laws[1] is None else is_infinite(laws[0], laws[1])
+    return infinite is not None and bool(infinite.all())

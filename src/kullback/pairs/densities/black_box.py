@@ -1,0 +1,275 @@
+"""The law of any univariate continuous distribution with log_prob, sample and support: what users' own classes have.
+
+How its tails fall is read from the density itself, far out; whether its mass was met is for the quadrature to check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.pairs.densities.base import Coordinate, Growth, Law, Points, Tail, law
+from kullback.pairs.numerics.parameters import wide
+
+__all__ = ["UNDERFLOWED", "DensityLaw"]
+
+UNDERFLOWED = -746.0
+"""What a distribution may give as the logarithm of a density that is positive but rounded to 0."""
+
+_DRAWS = 257
+# The log-distances from the middle at which tails are read, in units of its width, and from a finite end.
+_FAR = (20 * math.log(10.0), 40 * math.log(10.0))
+_NEAR = (-5 * math.log(10.0), -10 * math.log(10.0))
+# How far out, in logarithms, the density itself is asked: as far as it can say, which in float32 is less.
+_REACHES = (200.0, 40.0)
+# How near to an end other than 0, relative to it.
+_RESOLUTION = 1e-8
+# A tail that falls by more than this power of the distance is not a power.
+_STEEPEST = 1e4
+# How many times a distance is doubled where the density is followed until it is 0.
+_STEPS = 40
+# Digits of a power that two logarithms give.
+_DIGITS = 8
+
+
+class _Edge(NamedTuple):
+    """The point at distance e^log_u from `middle`, in the direction of `sign`; away from P is `outwards` in log_u."""
+
+    sign: int
+    middle: Tensor
+    log_u: Tensor
+    outwards: int
+
+    def at(self, log_u: Tensor) -> Tensor:
+        return self.middle + self.sign * torch.exp(log_u)
+
+
+# The fields of `Tail` and of `Growth` at one end.
+_Ends = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class DensityLaw(Law):
+    """A distribution of which no more is known than its density, its support and its draws."""
+
+    distribution: Distribution
+    changes: tuple[Callable[[Tensor], Tensor], ...] = ()
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
+        return DensityLaw(self.distribution, (*self.changes, change))
+
+    def is_splittable(self) -> bool:
+        return False
+
+    def low(self) -> Tensor | None:
+        return self._end("lower_bound")
+
+    def high(self) -> Tensor | None:
+        return self._end("upper_bound")
+
+    def log_density(self, at: Points) -> Tensor:
+        shape = torch.broadcast_shapes(at.x.shape, (*self.distribution.batch_shape, 1))
+        x = _inside(at.x, self.low(), self.high()).expand(shape).movedim(-1, 0)
+        result = wide(self.distribution.log_prob(x)).movedim(0, -1)
+        for side in (-1, 1):
+            result = self._continued(side, at, result)
+        return result
+
+    def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
+        """Continue the density as a power of the distance where float64 no longer tells points, or squares, apart."""
+        end = self.low() if side < 0 else self.high()
+        edge, inner, outer = self._outermost(side)
+        middle, log_edge, inner, outer = map(self._changed, (edge.middle, edge.log_u, inner, outer))
+        if end is None:
+            log_u = torch.log((side * (at.x - middle)).clamp(min=1e-300))
+        else:
+            log_u = at.log_above(end) if side < 0 else at.log_below(end)
+        beyond = edge.outwards * (log_u - log_edge)
+        return torch.where(beyond > 0, outer + (outer - inner) * beyond, log_density)
+
+    def _outermost(self, side: int) -> tuple[_Edge, Tensor, Tensor]:
+        """Return the last point that the density is asked at, and its logarithm just before and there."""
+        edge, inner, outer = self._asked(side, _REACHES[0])
+        return (
+            (edge, inner, outer) if bool((outer - inner).isfinite().all()) else self._asked(side, _REACHES[1])
+        )
+
+    def _asked(self, side: int, reach: float) -> tuple[_Edge, Tensor, Tensor]:
+        edge = self._edge(side, reach)
+        return edge, self._log_prob(edge.at(edge.log_u - edge.outwards)), self._log_prob(edge.at(edge.log_u))
+
+    def _edge(self, side: int, reach: float) -> _Edge:
+        """Return the point towards an end up to which the density is asked."""
+        end = self._plain_end("lower_bound" if side < 0 else "upper_bound")
+        first, middle, last, width = self._quartiles()
+        if end is None:
+            log_u = torch.log(width) + reach
+            if self._is_half_line():  # the quartiles are logarithms of distances from the other end
+                log_u = torch.maximum(last.abs(), first.abs()) + reach
+                middle = cast(Tensor, self._plain_end("upper_bound" if side < 0 else "lower_bound"))
+            return _Edge(side, middle, log_u, 1)
+        log_u = (
+            torch.minimum(side * -first, side * -last) - reach
+            if self._is_half_line()
+            else -reach - middle.abs()
+        )
+        log_u = torch.maximum(log_u, torch.log(_RESOLUTION * end.abs()))
+        return _Edge(-side, end, log_u, -1)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        _, middle, _, width = self._quartiles()
+        return self._changed(middle), self._changed(width)
+
+    def landmarks(self) -> list[Tensor]:
+        low, middle, high, width = self._quartiles()
+        return [self._changed(x) for x in (low - 4 * width, low, middle, high, high + 4 * width)]
+
+    def lower_tail(self) -> Tail:
+        return Tail(*map(self._changed, self._read(-1)[0]))
+
+    def upper_tail(self) -> Tail:
+        return Tail(*map(self._changed, self._read(1)[0]))
+
+    def lower_growth(self) -> Growth:
+        return Growth(*map(self._changed, self._read(-1)[1]))
+
+    def upper_growth(self) -> Growth:
+        return Growth(*map(self._changed, self._read(1)[1]))
+
+    def _changed(self, x: Tensor) -> Tensor:
+        for change in self.changes:
+            x = change(x)
+        return x
+
+    def _end(self, name: str) -> Tensor | None:
+        end = self._plain_end(name)
+        return end if end is None or not end.ndim else self._changed(end)
+
+    def _plain_end(self, name: str) -> Tensor | None:
+        constraint = self.distribution.support
+        bound = getattr(getattr(constraint, "base_constraint", constraint), name, None)
+        if bound is None:
+            return None
+        end = wide(torch.as_tensor(bound, dtype=None if isinstance(bound, Tensor) else torch.float64))
+        return None if bool(end.isinf().all()) else end
+
+    def _quartiles(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the quartiles of the same draws every time, in the law's own coordinate, and the width they show."""
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            draws = wide(self.distribution.sample(torch.Size([_DRAWS])))
+            low, high = (self._plain_end(name) for name in ("lower_bound", "upper_bound"))
+            t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
+        first, middle, last = t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
+        return first, middle, last, (last - first).clamp(min=1e-300) + 1e-12 * middle.abs()
+
+    def _read(self, side: int) -> _Ends:
+        """Return the tail and the growth towards one end, as fields of `Tail` and `Growth`."""
+        with torch.no_grad():
+            end = self._plain_end("lower_bound" if side < 0 else "upper_bound")
+            _, middle, _, width = self._quartiles()
+            # The middle is in the coordinate of the support; where that is bounded on one side, it is a logarithm.
+            scale = (
+                torch.exp(width.clamp(max=300) + middle.clamp(-300, 300)) if self._is_half_line() else width
+            )
+            found = (
+                self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
+            )
+            return (
+                tuple(x.expand(self.distribution.batch_shape) for x in found[0]),
+                tuple(x.expand(self.distribution.batch_shape) for x in found[1]),
+            )  # pyright: ignore[reportReturnType]
+
+    def _is_half_line(self) -> bool:
+        ends = [self._plain_end(name) for name in ("lower_bound", "upper_bound")]
+        return (ends[0] is None) != (ends[1] is None)
+
+    def _read_at_infinity(self, side: int, scale: Tensor) -> _Ends:
+        near, far = (self._log_prob(side * scale * math.exp(log_u)) for log_u in _FAR)
+        fall = (near - far) / (_FAR[1] - _FAR[0])
+        rate = (near - self._log_prob(2 * side * scale * math.exp(_FAR[0]))) / (scale * math.exp(_FAR[0]))
+        tail = _tail(
+            fall < _STEEPEST, fall - 1, torch.where(rate > 0, rate.nan_to_num(nan=torch.inf), torch.inf)
+        )
+        growth = (torch.log(far / near) / (_FAR[1] - _FAR[0])).round(decimals=_DIGITS)
+        growth = torch.where(fall < _STEEPEST, 0.0, growth), torch.zeros_like(fall)
+        return _instead(near == -torch.inf, self._read_closer(side * scale, 2.0), (tail, growth))
+
+    def _read_at_end(self, side: int, end: Tensor, scale: Tensor) -> _Ends:
+        unit = torch.where(end == 0, scale.clamp(max=1.0), end.abs().clamp(min=1e-300))
+        near, far = (self._log_prob(end - side * unit * math.exp(log_distance)) for log_distance in _NEAR)
+        fall = (near - far) / (_NEAR[0] - _NEAR[1])
+        tail = _tail(fall < 100, fall + 1, torch.full_like(fall, torch.inf), digits=4)
+        growth = (torch.log(far / near) / (_NEAR[0] - _NEAR[1])).round(decimals=4)
+        growth = torch.where(fall < 100, 0.0, growth), torch.zeros_like(fall)
+        return _instead(far == -torch.inf, self._read_closer(-side * unit, 0.5, end), (tail, growth))
+
+    def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> _Ends:
+        """Read a tail where the density is soon 0 in float64: from the last points at which it is not.
+
+        -log density goes as a power of u where its slope in log-log is constant; where that doubles with u, as e^u.
+        """
+        index = torch.arange(_STEPS).reshape(-1, *[1] * len(self.distribution.batch_shape))
+        f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])
+        steps = torch.where(f.isfinite() & (f < -1), index, 2).amax(0, keepdim=True).clamp(min=2)
+        last, before, first = (f.gather(0, steps - k).squeeze(0) for k in range(3))
+        u = 2.0 ** steps.squeeze(0) * (unit.abs() if step > 1 else 1 / unit.abs())
+        slope, slope_before = (
+            torch.log2(a / b).nan_to_num(nan=0.0) for a, b in ((last, before), (before, first))
+        )
+        races = slope > 1.5 * slope_before
+        power = torch.where(races, 0.0, slope.round(decimals=1))
+        rate = torch.where(power == 1, 2 * (before - last) / u, torch.inf)
+        race = torch.where(races, 2 * math.log(2) * slope / u, 0.0)
+        return (torch.full_like(slope, torch.inf), rate), (power, race)
+
+    def _log_prob(self, x: Tensor) -> Tensor:
+        low, high = (self._plain_end(name) for name in ("lower_bound", "upper_bound"))
+        found = wide(self.distribution.log_prob(_inside(x, low, high).expand(self.distribution.batch_shape)))
+        return torch.where(found == UNDERFLOWED, -torch.inf, found)
+
+
+def _instead(where: Tensor, found: _Ends, otherwise: _Ends) -> _Ends:
+    """Return one reading where it serves, else the other."""
+    tail, growth = (
+        tuple(torch.where(where, a, b) for a, b in zip(*pair, strict=True))
+        for pair in zip(found, otherwise, strict=True)
+    )
+    return cast(_Ends, (tail, growth))
+
+
+def _tail(is_power: Tensor, power: Tensor, rate: Tensor, digits: int = _DIGITS) -> tuple[Tensor, Tensor]:
+    return (
+        torch.where(is_power, power.round(decimals=digits), torch.inf),
+        torch.where(is_power, 0.0, rate),
+    )
+
+
+def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """Return x moved off the ends: a point next to one may have been rounded onto it, where no density need be."""
+    if low is not None:
+        x = torch.where(x <= low, torch.nextafter(low.detach(), torch.full_like(low, torch.inf)), x)
+    if high is not None:
+        x = torch.where(x >= high, torch.nextafter(high.detach(), torch.full_like(high, -torch.inf)), x)
+    return x
+
+
+@law(Distribution)
+def _any(d: Distribution) -> Law | None:
+    """Read the law of any other distribution, None where it is not on the line or cannot be asked."""
+    if d.event_shape or type(d).log_prob is Distribution.log_prob:
+        return None
+    try:
+        if d.support is None or d.support.is_discrete:
+            return None
+        DensityLaw(d).spread()
+        d.log_prob(d.sample())
+    except NotImplementedError:
+        return None
+    return DensityLaw(d)

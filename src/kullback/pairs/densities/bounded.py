@@ -1,0 +1,241 @@
+"""The laws of the families that live on an interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Beta,
+    ContinuousBernoulli,
+    Kumaraswamy,
+    RelaxedBernoulli,
+    Uniform,
+    VonMises,
+)
+from torch.nn.functional import logsigmoid
+
+from kullback.pairs.densities.base import Law, Points, Tail, law, log_mean_exp, with_knee
+from kullback.pairs.numerics.parameters import given_logits, wide
+from kullback.pairs.numerics.special import lgamma_rest
+
+__all__ = [
+    "BetaLaw",
+    "ContinuousBernoulliLaw",
+    "KumaraswamyLaw",
+    "LogitLogisticLaw",
+    "UniformLaw",
+    "VonMisesLaw",
+]
+
+
+class _Unit(Law):
+    def low(self) -> Tensor | None:
+        return torch.zeros((), dtype=torch.float64)
+
+    def high(self) -> Tensor | None:
+        return torch.ones((), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class BetaLaw(_Unit):
+    """x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
+
+    a: Tensor
+    b: Tensor
+
+    def log_density(self, at: Points) -> Tensor:
+        a, b = self.a, self.b
+        n, log_x, log_rest = a + b, at.log_above(0.0), at.log_below(1.0)
+        # By logits around that of the mean, where large concentrations leave no large terms.
+        u = log_x - log_rest - torch.log(a) + torch.log(b)
+        shape = a * log_mean_exp(a / n, b / n, -u) + b * log_mean_exp(b / n, a / n, u)
+        return lgamma_rest(n) - lgamma_rest(a) - lgamma_rest(b) - shape - log_x - log_rest
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        a, b = self.a, self.b
+        width = torch.sqrt(torch.polygamma(1, a) + torch.polygamma(1, b))
+        return torch.digamma(a) - torch.digamma(b), width
+
+    def landmarks(self) -> list[Tensor]:
+        return with_knee(*self.spread(), torch.log(self.a + 1) - torch.log(self.b + 1))
+
+    def lower_tail(self) -> Tail:
+        return Tail(power=self.a)
+
+    def upper_tail(self) -> Tail:
+        return Tail(power=self.b)
+
+
+@dataclass(frozen=True)
+class KumaraswamyLaw(_Unit):
+    """a b x^(a - 1) (1 - x^a)^(b - 1)."""
+
+    a: Tensor
+    b: Tensor
+
+    def log_density(self, at: Points) -> Tensor:
+        a, b = self.a, self.b
+        log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
+        # log x loses its digits near 1, where log(1 - x) has them.
+        log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
+        inner = torch.log(-torch.expm1(a * log_x))
+        # 1 - x^a = a (1 - x) nearly, where even that difference underflows.
+        inner = torch.where(a * log_x > -1e-300, torch.log(a) + log_rest, inner)
+        return torch.log(a) + torch.log(b) + (a - 1) * log_x + (b - 1) * inner
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        # x^a = 1 - v^(1/b) for uniform v: from the median and the two quartiles.
+        def logit_at(v: float) -> Tensor:
+            inner = -torch.expm1(math.log(v) / self.b)
+            log_x = torch.log(inner) / self.a
+            return log_x - torch.log(-torch.expm1(log_x)).nan_to_num(neginf=-700.0)
+
+        low, middle, high = logit_at(0.9), logit_at(0.5), logit_at(0.1)
+        width = ((high - low) / 2.5).nan_to_num(nan=1.0).clamp(1e-3, 1e6)
+        return middle.nan_to_num(nan=0.0).clamp(-1e6, 1e6), width
+
+    def lower_tail(self) -> Tail:
+        return Tail(power=self.a)
+
+    def upper_tail(self) -> Tail:
+        return Tail(power=self.b)
+
+
+@dataclass(frozen=True)
+class UniformLaw(Law):
+    """1 / (upper - lower)."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def low(self) -> Tensor | None:
+        return self.lower
+
+    def high(self) -> Tensor | None:
+        return self.upper
+
+    def log_density(self, at: Points) -> Tensor:
+        return -torch.log(self.upper - self.lower) + 0 * at.x
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(self.upper), torch.full_like(self.upper, 1.8)
+
+    def lower_tail(self) -> Tail:
+        return Tail(power=1.0)
+
+    upper_tail = lower_tail
+
+
+@dataclass(frozen=True)
+class ContinuousBernoulliLaw(_Unit):
+    """C e^(logit x), with C = logit / (e^logit - 1)."""
+
+    logits: Tensor
+
+    def log_density(self, at: Points) -> Tensor:
+        rising = self.logits >= 0
+        size = torch.where(rising, self.logits, -self.logits)  # abs has no slope at 0
+        flat = size < 1e-3
+        safe = torch.where(flat, 1, size)
+        # log(size / (1 - e^-size)), a series where that is near 1.
+        series = size / 2 - size**2 / 24 + size**4 / 2880
+        constant = torch.where(flat, series, torch.log(safe) - torch.log(-torch.expm1(-safe)))
+        distance = torch.exp(torch.where(rising, at.log_below(1.0), at.log_above(0.0)))
+        return constant - size * distance
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        size = torch.log1p(self.logits.abs() / 2)
+        return torch.sign(self.logits) * size, torch.full_like(size, 1.8)
+
+    def lower_tail(self) -> Tail:
+        return Tail(power=1.0)
+
+    upper_tail = lower_tail
+
+
+@dataclass(frozen=True)
+class LogitLogisticLaw(_Unit):
+    """The law of sigmoid(y) for y logistic with a location and a scale."""
+
+    loc: Tensor
+    scale: Tensor
+
+    def log_density(self, at: Points) -> Tensor:
+        log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
+        z = (log_x - log_rest - self.loc) / self.scale
+        return logsigmoid(z) + logsigmoid(-z) - torch.log(self.scale) - log_x - log_rest
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        return self.loc, self.scale
+
+    def lower_tail(self) -> Tail:
+        return Tail(power=1 / self.scale)
+
+    upper_tail = lower_tail
+
+
+@dataclass(frozen=True)
+class VonMisesLaw(Law):
+    """exp(concentration (cos(x - loc) - 1)) / (2 pi I0(concentration) e^-concentration) on the circle."""
+
+    loc: Tensor
+    concentration: Tensor
+
+    def low(self) -> Tensor | None:
+        return torch.full((), -math.pi, dtype=torch.float64)
+
+    def high(self) -> Tensor | None:
+        return torch.full((), math.pi, dtype=torch.float64)
+
+    def log_density(self, at: Points) -> Tensor:
+        half = torch.sin((at.x - self.loc) / 2)
+        scaled_bessel = torch.special.i0e(self.concentration)
+        return -2 * self.concentration * half**2 - torch.log(2 * math.pi * scaled_bessel)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        centre = torch.remainder(self.loc + math.pi, 2 * math.pi) - math.pi
+        width = (1 / torch.sqrt(1 + self.concentration)).clamp(max=1.0)
+        inside = centre.clamp(-math.pi + 1e-6, math.pi - 1e-6)
+        slope = 2 * math.pi / ((math.pi + inside) * (math.pi - inside))
+        return torch.log((math.pi + inside) / (math.pi - inside)), slope * width
+
+    def lower_tail(self) -> Tail:
+        return Tail(power=1.0)
+
+    upper_tail = lower_tail
+
+
+@law(Beta)
+def _beta(d: Beta) -> Law:
+    return BetaLaw(wide(d.concentration1), wide(d.concentration0))
+
+
+@law(Kumaraswamy)
+def _kumaraswamy(d: Kumaraswamy) -> Law:
+    return KumaraswamyLaw(wide(d.concentration1), wide(d.concentration0))
+
+
+@law(Uniform)
+def _uniform(d: Uniform) -> Law:
+    return UniformLaw(wide(d.low), wide(d.high))
+
+
+@law(ContinuousBernoulli)
+def _continuous_bernoulli(d: ContinuousBernoulli) -> Law:
+    if given_logits(d):
+        return ContinuousBernoulliLaw(wide(d.logits))
+    return ContinuousBernoulliLaw(torch.special.logit(wide(d.probs)))
+
+
+@law(RelaxedBernoulli)
+def _relaxed_bernoulli(d: RelaxedBernoulli) -> Law:
+    temperature = wide(d.temperature)
+    return LogitLogisticLaw(wide(d.logits) / temperature, 1 / temperature)
+
+
+@law(VonMises)
+def _von_mises(d: VonMises) -> Law:
+    return VonMisesLaw(wide(d.loc), wide(d.concentration))

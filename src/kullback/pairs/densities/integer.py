@@ -1,0 +1,281 @@
+"""The laws of the families that live on the integers, continued to the reals between them.
+
+The probabilities are in the saddle-point form: differences from Stirling's formula and deviances, which are small
+numbers, in place of logarithms of factorials, which are huge ones.
+
+Fast and Accurate Computation of Binomial Probabilities (Loader, 2000)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Binomial, Categorical, Geometric, NegativeBinomial, Poisson
+
+from kullback.pairs.densities.base import Coordinate, Law, Points, Tail, law
+from kullback.pairs.numerics.bernoulli import chances_of, rate_of, safe_log
+from kullback.pairs.numerics.parameters import given_logits, wide
+
+__all__ = [
+    "BinomialLaw",
+    "CategoricalLaw",
+    "GeometricLaw",
+    "IntegerLaw",
+    "NegativeBinomialLaw",
+    "PoissonLaw",
+]
+
+_LOG_TAU = math.log(2 * math.pi)
+# log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+_LARGE = 16.0
+
+
+def stirling_error(x: Tensor) -> Tensor:
+    """Return log(x!) - log(sqrt(2 pi x) (x / e)^x) for x > 0."""
+    large = x >= _LARGE
+    inverse = 1 / torch.where(large, x, _LARGE)
+    square, series = inverse * inverse, torch.full_like(inverse, _STIRLING[-1])
+    for c in reversed(_STIRLING[:-1]):
+        series = series * square + c
+    small = torch.where(large, 1, x)
+    direct = torch.lgamma(small + 1) - (small + 0.5) * torch.log(small) + small - _LOG_TAU / 2
+    return torch.where(large, series * inverse, direct)
+
+
+def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
+    """Return x log(x / mean) + mean - x for x > 0, small numbers to full precision."""
+    gap = x - mean
+    v = gap / (x + mean)
+    near = v.abs() < 0.1
+    v = torch.where(near, v, 0)
+    square = v * v
+    series = torch.full_like(square, 1 / 17)
+    for k in (15, 13, 11, 9, 7, 5, 3):
+        series = series * square + 1 / k
+    tiny = mean < 1e-100  # whose square, in the derivative of the quotient, is no float
+    log_ratio = torch.log(x / torch.where(near | tiny, x, mean))
+    log_ratio = torch.where(tiny, torch.log(x) - log_mean, log_ratio)
+    return torch.where(near, gap * v + 2 * x * v * square * series, x * log_ratio - gap)
+
+
+def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
+    """Return the logarithm of (a + b)! / (a! b!) p^a (1 - p)^b for a, b > 0 and 0 < p < 1."""
+    n = a + b
+    log_n = torch.log(n)
+    exponent = stirling_error(n) - stirling_error(a) - stirling_error(b)
+    exponent = exponent - deviance(a, n * trials.success, log_n + trials.log_success)
+    exponent = exponent - deviance(b, n * trials.failure, log_n + trials.log_failure)
+    return exponent + (log_n - torch.log(a) - torch.log(b) - _LOG_TAU) / 2
+
+
+class IntegerLaw(Law):
+    """A law of the integers; `low` and `high` are the least and the greatest that have mass at its parameters."""
+
+    integer: ClassVar[bool] = True
+    smooth: ClassVar[bool] = True
+    """Whether the probabilities are those of a smooth function of x: if not, all have to be looked at."""
+
+    def low(self) -> Tensor | None:
+        return torch.zeros((), dtype=torch.float64)
+
+    def coordinate(self) -> Coordinate:
+        return Coordinate(None, None)
+
+
+def _power(n: Tensor, log_base: Tensor) -> Tensor:
+    """Return n log base with 0 log 0 = 0; no derivative where the base is 0."""
+    empty = log_base == -torch.inf
+    return torch.where(empty, torch.where(n == 0, 0.0, -torch.inf), n * torch.where(empty, 0, log_base))
+
+
+@dataclass(frozen=True)
+class _Trials(IntegerLaw):
+    total_count: Tensor
+    success: Tensor
+    failure: Tensor
+    log_success: Tensor
+    log_failure: Tensor
+
+    def certain(self) -> Tensor:
+        """Tell where one of the two outcomes is impossible."""
+        return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
+
+    def uncertain(self) -> _Trials:
+        """Return the same with even chances where one outcome is impossible: something that has a logarithm."""
+        certain = self.certain()
+        half = (0.5, 0.5, math.log(0.5), math.log(0.5))
+        given = (self.success, self.failure, self.log_success, self.log_failure)
+        chances = (torch.where(certain, a, b) for a, b in zip(half, given, strict=True))
+        return type(self)(self.total_count, *chances)
+
+
+class BinomialLaw(_Trials):
+    """n! / (x! (n - x)!) p^x (1 - p)^(n - x)."""
+
+    def low(self) -> Tensor | None:
+        return torch.where(self.log_failure == -torch.inf, self.total_count, 0.0)
+
+    def high(self) -> Tensor | None:
+        return torch.where(self.log_success == -torch.inf, 0.0, self.total_count)
+
+    def log_density(self, at: Points) -> Tensor:
+        n, x = self.total_count, at.x
+        within = (x > 0) & (x < n)
+        middle = _log_split(torch.where(within, x, 1), torch.where(within, n - x, 1), self.uncertain())
+        ends = torch.where(x == 0, _power(n, self.log_failure), -torch.inf)
+        ends = torch.where((x == n) & (n > 0), _power(n, self.log_success), ends)
+        return torch.where(within & ~self.certain(), middle, ends)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        mean = self.total_count * self.success
+        return mean, torch.sqrt(mean * self.failure)
+
+
+class NegativeBinomialLaw(_Trials):
+    """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, with p the chance of what is counted, as in torch."""
+
+    def high(self) -> Tensor | None:
+        return torch.where((self.log_success == -torch.inf) | (self.total_count == 0), 0.0, torch.inf)
+
+    def log_density(self, at: Points) -> Tensor:
+        r, x = self.total_count, at.x
+        within = (x > 0) & (r > 0)
+        a, b = torch.where(within, x, 1), torch.where(within, r, 1)
+        middle = _log_split(a, b, self.uncertain()) + torch.log(b) - torch.log(a + b)
+        at_zero = torch.where(x == 0, _power(r, self.log_failure), -torch.inf)
+        return torch.where(within & ~self.certain(), middle, at_zero)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        odds = torch.exp(self.log_success - self.log_failure)
+        mean = self.total_count * odds
+        return mean, torch.sqrt(mean * (1 + odds))
+
+    def upper_tail(self) -> Tail:
+        return Tail(rate=-self.log_success)
+
+
+@dataclass(frozen=True)
+class PoissonLaw(IntegerLaw):
+    """rate^x e^-rate / x!."""
+
+    rate: Tensor
+
+    def high(self) -> Tensor | None:
+        return torch.where(self.rate == 0, 0.0, torch.inf)
+
+    def log_density(self, at: Points) -> Tensor:
+        x = at.x
+        inner = (x > 0) & (self.rate > 0)
+        a, rate = torch.where(inner, x, 1), torch.where(inner, self.rate, 1)
+        exponent = -stirling_error(a) - deviance(a, rate, torch.log(rate))
+        at_zero = torch.where(x == 0, -self.rate, -torch.inf)
+        return torch.where(inner, exponent - (torch.log(a) + _LOG_TAU) / 2, at_zero)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        return self.rate, torch.sqrt(self.rate)
+
+
+@dataclass(frozen=True)
+class GeometricLaw(IntegerLaw):
+    """p (1 - p)^x."""
+
+    log_success: Tensor
+    log_failure: Tensor
+
+    def high(self) -> Tensor | None:
+        return torch.where(self.log_failure == -torch.inf, 0.0, torch.inf)
+
+    def log_density(self, at: Points) -> Tensor:
+        return self.log_success + _power(at.x, self.log_failure)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        mean = torch.exp(self.log_failure - self.log_success)
+        return mean, torch.sqrt(mean * (1 + mean))
+
+    def upper_tail(self) -> Tail:
+        return Tail(rate=-self.log_failure)
+
+
+@dataclass(frozen=True)
+class CategoricalLaw(IntegerLaw):
+    """The probability of class x, from logarithms of probabilities along the last dimension."""
+
+    smooth: ClassVar[bool] = False
+
+    log_mass: Tensor
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
+        return replace(self, log_mass=torch.vmap(change, in_dims=-1, out_dims=-1)(self.log_mass))
+
+    def low(self) -> Tensor | None:
+        return (self.log_mass > -torch.inf).to(torch.uint8).argmax(-1).to(self.log_mass.dtype)
+
+    def high(self) -> Tensor | None:
+        last = self.log_mass.shape[-1] - 1
+        return (last - (self.log_mass > -torch.inf).flip(-1).to(torch.uint8).argmax(-1)).to(
+            self.log_mass.dtype
+        )
+
+    def log_density(self, at: Points) -> Tensor:
+        last = self.log_mass.shape[-1] - 1
+        shape = torch.broadcast_shapes(at.x.shape, self.log_mass.shape[:-1])
+        index = at.x.clamp(0, last).long().expand(shape)
+        if self.log_mass.shape[-2:-1] == (1,):
+            found = self.log_mass.squeeze(-2).expand(*shape[:-1], -1).gather(-1, index)
+        else:
+            found = self.log_mass.expand(*shape, -1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        return torch.where((at.x >= 0) & (at.x <= last), found, -torch.inf)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        mass = torch.exp(self.log_mass)
+        x = torch.arange(mass.shape[-1], dtype=mass.dtype, device=mass.device)
+        mean = (mass * x).sum(-1)
+        return mean, torch.sqrt((mass * (x - mean.unsqueeze(-1)) ** 2).sum(-1))
+
+
+@law(Bernoulli)
+def _bernoulli(d: Bernoulli) -> Law:
+    chances = chances_of(d)
+    return BinomialLaw(torch.ones_like(chances.success), *chances[:4])
+
+
+@law(Binomial)
+def _binomial(d: Binomial) -> Law:
+    return BinomialLaw(wide(d.total_count), *chances_of(d)[:4])
+
+
+@law(Poisson)
+def _poisson(d: Poisson) -> Law:
+    return PoissonLaw(rate_of(d))
+
+
+@law(Geometric)
+def _geometric(d: Geometric) -> Law:
+    chances = chances_of(d)
+    return GeometricLaw(chances.log_success, chances.log_failure)
+
+
+@law(NegativeBinomial)
+def _negative_binomial(d: NegativeBinomial) -> Law:
+    return NegativeBinomialLaw(wide(d.total_count), *chances_of(d)[:4])
+
+
+@law(Categorical)
+def _categorical(d: Categorical) -> Law:
+    if given_logits(d):
+        logits = wide(d.logits)
+        return CategoricalLaw(logits - _log_sum(logits))
+    probs = wide(d.probs)
+    return CategoricalLaw(safe_log(probs) - torch.log(probs.sum(-1, keepdim=True)))
+
+
+def _log_sum(logits: Tensor) -> Tensor:
+    """Return log sum exp over the classes; classes of logit -inf have no derivative, not NaN."""
+    peak = logits.detach().amax(-1, keepdim=True)
+    return peak + torch.log(torch.exp(logits - peak).sum(-1, keepdim=True))

@@ -1,0 +1,1 @@
+"""Divergences by quadrature and summation."""

@@ -1,0 +1,336 @@
+"""The divergence of two laws on the integers by summation, with an error for each element of the batch.
+
+The window holds all integers that matter: beyond it the terms fall at least geometrically, which bounds the rest.
+It is cut into panels of 16 2^k integers. Sixteen are added one by one. From a larger panel 16 nodes are taken, with
+the weights of Gauss's rule for sums (the orthogonal polynomials of Chebyshev on equidistant points), which adds
+polynomials of degree 31 exactly; panels with a large error are halved, down to 16 integers, where there is none.
+The nodes are constants, and one differentiable sum over them gives the value.
+
+Calculation of Gauss Quadrature Rules (Golub and Welsch, 1969)
+Orthogonal Polynomials: Computation and Approximation (Gautschi, 2004), on discrete Chebyshev polynomials
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.pairs.densities.base import Law, Points
+from kullback.pairs.integration.quadrature import Integral, Terms
+
+__all__ = ["sum_terms"]
+
+_NODES = 16
+# Terms are left out where p (1 + |log p / q|), times P's width, is less than e to this power.
+_NEGLIGIBLE = -140.0
+# A window is cut into up to about this many panels before any is halved.
+_PANELS = 32
+# Stands for log 0: a number e^-700 too small to count, but not so small that it rounds to 0.
+_LOG_ZERO = -700.0
+_HUGE = 1e60
+_LARGEST_POWER = 220
+
+_LogSize = Callable[[Tensor], Tensor]
+
+
+class _Rules(NamedTuple):
+    """The rules by kind: kind 0 is an empty panel, kind k one of 16 2^(k - 1) integers."""
+
+    sizes: Tensor
+    nodes: Tensor
+    weights: Tensor
+    details: Tensor  # these times the terms are the coefficients of the two highest polynomials that the nodes tell
+
+
+@functools.cache
+def _rules() -> _Rules:
+    k = torch.arange(1, _NODES, dtype=torch.float64)
+    one_by_one = torch.arange(_NODES, dtype=torch.float64)
+    nodes, weights = [one_by_one] * 2, [torch.zeros_like(one_by_one), torch.ones_like(one_by_one)]
+    details = [torch.zeros(2, _NODES, dtype=torch.float64)] * 2
+    sizes = [2.0**power for power in range(4, _LARGEST_POWER + 1)]
+    for size in sizes[1:]:
+        # The recurrence of the monic polynomials that are orthogonal on size equidistant points, in units of size.
+        beta = torch.sqrt(k**2 * (1 - (k / size) ** 2) / (4 * (4 * k**2 - 1)))
+        found, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
+        nodes.append((size - 1) / 2 + size * found)
+        weights.append(size * vectors[0] ** 2)
+        details.append(vectors[-2:] * vectors[0] * size**0.5)
+    table = torch.tensor([0.0, *sizes], dtype=torch.float64)
+    return _Rules(table, torch.stack(nodes), torch.stack(weights), torch.stack(details))
+
+
+def _size(kinds: Tensor) -> Tensor:
+    """Return how many integers panels of these kinds hold."""
+    return _rules().sizes.to(kinds.device)[kinds]
+
+
+class _Panels(NamedTuple):
+    """Where the panels begin, of which kind they are, and what they give in both forms of the terms."""
+
+    starts: Tensor
+    kinds: Tensor
+    values: Tensor
+    errors: Tensor
+    sizes: Tensor
+    mass_p: Tensor
+    mass_q: Tensor
+
+
+def sum_terms(
+    p: Law, q: Law, terms: Terms, batch_shape: torch.Size, *, rtol: float, atol: float, max_evaluations: int
+) -> Integral:
+    """Sum `terms` of two laws over the integers where P has mass.
+
+    Arguments:
+        p: the law of P, its parameters of shape (..., 1): nodes go along the last dimension.
+        q: the law of Q, likewise.
+        terms: the summand.
+        batch_shape: what the parameters broadcast to, without the last dimension.
+        rtol: the relative error wanted.
+        atol: the absolute error that is good enough.
+        max_evaluations: how many nodes an element of the batch may have, unless one by one was the only way.
+    """
+    with torch.no_grad():
+        low, high, missing = _window(p, q, batch_shape)
+        starts, kinds = _cut(low, high, _is_smooth(p) and _is_smooth(q))
+        panels = _measure(p, q, terms, *_resolved(starts, kinds, _landmarks(p, q, batch_shape)))
+        rest_of_q = _mass_outside(q, panels)
+        while True:
+            is_whole = _is_whole(panels, rest_of_q)
+            value, error, rounding = _totals(panels, is_whole)
+            enough = (error <= atol) | (error <= rtol * value.abs()) | (error <= rounding)
+            splits = max(4, panels.starts.shape[-1] // 4)
+            if bool(enough.all()) or (panels.starts.shape[-1] + splits) * _NODES > max_evaluations:
+                break
+            panels = _split(p, q, terms, panels, is_whole, splits)
+        missed = (panels.mass_p.sum(-1) - 1).abs()
+        error = error + rounding + missing + torch.where(is_whole, rest_of_q, 0)
+        error = error + torch.where(value.isinf(), 0, missed * value.abs())
+    if torch.is_grad_enabled():
+        value = torch.where(value.isinf(), value, _sum(p, q, terms, panels, is_whole))
+    return Integral(value, error, missed)
+
+
+def _is_smooth(law: Law) -> bool:
+    return getattr(law, "smooth", True)
+
+
+def _log_densities(p: Law, q: Law, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log p and log q, finite also where there is no mass, and where P has mass and Q none."""
+    log_p, log_q = p.log_density(Points(x)), q.log_density(Points(x))
+    outside = (torch.exp(log_p) > 0) & (log_q == -torch.inf)
+    replaced = (log_p < _LOG_ZERO) | (log_q == -torch.inf)
+    return log_p.clamp(min=_LOG_ZERO), torch.where(replaced, log_q.clamp(min=_LOG_ZERO), log_q), outside
+
+
+def _window(p: Law, q: Law, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first and the last integer that matter, (..., 1), and a bound on the sum of |terms| elsewhere."""
+    shape = (*batch_shape, 1)
+    marks = [torch.floor(mark.expand(shape)) for mark in p.landmarks()]
+    least, most = _ends(p, marks[0])
+    top = torch.stack(marks).amax(0).clamp(least, most)
+    bottom = torch.stack(marks).amin(0).clamp(least, most)
+
+    def log_size(x: Tensor) -> Tensor:
+        within = x.clamp(least, most)
+        log_p, log_q, _ = _log_densities(p, q, within)
+        size = p.log_density(Points(within)) + torch.log1p((log_p - log_q).abs())
+        return torch.where((x < least) | (x > most), -torch.inf, size)
+
+    width = torch.ceil(p.spread()[1].expand(shape).clamp(1, _HUGE))
+    low, high = _reach(log_size, bottom, -width, least), _reach(log_size, top, width, most)
+    rate = torch.as_tensor(p.upper_tail().rate, dtype=top.dtype, device=top.device)
+    # |log p / q| grows no faster than x^2, which slows the fall of the terms by this much.
+    log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
+    missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
+    if not _is_smooth(q):
+        high = torch.maximum(high, _ends(q, high)[1])
+    return low, high, missing.squeeze(-1)
+
+
+def _ends(law: Law, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest integer of a law, in the shape of `like`."""
+    low, high = law.low(), law.high()
+    least = torch.full_like(like, -torch.inf) if low is None else low.expand_as(like)
+    most = torch.full_like(like, torch.inf) if high is None else high.expand_as(like)
+    return least, most
+
+
+def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tensor:
+    """Return an integer, reached from `start` by steps, from which on all is negligible; `end` if that is nearer."""
+    doubling = 2.0 ** torch.arange(0, 63, dtype=start.dtype, device=start.device)
+    negligible = _NEGLIGIBLE - torch.log(step.abs())
+    kept = log_size(start + step * doubling) > negligible
+    last = torch.where(kept, doubling, 0).amax(-1, keepdim=True)
+    # Between the last one kept and its double there may be a nearer one.
+    linear = torch.ceil(last * torch.linspace(1, 2, 33, dtype=start.dtype, device=start.device))
+    kept = log_size(start + step * linear) > negligible
+    distance = torch.where(kept, linear + torch.ceil(last / 32), 0).amax(-1, keepdim=True)
+    found = start + step * torch.where(last > 0, distance, 1)
+    return torch.where(step > 0, torch.minimum(found, end), torch.maximum(found, end))
+
+
+def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | float) -> Tensor:
+    """Bound the sum beyond an edge by a geometric series, as the ratio of successive terms does not grow."""
+    # Far out terms change little from one to the next, and integers are no floats: whole blocks take their place.
+    block = 2.0 ** torch.floor(torch.log2(edge.abs().clamp(min=1)) - 20).clamp(min=0)
+    first, second = log_size(edge + sign * block), log_size(edge + 2 * sign * block)
+    empty = first == -torch.inf
+    log_ratio = (second - torch.where(empty, 0, first)).clamp(min=log_slowest * block)
+    # A block holds terms up to one over the ratio larger than that at its end.
+    largest = torch.exp(first - torch.where(block > 1, log_ratio.clamp(min=_LOG_ZERO), 0))
+    bound = block * largest / -torch.expm1(log_ratio)
+    return torch.where(empty, 0, torch.where(log_ratio < 0, bound, torch.inf))
+
+
+def _cut(low: Tensor, high: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
+    """Return starts and kinds of panels that hold all integers from `low` to `high`."""
+    kind = torch.ones_like(low, dtype=torch.long)
+    if smooth:
+        halvings = torch.ceil(torch.log2((high - low + 1) / (_PANELS * _NODES)))
+        kind = halvings.clamp(0, _LARGEST_POWER - 4).long() + 1
+    size = _size(kind)
+    first = torch.floor(low / size)
+    count = torch.floor(high / size) - first + 1
+    if smooth:  # a window that is too wide even for the largest panels is known by the mass that it misses
+        count = count.clamp(max=_PANELS + 2)
+    index = torch.arange(int(count.max()) if count.numel() else 1, dtype=low.dtype, device=low.device)
+    starts = (first + index) * size
+    # Towards 0, where the probabilities may have a corner, the panels become smaller.
+    kinds = torch.where(starts == 0, 1, kind)
+    kinds = torch.where(index < count, kinds, 0)
+    smaller = torch.arange(1, int(kind.max()) if count.numel() else 1, device=low.device)
+    more = torch.where((smaller < kind) & (first == 0), smaller, 0)
+    return torch.cat([starts, _size(smaller).expand_as(more)], -1), torch.cat([kinds, more], -1)
+
+
+def _landmarks(p: Law, q: Law, batch_shape: torch.Size) -> Tensor:
+    """Return where the probabilities of both laws rise and fall, (..., landmarks); NaN where that is nowhere."""
+    marks = torch.cat([mark.expand(*batch_shape, 1) for law in (p, q) for mark in law.landmarks()], -1)
+    return torch.where(marks.isfinite(), marks, torch.nan)
+
+
+def _resolved(starts: Tensor, kinds: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+    """Halve the panels that are too wide to see what is between a landmark in them and the next one."""
+    distances = (marks.unsqueeze(-1) - marks.unsqueeze(-2)).abs()
+    distances = torch.where(distances > 0, distances, torch.inf).amin(-1)
+    while True:
+        size = _size(kinds)
+        inside = (marks.unsqueeze(-2) >= starts.unsqueeze(-1)) & (
+            marks.unsqueeze(-2) < (starts + size).unsqueeze(-1)
+        )
+        narrow = (inside & (size.unsqueeze(-1) > 4 * distances.unsqueeze(-2))).any(-1) & (kinds > 1)
+        count = int(narrow.sum(-1).max()) if narrow.numel() else 0
+        if count == 0:
+            return starts, kinds
+        _, starts, kinds = _halved(starts, kinds, narrow.to(starts.dtype), count)
+
+
+def _halved(starts: Tensor, kinds: Tensor, priority: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Halve the `count` panels of the highest priority; those without, and those of 16 integers, stay as they are.
+
+    Returns their places, and starts and kinds with the left halves in these and the right ones at the end.
+    """
+    top = priority.topk(count, dim=-1)
+    first, kind = starts.gather(-1, top.indices), kinds.gather(-1, top.indices)
+    large = (kind > 1) & (top.values > 0)
+    half = torch.where(large, kind - 1, kind)
+    middle = first + torch.where(large, _size(half), 0)
+    starts = torch.cat([starts, middle], -1)
+    kinds = torch.cat([kinds.scatter(-1, top.indices, half), torch.where(large, half, 0)], -1)
+    return top.indices, starts, kinds
+
+
+def _nodes(starts: Tensor, kinds: Tensor) -> Tensor:
+    return (starts.unsqueeze(-1) + _rules().nodes.to(starts.device)[kinds]).flatten(-2)
+
+
+def _measure(p: Law, q: Law, terms: Terms, starts: Tensor, kinds: Tensor) -> _Panels:
+    rules = _Rules(*(table.to(starts.device)[kinds] for table in _rules()))
+    x = _nodes(starts, kinds)
+    log_p, log_q, outside = _log_densities(p, q, x)
+    shape = (*kinds.shape[-1:], _NODES)
+    mass_p, mass_q = ((torch.exp(log).unflatten(-1, shape) * rules.weights).sum(-1) for log in (log_p, log_q))
+    f = torch.stack([terms(log_p, torch.where(outside, -torch.inf, log_q), whole) for whole in (True, False)])
+    f = torch.where(rules.weights > 0, f.unflatten(-1, shape), 0)
+    infinite = f.isinf()
+    values = (f * rules.weights).sum(-1)
+    f = torch.where(infinite, 0, f)
+    # Coefficients fall geometrically: the power of QUADPACK tells that of degree 32, the first that the rule misses.
+    norm = torch.sqrt((f * f * rules.weights).sum(-1))
+    detail = torch.sqrt(((rules.details * f.unsqueeze(-2)).sum(-1) ** 2).sum(-1))
+    fraction = torch.where(norm > 0, detail / torch.where(norm > 0, norm, 1), 0)
+    errors = torch.sqrt(rules.weights.sum(-1)) * norm * fraction**1.5
+    # A rounded logarithm changes a term by |p - q| with Q's mass in it, by p without.
+    logs = 1 + log_p.abs() + log_q.abs() + _drift(p, x) + _drift(q, x)
+    changes = torch.stack([(torch.exp(log_p) - torch.exp(log_q)).abs(), torch.exp(log_p)]) * logs
+    sizes = ((f.abs() + changes.unflatten(-1, shape)) * rules.weights).sum(-1)
+    return _Panels(starts, kinds, values, errors, sizes, mass_p, mass_q)
+
+
+def _drift(law: Law, x: Tensor) -> Tensor:
+    """Return how the logarithm at x changes with the mean, relative to it: by (x - mean) mean / variance.
+
+    No family's mean is larger than the variance, but for the Binomial's, which keeps the chance of failure as well.
+    """
+    mean, deviation = law.spread()
+    return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)
+
+
+def _totals(panels: _Panels, is_whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return value, error of the rules and bound on the rounding, in the form of the terms that serves."""
+    totals = (x.sum(-1) for x in (panels.values, panels.errors, panels.sizes))
+    value, error, size = (torch.where(is_whole, x[0], x[1]) for x in totals)
+    return value, error, 4 * torch.finfo(value.dtype).eps * size
+
+
+def _mass_outside(q: Law, panels: _Panels) -> Tensor:
+    """Bound Q's mass outside the panels; infinite where Q is not known to fall there."""
+    used = panels.kinds > 0
+    first = torch.where(used, panels.starts, torch.inf).amin(-1, keepdim=True)
+    ends = panels.starts + _size(panels.kinds) - 1
+    last = torch.where(used, ends, 0).amax(-1, keepdim=True)
+    least, most = _ends(q, first)
+
+    def log_size(x: Tensor) -> Tensor:
+        return torch.where((x < least) | (x > most), -torch.inf, q.log_density(Points(x.clamp(least, most))))
+
+    rate = torch.as_tensor(q.upper_tail().rate, dtype=first.dtype, device=first.device)
+    return (_rest(log_size, first, -1.0, -_HUGE) + _rest(log_size, last, 1.0, -rate)).squeeze(-1)
+
+
+def _is_whole(panels: _Panels, rest_of_q: Tensor) -> Tensor:
+    """Tell where Q's mass outside the panels is nothing next to the sum, so that - p + q may join the terms."""
+    with_q = panels.values[0].sum(-1)
+    return (rest_of_q <= (1e-13 * with_q).clamp(min=1e-40)) & ((panels.mass_q.sum(-1) - 1).abs() < 1e-8)
+
+
+def _split(p: Law, q: Law, terms: Terms, panels: _Panels, is_whole: Tensor, count: int) -> _Panels:
+    """Halve the panels of each element that have its largest errors."""
+    errors = torch.where(is_whole.unsqueeze(-1), panels.errors[0], panels.errors[1])
+    count = min(count, errors.shape[-1])
+    places, starts, kinds = _halved(panels.starts, panels.kinds, errors, count)
+    new = _measure(
+        p,
+        q,
+        terms,
+        *(torch.cat([x.gather(-1, places), x[..., -count:]], -1) for x in (starts, kinds)),
+    )
+
+    def replaced(old: Tensor, fresh: Tensor) -> Tensor:
+        index = places.expand(*old.shape[:-1], -1)
+        return torch.cat([old.scatter(-1, index, fresh[..., :count]), fresh[..., count:]], -1)
+
+    return _Panels(*(replaced(old, fresh) for old, fresh in zip(panels, new, strict=True)))
+
+
+def _sum(p: Law, q: Law, terms: Terms, panels: _Panels, is_whole: Tensor) -> Tensor:
+    weights = _rules().weights.to(panels.starts.device)[panels.kinds].flatten(-2)
+    log_p, log_q, _ = _log_densities(p, q, _nodes(panels.starts, panels.kinds))
+    f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))
+    return (f * weights).sum(-1)

@@ -1,0 +1,1 @@
+"""Functions of numbers and matrices that keep their digits."""

@@ -1,0 +1,202 @@
+r"""Covariance matrices by their Cholesky factors, and one factor relative to another.
+
+With L L^T the covariance of P and K K^T that of Q, M = K^-1 L is lower triangular, and all that a divergence needs is
+tr(M M^T) - d - log det(M M^T) = sum_i (m_ii^2 - 1 - log m_ii^2) + sum_{i > j} m_ij^2,
+of which no term is negative. Where P and Q are close, M comes from the difference of what was given.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.pairs.numerics.parameters import wide
+from kullback.pairs.numerics.special import log_ratio_excess
+
+__all__ = [
+    "Covariance",
+    "Relative",
+    "covariance_of",
+    "factors_of",
+    "of_low_rank",
+    "of_matrix",
+    "of_root",
+    "relative",
+    "whitened",
+]
+
+# Nearer than this, by the squared norm of the whitened difference, M is made from that difference.
+_NEAR = 0.02
+
+
+class Covariance(NamedTuple):
+    """The Cholesky factor L of a covariance, and what it was made from, if not from that."""
+
+    root: Tensor
+    matrix: Tensor | None = None
+    low_rank: tuple[Tensor, Tensor] | None = None
+
+
+class Relative(NamedTuple):
+    """M: the squares of its diagonal, these less 1 (to full precision), and what is below the diagonal."""
+
+    squares: Tensor
+    surplus: Tensor
+    below: Tensor
+
+    def excess(self) -> Tensor:
+        """Return m_ii^2 - 1 - log m_ii^2."""
+        return log_ratio_excess(self.squares, torch.ones_like(self.squares), self.surplus)
+
+    def divergence(self) -> Tensor:
+        """Return KL of two normal distributions of the same mean."""
+        return (self.excess().sum(-1) + (self.below**2).sum((-2, -1))) / 2
+
+
+def of_root(root: Tensor) -> Covariance:
+    """Return the covariance of a Cholesky factor."""
+    return Covariance(root.tril())
+
+
+def of_matrix(matrix: Tensor) -> Covariance:
+    """Return a covariance from the matrix, its factor corrected by a residual of twice the precision.
+
+    So the factor is off by the rounding times the square root of the matrix's condition number, not times all of it;
+    and the gradient flows through the correction alone, free of what Cholesky's own derivative would add.
+    """
+    matrix = (matrix + matrix.mT) / 2
+    fixed = matrix.detach()
+    root = torch.linalg.cholesky(fixed)
+    change = _both_sides(root, _residual(fixed, root) + (matrix - fixed))
+    return Covariance(_corrected(root, change), matrix)
+
+
+def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
+    """Return the covariance W W^T + D, whose matrix is never formed, as small D would drown in it."""
+    wide_root = torch.cat([factor, torch.diag_embed(torch.sqrt(diagonal))], -1)
+    upper = torch.linalg.qr(wide_root.detach().mT)[1]
+    root = upper.mT * torch.sign(upper.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
+    rows = torch.linalg.solve_triangular(root, wide_root, upper=False)
+    gram = rows @ rows.mT
+    return Covariance(_corrected(root, gram - gram.detach()), low_rank=(factor, diagonal))
+
+
+def _corrected(root: Tensor, change: Tensor) -> Tensor:
+    """Return the factor of root (1 + change) root^T for a small change, right up to its second derivative."""
+    first = _lower_half(change)
+    return root + root @ _lower_half(change - first @ first.mT)
+
+
+def _lower_half(x: Tensor) -> Tensor:
+    return x.tril() - torch.diag_embed(x.diagonal(dim1=-2, dim2=-1)) / 2
+
+
+def _residual(matrix: Tensor, root: Tensor) -> Tensor:
+    """Return matrix - root root^T to twice the precision: leading digits are split off, whose products are exact."""
+    size = root.shape[-1]
+    digits = torch.finfo(root.dtype).bits - (12 if root.dtype == torch.float64 else 9) + 1
+    kept = (digits - size.bit_length()) // 2 - 1
+    grid = root.abs().amax(-1, keepdim=True) * (1.5 * 2.0 ** (digits - kept))
+    high = (root + grid) - grid
+    low = root - high
+    cross = low @ (high + low / 2).mT
+    return (matrix - high @ high.mT) - (cross + cross.mT)
+
+
+def _both_sides(root: Tensor, matrix: Tensor) -> Tensor:
+    """Return root^-1 matrix root^-T."""
+    half = torch.linalg.solve_triangular(root, matrix, upper=False)
+    return torch.linalg.solve_triangular(root, half.mT, upper=False)
+
+
+def whitened(x: Tensor, by: Covariance) -> Tensor:
+    """Return L^-1 x for columns x."""
+    return torch.linalg.solve_triangular(by.root, x, upper=False)
+
+
+def _plus_one(x: Tensor) -> Tensor:
+    return x + torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+def relative(p: Covariance, q: Covariance) -> Relative:
+    """Return M = K^-1 L, for L of P and K of Q."""
+    step = p.root - q.root
+    diagonal_p, diagonal_q, shift = (x.diagonal(dim1=-2, dim2=-1) for x in (p.root, q.root, step))
+    ratio = diagonal_p / diagonal_q
+    far = Relative(ratio * ratio, shift / diagonal_q * (1 + ratio), whitened(step, q).tril(-1))
+    change = _whitened_difference(p, q)
+    return far if change is None else _nearer(far, change)
+
+
+def _whitened_difference(p: Covariance, q: Covariance) -> Tensor | None:
+    """Return K^-1 (L L^T - K K^T) K^-T from the difference of what was given; None where that is L and K."""
+    if p.matrix is not None and q.matrix is not None:
+        return _both_sides(q.root, p.matrix - q.matrix)
+    if p.low_rank is None or q.low_rank is None:
+        return None
+    factors, diagonals = zip(p.low_rank, q.low_rank, strict=True)
+    rank = max(x.shape[-1] for x in factors)
+    left, right = (torch.nn.functional.pad(x, (0, rank - x.shape[-1])) for x in factors)
+    change, middle = whitened(left - right, q), whitened((left + right) / 2, q)
+    product = change @ middle.mT
+    return _both_sides(q.root, torch.diag_embed(diagonals[0] - diagonals[1])) + product + product.mT
+
+
+def _nearer(far: Relative, change: Tensor) -> Relative:
+    """Replace M by the Cholesky factor of 1 + change, less 1, where the change is small."""
+    near = (change.detach() ** 2).sum((-2, -1)) < _NEAR
+    change = torch.where(near[..., None, None], change, 0)
+    first = torch.linalg.cholesky(_plus_one(change)) - torch.eye(
+        change.shape[-1], dtype=change.dtype, device=change.device
+    )
+    small = _lower_half(
+        change - first @ first.mT
+    )  # one step of Newton's method gives the digits that 1 + N lost
+    shift = small.diagonal(dim1=-2, dim2=-1)
+    close = Relative((1 + shift) ** 2, shift * (2 + shift), small.tril(-1))
+    marks = (near[..., None], near[..., None], near[..., None, None])
+    return Relative(*(torch.where(m, a, b) for m, a, b in zip(marks, close, far, strict=True)))
+
+
+def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance, bool]:
+    """Return the covariances of two distributions made from a covariance, a precision or a Cholesky factor.
+
+    Two that were made from precisions give these instead, that of Q first, and True: relative to P's, it has the
+    eigenvalues of P's covariance relative to Q's.
+    """
+    (name_p, matrix_p), (name_q, matrix_q) = _given(p), _given(q)
+    if name_p == name_q == "precision_matrix":
+        return of_matrix(matrix_q), of_matrix(matrix_p), True
+    return _covariance(name_p, matrix_p), _covariance(name_q, matrix_q), False
+
+
+def _given(d: Distribution) -> tuple[str, Tensor]:
+    """Return the matrix that a distribution was made from, without the batch dimensions that it was expanded to."""
+    attributes = vars(d)
+    name = next(x for x in attributes if x in ("scale_tril", "covariance_matrix", "precision_matrix"))
+    matrix: Tensor = attributes[name]
+    own: Tensor = attributes["_unbroadcasted_scale_tril"]
+    if matrix.numel():
+        matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
+        for axis, size in enumerate(own.shape[:-2]):
+            matrix = matrix.narrow(axis, 0, size)
+    return name, wide(matrix)
+
+
+def covariance_of(d: Distribution) -> Covariance:
+    """Return the covariance of a distribution made from one of the three matrices."""
+    return _covariance(*_given(d))
+
+
+def _covariance(name: str, matrix: Tensor) -> Covariance:
+    if name == "scale_tril":
+        return of_root(matrix)
+    if name == "covariance_matrix":
+        return of_matrix(matrix)
+    flipped = of_matrix(matrix.flip((-2, -1)))
+    inverse = flipped.root.flip((-2, -1)).mT
+    one = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
+    return of_root(torch.linalg.solve_triangular(inverse, one.expand_as(inverse), upper=False))

@@ -1,0 +1,1 @@
+"""Divergences from random draws, for those who ask for them."""

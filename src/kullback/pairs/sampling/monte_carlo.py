@@ -1,0 +1,186 @@
+r"""The divergence from random draws, with its standard error: only for those who ask for it.
+
+With d = log p - log q at draws from P, the mean of d estimates KL, and so does the mean of d + c (q / p - 1) for any c,
+as E_P[q / p] = 1. The c of least variance is fitted, each half of the draws with that of the other half, so that the
+estimate stays unbiased; where q / p has no finite variance, or another mean, c is 0. A mixture P is drawn from
+component by component. Draws made from normal numbers are quasi-random.
+
+Gradients: where P can be reparameterised, through the draws alone, the parameters inside log p held fixed, as their
+score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017); elsewhere by the score with a baseline.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.distributions import Beta, Distribution, LKJCholesky, MixtureSameFamily
+from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
+
+from kullback.control_variate import coefficient, surplus
+from kullback.errors import ArgumentValueError, NoRuleError, explain
+from kullback.estimate import Estimate
+from kullback.pairs.clone import detached
+from kullback.pairs.options import Options
+from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
+
+__all__ = ["estimate"]
+
+
+def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate:
+    """Return KL(P || Q) from draws of P; `error` is the standard error."""
+    if options.samples < 4:
+        raise ArgumentValueError(
+            explain(
+                call,
+                "samples",
+                wanted="at least 4 draws, which a standard error takes",
+                got=repr(options.samples),
+                instead="samples=10_000",
+            )
+        )
+    shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+    p, q = (d if d.batch_shape == shape else d.expand(shape) for d in (p, q))
+    with _seeded(options.generator):
+        try:
+            if isinstance(p, MixtureSameFamily):
+                value, error = _stratified(p, q, options.samples)
+            else:
+                d, sequences = _terms(p, q, options.samples)
+                extra = surplus(d) if _shares_support(p, q) else torch.zeros_like(d)
+                value, error = _mean(d, extra, sequences)
+        except NotImplementedError as failure:
+            raise NoRuleError(
+                explain(
+                    call,
+                    "method",
+                    wanted="distributions with sample and log_prob for method='monte_carlo'",
+                    got=f"({type(p).__name__}, {type(q).__name__}), of which one has not",
+                    instead="log_prob in the class, or @register_kl for the pair",
+                )
+            ) from failure
+    return Estimate(value.expand(shape), error.expand(shape), "monte_carlo")
+
+
+@contextmanager
+def _seeded(generator: torch.Generator | None) -> Generator[None]:
+    """Draw from a generator's seed: the draws of torch's distributions take no generator."""
+    if generator is None:
+        yield
+        return
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def _terms(p: Distribution, q: Distribution, samples: int) -> tuple[Tensor, int]:
+    """Return d at draws of P, shape (samples, ...), and how many of these are independent sequences; 0: all are.
+
+    The gradient is in the mean that of KL.
+    """
+    x = quasi_draws(p, samples)
+    if x is not None:
+        return detached(p).log_prob(x) - _log_prob(q, x), SEQUENCES
+    if p.has_rsample:
+        x = p.rsample((samples,))
+        return detached(p).log_prob(x) - _log_prob(q, x), 0
+    x = _with_right_draws(p).sample((samples,))
+    log_p = p.log_prob(x)
+    return _with_score(log_p.detach() - _log_prob(q, x), log_p), 0
+
+
+def _with_right_draws(p: Distribution) -> Distribution:
+    """Return P, or for LKJCholesky, whose draws in torch do not follow its density, one that draws as it should.
+
+    Row i of the factor has a squared norm before the diagonal of Beta(i / 2, ...), where torch has i - 1 / 2.
+    Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
+    """
+    if not isinstance(p, LKJCholesky):
+        return p
+    right = copy.copy(p)
+    beta = p._beta  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    right._beta = Beta(beta.concentration1 / 2 + 0.25, beta.concentration0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return right
+
+
+def _log_prob(q: Distribution, x: Tensor) -> Tensor:
+    """Return Q's log-density at draws of P, -inf at those that Q cannot give."""
+    try:
+        support = q.support
+    except NotImplementedError:
+        support = None
+    inside = None if support is None else support.check(x.detach())
+    if inside is None or bool(inside.all()):
+        return q.log_prob(x)
+    own = len(q.event_shape)
+    stand_in = q.sample(x.shape[: x.ndim - own - len(q.batch_shape)])
+    at = torch.where(inside.reshape(*inside.shape, *[1] * own), x, stand_in)
+    return torch.where(inside, q.log_prob(at), -torch.inf)
+
+
+def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
+    """Add, to the gradient alone, what a change of P's parameters does to the draws."""
+    fixed = d.detach()
+    fixed = torch.where(fixed.isinf(), 0, fixed)
+    others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
+    return d + (fixed - others) * (log_p - log_p.detach())
+
+
+def _stratified(p: MixtureSameFamily, q: Distribution, samples: int) -> tuple[Tensor, Tensor]:
+    """Draw from every component alike, and add what they give with the weights of the mixture."""
+    components, weights = p.component_distribution, p.mixture_distribution.probs
+    each = max(samples // weights.shape[-1], 4)
+    x = components.rsample((each,)) if components.has_rsample else components.sample((each,))
+    draws = x.movedim(1 + len(p.batch_shape), 1)  # (draws, component, batch, event)
+    d = (detached(p) if components.has_rsample else p).log_prob(draws) - _log_prob(q, draws)
+    if not components.has_rsample:
+        own = components.log_prob(x).movedim(-1, 1)
+        d = _with_score(d, own)
+    # The i-th draws of all components make one draw of the mixture's integrand. The weights inside log p have a score
+    # of mean 0; those outside say how often a component is drawn.
+    weights = weights.movedim(-1, 0)
+    used = weights > 0
+    extra = torch.where(used, weights.detach() * surplus(d), 0).sum(1) * _shares_support(p, q)
+    return _mean(torch.where(used, weights * torch.where(used, d, 0), 0).sum(1), extra)
+
+
+def _shares_support(p: Distribution, q: Distribution) -> bool:
+    """Tell whether P and Q state the same support, without which the mean of q / p under P need not be 1."""
+    try:
+        return _same(p.support, q.support)
+    except NotImplementedError:
+        return False
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, MixtureSameFamilyConstraint):
+        return _same(a.base_constraint, b)
+    if isinstance(b, MixtureSameFamilyConstraint):
+        return _same(a, b.base_constraint)
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return bool((torch.as_tensor(a) == torch.as_tensor(b)).all())
+    if not isinstance(a, Constraint) or type(a) is not type(b):
+        return a == b
+    return all(_same(value, vars(b)[name]) for name, value in vars(a).items())
+
+
+def _mean(d: Tensor, extra: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the mean of d with a fitted multiple of the surplus, whose mean is 0, and its standard error.
+
+    Draw i belongs to the sequence i % sequences, where there are such: an even number of them.
+    """
+    infinite = d.isinf().any(0)
+    d = torch.where(infinite, 0, d)
+    halves = torch.arange(d.shape[0], device=d.device) % 2 == 0
+    fitted = [coefficient(d.detach()[half], extra[half]) for half in (~halves, halves)]
+    corrected = d + torch.where(halves.reshape(-1, *[1] * (d.ndim - 1)), *fitted) * extra
+    value = corrected.mean(0)
+    each = corrected.detach()
+    if sequences:
+        each = each.unflatten(0, (-1, sequences)).mean(0)
+    error = each.std(0) / each.shape[0] ** 0.5 + torch.finfo(d.dtype).eps * value.detach().abs()
+    return torch.where(infinite, torch.inf, value), torch.where(infinite, 0, error)

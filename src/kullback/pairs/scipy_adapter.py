@@ -1,0 +1,329 @@
+"""SciPy's frozen distributions as torch's: the same family where torch has it, else one that asks SciPy for densities.
+
+SciPy is not imported: who passes its objects has done so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import (
+    AffineTransform,
+    Bernoulli,
+    Beta,
+    Binomial,
+    Categorical,
+    Cauchy,
+    Dirichlet,
+    Distribution,
+    Exponential,
+    FisherSnedecor,
+    Gamma,
+    GeneralizedPareto,
+    Geometric,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    Laplace,
+    LogNormal,
+    Multinomial,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    Pareto,
+    Poisson,
+    StudentT,
+    TransformedDistribution,
+    Uniform,
+    VonMises,
+    Weibull,
+    Wishart,
+    constraints,
+)
+
+from kullback.errors import ArgumentTypeError, explain
+from kullback.pairs.densities.base import Law, Points, Tail, law, law_of
+from kullback.pairs.densities.black_box import UNDERFLOWED, DensityLaw
+from kullback.pairs.densities.integer import IntegerLaw
+
+__all__ = ["Frozen", "ScipyDensity", "ShiftedCounts", "is_frozen", "to_torch"]
+
+# More outcomes than this are not written out as a list of probabilities.
+_MOST_OUTCOMES = 1_000_000
+
+
+_ONE = torch.Size()
+
+
+class Frozen(Protocol):
+    """A distribution of SciPy's with its parameters, such as ``scipy.stats.norm(0, 1)``."""
+
+    def rvs(self, *arguments: Any, **options: Any) -> Any:
+        """Draw from the distribution."""
+        ...
+
+
+def is_frozen(thing: object) -> bool:
+    """Tell whether an object is a frozen distribution of SciPy's."""
+    return any(
+        kind.__module__.startswith("scipy.stats.") and kind.__name__.endswith(("_frozen", "rv_sample"))
+        for kind in type(thing).__mro__
+    )
+
+
+def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
+    """Return a torch distribution, in float64, with the law of one of SciPy's.
+
+    Arguments:
+        call: the name of the function that the user called, for messages.
+        argument: the name of its argument.
+        frozen: what the user passed.
+    """
+    kind = type(frozen).__name__
+    found = None
+    if kind == "rv_continuous_frozen":
+        found = _continuous(frozen)
+    elif kind == "rv_discrete_frozen":
+        found = _discrete(frozen)
+    elif kind in _MULTIVARIATE:
+        found = _MULTIVARIATE[kind](frozen)
+    if found is not None:
+        return found
+    raise ArgumentTypeError(
+        explain(
+            call,
+            argument,
+            wanted="a frozen distribution of SciPy's over numbers with a density, or over integers, of finitely many "
+            "or of a family that torch has too; or one of " + ", ".join(sorted(_MULTIVARIATE)),
+            got=getattr(getattr(frozen, "dist", None), "name", None) or kind,
+            instead="a torch.distributions object, or Probs([...]) of a histogram",
+        )
+    )
+
+
+def _wide(x: Any) -> Tensor:
+    return torch.as_tensor(x, dtype=torch.float64)
+
+
+def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return the shape parameters, loc and scale of a univariate distribution, however they were passed."""
+    shapes, loc, scale = frozen.dist._parse_args(*frozen.args, **frozen.kwds)  # noqa: SLF001
+    return [_wide(x) for x in shapes], _wide(loc), _wide(scale)
+
+
+# ---- On the line: from shape parameters and the scale, with loc 0.
+
+_SCALED: dict[str, Callable[..., Distribution]] = {
+    "beta": lambda a, b, scale: _stretched(Beta(a, b), scale),
+    "chi2": lambda k, scale: Gamma(k / 2, 0.5 / scale),
+    "erlang": lambda a, scale: Gamma(a, 1 / scale),
+    "expon": lambda scale: Exponential(1 / scale),
+    "f": lambda a, b, scale: _stretched(FisherSnedecor(a, b), scale),
+    "gamma": lambda a, scale: Gamma(a, 1 / scale),
+    "halfcauchy": HalfCauchy,
+    "halfnorm": HalfNormal,
+    "invgamma": InverseGamma,
+    "levy": lambda scale: InverseGamma(torch.full_like(scale, 0.5), scale / 2),
+    "lognorm": lambda s, scale: LogNormal(torch.log(scale), s),
+    "pareto": lambda b, scale: Pareto(scale, b),
+    "rayleigh": lambda scale: Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0)),
+    "weibull_min": lambda c, scale: Weibull(scale, c),
+}
+# ---- Those where torch takes loc as well.
+_LOCATED: dict[str, Callable[..., Distribution]] = {
+    "cauchy": Cauchy,
+    "genpareto": lambda c, loc, scale: GeneralizedPareto(loc, scale, c),
+    "gumbel_l": lambda loc, scale: TransformedDistribution(Gumbel(-loc, scale), [_affine(0.0, -1.0)]),
+    "gumbel_r": Gumbel,
+    "laplace": Laplace,
+    "norm": Normal,
+    "t": StudentT,
+    "uniform": lambda loc, scale: Uniform(loc, loc + scale),
+}
+
+
+def _continuous(frozen: Any) -> Distribution | None:
+    shapes, loc, scale = _parameters(frozen)
+    name = frozen.dist.name
+    shapes, loc, scale = _broadcast(shapes, loc, scale)
+    if name in _LOCATED:
+        return _LOCATED[name](*shapes, loc, scale)
+    if name in _SCALED:
+        found = _SCALED[name](*shapes, scale)
+        return TransformedDistribution(found, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else found
+    if name == "vonmises":  # on a circle of another length it is no law of torch's, and none of the line's
+        return VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
+    return ScipyDensity(frozen, [*shapes, loc, scale])
+
+
+def _broadcast(shapes: list[Tensor], loc: Tensor, scale: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    *shapes, loc, scale = torch.broadcast_tensors(*shapes, loc, scale)
+    return shapes, loc, scale
+
+
+def _affine(loc: Tensor | float, scale: Tensor | float) -> AffineTransform:
+    return AffineTransform(_wide(loc), _wide(scale))
+
+
+def _stretched(d: Distribution, scale: Tensor) -> Distribution:
+    return d if bool((scale == 1).all()) else TransformedDistribution(d, [_affine(0.0, scale)])
+
+
+class ScipyDensity(Distribution):
+    """A distribution on the line that asks SciPy for its density, its ends and draws."""
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __init__(self, frozen: Any, parameters: list[Tensor]) -> None:
+        self.frozen = frozen
+        self.parameters = parameters
+        self.loc = parameters[-2]
+        super().__init__(self.loc.shape, validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """The ends, from SciPy."""
+        low, high = (_wide(end).expand(self.batch_shape) for end in self.frozen.support())
+        if bool(low.isinf().all()) and bool(high.isinf().all()):
+            return constraints.real
+        if bool(high.isinf().all()):
+            return constraints.greater_than(low)
+        return constraints.less_than(high) if bool(low.isinf().all()) else constraints.interval(low, high)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return SciPy's logpdf, a constant to torch."""
+        if value.requires_grad:
+            raise ArgumentTypeError(
+                explain(
+                    "kl_divergence",
+                    "p, q",
+                    wanted="a support of p without gradient, where SciPy gives the density of q",
+                    got=f"ends that require one, and {self.frozen.dist.name} of SciPy's",
+                    instead="torch.no_grad() around the call, or detached parameters",
+                )
+            )
+        with np.errstate(
+            all="ignore"
+        ):  # far out, some of SciPy's formulas overflow; that is seen in the result
+            found = _wide(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
+        rounded_to_zero = (found == -torch.inf) & self.support.check(value) & self._takes_logarithm()
+        return torch.where(rounded_to_zero, UNDERFLOWED, found)
+
+    def _takes_logarithm(self) -> bool:
+        """Tell whether SciPy has no formula for the logarithm of the density; a histogram's may well be 0."""
+        *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last are SciPy's own base classes
+        has_formula = any("_logpdf" in vars(kind) for kind in kinds)
+        return not has_formula and not hasattr(self.frozen.dist, "_hpdf")
+
+    def sample(self, sample_shape: Any = _ONE) -> Tensor:
+        """Draw by SciPy, from a seed that is torch's."""
+        seed = int(torch.randint(2**31, ()))
+        return _wide(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
+
+
+@law(ScipyDensity)
+def _scipy_density(d: ScipyDensity) -> Law | None:
+    return DensityLaw(d)
+
+
+# ---- On the integers.
+
+
+class ShiftedCounts(TransformedDistribution):
+    """A distribution on the integers, moved by a whole number."""
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, counts: Distribution, shift: Tensor) -> None:
+        self.shift = shift
+        super().__init__(counts, [_affine(shift, 1.0)], validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """The integers; which of them have mass is for the law to say."""
+        return constraints.nonnegative_integer
+
+
+@dataclass(frozen=True)
+class ShiftedLaw(IntegerLaw):
+    """The law of y + shift, for y of another law on the integers."""
+
+    part: Law
+    shift: Tensor
+
+    @property
+    def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As the law that is shifted."""
+        return cast(IntegerLaw, self.part).smooth
+
+    def low(self) -> Tensor | None:
+        return cast(Tensor, self.part.low()) + self.shift
+
+    def high(self) -> Tensor | None:
+        return cast(Tensor, self.part.high()) + self.shift
+
+    def log_density(self, at: Points) -> Tensor:
+        y = at.x - self.shift
+        within = self.part.log_density(Points(y.clamp(min=0)))
+        return torch.where(y < 0, -torch.inf, within)
+
+    def spread(self) -> tuple[Tensor, Tensor]:
+        center, width = self.part.spread()
+        return center + self.shift, width
+
+    def upper_tail(self) -> Tail:
+        return self.part.upper_tail()
+
+
+@law(ShiftedCounts)
+def _shifted_counts(d: ShiftedCounts) -> Law | None:
+    part = law_of(d.base_dist)
+    return None if part is None else ShiftedLaw(part, d.shift)
+
+
+_COUNTS: dict[str, Callable[..., Distribution]] = {
+    "bernoulli": Bernoulli,
+    "binom": Binomial,
+    "geom": Geometric,
+    # SciPy counts failures with the chance of success, torch what it calls successes with theirs.
+    "nbinom": lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)),
+    "poisson": Poisson,
+}
+_FIRST = {"geom": 1.0}
+
+
+def _discrete(frozen: Any) -> Distribution | None:
+    shapes, loc, _ = _parameters(frozen)
+    *shapes, shift = torch.broadcast_tensors(*shapes, loc + _FIRST.get(frozen.dist.name, 0.0))
+    if frozen.dist.name in _COUNTS:
+        counts = _COUNTS[frozen.dist.name](*shapes)
+    else:
+        low, high = (_wide(end) for end in frozen.support())
+        if not bool((high - low < _MOST_OUTCOMES).all()):
+            return None
+        counts, shift = _listed(frozen, low, high), low.expand(shift.shape)
+    return ShiftedCounts(counts, shift) if bool((shift != 0).any()) else counts
+
+
+def _listed(frozen: Any, low: Tensor, high: Tensor) -> Distribution:
+    """Return the distribution over 0, 1, ... with the probabilities that SciPy gives from `low` to `high`."""
+    steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64)
+    points = low + steps.reshape(-1, *[1] * low.ndim)
+    return Categorical(logits=_wide(frozen.logpmf(points.numpy())).movedim(0, -1))
+
+
+# ---- Vectors and matrices.
+
+_MULTIVARIATE: dict[str, Callable[[Any], Distribution]] = {
+    "dirichlet_frozen": lambda d: Dirichlet(_wide(d.alpha)),
+    "multinomial_frozen": lambda d: Multinomial(int(d.n), _wide(d.p)),
+    "multivariate_normal_frozen": lambda d: MultivariateNormal(_wide(d.mean), _wide(d.cov_object.covariance)),
+    "wishart_frozen": lambda d: Wishart(_wide(d.df), _wide(d.scale)),
+}

@@ -1,0 +1,27 @@
+"""Compare two models' predictions, row by row, in bounded memory."""
+
+from kullback.predictions.compare import compare_predictions
+from kullback.predictions.result import (
+    Comparison,
+    ConfidenceBin,
+    LabelStatistics,
+    Mean,
+    Proportion,
+    Stretch,
+    Summary,
+    TopClass,
+    WorstRow,
+)
+
+__all__ = [
+    "Comparison",
+    "ConfidenceBin",
+    "LabelStatistics",
+    "Mean",
+    "Proportion",
+    "Stretch",
+    "Summary",
+    "TopClass",
+    "WorstRow",
+    "compare_predictions",
+]

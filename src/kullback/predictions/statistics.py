@@ -1,0 +1,183 @@
+"""Statistics that take values as they come: quantiles, histogram, confidence bins, stretches, worst rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kullback.predictions.result import ConfidenceBin, Stretch, WorstRow
+from kullback.streaming import Moments, QuantileSketch
+
+if TYPE_CHECKING:
+    from kullback.predictions.measure import Measured
+    from kullback.predictions.sources import Clusters
+
+__all__ = ["EXACT_ROWS", "Along", "ByConfidence", "Histogram", "Quantiles", "Worst"]
+
+EXACT_ROWS = 4_000_000
+CONFIDENCE_EDGES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+STRETCHES = 400
+# Eight bins in each factor of ten; what lies outside goes into the first or the last bin.
+HISTOGRAM_EDGES = 10.0 ** (torch.arange(-40 * 8, 6 * 8 + 1, dtype=torch.float64) / 8)
+
+
+class Quantiles:
+    """Quantiles of values of 0 or more: exact up to `limit` values, from a sketch beyond."""
+
+    def __init__(self, limit: int = EXACT_ROWS) -> None:
+        self._limit, self._count = limit, 0
+        self._held: list[Tensor] = []
+        self._sketch: QuantileSketch | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether all values are still held."""
+        return self._sketch is None
+
+    def add(self, values: Tensor) -> None:
+        self._count += len(values)
+        self._held.append(values.clone())  # `values` may be a column, which would keep its whole table alive
+        if self._sketch is None and self._count > self._limit:
+            self._sketch = QuantileSketch()
+        if self._sketch is not None:
+            for part in self._held:
+                self._sketch.add(part)
+            self._held.clear()
+
+    def at(self, probabilities: Sequence[float]) -> list[float]:
+        """Return the quantiles, interpolated linearly between neighbouring values; NaN if there was no value."""
+        if self._sketch is not None:
+            return self._sketch.quantile(probabilities).tolist()
+        if self._count == 0:
+            return [math.nan] * len(probabilities)
+        self._held = [torch.cat(self._held).sort().values]
+        ordered = self._held[0]
+        place = torch.tensor(probabilities, dtype=torch.float64) * (self._count - 1)
+        below, share = place.floor().long(), place.frac()
+        low, high = ordered[below], ordered[(below + 1).clamp(max=self._count - 1)]
+        # Written so that neither 0 times infinity nor infinity minus infinity arises.
+        between = torch.where(share > 0, (1 - share) * low + share * high, low)
+        return torch.where(low == high, low, between).tolist()
+
+
+class Histogram:
+    """How many values lie in each of a fixed set of logarithmic bins."""
+
+    def __init__(self) -> None:
+        # Before the bins come the zeros, after them the infinite values.
+        self._counts = torch.zeros(len(HISTOGRAM_EDGES) + 1, dtype=torch.int64)
+
+    def add(self, values: Tensor) -> None:
+        inner = torch.bucketize(values, HISTOGRAM_EDGES[1:-1], right=True) + 1
+        place = torch.where(values == 0, 0, torch.where(values.isinf(), len(HISTOGRAM_EDGES), inner))
+        self._counts += torch.bincount(place, minlength=len(self._counts))
+
+    def bins(self) -> list[tuple[float, float, int]]:
+        """Return (low, high, count): the zeros, the bins from the first to the last occupied one, the infinite."""
+        zero, *counts, infinite = self._counts.tolist()
+        occupied = [i for i, count in enumerate(counts) if count]
+        edges = HISTOGRAM_EDGES.tolist()
+        span = range(occupied[0], occupied[-1] + 1) if occupied else range(0)
+        found = [(0.0, 0.0, zero), *((edges[i], edges[i + 1], counts[i]) for i in span)]
+        return [*found, (math.inf, math.inf, infinite)] if infinite else found
+
+
+class ByConfidence:
+    """KL(P || Q) and top-1 agreement apart by P's largest probability."""
+
+    def __init__(self) -> None:
+        bins = len(CONFIDENCE_EDGES) - 1
+        self._kl = [Moments() for _ in range(bins)]
+        self._same = [Moments() for _ in range(bins)]
+        self._quantiles = [Quantiles() for _ in range(bins)]
+
+    def add(self, confidence: Tensor, kl: Tensor, same_top: Tensor) -> None:
+        inner = torch.tensor(CONFIDENCE_EDGES[1:-1], dtype=confidence.dtype)
+        place = torch.bucketize(confidence, inner, right=True)
+        for i in place.unique().tolist():
+            here = place == i
+            self._kl[i].add(kl[here])
+            self._same[i].add(same_top[here])
+            self._quantiles[i].add(kl[here])
+
+    def bins(self) -> list[ConfidenceBin]:
+        edges = pairwise(CONFIDENCE_EDGES)
+        parts = zip(edges, self._kl, self._same, self._quantiles, strict=True)
+        return [
+            ConfidenceBin(low, high, kl.count, float(kl.mean), quantiles.at([0.99])[0], float(same.mean))
+            for (low, high), kl, same, quantiles in parts
+        ]
+
+
+class Along:
+    """KL(P || Q) along the rows, in stretches whose length doubles when they would become too many."""
+
+    def __init__(self, rows: int | None) -> None:
+        self._length = max(1, math.ceil((rows or 0) / STRETCHES))
+        self._rows = 0
+        self._sums = torch.zeros(STRETCHES, dtype=torch.float64)
+        self._largest = torch.zeros(STRETCHES, dtype=torch.float64)
+
+    def add(self, kl: Tensor) -> None:
+        rows = torch.arange(self._rows, self._rows + len(kl))
+        self._rows += len(kl)
+        while self._rows > self._length * STRETCHES:
+            self._merge()
+        place = rows // self._length
+        self._sums.index_add_(0, place, kl)
+        self._largest.scatter_reduce_(0, place, kl, "amax")
+
+    def _merge(self) -> None:
+        rest = torch.zeros(STRETCHES // 2, dtype=torch.float64)
+        self._sums = torch.cat([self._sums.view(-1, 2).sum(-1), rest])
+        self._largest = torch.cat([self._largest.view(-1, 2).amax(-1), rest])
+        self._length *= 2
+
+    def stretches(self) -> list[Stretch]:
+        found: list[Stretch] = []
+        for i, start in enumerate(range(0, self._rows, self._length)):
+            stop = min(start + self._length, self._rows)
+            found.append(Stretch(start, stop, float(self._sums[i]) / (stop - start), float(self._largest[i])))
+        return found
+
+
+class Worst:
+    """The rows of largest KL(P || Q); of equal ones the first."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._rows: list[WorstRow] = []
+
+    def candidates(self, start: int, measured: Measured) -> list[WorstRow]:
+        """Return the rows of a part that may be among the worst, given those of all parts added so far."""
+        kl = measured.table[:, 0]
+        floor = self._rows[-1].kl if len(self._rows) == self._count and self._rows else -1.0
+        order = torch.sort(kl, descending=True, stable=True).indices[: self._count].tolist()
+        return [
+            WorstRow(start + i, float(kl[i]), None, None, measured.top_classes(i))
+            for i in order
+            if kl[i] > floor
+        ]
+
+    def add(self, rows: list[WorstRow]) -> None:
+        """Take in candidates of further rows; parts are added in the order of their rows."""
+        self._rows = sorted([*self._rows, *rows], key=lambda row: (-row.kl, row.row))[: self._count]
+
+    def rows(self, labels: Tensor | None, clusters: Clusters | None) -> list[WorstRow]:
+        """Return the worst rows, the largest first, with their label and the name of their cluster."""
+
+        def label_of(row: int) -> int | None:
+            return None if labels is None or labels[row] < 0 else int(labels[row])
+
+        return [
+            replace(
+                row, label=label_of(row.row), cluster=None if clusters is None else clusters.name_of(row.row)
+            )
+            for row in self._rows
+        ]

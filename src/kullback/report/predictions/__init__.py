@@ -1,0 +1,1 @@
+"""A comparison of predictions as a terminal table, JSON and a page."""

@@ -1,0 +1,270 @@
+"""The plots of the page, as inline SVG that takes its colours and its font from the page.
+
+matplotlib draws with marker colours, which become CSS variables in the SVG, so that one drawing serves light and
+dark. Its settings change only inside its own context manager, pyplot is not touched, and the same comparison
+always gives the same text.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kullback.predictions import Comparison
+from kullback.report.predictions.wording import KL_PQ, count, missing_library, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from numpy.typing import NDArray
+
+__all__ = ["Plot", "draw_legend", "draw_plots", "draw_svg"]
+
+# What matplotlib draws with, and what the page shows instead.
+INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
+COLOURS = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECOND: "var(--second)"}
+
+SIZE = (5.0, 3.2)  # inches: small, so that 11-point text stays legible at a phone's width
+STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": FAINT,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that every machine measures alike
+    "font.size": 11.0,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "legend.borderaxespad": 0.2,
+    "legend.columnspacing": 1.4,
+    "legend.fontsize": 11.0,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
+    "xtick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.color": FAINT,
+    "ytick.labelcolor": INK,
+}
+KL_OF_A_ROW = "KL(P‖Q), nats"
+MARKED_STRETCHES = 40  # up to so many get a dot each: a line through one point shows nothing
+QUANTILE_TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot: its heading, what it shows in words, and the drawing."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+def draw_plots(comparison: Comparison) -> list[Plot]:
+    """The plots in which something positive and finite can be drawn: none for identical predictions."""
+    plots = (
+        _distribution(comparison),
+        _quantiles(comparison),
+        _along(comparison),
+        _by_confidence(comparison),
+    )
+    return [plot for plot in plots if plot is not None]
+
+
+def _distribution(comparison: Comparison) -> Plot | None:
+    bins = [part for part in comparison.histogram if _drawable(part[0]) and _drawable(part[1])]
+    if not bins:
+        return None
+    summary = comparison.divergences[KL_PQ]
+    marks = {
+        "median": (summary.median, "-"),
+        "mean": (summary.mean, "--"),
+        "99% quantile": (summary.p99, ":"),
+    }
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        lows, highs, rows = zip(*bins, strict=True)
+        widths = [high - low for low, high in zip(lows, highs, strict=True)]
+        axes.bar(lows, rows, widths, align="edge", color=FIRST)
+        for name, (value, line) in marks.items():
+            if _drawable(value):
+                axes.axvline(value, color=SECOND, linestyle=line, linewidth=2, label=name)
+        _logarithmic(axes, axes.xaxis)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.set(xlabel=KL_OF_A_ROW, ylabel="rows")
+        axes.grid(visible=False, axis="x")
+        draw_legend(axes)
+
+    zeros = sum(rows for _, high, rows in comparison.histogram if high == 0)
+    infinite = comparison.infinite.get(KL_PQ, 0)
+    caption = "How many rows have which divergence."
+    if zeros or infinite:
+        caption += f" Not drawn: {count(zeros)} rows at exactly 0 and {count(infinite)} at infinity."
+    return Plot("distribution", "Distribution of the divergence", caption, draw_svg("distribution", draw))
+
+
+def _quantiles(comparison: Comparison) -> Plot | None:
+    points = [(share, kl) for share, kl in comparison.quantiles if share < 1 and _drawable(kl)]
+    if len(points) < 2:
+        return None
+
+    def draw(axes: Axes) -> None:
+        shares, values = zip(*points, strict=True)
+        axes.plot(shares, values, color=FIRST, linewidth=2)
+        # Equal steps from 90% to 99% to 99.9%: the tail is where models differ.
+        axes.set_xscale("function", functions=(_tail_scale, _inverse_tail_scale))
+        axes.set_xlim(0, shares[-1])
+        ticks = [tick for tick in QUANTILE_TICKS if tick <= shares[-1]]
+        axes.set_xticks(ticks if len(ticks) > 1 else [0, shares[-1]])
+        axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
+        _logarithmic(axes, axes.yaxis)
+        axes.set(xlabel="share of rows at or below", ylabel=KL_OF_A_ROW)
+
+    summary = comparison.divergences[KL_PQ]
+    caption = (
+        f"Half of the rows are at or below {number(summary.median)} nats, 99% at or below {number(summary.p99)}; "
+        f"the largest is {number(summary.maximum)}."
+    )
+    return Plot("quantiles", "Quantiles", caption, draw_svg("quantiles", draw))
+
+
+def _along(comparison: Comparison) -> Plot | None:
+    stretches = comparison.along
+    if len(stretches) < 2 or not any(_drawable(stretch.kl_max) for stretch in stretches):
+        return None
+    middles = [(stretch.start + stretch.stop) / 2 for stretch in stretches]
+    infinite = [middle for middle, part in zip(middles, stretches, strict=True) if math.isinf(part.kl_max)]
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        largest = [_or_gap(stretch.kl_max) for stretch in stretches]
+        means = [_or_gap(stretch.kl_mean) for stretch in stretches]
+        marker = "o" if len(stretches) <= MARKED_STRETCHES else ""
+        axes.plot(middles, largest, marker=marker, markersize=4, color=SECOND, linewidth=0.9, label="largest")
+        axes.plot(middles, means, marker=marker, markersize=4, color=FIRST, linewidth=1.6, label="mean")
+        if infinite:
+            top = axes.get_xaxis_transform()
+            marks = axes.plot(
+                infinite, [1] * len(infinite), "^", color=SECOND, label="infinite", transform=top
+            )
+            marks[0].set_clip_on(False)
+        _logarithmic(axes, axes.yaxis)
+        axes.set_xlim(0, comparison.rows)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        axes.xaxis.set_major_formatter(lambda row, _: count(round(row)))
+        axes.set(xlabel="row", ylabel=KL_OF_A_ROW)
+        axes.grid(visible=False, axis="x")
+        draw_legend(axes)
+
+    caption = f"Mean and largest divergence in {count(len(stretches))} stretches of consecutive rows."
+    if infinite:
+        caption += " Triangles mark infinite rows."
+    return Plot("along", "Along the rows", caption, draw_svg("along", draw))
+
+
+def _by_confidence(comparison: Comparison) -> Plot | None:
+    parts = comparison.by_confidence
+    if not any(_drawable(part.kl_mean) for part in parts):
+        return None
+
+    def draw(axes: Axes) -> None:
+        lefts = range(len(parts))
+        rights = range(1, len(parts) + 1)
+        p99 = [_or_gap(part.kl_p99) for part in parts]
+        means = [_or_gap(part.kl_mean) for part in parts]
+        axes.hlines(p99, lefts, rights, color=SECOND, linewidth=2, label="99% quantile")
+        axes.hlines(means, lefts, rights, color=FIRST, linewidth=5, label="mean")
+        axes.set_xticks([*lefts, len(parts)], [f"{edge:g}" for edge in (*(part.low for part in parts), 1.0)])
+        _logarithmic(axes, axes.yaxis)
+        axes.set(xlabel="probability of P's likeliest class", ylabel=KL_OF_A_ROW)
+        draw_legend(axes)
+
+    caption = "The divergence where P is unsure (left) and where it is sure of its likeliest class (right)."
+    if any(math.isinf(part.kl_mean) for part in parts):
+        caption += " Infinite values are not drawn."
+    return Plot("confidence", "By P's confidence", caption, draw_svg("confidence", draw))
+
+
+def _drawable(value: float) -> bool:
+    """Whether a logarithmic axis has a place for the value."""
+    return 0 < value < math.inf
+
+
+def _or_gap(value: float) -> float:
+    return value if _drawable(value) else math.nan
+
+
+def _tail_scale(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    return -np.log10(1 - np.minimum(share, 1 - 1e-12))
+
+
+def _inverse_tail_scale(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1 - 10.0**-scaled
+
+
+def _logarithmic(axes: Axes, axis: Axis) -> None:
+    """Make an axis on which everything is drawn logarithmic, with labels at powers of ten, two of them at least."""
+    from matplotlib.ticker import LogLocator
+
+    along_x = axis is axes.xaxis
+    (axes.set_xscale if along_x else axes.set_yscale)("log")
+    low, high = np.log10(axis.get_view_interval())
+    if math.floor(high) <= math.ceil(low):
+        set_limits = axes.set_xlim if along_x else axes.set_ylim
+        set_limits(10.0 ** math.floor(low), 10.0 ** math.ceil(high))
+    axis.set_major_locator(LogLocator(numticks=6))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+
+
+def draw_legend(axes: Axes) -> None:
+    """Name the lines above the plot, where they hide nothing."""
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles))
+
+
+def draw_svg(name: str, draw: Callable[[Axes], None]) -> str:
+    """Draw on a figure of its own, and return it as an element to stand in a page."""
+    try:
+        import matplotlib.style
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise missing_library("matplotlib", "the plots of the page", "report") from None
+
+    # From matplotlib's defaults: a user's own style sheet is for the user's own figures.
+    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": name}]):
+        figure = Figure(figsize=SIZE)
+        draw(figure.add_subplot())
+        text = io.StringIO()
+        unstated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        FigureCanvasSVG(figure).print_svg(text, metadata=unstated)
+    return _inlined(text.getvalue(), name)
+
+
+def _inlined(document: str, name: str) -> str:
+    """Turn an SVG document into an element whose ids and colours fit into a page with others."""
+    svg = document[document.index("<svg") :]
+    svg = re.sub(r"<style.*?</style>|<metadata.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    for marker, colour in COLOURS.items():
+        svg = svg.replace(marker, colour)
+    return svg

@@ -1,0 +1,106 @@
+"""A comparison of tables as one self-contained page: numbers, the two distributions of each column, findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kullback.report.predictions.html import page_environment
+from kullback.report.tables.plots import draw_column
+from kullback.report.tables.wording import (
+    SIGNIFICANT,
+    Verdict,
+    chance,
+    contributors,
+    differing,
+    interval,
+    name_of,
+    passed,
+    share,
+    size,
+    totals,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kullback.report.predictions.plots import Plot
+    from kullback.report.tables.wording import Compared
+    from kullback.tables.result import Cell, ColumnComparison, TableComparison
+
+__all__ = ["MOST_DRAWN", "render"]
+
+WRITERS: tuple[Callable[..., str], ...] = (chance, interval, name_of, share)
+MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
+MOST_CELLS = 8  # categories of a column that are shown
+MOST_CONTRIBUTORS = 3
+
+
+class _Picture(NamedTuple):
+    """A column's distributions: a drawing of its bins, or its largest categories."""
+
+    column: ColumnComparison
+    anchor: str
+    plot: Plot | None
+    cells: list[Cell]
+    others: int
+    contributors: list[Cell]
+
+
+def render(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str:
+    """Build the page: one HTML document that needs no other file, no network and no script.
+
+    It adapts to the width of a phone, to light and dark, and to paper; the same comparison always gives the same text.
+
+    Arguments:
+        comparison: what `compare_tables` found.
+        verdicts: the limits that were asked for.
+
+    Returns:
+        The document; `kullback.report.write` puts it into a file.
+
+    Raises:
+        OptionalDependencyError: jinja2 or matplotlib is not installed.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50})
+        >>> page = render(compare_tables(table, table))
+        >>> page.startswith("<!doctype html>"), "<script" in page
+        (True, False)
+    """
+    environment = page_environment()
+    environment.filters.update({write.__name__: write for write in WRITERS})
+    drawn = comparison.columns[:MOST_DRAWN]
+    return environment.get_template("table.html.j2").render(
+        comparison=comparison,
+        size=size(comparison),
+        verdicts=verdicts,
+        passed=passed(verdicts),
+        differing=differing(comparison),
+        significant=SIGNIFICANT,
+        pictures=[_picture(column, f"column-{place}") for place, column in enumerate(drawn, 1)],
+        totals=totals,
+        largest_share=_largest_share,
+        joint=[(group, _largest(group, MOST_CELLS)) for group in comparison.joint],
+    )
+
+
+def _picture(column: ColumnComparison, anchor: str) -> _Picture:
+    plot = draw_column(column, anchor)
+    cells = [] if plot else _largest(column, MOST_CELLS)
+    others = 0 if plot else len(column.cells) - len(cells)
+    return _Picture(
+        column, anchor, plot, cells, others, contributors(column, MOST_CONTRIBUTORS) if plot else []
+    )
+
+
+def _largest(compared: Compared, most: int) -> list[Cell]:
+    """The cells that contribute most, and then the most frequent, in their own order."""
+    chosen = sorted(compared.cells, key=lambda cell: (-cell.contribution, -cell.p - cell.q))[:most]
+    return [cell for cell in compared.cells if cell in chosen]
+
+
+def _largest_share(cells: Sequence[Cell], sums: tuple[float, float]) -> float:
+    """What the longest bar stands for."""
+    return max((max(cell.p / sums[0], cell.q / sums[1]) for cell in cells), default=1.0) or 1.0

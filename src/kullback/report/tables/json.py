@@ -1,0 +1,80 @@
+"""A comparison of tables as strict JSON, of a schema that scripts can rely on.
+
+The document is one object with ``"schema": "kullback.tables/1"`` and ``"unit": "nats"``, and the attributes of
+`kullback.tables.TableComparison` under their own names:
+
+* ``p_name``, ``q_name`` (strings); ``p_rows``, ``q_rows``, ``bins`` (integers); ``confidence`` (number); ``weights``,
+  ``cluster`` (a column's name or null).
+* ``columns``: objects, the largest PSI first, with ``name``, ``kind`` (``"numeric"``, ``"datetime"``, ``"boolean"``,
+  ``"categorical"``, ``"text"``); ``kl_pq``, ``kl_qp``, ``js``, ``psi``, ``tv``, each an object with ``value``,
+  ``error`` (number or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``; ``missing_p``,
+  ``missing_q`` (shares); ``new``, ``vanished`` (strings); ``cells``; ``notes`` (strings).
+* ``cells``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
+* ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``cells`` and ``notes`` as above.
+* ``findings``: objects with ``column`` (a name or null), ``kind`` (one of `kullback.tables.FINDINGS`), ``message``.
+
+Numbers are written as in `kullback.report.predictions.json`: the strings ``"Infinity"``, ``"-Infinity"`` and
+``"NaN"`` stand for what JSON has
+no number for. Within version 1 names and kinds may be added, never removed or changed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kullback.report.predictions.json import encoded
+
+if TYPE_CHECKING:
+    from kullback.tables.result import TableComparison
+
+__all__ = ["SCHEMA", "dumps", "to_dict"]
+
+SCHEMA = "kullback.tables/1"
+FIRST = ("name", "columns", "kind")
+
+
+def to_dict(comparison: TableComparison) -> dict[str, Any]:
+    """The comparison as dicts, lists, strings and finite numbers, in the schema that this module describes.
+
+    Arguments:
+        comparison: what `compare_tables` found.
+
+    Returns:
+        What `json.dumps` can write with ``allow_nan=False``.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import compare_tables
+        >>> found = to_dict(compare_tables(pa.table({"x": [1] * 50}), pa.table({"x": [1, 2] * 25})))
+        >>> found["schema"], found["columns"][0]["kl_qp"]["interval"][1]
+        ('kullback.tables/1', 'Infinity')
+    """
+    fields = asdict(comparison)
+    fields |= {key: [_named_first(each) for each in fields[key]] for key in ("columns", "joint")}
+    return {"schema": SCHEMA, "unit": "nats", **encoded(fields)}
+
+
+def dumps(comparison: TableComparison) -> str:
+    """The comparison as a JSON document, indented, ending in a newline; the same text for the same comparison.
+
+    Arguments:
+        comparison: what `compare_tables` found.
+
+    Returns:
+        Strict JSON in ASCII, in the schema that this module describes.
+
+    Example:
+        >>> import json, pyarrow as pa
+        >>> from kullback.tables import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50})
+        >>> json.loads(dumps(compare_tables(table, table)))["columns"][0]["psi"]["value"]
+        0.0
+    """
+    return json.dumps(to_dict(comparison), indent=2, allow_nan=False) + "\n"
+
+
+def _named_first(fields: dict[str, Any]) -> dict[str, Any]:
+    """Begin with what is compared."""
+    return {key: fields[key] for key in FIRST if key in fields} | fields

@@ -1,0 +1,1 @@
+"""One column: its type, its counts, and their bins."""

@@ -1,0 +1,210 @@
+"""What is kept of one column of a table: weights on a grid or of categories, and what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from kullback.errors import ArgumentValueError, FileError, explain
+
+__all__ = ["ColumnProfile", "Kind", "combined"]
+
+Kind = Literal["numeric", "datetime", "boolean", "categorical", "text"]
+_Key = TypeVar("_Key", int, str)
+KINDS: tuple[Kind, ...] = ("numeric", "datetime", "boolean", "categorical", "text")
+
+
+@dataclass
+class ColumnProfile:
+    """The counts of one column, which add up over parts of a table.
+
+    Every count is a sum of row weights; each row weighs 1 where the table has no weights.
+
+    Attributes:
+        kind: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time zone;
+            ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, of which the length is profiled.
+        centre: the centre of the grid (see `kullback.tables.columns.log_grid`) of numbers, moments and lengths.
+        buckets: the weight of every occupied bucket.
+        categories: the weight of every category; of a boolean column, of ``"false"`` and ``"true"``.
+        missing: the weight of missing values.
+        not_a_number: the weight of NaN, which is a number that failed, not a missing one.
+        minus_infinity: the weight of minus infinity.
+        plus_infinity: the weight of infinity.
+        minimum: the smallest finite number; None if there was none.
+        maximum: the largest finite number.
+        other_categories: the weight of the categories that a shortened profile no longer names.
+        integer: whether all numbers are integers by their type.
+    """
+
+    kind: Kind
+    centre: float = 0.0
+    buckets: dict[int, float] = field(default_factory=dict[int, float])
+    categories: dict[str, float] = field(default_factory=dict[str, float])
+    missing: float = 0.0
+    not_a_number: float = 0.0
+    minus_infinity: float = 0.0
+    plus_infinity: float = 0.0
+    minimum: float | None = None
+    maximum: float | None = None
+    other_categories: float = 0.0
+    integer: bool = False
+
+    @property
+    def gridded(self) -> bool:
+        """Whether the column is counted on the grid: numbers, moments and lengths."""
+        return self.kind in {"numeric", "datetime", "text"}
+
+    @property
+    def present(self) -> float:
+        """The weight of all values that are not missing."""
+        specials = self.not_a_number + self.minus_infinity + self.plus_infinity
+        return sum(self.buckets.values()) + sum(self.categories.values()) + self.other_categories + specials
+
+    @property
+    def total(self) -> float:
+        """The weight of all rows."""
+        return self.present + self.missing
+
+    @property
+    def empty(self) -> bool:
+        """Whether every value is missing, or there is no row."""
+        return self.present == 0
+
+    def quantile_bucket(self, share: float) -> int | None:
+        """Return the bucket in which the given share of the finite numbers is reached; None without any."""
+        target, reached, last = share * sum(self.buckets.values()), 0.0, None
+        for bucket in sorted(self.buckets):
+            reached, last = reached + self.buckets[bucket], bucket
+            if reached >= target:
+                break
+        return last
+
+    def merged(self, other: ColumnProfile, name: str = "") -> ColumnProfile:
+        """Return the counts of both parts together; a part without any value takes the other's kind and grid.
+
+        Raises:
+            ArgumentValueError: the parts have different kinds or grids.
+        """
+        for one, another in ((self, other), (other, self)):
+            if one.empty and not (one.kind == another.kind and one.centre == another.centre):
+                return _with_missing(another, one.missing)
+        if self.kind != other.kind or self.centre != other.centre:
+            raise _other_grid(name, self, other)
+        return ColumnProfile(
+            self.kind,
+            self.centre,
+            combined(self.buckets, other.buckets),
+            combined(self.categories, other.categories),
+            self.missing + other.missing,
+            self.not_a_number + other.not_a_number,
+            self.minus_infinity + other.minus_infinity,
+            self.plus_infinity + other.plus_infinity,
+            _extreme(min, self.minimum, other.minimum),
+            _extreme(max, self.maximum, other.maximum),
+            self.other_categories + other.other_categories,
+            self.integer and other.integer,
+        )
+
+    def shortened(self, categories: int) -> ColumnProfile:
+        """Return the profile with only the heaviest categories named; the rest is `other_categories`."""
+        if len(self.categories) <= categories:
+            return self
+        order = sorted(self.categories, key=lambda name: (-self.categories[name], name))
+        kept = {name: self.categories[name] for name in sorted(order[:categories])}
+        rest = sum(self.categories[name] for name in order[categories:])
+        changed = dict(vars(self), categories=kept, other_categories=self.other_categories + rest)
+        return ColumnProfile(**changed)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return what JSON can hold: the buckets as steps from one to the next and their weights, zeros left out."""
+        order = sorted(self.buckets)
+        steps = [bucket - before for before, bucket in zip([0, *order], order, strict=False)]
+        written: dict[str, Any] = {"kind": self.kind}
+        if self.buckets:
+            written["buckets"] = {"steps": steps, "weights": [_short(self.buckets[b]) for b in order]}
+        if self.categories:
+            written["categories"] = {name: _short(weight) for name, weight in sorted(self.categories.items())}
+        for name in _PLAIN:
+            value = getattr(self, name)
+            if value not in {0, None}:
+                written[name] = _short(value)
+        # A minimum of 0 is no missing minimum.
+        written.update({name: 0 for name in ("minimum", "maximum") if getattr(self, name) == 0})
+        return written
+
+    @staticmethod
+    def from_object(written: dict[str, Any]) -> ColumnProfile:
+        """Return the profile that `to_object` has written.
+
+        Raises:
+            FileError: the object is not one that `to_object` writes.
+        """
+        try:
+            return _read(written)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise FileError(
+                f"a column's profile cannot be read ({reason}); write the profile again"
+            ) from None
+
+
+_PLAIN = (
+    "centre",
+    "missing",
+    "not_a_number",
+    "minus_infinity",
+    "plus_infinity",
+    "minimum",
+    "maximum",
+    "other_categories",
+    "integer",
+)
+
+
+def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, float]:
+    """Return the weights of two dictionaries added."""
+    total = dict(first)
+    for key, weight in second.items():
+        total[key] = total.get(key, 0.0) + weight
+    return total
+
+
+def _read(written: dict[str, Any]) -> ColumnProfile:
+    if written["kind"] not in KINDS:
+        raise ValueError(f"unknown kind {written['kind']!r}")
+    numbers = {
+        name: bool(written[name]) if name == "integer" else float(written[name])
+        for name in _PLAIN
+        if name in written
+    }
+    grid = written.get("buckets", {"steps": [], "weights": []})
+    buckets: dict[int, float] = {}
+    bucket = 0
+    for step, weight in zip(grid["steps"], grid["weights"], strict=True):
+        bucket += int(step)
+        buckets[bucket] = float(weight)
+    categories = {str(name): float(weight) for name, weight in written.get("categories", {}).items()}
+    given: dict[str, Any] = {"buckets": buckets, "categories": categories, **numbers}
+    return ColumnProfile(written["kind"], **given)
+
+
+def _short(value: float | bool) -> float | int | bool:
+    """Return a whole number as an integer, which JSON writes shorter."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _with_missing(column: ColumnProfile, missing: float) -> ColumnProfile:
+    return ColumnProfile(**dict(vars(column), missing=column.missing + missing))
+
+
+def _extreme(choose: Any, first: float | None, second: float | None) -> float | None:
+    known = [value for value in (first, second) if value is not None]
+    return choose(known) if known else None
+
+
+def _other_grid(name: str, first: ColumnProfile, second: ColumnProfile) -> ArgumentValueError:
+    got = f"column {name!r}: {first.kind} around {first.centre:g} and {second.kind} around {second.centre:g}"
+    instead = "profile_table(second, like=first), which counts both alike"
+    return ArgumentValueError(
+        explain("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)
+    )

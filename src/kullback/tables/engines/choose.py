@@ -1,0 +1,50 @@
+"""Which engine takes a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kullback.tables.engines.dask_table import DaskTable
+from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
+from kullback.tables.engines.streaming import DuckTable, FileTable, PolarsTable
+from kullback.tables.optional import library
+
+if TYPE_CHECKING:
+    from kullback.tables.engines.base import Table
+
+__all__ = ["open_table"]
+
+
+def open_table(frame: object) -> Table:
+    """Return the table in the hands of its engine."""
+    if isinstance(frame, (str, os.PathLike)):
+        return FileTable(os.fspath(frame))
+    nw = library("narwhals", "reading tables")
+    library("pyarrow", "reading tables")
+    native: Any = nw.to_native(frame, pass_through=True)
+    is_ = nw.dependencies
+    engines: tuple[tuple[Callable[[Any], bool], Callable[[Any], Table]], ...] = (
+        (is_.is_pyarrow_table, ArrowTable),
+        (is_.is_pandas_dataframe, PandasTable),
+        (is_.is_polars_dataframe, PolarsTable),
+        (is_.is_polars_lazyframe, PolarsTable),
+        (is_.is_duckdb_relation, DuckTable),
+        (is_.is_dask_dataframe, DaskTable),
+    )
+    opened = next((take(native) for recognises, take in engines if recognises(native)), None)
+    return opened or _through_narwhals(nw, native)
+
+
+def _through_narwhals(nw: Any, native: Any) -> Table:
+    """Return the table of an engine that only narwhals knows."""
+    try:
+        frame = nw.from_native(native)
+    except TypeError:
+        raise not_a_table(native) from None
+    if isinstance(frame, nw.LazyFrame):
+        from kullback.tables.engines.narwhals_lazy import LazyTable
+
+        return LazyTable(frame)
+    return ArrowTable(frame.to_arrow())  # Modin, cuDF: in memory too

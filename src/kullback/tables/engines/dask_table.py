@@ -1,0 +1,173 @@
+"""Dask: every worker counts its partitions in NumPy, counts are added in pairs, the sum alone travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kullback.tables.columns.profile import ColumnProfile, Kind
+from kullback.tables.columns.types import MAX_CATEGORIES, TEXT_VALUES, is_text
+from kullback.tables.engines.arrow import lengths_of
+from kullback.tables.engines.base import Cells, Field, Table, TableCounts, Task
+from kullback.tables.engines.in_memory import PandasTable, distinct_names
+
+if TYPE_CHECKING:
+    from kullback.tables.columns.bins import Bins
+
+__all__ = ["DaskTable"]
+
+# Of the values present, their characters, and some that differ.
+Strings = dict[str, tuple[int, int, set[str]]]
+
+
+class DaskTable(Table):
+    """A Dask DataFrame, of pandas partitions; the active scheduler or cluster does the work."""
+
+    def __init__(self, frame: Any) -> None:
+        distinct_names(frame.columns)
+        self.frame = frame
+        self.fields = PandasTable(frame._meta).fields  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        objects = [name for name in self.fields if str(frame.dtypes[name]) == "object"]
+        if objects:
+            found: dict[str, Field] = self._reduced(_partition_fields, _merged_fields, objects)
+            # A column without any value, as of Arrow's null type.
+            empty = {name: Field(name, "categorical") for name in objects}
+            self.fields |= {n: f if f.kind or f.reason else empty[n] for n, f in found.items()}
+
+    def _reduced(self, work: Callable[..., Any], merge: Callable[[Any, Any], Any], *given: Any) -> Any:
+        """Do the work on every partition and merge the results in pairs, where they are."""
+        from dask.base import compute
+        from dask.delayed import delayed
+
+        results = [delayed(work)(part, *given) for part in self.frame.to_delayed()]
+        while len(results) > 1:
+            pairs = zip(results[::2], results[1::2], strict=False)
+            odd = results[-1:] if len(results) % 2 else []
+            results = [delayed(merge)(*pair) for pair in pairs] + odd
+        return compute(results[0])[0]
+
+    def count(self, tasks: Sequence[Task], weights: str | None) -> TableCounts:
+        """Count what the tasks say; columns of strings are looked at before, to tell categories from text."""
+        strings = [task.name for task in tasks if task.kind == "string"]
+        facts: Strings = self._reduced(_string_facts, _merged_strings, strings) if strings else {}
+        decided = [_decided(task, facts) for task in tasks]
+        counts: TableCounts = self._reduced(_partition_counts, _merged_counts, decided, weights)
+        crowded = [name for name in strings if len(counts.columns[name].categories) > MAX_CATEGORIES]
+        if crowded:
+            again = [Task(name, "text") for name in crowded]
+            counts.columns.update(self._reduced(_partition_counts, _merged_counts, again, weights).columns)
+        return counts
+
+    def extremes(
+        self, intervals: Mapping[str, tuple[float, float]], kinds: Mapping[str, Kind]
+    ) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest number that each column has within its interval."""
+        return self._reduced(_partition_extremes, _merged_extremes, dict(intervals), dict(kinds))
+
+    def cross(
+        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
+    ) -> dict[tuple[str, ...], Cells]:
+        """Count the rows of every combination of cells that the columns of a key have together."""
+        return self._reduced(
+            _partition_cells, _merged_cells, dict(bins), [tuple(key) for key in keys], weights
+        )
+
+
+def _partition_fields(part: Any, names: Sequence[str]) -> dict[str, Field]:
+    fields = PandasTable(part[list(names)]).fields
+    return {name: _seen(field, part[name]) for name, field in fields.items()}
+
+
+def _seen(field: Field, column: Any) -> Field:
+    """A partition without any value says nothing of its column's kind."""
+    return Field(field.name, None) if column.isna().all() else field
+
+
+def _merged_fields(first: dict[str, Field], second: dict[str, Field]) -> dict[str, Field]:
+    return {name: _merged_field(field, second[name]) for name, field in first.items()}
+
+
+def _merged_field(first: Field, second: Field) -> Field:
+    for one, another in ((first, second), (second, first)):
+        if one.kind is None:
+            return one if one.reason else another
+    if first.kind == second.kind:
+        return Field(first.name, first.kind, integer=first.integer and second.integer)
+    return Field(first.name, None, reason=f"objects of several types: {first.kind}, {second.kind}")
+
+
+def _string_facts(part: Any, names: Sequence[str]) -> Strings:
+    table = PandasTable(part[list(names)])
+    facts: Strings = {name: (0, 0, set()) for name in names}
+    for _, batch in table.batches(list(names)):
+        for name in names:
+            values = batch[name].drop_null()
+            some = set(values.unique()[: TEXT_VALUES + 1].to_pylist())
+            found = len(values), sum(lengths_of(values).to_pylist()), some
+            facts[name] = _merged_string(facts[name], found)
+    return facts
+
+
+def _merged_strings(first: Strings, second: Strings) -> Strings:
+    return {name: _merged_string(facts, second[name]) for name, facts in first.items()}
+
+
+def _merged_string(
+    first: tuple[int, int, set[str]], second: tuple[int, int, set[str]]
+) -> tuple[int, int, set[str]]:
+    some = set(sorted(first[2] | second[2])[: TEXT_VALUES + 1])
+    return first[0] + second[0], first[1] + second[1], some
+
+
+def _decided(task: Task, facts: Strings) -> Task:
+    if task.kind != "string":
+        return task
+    present, characters, some = facts[task.name]
+    return Task(task.name, "text" if is_text(present, characters, len(some)) else "categorical")
+
+
+def _partition_counts(part: Any, tasks: Sequence[Task], weights: str | None) -> TableCounts:
+    return PandasTable(part).count(tasks, weights)
+
+
+def _merged_counts(first: TableCounts, second: TableCounts) -> TableCounts:
+    columns: dict[str, ColumnProfile] = {
+        name: column.merged(second.columns[name], name) for name, column in first.columns.items()
+    }
+    weight, squares = first.weight + second.weight, first.weight_squares + second.weight_squares
+    return TableCounts(columns, first.rows + second.rows, weight, squares)
+
+
+def _partition_extremes(
+    part: Any, intervals: dict[str, tuple[float, float]], kinds: dict[str, Kind]
+) -> dict[str, tuple[float, float]]:
+    return PandasTable(part).extremes(intervals, kinds)
+
+
+def _merged_extremes(
+    first: dict[str, tuple[float, float]], second: dict[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    shared = {
+        name: (min(first[name][0], second[name][0]), max(first[name][1], second[name][1]))
+        for name in first.keys() & second.keys()
+    }
+    return first | second | shared
+
+
+def _partition_cells(
+    part: Any, bins: dict[str, Bins], keys: Sequence[tuple[str, ...]], weights: str | None
+) -> dict[tuple[str, ...], Cells]:
+    return PandasTable(part).cross(bins, keys, weights)
+
+
+def _merged_cells(
+    first: dict[tuple[str, ...], Cells], second: dict[tuple[str, ...], Cells]
+) -> dict[tuple[str, ...], Cells]:
+    return {key: _sum(cells, second[key]) for key, cells in first.items()}
+
+
+def _sum(first: Cells, second: Cells) -> Cells:
+    total = dict(first)
+    for combination, weight in second.items():
+        total[combination] = total.get(combination, 0.0) + weight
+    return total

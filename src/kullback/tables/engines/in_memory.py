@@ -1,0 +1,114 @@
+"""Tables in memory (pandas, Polars, PyArrow) and DuckDB's streams, as Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.tables.columns.types import arrow_field
+from kullback.tables.engines.base import Field
+from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
+
+__all__ = ["ArrowTable", "PandasTable", "distinct_names"]
+
+
+class ArrowTable(BatchTable):
+    """A PyArrow table, or one that becomes it without a copy of its numbers."""
+
+    def __init__(self, table: Any) -> None:
+        distinct_names(table.column_names)
+        self.table = table
+        self.fields = {field.name: arrow_field(field.name, field.type) for field in table.schema}
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for start in range(0, self.table.num_rows, BATCH_ROWS):
+            piece = self.table.slice(start, BATCH_ROWS)
+            yield piece.num_rows, {name: _one(piece.column(name)) for name in names}
+
+
+class PandasTable(BatchTable):
+    """A pandas DataFrame, column by column: one that Arrow cannot hold does not keep the others from being read.
+
+    In NumPy's floating-point columns pandas itself means a missing value by NaN, so NaN is counted as missing there.
+    """
+
+    def __init__(self, frame: Any) -> None:
+        distinct_names(frame.columns)
+        self.frame = frame
+        self.objects: dict[str, Any] = {}
+        self.fields = {name: self._field(name) for name in map(str, frame.columns)}
+        self.names = dict(zip(self.fields, frame.columns, strict=True))
+
+    def _field(self, name: str) -> Field:
+        column = next(self.frame[label] for label in self.frame.columns if str(label) == name)
+        if column.dtype == object:
+            return self._object_field(name, column)
+        try:
+            return arrow_field(name, _arrow(column.iloc[:0]).type)
+        except Exception as error:  # noqa: BLE001 - an extension type raises what its author chose
+            return Field(name, None, reason=f"values of type {column.dtype}: {error}")
+
+    def _object_field(self, name: str, column: Any) -> Field:
+        """Look at the objects themselves: Arrow takes columns of one type."""
+        import pyarrow as pa
+
+        try:
+            self.objects[name] = pa.array(column, from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            types = sorted({type(value).__name__ for value in column.dropna()})
+            return Field(name, None, reason=f"objects of several types: {', '.join(types)}")
+        return arrow_field(name, self.objects[name].type)
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for start in range(0, len(self.frame), BATCH_ROWS):
+            rows = min(BATCH_ROWS, len(self.frame) - start)
+            yield rows, {name: self._piece(name, start) for name in names}
+
+    def _piece(self, name: str, start: int) -> Any:
+        if name in self.objects:
+            return _one(self.objects[name].slice(start, BATCH_ROWS))
+        return _arrow(self.frame[self.names[name]].iloc[start : start + BATCH_ROWS])
+
+
+def distinct_names(names: Sequence[Any]) -> None:
+    """Refuse two columns of the same name."""
+    seen: set[str] = set()
+    for name in map(str, names):
+        if name in seen:
+            got = f"two columns {name!r}"
+            instead = "rename one of them"
+            raise ArgumentValueError(
+                explain(
+                    "profile_table", "frame", wanted="columns of different names", got=got, instead=instead
+                )
+            )
+        seen.add(name)
+
+
+def _arrow(column: Any) -> Any:
+    import pyarrow as pa
+
+    return _one(pa.array(column, from_pandas=True))
+
+
+def _one(array: Any) -> Any:
+    """Return one array for a chunked one."""
+    import pyarrow as pa
+
+    if isinstance(array, pa.ChunkedArray):
+        return array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    return array
+
+
+def not_a_table(frame: object) -> ArgumentTypeError:
+    """Return the error for what is no table."""
+    return ArgumentTypeError(
+        explain(
+            "profile_table",
+            "frame",
+            wanted="a path, or a table of pandas, Polars, PyArrow, DuckDB, Dask, PySpark or Ibis",
+            got=type(frame).__name__,
+            instead="profile_table('table.parquet'), or pandas.DataFrame(...)",
+        )
+    )

@@ -1,0 +1,308 @@
+"""Tables on other engines (PySpark, Ibis), counted there by narwhals' expressions; only the counts travel.
+
+One aggregation finds the sum of the weights and the lengths of strings, one the occupied buckets of all columns (every
+number unpivoted, grouped by its bucket), one the categories, one the extremes of columns with a centre.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import narwhals as nw
+
+from kullback.tables.columns.log_grid import PER_OCTAVE, SMALLEST, bucket_ends
+from kullback.tables.columns.profile import ColumnProfile, Kind
+from kullback.tables.columns.types import is_text, narwhals_field
+from kullback.tables.engines.base import Cells, Table, TableCounts, Task, bad_weights
+from kullback.tables.engines.in_memory import distinct_names
+from kullback.tables.engines.joint_counts import special_cells, unknown_category
+from kullback.tables.engines.timestamps import with_microseconds
+
+if TYPE_CHECKING:
+    from kullback.tables.columns.bins import Bins
+
+__all__ = ["LazyTable"]
+
+# Codes of what has no bucket, beyond the last one.
+NAN, INFINITE = 1_000_000, 1_000_001
+WEIGHT, NAME, VALUE, CODE = "weight", "name", "value", "code"
+
+
+class LazyTable(Table):
+    """A narwhals LazyFrame; the engine behind it runs the aggregations, over Spark's machines for example."""
+
+    def __init__(self, frame: Any) -> None:
+        schema = frame.collect_schema()
+        distinct_names(list(schema))
+        self.fields = {name: narwhals_field(name, kind) for name, kind in schema.items()}
+        self.inner = {name: name for name in self.fields}
+        if frame.implementation.is_spark_like():
+            # In Spark's expressions a dot within a name means a part of a struct.
+            self.inner = {name: f"column_{place}" for place, name in enumerate(self.fields)}
+            frame = nw.from_native(frame.to_native().toDF(*self.inner.values()))
+        moments = [self.inner[name] for name, field in self.fields.items() if field.kind == "datetime"]
+        self.frame = with_microseconds(frame, moments) if moments else frame
+
+    def count(self, tasks: Sequence[Task], weights: str | None) -> TableCounts:
+        """Count what the tasks say, in four aggregations at most."""
+        if weights is not None and self.fields[weights].kind != "numeric":
+            raise bad_weights(weights, "values that are no numbers")
+        names = [task.name for task in tasks]
+        tasks = [replace(task, name=self.inner[task.name]) for task in tasks]
+        facts = self._facts(tasks, weights)
+        tasks = [_decided(place, task, facts) for place, task in enumerate(tasks)]
+        columns = [ColumnProfile(cast("Kind", t.kind), t.centre, integer=t.integer) for t in tasks]
+        numbers = {p: _offset(task) for p, task in enumerate(tasks) if columns[p].gridded}
+        others = {p: nw.col(task.name).cast(nw.String) for p, task in enumerate(tasks) if p not in numbers}
+        for row in self._grouped(numbers, weights, bucket=True):
+            _add_bucket(columns[int(row[NAME][1:])], row)
+        for row in self._grouped(others, weights, bucket=False):
+            _add_category(columns[int(row[NAME][1:])], row[VALUE], float(row[WEIGHT]))
+        self._correct_extremes(tasks, columns)
+        by_name = {name: _sorted(column) for name, column in zip(names, columns, strict=True)}
+        return TableCounts(by_name, int(facts["rows"]), float(facts["weight"]), float(facts["squares"]))
+
+    def _facts(self, tasks: Sequence[Task], weights: str | None) -> dict[str, Any]:
+        """Return what one aggregation to a single row tells: the rows, their weights, the lengths of strings."""
+        wanted = [nw.len().alias("rows")]
+        for place, task in enumerate(tasks):
+            wanted += _string_facts(place, task)
+        if weights is not None:
+            wanted += _weight_facts(self.inner[weights])
+        row: dict[str, Any] = self._rows(self.frame.select(wanted))[0]
+        if weights is None:
+            return row | {"weight": row["rows"], "squares": row["rows"]}
+        if row["bad"]:
+            raise bad_weights(weights, f"{row['bad']} missing, negative, infinite or NaN values")
+        return row | {"weight": row["weight"] or 0.0, "squares": row["squares"] or 0.0}
+
+    def _grouped(
+        self, values: Mapping[int, Any], weights: str | None, *, bucket: bool
+    ) -> list[dict[str, Any]]:
+        """Return the weight of every value of every column, named by its place; of numbers, of every bucket."""
+        long = self._unpivoted(values, weights)
+        if long is None:
+            return []
+        weight = nw.len() if weights is None else nw.col(WEIGHT).sum()
+        wanted = [weight.alias(WEIGHT)]
+        key = VALUE
+        if bucket:
+            # The formula stands here once, whatever the number of columns: Spark compiles no method beyond 64 KB.
+            long = long.with_columns(_code(nw.col(VALUE)).alias(CODE))
+            wanted += [nw.col(VALUE).min().alias("low"), nw.col(VALUE).max().alias("high")]
+            key = CODE
+        return self._rows(long.group_by(NAME, key).agg(*wanted))
+
+    def _unpivoted(self, values: Mapping[int, Any], weights: str | None) -> Any:
+        """Return a row for every value of every column, beside the row's weight."""
+        if not values:
+            return None
+        selected = [value.alias(f"c{place}") for place, value in values.items()]
+        index = [WEIGHT] if weights is not None else []
+        if weights is not None:
+            selected.append(nw.col(self.inner[weights]).cast(nw.Float64).alias(WEIGHT))
+        names = [f"c{place}" for place in values]
+        return self.frame.select(selected).unpivot(names, index=index, variable_name=NAME, value_name=VALUE)
+
+    def _correct_extremes(self, tasks: Sequence[Task], columns: Sequence[ColumnProfile]) -> None:
+        """Find the extremes of columns with a centre: its distance to them is rounded."""
+        numbers = {p: _number(t.name, t.kind) for p, t in enumerate(tasks) if t.centre and columns[p].buckets}
+        long = self._unpivoted(numbers, None)
+        if long is None:
+            return
+        value = nw.col(VALUE)
+        ends = [value.min().alias("low"), value.max().alias("high")]
+        for row in self._rows(long.filter(_finite(value)).group_by(NAME).agg(*ends)):
+            column = columns[int(row[NAME][1:])]
+            column.minimum, column.maximum = row["low"] + 0.0, row["high"] + 0.0
+
+    def extremes(
+        self, intervals: Mapping[str, tuple[float, float]], kinds: Mapping[str, Kind]
+    ) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest number that each column has within its interval."""
+        wanted: list[Any] = []
+        for place, (name, (low, high)) in enumerate(intervals.items()):
+            number = _number(self.inner[name], kinds[name])
+            inside = nw.when((number >= low) & (number <= high)).then(number)
+            wanted += [inside.min().alias(f"{place}_low"), inside.max().alias(f"{place}_high")]
+        row = self._rows(self.frame.select(wanted))[0]
+        return {
+            name: (float(row[f"{place}_low"]) + 0.0, float(row[f"{place}_high"]) + 0.0)
+            for place, name in enumerate(intervals)
+            if row[f"{place}_low"] is not None
+        }
+
+    def cross(
+        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
+    ) -> dict[tuple[str, ...], Cells]:
+        """Count the rows of every combination, one aggregation for each key; categories get their cells here."""
+        return {tuple(key): self._cross_key(bins, list(key), weights) for key in keys}
+
+    def _cross_key(self, bins: Mapping[str, Bins], key: list[str], weights: str | None) -> Cells:
+        names = [f"c{place}" for place in range(len(key))]
+        selected = [
+            _cell(self.inner[name], bins.get(name)).alias(new) for name, new in zip(key, names, strict=True)
+        ]
+        if weights is not None:
+            selected.append(nw.col(self.inner[weights]).cast(nw.Float64).alias(WEIGHT))
+        weight = nw.len() if weights is None else nw.col(WEIGHT).sum()
+        cells: Cells = {}
+        for row in self._rows(self.frame.select(selected).group_by(*names).agg(weight.alias(WEIGHT))):
+            combination = tuple(
+                _cell_number(row[new], bins[name], name) if name in bins else row[new]
+                for name, new in zip(key, names, strict=True)
+            )
+            cells[combination] = cells.get(combination, 0.0) + float(row[WEIGHT])
+        return cells
+
+    def _rows(self, frame: Any) -> list[dict[str, Any]]:
+        return frame.collect("pyarrow").to_native().to_pylist()
+
+
+def _number(name: str, kind: str) -> Any:
+    """Return a column as a float64 expression, text as its length; moments are microseconds already."""
+    column = nw.col(name)
+    if kind == "text":
+        column = column.str.len_chars()
+    return column.cast(nw.Float64)
+
+
+def _finite(number: Any) -> Any:
+    return ~number.is_nan() & (number > -float("inf")) & (number < float("inf"))
+
+
+def _offset(task: Task) -> Any:
+    """Return the distance of a column's values from its centre; NaN and the infinities stay what they are."""
+    number = _number(task.name, task.kind)
+    return number - task.centre if task.centre else number
+
+
+def _code(offset: Any) -> Any:
+    """Return the bucket of a distance from the centre, or the code of NaN or of an infinity."""
+    special = (
+        nw.when(offset.is_nan())
+        .then(nw.lit(float(NAN)))
+        .when(offset == float("inf"))
+        .then(nw.lit(float(INFINITE)))
+        .when(offset == -float("inf"))
+        .then(nw.lit(float(-INFINITE)))
+    )
+    return special.when(~offset.is_null()).then(_bucket(offset))
+
+
+def _bucket(offset: Any) -> Any:
+    """Return the bucket of a finite distance from the centre, with its sign."""
+    distance = offset.abs()
+    # A logarithm of 0 is an error on some engines, even in a branch that is not taken.
+    normal = nw.when(distance >= SMALLEST).then(distance).otherwise(nw.lit(1.0))
+    # The logarithm of the largest numbers is rounded to 1024, whose power is infinite.
+    octave = normal.log(2.0).floor().clip(upper_bound=1023.0)
+    part = (normal / nw.lit(2.0) ** octave * PER_OCTAVE).floor() - PER_OCTAVE
+    step = (octave + 1022.0) * PER_OCTAVE + part + 1.0
+    return nw.when(distance < SMALLEST).then(nw.lit(0.0)).when(offset < 0).then(-step).otherwise(step)
+
+
+def _string_facts(place: int, task: Task) -> list[Any]:
+    if task.kind != "string":
+        return []
+    column = nw.col(task.name)
+    return [
+        column.count().alias(f"{place}_present"),
+        column.str.len_chars().sum().alias(f"{place}_characters"),
+        column.n_unique().alias(f"{place}_distinct"),
+    ]
+
+
+def _weight_facts(weights: str) -> list[Any]:
+    weight = nw.col(weights).cast(nw.Float64)
+    good = _finite(weight) & (weight >= 0)
+    bad = nw.when(good).then(nw.lit(0)).otherwise(nw.lit(1))
+    return [
+        weight.sum().alias("weight"),
+        (weight * weight).sum().alias("squares"),
+        bad.sum().alias("bad"),
+    ]
+
+
+def _decided(place: int, task: Task, facts: Mapping[str, Any]) -> Task:
+    """Return the task with strings told to be categories or text."""
+    if task.kind != "string":
+        return task
+    present, characters = facts[f"{place}_present"], facts[f"{place}_characters"] or 0
+    # Missing values are one more distinct value.
+    distinct = facts[f"{place}_distinct"] - (present < facts["rows"])
+    return Task(task.name, "text" if is_text(present, int(characters), distinct) else "categorical")
+
+
+def _add_category(column: ColumnProfile, value: str | None, weight: float) -> None:
+    if value is None:
+        column.missing += weight
+    else:
+        column.categories[value.lower() if column.kind == "boolean" else value] = weight
+
+
+def _add_bucket(column: ColumnProfile, row: Mapping[str, Any]) -> None:
+    """Add the weight of a bucket, of NaN, of an infinity or of missing values."""
+    code, weight = row[CODE], float(row[WEIGHT])
+    if code is None:
+        column.missing += weight
+    elif code == NAN:
+        column.not_a_number += weight
+    elif code == INFINITE:
+        column.plus_infinity += weight
+    elif code == -INFINITE:
+        column.minus_infinity += weight
+    else:
+        column.buckets[int(code)] = column.buckets.get(int(code), 0.0) + weight
+        low, high = row["low"] + 0.0, row["high"] + 0.0
+        column.minimum = low if column.minimum is None else min(column.minimum, low)
+        column.maximum = high if column.maximum is None else max(column.maximum, high)
+
+
+def _sorted(column: ColumnProfile) -> ColumnProfile:
+    """Put buckets and categories in order, those of rows without weight left out."""
+    column.buckets = {bucket: weight for bucket, weight in sorted(column.buckets.items()) if weight}
+    column.categories = {name: weight for name, weight in sorted(column.categories.items()) if weight}
+    return column
+
+
+def _cell(name: str, bins: Bins | None) -> Any:
+    """Return the expression by whose value a column takes part in a combination."""
+    if bins is None:
+        return nw.col(name)
+    if not bins.gridded:
+        return nw.col(name).cast(nw.String)
+    number = _number(name, bins.kind)
+    offset = number - bins.centre if bins.centre else number
+    cell = nw.lit(0)
+    for cut in bins.cuts:
+        cell += nw.when(_reaches(offset, cut)).then(nw.lit(1)).otherwise(nw.lit(0))
+    special = nw.when(number.is_nan()).then(nw.lit(NAN)).when(number == float("inf")).then(nw.lit(INFINITE))
+    special = special.when(number == -float("inf")).then(nw.lit(-INFINITE))
+    return special.when(~number.is_null()).then(cell)
+
+
+def _reaches(offset: Any, cut: int) -> Any:
+    """Whether a distance from the centre lies in the bucket of the given number or a higher one."""
+    if cut > 0:
+        return offset >= bucket_ends(cut)[0]
+    return offset > (bucket_ends(cut)[0] if cut else -SMALLEST)
+
+
+def _cell_number(value: Any, bins: Bins, name: str) -> int:
+    """Return the cell that a value of `_cell` means."""
+    specials = special_cells(bins)
+    if value is None:
+        cell = specials.get("missing")
+    elif bins.gridded:
+        labels = {NAN: "not a number", INFINITE: "infinity", -INFINITE: "-infinity"}
+        cell = specials.get(labels[value]) if value in labels else int(value)
+    else:
+        written = str(value).lower() if bins.kind == "boolean" else value
+        rest = len(bins.categories) if bins.other else None
+        cell = bins.places.get(written, rest)
+    if cell is None:
+        raise unknown_category(name)
+    return cell

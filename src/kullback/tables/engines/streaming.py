@@ -1,0 +1,175 @@
+"""DuckDB's relations, files read by DuckDB, and Polars' lazy frames: streams of Arrow batches, never all in memory."""
+
+from __future__ import annotations
+
+import csv
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kullback.errors import FileError
+from kullback.tables.columns.types import arrow_field
+from kullback.tables.engines.base import Field
+from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
+from kullback.tables.engines.in_memory import ArrowTable, distinct_names
+from kullback.tables.optional import library
+
+__all__ = ["DuckTable", "FileTable", "PolarsTable"]
+
+MEMORY_LIMIT = "500MB"
+FORMATS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".json": "ndjson",
+}
+DELIMITERS = ",;\t|"
+LONGEST_REASON = 300
+
+
+class DuckTable(BatchTable):
+    """A DuckDB relation: DuckDB reads and computes it, on its own connection, and hands over batch by batch."""
+
+    def __init__(self, relation: Any) -> None:
+        self.relation = relation
+        distinct_names(relation.columns)
+        schema = _reader(relation.limit(0), 1).schema
+        self.fields = {field.name: arrow_field(field.name, field.type) for field in schema}
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        selected = self.relation.select(", ".join(map(_quoted, names)) or "1")
+        for batch in _reader(selected, BATCH_ROWS):
+            yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
+
+
+class FileTable(DuckTable):
+    """A Parquet, CSV or NDJSON file, or several (``*``), of any size, read by an embedded DuckDB.
+
+    It streams into NumPy's counting, which takes about a quarter of the processor time of counting by SQL inside
+    DuckDB (measured on 40 columns of Parquet).
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        duckdb = library("duckdb", f"reading {path}")
+        self.errors: tuple[type[Exception], ...] = (duckdb.Error, OSError, ValueError, RuntimeError)
+        self.how = _format(path)
+        options = {"memory_limit": MEMORY_LIMIT, "preserve_insertion_order": "false"}
+        self.connection = duckdb.connect(config=options)
+        try:
+            super().__init__(self._open())
+        except self.errors as error:
+            raise self._unreadable(error) from None
+
+    def _open(self) -> Any:
+        if self.how == "parquet":
+            return self.connection.read_parquet(self.path)
+        if self.how == "csv":
+            # All rows decide the types: a column must not turn out to hold strings when half of it is counted.
+            return self.connection.read_csv(
+                self.path, header=True, delimiter=_delimiter(self.path), quotechar='"', sample_size=-1
+            )
+        return self.connection.read_json(self.path, format="newline_delimited", sample_size=-1)
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        try:
+            yield from super().batches(names)
+        except self.errors as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> Exception:
+        if isinstance(error, FileError):
+            return error
+        reason = _uneven_line(self.path) if self.how == "csv" else None
+        reason = reason or " ".join(str(error).split())
+        shown = reason[:LONGEST_REASON] + ("..." if len(reason) > LONGEST_REASON else "")
+        return FileError(
+            f"frame = {self.path}: wanted a {self.how} file; got one that cannot be read ({shown}); the file "
+            "is truncated or damaged: write or copy it again"
+        )
+
+
+class PolarsTable(BatchTable):
+    """A Polars DataFrame or LazyFrame: Polars runs the query, as a stream."""
+
+    def __init__(self, frame: Any) -> None:
+        import polars as pl
+
+        self.frame = frame.lazy()
+        schema = self.frame.collect_schema()
+        # Polars' columns of Python objects have no Arrow type.
+        objects = [name for name, kind in schema.items() if kind == pl.Object]
+        known = ArrowTable(self.frame.drop(objects).head(0).collect().to_arrow()).fields
+        unknown = {name: Field(name, None, reason="Python objects of any type") for name in objects}
+        self.fields = {name: known.get(name) or unknown[name] for name in schema}
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        if not names:
+            yield self.frame.collect().height, {}
+            return
+        selected = self.frame.select(list(names))
+        stream = getattr(selected, "collect_batches", None)  # from Polars 1.33 on
+        for piece in stream(chunk_size=BATCH_ROWS) if stream else [selected.collect()]:
+            yield from ArrowTable(piece.to_arrow()).batches(names)
+
+
+def _reader(relation: Any, rows: int) -> Any:
+    """Return a reader of Arrow batches; the method's name changed with DuckDB 1.4."""
+    read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
+    return read(rows)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _format(path: str) -> str:
+    """Tell the format from the extension, that of compression left aside."""
+    place = Path(path)
+    suffix = Path(place.stem).suffix if place.suffix in {".gz", ".zst"} else place.suffix
+    found = FORMATS.get(suffix.lower())
+    if found is None:
+        raise FileError(
+            f"frame = {path}: wanted one of {', '.join(FORMATS)}; got extension {suffix!r}; rename the file to its "
+            "format's extension, or convert it"
+        )
+    if not _files(path):
+        raise FileError(f"frame = {path}: wanted a file; got no such file; check the path")
+    return found
+
+
+def _uneven_line(path: str) -> str | None:
+    """Name the first line of a CSV file with more or fewer fields than its header, which DuckDB does not."""
+    for place in _files(path):
+        if place.suffix in {".gz", ".zst"}:
+            return None
+        with place.open(newline="", encoding="utf-8", errors="replace") as file:
+            lines = csv.reader(file, delimiter=_delimiter(path))
+            fields = len(next(lines, []))
+            for line in lines:
+                if line and len(line) != fields:
+                    return (
+                        f"line {lines.line_num} of {place.name} has {len(line)} fields, the header {fields}"
+                    )
+    return None
+
+
+def _files(path: str) -> list[Path]:
+    """Return the files that a path, perhaps with ``*``, stands for."""
+    return [Path(name) for name in sorted(glob.glob(path, recursive=True))]  # noqa: PTH207 - Path takes no "/*"
+
+
+def _delimiter(path: str) -> str:
+    """Return the character that divides the header: DuckDB's own guess may take a damaged file for one column."""
+    first = _files(path)[0]
+    if first.suffix in {".gz", ".zst"}:
+        return "\t" if ".tsv" in first.suffixes else ","
+    with first.open("rb") as file:
+        header = file.readline(1 << 16).decode("utf-8", "replace")
+    if not header.strip():
+        raise FileError(f"frame = {path}: wanted a line with the names of the columns; got an empty file")
+    return max(DELIMITERS, key=header.count)

@@ -1,0 +1,1 @@
+"""Divergences, intervals and tests from the counts of two tables."""

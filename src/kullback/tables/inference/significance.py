@@ -1,0 +1,139 @@
+"""How often the rows of one and the same distribution would differ as much, and the correction for many tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kullback.tables.inference.sampling_error import Noise
+
+__all__ = ["adjusted", "g_test"]
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+ENOUGH_EXPECTED = 5.0  # in every cell: then the statistic is near its chi-square law
+RANDOM_TABLES = 9999
+FIRST_TABLES = 999  # of which 50 as far apart settle that p is about 0.05 or more
+ENOUGH_ABOVE = 50
+PERMUTATIONS = 1999
+MOST_PERMUTED = 200  # clusters; beyond, the F law with clustered errors is as good, and asks for less
+BLOCK = 1 << 22
+
+
+def g_test(
+    a: Array, b: Array, noise: Noise, clusters: tuple[Array, Array] | None, random: np.random.Generator
+) -> float:
+    """The p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
+
+    Independent rows: the chi-square law where every cell is large enough, else random tables with the same margins.
+    Clusters: where they are few and none has rows on both sides, they are assigned to P and Q anew; else the
+    statistic over its design effect follows an F law.
+
+    Arguments:
+        a: P's weight in each cell, none empty on both sides.
+        b: Q's.
+        noise: how the shares vary.
+        clusters: the weights cluster by cluster, or None.
+        random: for random tables and permutations.
+
+    Returns:
+        the p-value.
+
+    References:
+        Improved likelihood ratio tests for complete contingency tables (Williams, 1976)
+        An efficient method of generating random R x C tables with given row and column totals (Patefield, 1981)
+        Small-sample comparison of level and power for simple goodness-of-fit statistics under cluster sampling
+            (Thomas and Rao, 1987)
+    """
+    from scipy.special import chdtrc, fdtrc
+
+    n, m = noise.effective
+    a, b = a / a.sum() * n, b / b.sum() * m
+    if clusters is None:
+        if _is_whole(a, b) and min(n, m) / (n + m) * (a + b).min() < ENOUGH_EXPECTED:
+            return _random_tables(a, b, random)
+        return float(chdtrc(noise.freedom, float(g_statistic(a, b)) / _williams(a, b)))
+    of_p, of_q = (side.sum(1) > 0 for side in clusters)
+    if len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
+        return _permuted(*clusters, random)
+    least = max(int(of_p.sum() + of_q.sum()) - 2, 1)
+    ratio = float(g_statistic(a, b)) / _williams(a, b) / (len(a) - 1)
+    return float(fdtrc(noise.freedom, noise.freedom * least, ratio))
+
+
+def g_statistic(a: Array, b: Array) -> Array:
+    r"""Return :math:`2 \sum a \log \frac{a / n}{(a + b) / (n + m)}` and the same of b, along the last dimension."""
+    from scipy.special import rel_entr
+
+    n, m = a.sum(-1, keepdims=True), b.sum(-1, keepdims=True)
+    pooled = (a + b) / (n + m)
+    return 2 * (rel_entr(a, n * pooled).sum(-1) + rel_entr(b, m * pooled).sum(-1))
+
+
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number, so that of those below 0.05 at most 5 % are expected to be false.
+
+    Arguments:
+        p_values: NaN stands for a test that could not be made, and stays out.
+
+    References:
+        Controlling the false discovery rate (Benjamini and Hochberg, 1995)
+    """
+    from scipy.stats import false_discovery_control
+
+    found = np.asarray(p_values, dtype=np.float64)
+    tested = ~np.isnan(found)
+    if tested.any():
+        found[tested] = false_discovery_control(found[tested])
+    return found.tolist()
+
+
+def _williams(a: Array, b: Array) -> float:
+    """By what the mean of the statistic exceeds its degrees of freedom, to first order."""
+    n, m = a.sum(), b.sum()
+    total = n + m
+    rows, cells = total / n + total / m - 1, (total / (a + b)).sum() - 1
+    return float(1 + rows * cells / (6 * total * (len(a) - 1)))
+
+
+def _is_whole(a: Array, b: Array) -> bool:
+    """Whether these are counts of rows: weighted ones have no tables of whole numbers."""
+    return bool(all(np.allclose(side, np.round(side), rtol=0, atol=1e-6) for side in (a, b)))
+
+
+def _random_tables(a: Array, b: Array, random: np.random.Generator) -> float:
+    """Draw tables with the same margins, only as many as it takes where they are often as far apart."""
+    from scipy.stats import random_table
+
+    a, b = np.round(a), np.round(b)
+    law = random_table([int(a.sum()), int(b.sum())], (a + b).astype(np.int64))
+    least = float(g_statistic(a, b)) * (1 - 1e-9)
+    above = drawn = 0
+    while drawn < RANDOM_TABLES and above < ENOUGH_ABOVE:
+        number = min(max(1, min(FIRST_TABLES, BLOCK // len(a))), RANDOM_TABLES - drawn)
+        tables = np.asarray(law.rvs(number, random_state=random), np.float64).reshape(number, 2, len(a))
+        above += int((g_statistic(tables[:, 0], tables[:, 1]) >= least).sum())
+        drawn += number
+    return (1 + above) / (1 + drawn)
+
+
+def _permuted(a: Array, b: Array, random: np.random.Generator) -> float:
+    """Assign the clusters to P and Q anew, as many to each as there are."""
+    counts, of_p = a + b, a.sum(1) > 0
+    least = float(_scaled_statistic(a.sum(0), b.sum(0))) * (1 - 1e-9)
+    above, step = 0, max(1, BLOCK // sum(counts.shape))
+    for start in range(0, PERMUTATIONS, step):
+        number = min(step, PERMUTATIONS - start)
+        on_p = random.permuted(np.tile(of_p, (number, 1)), axis=1).astype(np.float64)
+        above += int((_scaled_statistic(on_p @ counts, (1 - on_p) @ counts) >= least).sum())
+    return (1 + above) / (1 + PERMUTATIONS)
+
+
+def _scaled_statistic(a: Array, b: Array) -> Array:
+    """The statistic of the shares, at one and the same number of rows for every permutation."""
+    n, m = a.sum(-1, keepdims=True), b.sum(-1, keepdims=True)
+    share_p = np.divide(a, n, out=np.zeros_like(a), where=n > 0)
+    share_q = np.divide(b, m, out=np.zeros_like(b), where=m > 0)
+    return g_statistic(share_p, share_q)

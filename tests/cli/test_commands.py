@@ -1,0 +1,568 @@
+"""The command: what it prints and writes, its exit statuses, and its errors, each in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import kullback as package
+from kullback import report
+from kullback.cli import quick
+from kullback.cli.commands import kullback
+from kullback.cli.expressions import parse_distribution
+from kullback.cli.gates import METRICS, parse_gate
+from kullback.errors import ArgumentValueError, FileError, NoRuleError
+from kullback.io import open_rows, write_llama_base
+from kullback.kernels.backends import backends
+from kullback.predictions import compare_predictions
+from kullback.representations import Logits
+
+ROWS, CLASSES = 300, 12
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """P and Q as p.npy and q.npy, labels.npy and documents.txt, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    p = random.normal(size=(ROWS, CLASSES)).astype("float32")
+    np.save("p.npy", p)
+    np.save("q.npy", p + 0.1 * random.normal(size=p.shape).astype("float32"))
+    np.save("labels.npy", random.integers(0, CLASSES, ROWS))
+    Path("documents.txt").write_text("\n".join(f"d{i // 10}" for i in range(ROWS)))
+    return tmp_path
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(kullback, [str(argument) for argument in arguments])
+
+
+def compare(*arguments: str):
+    return run("compare", "p.npy", "q.npy", "--as", "logits", *arguments)
+
+
+def assert_one_line_error(result, *words: str):
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("kullback: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+# compare: what it prints and writes
+
+
+def test_the_table_shows_what_was_asked_for(files):
+    result = compare("--labels", "labels.npy", "--cluster", "documents.txt", "--worst", "3")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    for words in ("p.npy", "q.npy", "300 rows in 30 clusters", "KL(P||Q)", "cross-entropy", "confidence"):
+        assert words in result.stdout
+
+
+def test_json_alone_prints_json_and_nothing_else(files):
+    result = compare("--labels", "labels.npy", "--json")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    expected = compare_predictions("p.npy", "q.npy", kind="logits", labels="labels.npy")
+    assert found["divergences"]["kl_pq"]["mean"] == expected.divergences["kl_pq"].mean
+    assert found["labels"]["labelled"] == ROWS
+
+
+def test_files_are_written_beside_the_table(files):
+    result = compare("--json", "found.json", "--html", "report.html")
+    assert result.exit_code == 0, result.output
+    assert "KL(P||Q)" in result.stdout
+    assert json.loads(Path("found.json").read_text())["rows"] == ROWS
+    assert "<html" in Path("report.html").read_text().lower()
+
+
+def test_settings_reach_the_comparison(files):
+    settings = ["--seed", "7", "--bootstrap", "50", "--worst", "2", "--block-mb", "0.01"]
+    found = json.loads(compare(*settings, "--json").stdout)
+    expected = compare_predictions("p.npy", "q.npy", kind="logits", seed=7, bootstrap=50, worst=2)
+    assert tuple(found["divergences"]["tv"]["interval"]) == expected.divergences["tv"].interval
+    assert [row["row"] for row in found["worst"]] == [row.row for row in expected.worst]
+
+
+def test_each_side_may_have_its_own_kind_and_key(files):
+    logits = torch.from_numpy(np.load("p.npy")).double()
+    np.savez("both.npz", a=logits, b=logits.softmax(-1))
+    result = run(
+        "compare",
+        "both.npz",
+        "both.npz",
+        "--as",
+        "logits",
+        "--as-q",
+        "probs",
+        "--key",
+        "a",
+        "--key-q",
+        "b",
+        "--json",
+    )
+    assert json.loads(result.stdout)["divergences"]["kl_pq"]["maximum"] < 1e-12
+
+
+def test_labels_and_clusters_from_archives_that_hold_several(files):
+    np.savez("beside.npz", truth=np.load("labels.npy"), document=np.arange(ROWS) // 3)
+    options = [
+        "--labels",
+        "beside.npz",
+        "--labels-key",
+        "truth",
+        "--cluster",
+        "beside.npz",
+        "--cluster-key",
+        "document",
+    ]
+    found = json.loads(compare(*options, "--json").stdout)
+    assert (found["labels"]["labelled"], found["clusters"]) == (ROWS, 100)
+
+
+# compare: gates
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
+    found = compare_predictions("p.npy", "q.npy", kind="logits", labels="labels.npy", bootstrap=0)
+    assert parse_gate(f"{metric}=1e9", "above").failure(found) is None
+    assert parse_gate(f"{metric}=-1e9", "below").failure(found) is None
+    assert metric in str(parse_gate(f"{metric}=-1e9", "above").failure(found))
+    assert metric in str(parse_gate(f"{metric}=1e9", "below").failure(found))
+
+
+def test_metrics_are_the_numbers_they_name(files):
+    found = compare_predictions("p.npy", "q.npy", kind="logits", labels="labels.npy")
+    values = {
+        "mean": found.divergences["kl_pq"].mean,
+        "p99.9": found.divergences["kl_pq"].p999,
+        "kl_qp.median": found.divergences["kl_qp"].median,
+        "js.max": found.divergences["js"].maximum,
+        "tv.p95": found.divergences["tv"].p95,
+        "top1": found.top1_agreement.value,
+        "labels.difference": found.labels.difference.mean,
+        "labels.delta_prob_rms": found.labels.delta_prob_rms.mean,
+    }
+    for metric, value in values.items():
+        assert parse_gate(f"{metric}={value!r}", "above").failure(found) is None
+        assert parse_gate(f"{metric}={value!r}", "below").failure(found) is None
+        assert parse_gate(f"{metric}={np.nextafter(value, -np.inf)!s}", "above").failure(found)
+        assert parse_gate(f"{metric}={np.nextafter(value, np.inf)!s}", "below").failure(found)
+
+
+def test_a_gate_that_fails_ends_with_status_1_and_says_by_how_much(files):
+    result = compare(
+        "--fail-above",
+        "mean=0.001",
+        "--fail-above",
+        "max=100",
+        "--fail-below",
+        "top1=0.999",
+        "--json",
+        "x.json",
+    )
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    mean = json.loads(Path("x.json").read_text())["divergences"]["kl_pq"]["mean"]
+    assert lines[0] == f"kullback: gate failed: mean is {mean:.6g}, above 0.001 by {mean - 0.001:.3g}"
+    assert lines[1].startswith("kullback: gate failed: top1 is 0.")
+    assert len(lines) == 2
+
+
+def test_gates_that_hold_end_with_status_0(files):
+    assert compare("--fail-above", "mean=0.1", "--fail-below", "top1=0.5").exit_code == 0
+
+
+def test_infinite_and_missing_numbers_do_not_pass_a_gate(files):
+    np.save("p.npy", np.array([[0.5, 0.5], [1.0, 0.0]]))
+    np.save("q.npy", np.array([[1.0, 0.0], [0.5, 0.5]]))
+    arguments = ["compare", "p.npy", "q.npy", "--as", "probs", "--labels", "labels.npy"]
+    np.save("labels.npy", np.array([1, 1]))
+    for gate in ("mean=1e300", "labels.difference=5"):
+        result = run(*arguments, "--fail-above", gate)
+        assert result.exit_code == 1
+        assert "gate failed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "gate", "words"),
+    [
+        ("--fail-above", "meen=1", ("METRIC=LIMIT", "p99.9", "'meen'")),
+        ("--fail-above", "mean", ("a number after '='",)),
+        ("--fail-below", "top1=high", ("a number after '='", "'high'")),
+        ("--fail-above", "labels.difference=1", ("no labels",)),
+    ],
+)
+def test_a_gate_that_cannot_be_read_is_an_error_and_writes_nothing(files, option, gate, words):
+    assert_one_line_error(compare(option, gate, "--json", "x.json", "--html", "x.html"), *words)
+    assert not Path("x.json").exists()
+    assert not Path("x.html").exists()
+
+
+# compare: errors
+
+
+def truncate(name: str) -> None:
+    Path(name).write_bytes(Path(name).read_bytes()[:-100])
+
+
+def break_magic(name: str) -> None:
+    Path(name).write_bytes(b"\x93NUMPX" + Path(name).read_bytes()[6:])
+
+
+def with_nan(name: str) -> None:
+    x = np.load(name)
+    x[123, 4] = np.nan
+    np.save(name, x)
+
+
+BREAKAGES = {
+    "truncated": (lambda: truncate("q.npy"), ("q.npy", "truncated")),
+    "wrong magic": (lambda: break_magic("q.npy"), ("q.npy", "npy file")),
+    "other vocabulary": (lambda: np.save("q.npy", np.zeros((ROWS, 5))), ("classes", "12 and 5")),
+    "other length": (lambda: np.save("q.npy", np.zeros((7, CLASSES))), ("rows", "300 and 7")),
+    "nan": (lambda: with_nan("q.npy"), ("q.npy", "row 123, class 4")),
+    "missing": (lambda: Path("q.npy").unlink(), ("q.npy", "no such file")),
+    "labels too few": (lambda: np.save("labels.npy", np.zeros(3, int)), ("labels.npy", "300", "3")),
+    "label too large": (lambda: np.save("labels.npy", np.full(ROWS, 12)), ("labels.npy", "0 to 11")),
+    "labels missing": (lambda: Path("labels.npy").unlink(), ("labels.npy", "no such file")),
+    "clusters too few": (lambda: Path("documents.txt").write_text("a\nb"), ("documents.txt", "300")),
+}
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_a_broken_input_is_one_line_and_leaves_no_report(files, breakage):
+    break_it, words = BREAKAGES[breakage]
+    break_it()
+    options = ["--labels", "labels.npy", "--cluster", "documents.txt", "--json", "x.json", "--html", "x.html"]
+    before = {path.name for path in Path().iterdir()}
+    assert_one_line_error(compare(*options), *words)
+    assert {path.name for path in Path().iterdir()} == before
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+@pytest.mark.parametrize(
+    ("target", "reason"), [("missing/x", "No such file"), ("folder", "directory"), ("p.npy", "to read")]
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    files, monkeypatch, option, target, reason
+):
+    Path("folder").mkdir()
+    before = Path("p.npy").read_bytes()
+
+    def too_late(*_arguments, **_settings):
+        raise AssertionError("the comparison has begun")
+
+    monkeypatch.setattr("kullback.cli.compare.compare_predictions", too_late)
+    assert_one_line_error(compare(option, target), "cannot write", reason)
+    assert Path("p.npy").read_bytes() == before
+
+
+def test_two_reports_cannot_share_a_file(files):
+    assert_one_line_error(compare("--json", "x", "--html", "x"), "cannot write x")
+
+
+def test_if_the_second_report_fails_the_first_is_not_left(files, monkeypatch):
+    write = report.write
+
+    def full_disk(path, text):
+        if str(path).endswith(".html"):
+            raise FileError(f"cannot write {path}: No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(report, "write", full_disk)
+    assert_one_line_error(compare("--json", "x.json", "--html", "x.html"), "No space left")
+    assert not Path("x.json").exists()
+
+
+def test_a_page_without_its_libraries_is_refused_before_the_work(files, monkeypatch):
+    monkeypatch.setattr("kullback.cli.outputs.find_spec", lambda name: None if name == "jinja2" else True)
+    assert_one_line_error(compare("--html", "x.html"), "pip install 'kullback[cli]'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("Missing argument 'P'", "kullback compare --help")),
+        (("p.npy", "q.npy", "--as", "scores"), ("'scores'", "log-probs")),
+        (("p.npy", "q.npy", "--worst", "-1"), ("--worst", "-1")),
+        (("p.npy", "q.npy", "--unknown"), ("--unknown",)),
+        (("p.npy", "q.npy"), ("--as logits",)),
+        (("p.npy", "q.npy", "--as", "logits", "--key", "x"), ("no key",)),
+    ],
+)
+def test_wrong_arguments_are_one_line(files, arguments, words):
+    assert_one_line_error(run("compare", *arguments), *words)
+
+
+# convert, and llama.cpp's files in compare
+
+
+@pytest.fixture
+def windows(tmp_path, monkeypatch):
+    """Predictions at every token of two windows of 8, and the tokens, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    np.save("tokens.npy", np.random.default_rng(0).integers(0, 6, 16))
+    logits = np.random.default_rng(1).normal(size=(16, 6)).astype("float32")
+    np.save("all.npy", logits)
+    np.save("scored.npy", logits.reshape(2, 8, 6)[:, 4:7].reshape(6, 6))
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", [("scored.npy",), ("all.npy", "--all-positions")])
+def test_convert_writes_what_llama_cpp_scores(windows, arguments):
+    source, *options = arguments
+    result = run(
+        "convert", source, "x.kld", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "8", *options
+    )
+    assert (result.exit_code, result.output) == (0, "")
+    write_llama_base("y.kld", np.load("tokens.npy"), torch.from_numpy(np.load("scored.npy")), n_ctx=8)
+    assert Path("x.kld").read_bytes() == Path("y.kld").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["probs", "counts"])
+def test_convert_takes_logarithms_where_the_source_has_none(windows, kind):
+    probs = torch.from_numpy(np.load("scored.npy")).double().softmax(-1)
+    np.save("probs.npy", probs if kind == "probs" else probs * 50)
+    run(
+        "convert",
+        "probs.npy",
+        "x.kld",
+        "--as",
+        kind,
+        "--tokens",
+        "tokens.npy",
+        "--n-ctx",
+        "8",
+        "--floor",
+        "24",
+    )
+    with open_rows("x.kld") as source:
+        torch.testing.assert_close(source.read(0, 6).double().exp(), probs, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("all.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "8"), ("6 rows",)),
+        (
+            ("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "8", "--all-positions"),
+            ("16 tokens", "6 rows"),
+        ),
+        (("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "7"), ("n_ctx=7",)),
+        (("scored.npy", "x.kld", "--tokens", "nope.npy", "--n-ctx", "8"), ("nope.npy",)),
+        (("scored.npy", "missing/x.kld", "--tokens", "tokens.npy", "--n-ctx", "8"), ("cannot write",)),
+        (("scored.npy", "scored.npy", "--tokens", "tokens.npy", "--n-ctx", "8"), ("cannot write", "to read")),
+        (("scored.npy", "x.kld", "--n-ctx", "8"), ("--tokens",)),
+    ],
+)
+def test_what_cannot_be_converted_is_one_line_and_writes_nothing(windows, arguments, words):
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    assert_one_line_error(run("convert", *arguments, "--as", "logits"), *words)
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_a_base_file_is_compared_with_its_own_tokens_as_labels(windows):
+    run("convert", "scored.npy", "x.kld", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "8")
+    found = json.loads(run("compare", "x.kld", "scored.npy", "--as-q", "logits", "--json").stdout)
+    assert found["labels"]["labelled"] == 6
+    assert found["divergences"]["kl_pq"]["maximum"] < 1e-6
+    assert any("x.kld" in note for note in found["notes"])
+    Path("x.kld").write_bytes(Path("x.kld").read_bytes()[:-2])
+    assert_one_line_error(run("compare", "x.kld", "scored.npy", "--as-q", "logits"), "x.kld", "5 of 6 rows")
+
+
+# calc
+
+
+def test_calc_prints_both_directions_with_their_method():
+    result = run("calc", "Normal(0,1)", "Laplace(0,1)")
+    assert result.exit_code == 0
+    forth, back = result.stdout.splitlines()
+    assert forth == "KL(Normal(0,1) || Laplace(0,1)) = 0.07209320816 nats (closed form, error at most 7e-14)"
+    assert back.startswith("KL(Laplace(0,1) || Normal(0,1)) = 0.2257913526 nats")
+
+
+def test_calc_in_bits_with_an_error_bound():
+    result = run("calc", "Probs([1, 0])", "Counts([5, 5])", "--base", "2")
+    assert result.stdout.splitlines()[0].startswith(
+        "KL(Probs([1, 0]) || Counts([5, 5])) = 1 bits (summation, error at most "
+    )
+    assert " = inf bits" in result.stdout.splitlines()[1]
+
+
+def test_calc_prints_a_batch():
+    assert "[0, 0.5]" in run("calc", "Normal([0, 1], 1)", "Normal(0, 1)").stdout
+
+
+def test_a_direction_without_a_rule_is_said_and_both_are_an_error(monkeypatch):
+    estimate = quick.kl_estimate
+
+    def only_from_normal(p, q, base):
+        if isinstance(p, torch.distributions.Laplace):
+            raise NoRuleError("none")
+        return estimate(p, q, base=base)
+
+    monkeypatch.setattr(quick, "kl_estimate", only_from_normal)
+    one_way = run("calc", "Laplace(0, 1)", "Normal(0, 1)")
+    assert one_way.exit_code == 0
+    back, forth = one_way.stdout.splitlines()
+    assert back == "KL(Laplace(0, 1) || Normal(0, 1)) = not known: there is no rule for this pair"
+    assert " nats (closed form, error at most " in forth
+    assert_one_line_error(run("calc", "Laplace(0, 1)", "Laplace(0, 1)"), "no rule", "neither direction")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Normal(0, scale=1/2)", torch.distributions.Normal(torch.tensor(0.0).double(), 0.5)),
+        ("Normal(loc=-1, scale=+2*3-1e-1)", torch.distributions.Normal(torch.tensor(-1.0).double(), 5.9)),
+        ("Binomial(10, probs=0.25)", torch.distributions.Binomial(10, torch.tensor(0.25).double())),
+        ("Independent(Normal([0, 0], [1, 2]), 1)", None),
+        ("TransformedDistribution(Normal(0, 1), [ExpTransform()])", None),
+        ("MixtureSameFamily(Categorical([.5, .5]), Normal([0, 1], 1))", None),
+        ("Uniform(0, inf)", None),
+    ],
+)
+def test_expressions_give_the_distributions_they_name_in_float64(text, expected):
+    found = parse_distribution(text)
+    assert found.sample().dtype == torch.float64
+    assert repr(expected) in (repr(None), repr(found))
+
+
+def test_lists_become_representations():
+    found = parse_distribution("Logits([[0, 1], (2, -inf)])")
+    assert isinstance(found, Logits)
+    assert found.tensor.tolist() == [[0, 1], [2, -torch.inf]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("__import__('os').system('false')", "'os'"),
+        ("Normal.__class__(0, 1)", "Normal.__class__"),
+        ("(lambda: 1)()", "lambda"),
+        ("open('x')", "'open'"),
+        ("eval(1)", "'eval'"),
+        ("kl_divergence(Normal(0, 1), Normal(0, 1))", "'kl_divergence'"),
+        ("register_kl(1, 2)", "'register_kl'"),
+        ("Normal('0', 1)", "'0'"),
+        ("Normal(0, 9**9**9)", "9 ** 9"),
+        ("Normal(0, [1, [2]])", "number"),
+        ("Normal(*[0, 1])", "*[0, 1]"),
+        ("Normal(**{})", "missing"),
+        ("Normal(0, 1/0)", "division by zero"),
+        ("Normal(0, -1)", "scale"),
+        ("Normal(0)", "scale"),
+        ("Normal(0, 1, sigma=3)", "sigma"),
+        ("Normal(0, [1] * 3)", "no number to calculate with"),
+        ("Normal(0, 1", "never closed"),
+        ("0.5", "no distribution"),
+        ("Normal", "'Normal'"),
+        ("", "invalid syntax"),
+        ("(" * 9000, "; write a torch distribution"),
+        ("Normal(0, " + "-" * 20_000 + "1)", "20012 characters"),
+        ("Normal(0, " + "-" * 5000 + "1)", "recursion"),
+    ],
+)
+def test_an_expression_that_is_no_distribution_is_refused_with_what_is_allowed(text, words):
+    with pytest.raises(ArgumentValueError) as caught:
+        parse_distribution(text)
+    assert words in str(caught.value)
+    assert "write a torch distribution of numbers" in str(caught.value)
+    assert_one_line_error(run("calc", "--", text, "Normal(0, 1)"), "is not a distribution that can be read")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("Normal(0, 1)", "Normal(0, 1)", "--base", "1"), "base"),
+        (("Probs([1, 0])", "Probs([1, 0, 0])"), "as many classes"),
+        (("Normal(0, 1)",), "Missing argument 'Q'"),
+        (("Probs([0.5, 0.6])", "Probs([1, 0])"), "sum to 1"),
+    ],
+)
+def test_calc_refuses_in_one_line(arguments, words):
+    assert_one_line_error(run("calc", *arguments), words)
+
+
+# The rest
+
+
+def test_backends_shows_each_and_why():
+    result = run("backends")
+    assert result.exit_code == 0
+    for words in ("reference", "native", "triton", "cpu", "float64"):
+        assert words in result.stdout
+
+
+def test_the_backends_that_run_have_devices_and_those_that_do_not_have_a_reason():
+    for backend in backends():
+        assert backend.available == bool(backend.devices) == bool(backend.dtypes) == bool(backend.operations)
+        assert backend.reason
+
+
+def test_version_and_help():
+    assert run("--version").stdout == f"kullback {package.__version__}\n"
+    for arguments in ((), ("--help",), ("compare", "--help"), ("calc", "-h")):
+        result = run(*arguments)
+        assert result.exit_code == 0
+        assert result.stdout.startswith("Usage: kullback")
+
+
+def test_an_unknown_command_is_one_line():
+    assert_one_line_error(run("compair"), "compair", "compare")
+    assert_one_line_error(run("--nothing"), "--nothing")
+
+
+# What the installed script runs.
+COMMAND = [sys.executable, "-c", "from kullback.cli import main; main()"]
+
+
+def test_the_real_process_keeps_to_the_same_statuses(files):
+    arguments = [*COMMAND, "compare", "p.npy", "q.npy", "--as", "logits", "--json"]
+    good = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert json.loads(good.stdout)["rows"] == ROWS
+    with_nan("q.npy")
+    bad = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+    assert "row 123, class 4" in bad.stderr
+
+
+def test_without_click_the_command_says_what_to_install(tmp_path):
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\", name='click')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "kullback: click is not installed. Run: pip install 'kullback[cli]'\n"
+
+
+def test_a_progress_bar_appears_on_a_terminal_and_only_there(files):
+    shown = {}
+    for options in ((), ("--no-progress",)):
+        ours, theirs = pty.openpty()
+        arguments = [*COMMAND, "compare", "p.npy", "q.npy", "--as", "logits", "--json", *options]
+        environment = os.environ | {"TERM": "xterm"}
+        subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=theirs, check=True, env=environment)
+        os.close(theirs)
+        try:
+            shown[options] = os.read(ours, 10_000)
+        except OSError:  # nothing was ever written
+            shown[options] = b""
+        os.close(ours)
+    assert b"300/300" in shown[()]
+    assert shown[("--no-progress",)] == b""

@@ -1,0 +1,303 @@
+"""KL from draws to a known density, against closed forms; infinities, weights, clusters and what is refused."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import cauchy, norm
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Cauchy,
+    Exponential,
+    Geometric,
+    Independent,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    Uniform,
+    kl_divergence,
+)
+
+from kullback import Samples
+from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, OptionalDependencyError
+from kullback.estimators.knn_entropy import local_log_density, symbol_surprise
+from kullback.estimators.known_density import from_density
+
+
+def double(value):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+Q = Normal(double(1.0), double(1.5))
+TRUTH = math.log(1.5) + 2 / 4.5 - 0.5
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def estimated(x, q, seed=0, **options):
+    return from_density(x if isinstance(x, Samples) else Samples(x), q, generator=seeded(seed), **options)
+
+
+def covers(estimate, truth):
+    return float(estimate.interval[0]) <= truth <= float(estimate.interval[1])
+
+
+def coverage(draw, q, truth, repetitions):
+    found = [estimated(draw(np.random.default_rng(seed)), q, seed) for seed in range(repetitions)]
+    return sum(covers(each, truth) for each in found) / repetitions
+
+
+@pytest.mark.parametrize(
+    ("draw", "q", "truth"),
+    [
+        (lambda rng: rng.standard_normal(200), Q, TRUTH),
+        (lambda rng: rng.standard_cauchy(200), Cauchy(double(1.0), double(1.0)), math.log(5 / 4)),
+        (lambda rng: rng.poisson(4, 1000), Poisson(double(5.0)), 4 * math.log(4 / 5) + 1),
+    ],
+)
+def test_the_interval_covers(draw, q, truth):
+    """A hundred repetitions: fewer than 90 of them are a chance of 2 % at 95 %."""
+    assert coverage(draw, q, truth, 100) >= 0.89
+
+
+def test_five_dimensions():
+    mean = np.array([0.4, 0, 0, 0, 0])
+    covariance = 0.3 ** np.abs(np.arange(5)[:, None] - np.arange(5))
+    precision = np.linalg.inv(covariance)
+    truth = (np.trace(precision) + mean @ precision @ mean - 5 + np.linalg.slogdet(covariance)[1]) / 2
+    x = np.random.default_rng(0).standard_normal((1000, 5))
+    estimate = estimated(x, MultivariateNormal(double(mean.tolist()), double(covariance.tolist())))
+    assert covers(estimate, truth)
+    assert abs(float(estimate.value) - truth) < 0.08  # without the reference draws it is 0.07 off on average
+    assert estimate.method == "entropy by neighbours"
+    assert estimate.n == (1000, 0)
+
+
+def test_five_dimensions_of_heavy_tails():
+    """Where neighbours in the coordinates as they are give 0.54."""
+    x = np.random.default_rng(0).standard_cauchy((1000, 5))
+    q = Independent(Cauchy(torch.ones(5, dtype=torch.float64), double(1.0)), 1)
+    estimate = estimated(x, q)
+    assert covers(estimate, 5 * math.log(5 / 4))
+    assert abs(float(estimate.value) - 5 * math.log(5 / 4)) < 0.15
+
+
+def test_densities_with_an_edge_in_three_dimensions():
+    x = np.random.default_rng(0).exponential(1, (1000, 3))
+    q = Independent(Exponential(torch.full((3,), 2.0, dtype=torch.float64)), 1)
+    estimate = estimated(x, q)
+    assert covers(estimate, 3 * (1 - math.log(2)))
+    assert abs(float(estimate.value) - 3 * (1 - math.log(2))) < 0.25
+
+
+def test_equal_distributions():
+    x = np.random.default_rng(0).standard_normal(1000)
+    estimate = estimated(x, Normal(double(0.0), double(1.0)))
+    assert covers(estimate, 0.0)
+    assert abs(float(estimate.value)) < 0.06
+
+
+def test_a_common_map_changes_nothing():
+    """KL(exp(X) || LogNormal) is KL(X || Normal), though the estimates differ a little."""
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(2000))
+    plain = estimated(x, Q)
+    mapped = estimated(x.exp(), torch.distributions.LogNormal(double(1.0), double(1.5)))
+    assert float(plain.value) == pytest.approx(float(mapped.value), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (Poisson(4.0), Poisson(5.0)),
+        (Poisson(100.0), Poisson(110.0)),
+        (Bernoulli(0.3), Bernoulli(0.5)),
+        (Geometric(0.3), Geometric(0.5)),
+        (Categorical(torch.tensor([0.5, 0.3, 0.2])), Categorical(torch.tensor([0.2, 0.3, 0.5]))),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_integers(p, q, dtype):
+    torch.manual_seed(1)
+    x = p.sample((4000,)).to(dtype)
+    estimate = estimated(x, q)
+    assert covers(estimate, float(kl_divergence(p, q)))
+    assert estimate.method == "entropy of counts"
+    assert float(estimate.error) < 0.05
+
+
+def test_booleans():
+    estimate = estimated(np.random.default_rng(0).random(4000) < 0.3, Bernoulli(double(0.5)))
+    assert covers(estimate, 0.3 * math.log(0.6) + 0.7 * math.log(1.4))
+
+
+def test_many_symbols_and_few_draws():
+    """A thousand symbols, mostly unseen in 1000 draws: what they add is taken off, and the interval is wide."""
+    chances = np.arange(1, 1001) ** -1.1
+    chances /= chances.sum()
+    other = np.arange(1, 1001) ** -0.8
+    other /= other.sum()
+    x = np.random.default_rng(0).choice(1000, 1000, p=chances)
+    estimate = estimated(x, Categorical(torch.from_numpy(other)))
+    truth = float(np.sum(chances * np.log(chances / other)))
+    assert covers(estimate, truth)
+    assert any("no draw showed" in note for note in estimate.notes)
+
+
+def test_the_entropy_of_symbols_is_less_biased_than_the_shares():
+    chances = np.full(200, 1 / 200)
+    found, shares = [], []
+    for seed in range(200):
+        counts = np.bincount(np.random.default_rng(seed).choice(200, 300, p=chances), minlength=200)
+        counts = counts[counts > 0].astype(float)
+        surprise, unseen = symbol_surprise(counts, 300.0)
+        found.append(counts @ surprise / 300 + unseen)
+        shares.append(-(counts / 300) @ np.log(counts / 300))
+    truth = math.log(200)
+    assert abs(np.mean(found) - truth) < 0.03
+    assert abs(np.mean(shares) - truth) > 0.2
+
+
+def test_the_local_density_of_many_draws_is_the_density():
+    x = np.random.default_rng(0).standard_normal((4000, 1))
+    logs = local_log_density(x, (50, 200))
+    inner = np.abs(x[:, 0]) < 1.5
+    assert np.abs(logs[inner, 0] - norm.logpdf(x[inner, 0])).mean() < 0.15
+    heavy = np.random.default_rng(0).standard_cauchy((4000, 1))
+    logs = local_log_density(heavy, (50, 200))
+    assert np.abs(logs[:, 0] - cauchy.logpdf(heavy[:, 0])).mean() < 0.15
+
+
+def test_draws_outside_of_q_make_it_infinite():
+    x = np.array([0.5, 1.5, -0.5] + [0.1 * i for i in range(50)])
+    estimate = estimated(x, Exponential(double(1.0)))
+    assert float(estimate.value) == math.inf
+    assert "1 of 53 draws lie where Q has no density, the first at index 2" in estimate.notes[0]
+    bounded = estimated(
+        np.random.default_rng(0).standard_normal((100, 2)), Independent(Uniform(torch.zeros(2), 1.0), 1)
+    )
+    assert float(bounded.value) == math.inf
+    assert float(estimated(torch.tensor([0, 1, 1, -1, 2]), Poisson(double(5.0))).value) == math.inf
+
+
+def test_an_atom_makes_it_infinite_and_a_tie_is_said():
+    x = np.random.default_rng(0).standard_normal(500)
+    atom = np.where(np.arange(500) < 100, 0.25, x)
+    estimate = estimated(atom, Q)
+    assert float(estimate.value) == math.inf
+    assert "atom" in estimate.notes[0]
+    tied = estimated(np.append(x, x[0]), Q)
+    assert covers(tied, TRUTH)
+    assert any("1 of 501 draws equal another" in note for note in tied.notes)
+
+
+def test_draws_on_a_line_in_the_plane():
+    x = np.random.default_rng(0).standard_normal((500, 1))
+    q = MultivariateNormal(torch.zeros(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64))
+    for flat in (np.hstack([x, 2 * x]), np.hstack([x, np.ones_like(x)])):
+        estimate = estimated(flat, q)
+        assert float(estimate.value) == math.inf
+        assert "fewer dimensions" in estimate.notes[0]
+
+
+def test_a_generator_gives_the_same_number_and_leaves_the_global_one():
+    x = np.random.default_rng(0).standard_normal(200)
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    first = estimated(x, Q, 3)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first.value, estimated(x, Q, 3).value)
+    assert not torch.equal(first.value, estimated(x, Q, 4).value)
+
+
+def test_weights_make_draws_of_another_distribution():
+    """Draws of N(0, 1.3²) weighted to N(0, 1), and of symbols weighted to others."""
+    x = 1.3 * np.random.default_rng(0).standard_normal(3000)
+    weights = np.exp(-(x**2) / 2 + (x / 1.3) ** 2 / 2)
+    assert covers(estimated(Samples(x, weights=weights), Q), TRUTH)
+    assert not covers(estimated(Samples(x), Q), TRUTH)
+    a, b = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    symbols = np.random.default_rng(0).integers(0, 3, 5000)
+    estimate = estimated(Samples(symbols, weights=a[symbols]), Categorical(torch.from_numpy(b)))
+    assert covers(estimate, float(np.sum(a * np.log(a / b))))
+
+
+def test_clusters_of_copies_count_once():
+    x = np.random.default_rng(0).standard_normal((300, 1))
+    copies = np.repeat(x, 5, axis=0) + 1e-6 * np.random.default_rng(1).standard_normal((1500, 1))
+    groups = np.repeat(np.arange(300), 5)
+    estimate = estimated(Samples(copies, clusters=groups), Q)
+    once = estimated(x, Q)
+    assert covers(estimate, TRUTH)
+    assert float(estimate.error) > 0.7 * float(once.error)
+    assert not covers(estimated(copies, Q), TRUTH)  # taken as independent, they look like atoms
+    symbols = np.repeat(np.random.default_rng(0).poisson(4, 300), 5)
+    clustered = estimated(Samples(symbols, clusters=groups), Poisson(double(5.0)))
+    assert covers(clustered, 4 * math.log(4 / 5) + 1)
+    assert float(clustered.error) > 2 * float(estimated(symbols, Poisson(double(5.0))).error)
+
+
+def test_half_precision_draws():
+    """Rounded to 11 bits: ties, but no atoms."""
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(500)).half()
+    estimate = estimated(x, Normal(1.0, 1.5))
+    assert estimate.value.dtype == torch.float64
+    assert float(estimate.value) == pytest.approx(TRUTH, abs=0.12)
+
+
+def test_a_distribution_without_sampling_or_support():
+    class Bare(torch.distributions.Distribution):
+        def log_prob(self, value):
+            return Q.log_prob(value)
+
+    x = np.random.default_rng(0).standard_normal(1000)
+    assert covers(estimated(x, Bare(validate_args=False)), TRUTH)
+
+
+@pytest.mark.parametrize(
+    ("x", "q", "words"),
+    [
+        (torch.tensor([0.5]), Q, "at least 16 draws"),
+        (torch.randn(12, 5), Independent(Normal(torch.zeros(5), 1.0), 1), "at least 16 draws"),
+        (torch.randn(20, 40), Independent(Normal(torch.zeros(40), 1.0), 1), "at least 82 draws"),
+        (torch.randn(50, 2), Q, "event_shape"),
+        (torch.randn(50, 2), Normal(torch.zeros(2), 1.0), "Independent"),
+        (torch.randn(50, 2), Independent(Normal(torch.zeros(3), 1.0), 1), "components"),
+        (torch.tensor([math.inf] + [0.0] * 49), Q, "infinities in 1, the first at index 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(x, q, words):
+    with pytest.raises(ArgumentValueError, match=words):
+        from_density(Samples(x), q)
+
+
+def test_too_few_clusters_are_refused():
+    with pytest.raises(ArgumentValueError, match="clusters"):
+        from_density(Samples(torch.randn(100), clusters=np.arange(100) % 5), Q)
+
+
+def test_kinds_that_differ_are_refused():
+    with pytest.raises(ArgumentTypeError, match="has a density"):
+        from_density(Samples([1, 2, 3] * 10), Q)
+    with pytest.raises(ArgumentTypeError, match="strings"):
+        from_density(Samples(["a", "b"] * 10), Poisson(1.0))
+    with pytest.raises(ArgumentTypeError, match="Distribution"):
+        from_density(Samples(torch.randn(30)), Samples(torch.randn(30)))
+
+
+def test_the_other_way_round_is_explained():
+    with pytest.raises(NoRuleError, match=r"Samples\(p\.sample"):
+        from_density(Q, Samples(torch.randn(30)))
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(OptionalDependencyError, match=r"kullback\[samples\]"):
+        from_density(Samples(torch.randn(30)), Q)

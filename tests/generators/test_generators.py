@@ -1,0 +1,315 @@
+"""The divergences of finite distributions: values and gradients against 50 digits, edges, laws, and transforms."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from kullback import (
+    KL,
+    Alpha,
+    ChiSquared,
+    Counts,
+    Divergence,
+    Jeffreys,
+    JensenShannon,
+    Logits,
+    LogProbs,
+    Probs,
+    Renyi,
+    ReverseKL,
+    SkewKL,
+    SquaredHellinger,
+    TotalVariation,
+    divergence,
+    errors,
+)
+from kullback.kernels import finite_pair, row_divergence
+from tests.oracles import truth
+
+INF = math.inf
+KINDS = pytest.mark.parametrize("kind", truth.KINDS, ids=repr)
+
+# These are of first order in log p - log q where the two are close, so its rounding is all they can lose.
+FIRST_ORDER = (TotalVariation(), Renyi(alpha=0), Renyi(alpha=INF))
+
+# Rows of logits for P and Q. -inf is a class without mass.
+EDGE_ROWS = {
+    "ordinary": ([0.3, -1.2, 2.0, 0.0], [1.0, 0.5, -0.7, 0.1]),
+    "close": ([0.3, -1.2, 2.0, 0.0], [0.3, -1.2 + 1e-8, 2.0, 0.0]),
+    "close at large logits": ([3e3, 3e3 + 1.0, 3e3], [3e3, 3e3 + 1.0 + 2.0**-30, 3e3]),
+    "shifted": ([0.0, 1.0, 2.0], [100.0, 101.0, 102.5]),
+    "far": ([0.0, 40.0, -40.0], [0.0, -40.0, 40.0]),
+    "very far": ([0.0, 300.0], [300.0, 0.0]),
+    "one class": ([3.0], [-7.0]),
+    "masked on both sides": ([0.0, -INF, 1.0, 2.0], [0.5, -INF, 0.0, 1.0]),
+    "masked in P": ([0.0, -INF, 1.0, 2.0], [0.5, 3.0, 0.0, 1.0]),
+    "masked in Q": ([0.0, 1.0, 1.0, 2.0], [0.5, -INF, 0.0, 1.0]),
+    "masked in each": ([-INF, 1.0, 1.0, 2.0], [0.5, -INF, 0.0, 1.0]),
+    "disjoint": ([0.0, 0.0, -INF, -INF], [-INF, -INF, 0.0, 1.0]),
+    "certain": ([0.0, -INF, -INF], [0.1, 0.2, 0.3]),
+}
+
+
+def assert_close(got: float, want: float, relative: float, absolute: float = 0.0) -> None:
+    if math.isinf(want):
+        assert got == want
+    else:
+        assert abs(got - want) <= relative * abs(want) + absolute, (got, want)
+
+
+@KINDS
+@pytest.mark.parametrize("name", EDGE_ROWS)
+def test_value_of_logits_is_right_to_the_last_digits(kind: Divergence, name: str) -> None:
+    a, b = EDGE_ROWS[name]
+    want = float(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
+    got = float(
+        divergence(
+            Logits(torch.tensor(a, dtype=torch.float64)), Logits(torch.tensor(b, dtype=torch.float64)), kind
+        )
+    )
+    assert_close(got, want, 1e-12, 1e-15 if kind in FIRST_ORDER else 0)
+
+
+@KINDS
+@pytest.mark.parametrize("shift", [0.0, 1e-12, 1e-8, 1e-4, 1e-2, 0.2, 0.6])
+def test_value_of_probabilities_keeps_its_digits_when_they_are_close(kind: Divergence, shift: float) -> None:
+    p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    q = p * (1 + shift * torch.tensor([1.0, -0.4, 0.0], dtype=torch.float64))
+    want = truth.divergence(
+        kind, truth.normalised(truth.exact(p.tolist())), truth.normalised(truth.exact(q.tolist()))
+    )
+    assert_close(float(divergence(Probs(p), Probs(q), kind)), float(want), 1e-12)
+
+
+@KINDS
+@pytest.mark.parametrize("name", EDGE_ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precision_is_rounded_once(kind: Divergence, name: str, dtype: torch.dtype) -> None:
+    a, b = (torch.tensor(row).to(dtype) for row in EDGE_ROWS[name])
+    want = divergence(Logits(a.double()), Logits(b.double()), kind)
+    got = row_divergence(kind, Logits(a), Logits(b), exact=True)
+    assert got.dtype == dtype
+    assert got == want.to(dtype)
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["ordinary", "close", "shifted", "far"])
+def test_gradient_of_logits_is_right(kind: Divergence, name: str) -> None:
+    if kind == Renyi(alpha=INF) and name in ("close", "shifted"):
+        name = "ordinary"  # the maximum is attained twice there, so that there is no derivative
+    a, b = (torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in EDGE_ROWS[name])
+    got = torch.autograd.grad(divergence(Logits(a), Logits(b), kind), (a, b))
+    for mine, want in zip(got, truth.logit_gradient(kind, a.tolist(), b.tolist()), strict=True):
+        scale = max(map(abs, want))
+        for x, y in zip(mine.tolist(), want, strict=True):
+            assert_close(x, y, 1e-7, 1e-7 * scale + 1e-15)
+
+
+@KINDS
+@pytest.mark.parametrize("name", EDGE_ROWS)
+@pytest.mark.parametrize("form", ["logits", "probs"])
+def test_gradient_is_never_nan_and_leaves_masked_classes_alone(
+    kind: Divergence, name: str, form: str
+) -> None:
+    rows = [torch.tensor(row, dtype=torch.float64) for row in EDGE_ROWS[name]]
+    inputs = [(row if form == "logits" else row.softmax(-1)).requires_grad_() for row in rows]
+    wrap = Logits if form == "logits" else Probs
+    value = divergence(wrap(inputs[0]), wrap(inputs[1]), kind)
+    by_p, by_q = torch.autograd.grad(value, inputs)
+    assert not value.isnan()
+    assert not by_p.isnan().any()
+    assert not by_q.isnan().any()
+    if value.isfinite():
+        assert (by_p[rows[0] == -INF] == 0).all()
+    both = (rows[0] == -INF) & (rows[1] == -INF)
+    assert (by_q[both] == 0).all()
+
+
+@KINDS
+def test_equal_arguments_give_exactly_zero_with_zero_gradient(kind: Divergence) -> None:
+    a = torch.tensor([[0.1, 2.0, -3.0, 0.7], [1e4, -1e4, 0.0, -INF]], dtype=torch.float64)
+    for x, wrap in (
+        (a, Logits),
+        (a.softmax(-1), Probs),
+        (a.log_softmax(-1), LogProbs),
+        (a.softmax(-1), Counts),
+    ):
+        p, q = x.clone().requires_grad_(), x.clone().requires_grad_()
+        value = divergence(wrap(p), wrap(q), kind)
+        assert (value == 0).all()
+        for gradient in torch.autograd.grad(value.sum(), (p, q)):
+            assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in truth.KINDS if not isinstance(k, Renyi)], ids=repr
+)  # Renyi's is no sum of terms
+def test_stated_limits_are_the_terms_at_the_edges(kind: Divergence) -> None:
+    pair = finite_pair(Probs([1.0, 0.0, 0.0]), Probs([0.0, 0.25, 0.75]))
+    want = torch.tensor([kind.at_zero_q, 0.25 * kind.at_zero_p, 0.75 * kind.at_zero_p], dtype=torch.float64)
+    torch.testing.assert_close(kind.terms(pair), want, rtol=1e-14, atol=0)
+
+
+@KINDS
+def test_derivatives_and_transforms_agree(kind: Divergence) -> None:
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(2, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(2))
+
+    def by_logits(x: Tensor, y: Tensor) -> Tensor:
+        return divergence(Logits(x), Logits(y), kind)
+
+    def by_weights(x: Tensor, y: Tensor) -> Tensor:
+        return divergence(Counts(x.exp()), Counts(y.exp()), kind)
+
+    for function in (by_logits, by_weights):
+        assert torch.autograd.gradcheck(function, (a, b), check_forward_ad=True, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(function, (a, b))
+    batched = torch.func.vmap(by_logits)(a, b)
+    torch.testing.assert_close(batched, by_logits(a, b), rtol=1e-14, atol=1e-15)
+    assert torch.func.vmap(by_logits, in_dims=(None, 0))(a[0], b).shape == (2,)
+    hessian = torch.func.hessian(lambda x: by_logits(x, b[0]))(a[0])
+    torch.testing.assert_close(hessian, hessian.T)
+
+
+@pytest.mark.parametrize("kind", [KL(), JensenShannon(beta=0.3), Renyi(alpha=2)], ids=repr)
+def test_compiles_into_one_graph(kind: Divergence) -> None:
+    torch.compiler.reset()
+    a, b = torch.randn(6, 5, requires_grad=True), torch.randn(6, 5, requires_grad=True)
+    compiled = torch.compile(
+        lambda x, y: divergence(Logits(x), Logits(y), kind), fullgraph=True, backend="aot_eager"
+    )
+    eager = divergence(Logits(a), Logits(b), kind)
+    torch.testing.assert_close(compiled(a, b), eager)
+    want = torch.autograd.grad(eager.sum(), (a, b))
+    torch.testing.assert_close(torch.autograd.grad(compiled(a, b).sum(), (a, b)), want)
+
+
+def test_rows_do_not_depend_on_the_block_they_are_computed_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(50, 7, requires_grad=True), torch.randn(50, 7)
+    whole = divergence(Logits(a), Logits(b), KL())
+    whole_gradient = torch.autograd.grad(whole.sum(), a)[0]
+    monkeypatch.setattr("kullback.kernels.reference._BLOCK", 20)
+    blocks = divergence(Logits(a), Logits(b), KL())
+    assert torch.equal(blocks, whole)
+    assert torch.equal(torch.autograd.grad(blocks.sum(), a)[0], whole_gradient)
+
+
+# ---- laws, over all kinds and random rows -------------------------------------------------------------------------
+
+LOGITS = st.one_of(st.floats(-30, 30), st.just(-INF))
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    n = draw(st.integers(2, 6))
+    row = st.lists(LOGITS, min_size=n, max_size=n).filter(lambda x: max(x) > -INF)
+    return torch.tensor(draw(row), dtype=torch.float64), torch.tensor(draw(row), dtype=torch.float64)
+
+
+@KINDS
+@settings(max_examples=30)
+@given(rows())
+def test_is_never_negative_nor_nan_and_matches_the_textbook(
+    kind: Divergence, pair: tuple[Tensor, Tensor]
+) -> None:
+    a, b = pair
+    value = float(divergence(Logits(a), Logits(b), kind))
+    want = float(truth.divergence(kind, truth.softmax(a.tolist()), truth.softmax(b.tolist())))
+    assert value >= 0
+    assert_close(value, want, 1e-10, 1e-15 if kind in FIRST_ORDER else 1e-20)
+
+
+@KINDS
+@settings(max_examples=20)
+@given(rows())
+def test_a_constant_added_to_logits_changes_nothing(kind: Divergence, pair: tuple[Tensor, Tensor]) -> None:
+    a, b = pair
+    value = divergence(Logits(a), Logits(b), kind)
+    torch.testing.assert_close(divergence(Logits(a + 64), Logits(b - 32), kind), value, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", [k for k in truth.KINDS if not isinstance(k, Renyi)], ids=repr)
+@settings(max_examples=20)
+@given(rows())
+def test_merging_classes_never_increases_it(kind: Divergence, pair: tuple[Tensor, Tensor]) -> None:
+    p, q = (x.softmax(-1) for x in pair)
+    merged = [torch.cat([x[:1] + x[1:2], x[2:]]) for x in (p, q)]
+    fine, coarse = divergence(Probs(p), Probs(q), kind), divergence(Probs(merged[0]), Probs(merged[1]), kind)
+    assert coarse <= fine * (1 + 1e-10) + 1e-13
+
+
+@pytest.mark.parametrize("kind", [KL(), ReverseKL(), Jeffreys(), Renyi(alpha=0.5), Renyi(alpha=2)], ids=repr)
+@settings(max_examples=20)
+@given(rows(), rows())
+def test_adds_up_over_independent_factors(
+    kind: Divergence, one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]
+) -> None:
+    joint = [(a[:, None] + b[None, :]).flatten() for a, b in zip(one, two, strict=True)]
+    total = divergence(Logits(joint[0]), Logits(joint[1]), kind)
+    parts = divergence(Logits(one[0]), Logits(one[1]), kind) + divergence(
+        Logits(two[0]), Logits(two[1]), kind
+    )
+    torch.testing.assert_close(total, parts, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(rows())
+def test_bounds_between_kinds_hold(pair: tuple[Tensor, Tensor]) -> None:
+    def of(kind: Divergence) -> float:
+        return float(divergence(Logits(pair[0]), Logits(pair[1]), kind))
+
+    tv, hellinger, kl, chi = of(TotalVariation()), of(SquaredHellinger()), of(KL()), of(ChiSquared())
+    slack = 1e-12
+    assert tv**2 <= kl / 2 + slack  # Pinsker
+    assert hellinger <= tv + slack
+    assert tv <= math.sqrt(2 * hellinger) + slack  # Le Cam
+    assert kl <= math.log1p(chi) + slack
+    assert of(JensenShannon()) <= math.log(2) + slack
+    orders = [of(Renyi(alpha=a)) for a in (0, 0.2, 0.5, 0.9, 1, 1.5, 4, INF)]
+    assert all(low <= high * (1 + 1e-9) + slack for low, high in pairwise(orders))
+
+
+@settings(max_examples=20)
+@given(rows())
+def test_named_members_of_the_families_agree(pair: tuple[Tensor, Tensor]) -> None:
+    def of(kind: Divergence) -> Tensor:
+        return divergence(Logits(pair[0]), Logits(pair[1]), kind)
+
+    same = [
+        (of(Alpha(alpha=1)), of(KL())),
+        (of(Alpha(alpha=0)), of(ReverseKL())),
+        (of(Alpha(alpha=0.5)), 4 * of(SquaredHellinger())),
+        (of(Alpha(alpha=2)), of(ChiSquared()) / 2),
+        (of(JensenShannon(beta=1e-9, scaled=True)), of(KL()) if of(KL()).isfinite() else None),
+        (of(SkewKL(alpha=1)), torch.zeros((), dtype=torch.float64)),
+        (of(KL()) + of(ReverseKL()), of(Jeffreys())),
+    ]
+    for got, want in same:
+        if want is not None:
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: JensenShannon(beta=1.5), r"JensenShannon\(beta=...\): wanted a number from 0 to 1; got 1.5"),
+        (lambda: SkewKL(alpha=-0.1), r"SkewKL\(alpha=...\): wanted a number from 0 to 1; got -0.1"),
+        (lambda: Renyi(alpha=-1), r"Renyi\(alpha=...\): wanted a number from 0 to inf; got -1"),
+        (lambda: Renyi(alpha=math.nan), r"got nan"),
+        (lambda: Alpha(alpha=INF), r"got inf"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(make: object, message: str) -> None:
+    with pytest.raises(errors.ArgumentValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_kinds_are_values() -> None:
+    assert JensenShannon(beta=0.5) == JensenShannon()
+    assert len({KL(), KL(), Renyi(alpha=2), Renyi(alpha=2.0)}) == 2

@@ -1,0 +1,365 @@
+"""What the Triton kernel must do on the device of KULLBACK_TRITON_DEVICE; `test_rows` runs this in other processes.
+
+On the CPU the kernel runs in Triton's interpreter, which must be chosen before Triton is imported. It takes about 50 ms
+for a row, hence the few rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kullback import KL, ChiSquared, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
+from kullback.kernels import reference
+from kullback.kernels.reference import Rows
+from kullback.kernels.triton import rows as triton
+from tests.oracles import truth
+
+DEVICE = os.environ.get("KULLBACK_TRITON_DEVICE", "cpu")
+INF = float("inf")
+NAN = float("nan")
+BOTH = (True, True)
+KINDS = [
+    KL(),
+    ReverseKL(),
+    Jeffreys(),
+    TotalVariation(),
+    JensenShannon(),
+    JensenShannon(beta=0.1, scaled=True),
+    JensenShannon(beta=0.9),
+    SkewKL(alpha=0.1),
+    SkewKL(alpha=0.9),
+]
+EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=repr)
+SOME_KINDS = pytest.mark.parametrize("kind", [KL(), TotalVariation(), JensenShannon()], ids=repr)
+# Rows of P and of Q: -inf in one or both, mass that float32 does not hold, logits far from 0 and from each other, and
+# rows that are equal.
+EDGES = [
+    ([0.3, -1.2, 2.0, 0.0], [1.0, 0.5, -0.7, 0.1]),
+    ([-INF, 1.0, 2.0, 0.0], [-INF, 2.0, 2.0, 1.0]),
+    ([0.0, 1.0, -INF, 3.0], [-INF, 1.0, 2.0, 3.0]),
+    ([0.0, 1e4, -1e4, 3.0], [0.0, -1e4, 1e4, 3.0]),
+    ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]),
+    ([-INF, -INF, 0.0, 0.0], [0.0, 0.0, -INF, -INF]),
+    ([0.0, -INF, -INF, -INF], [0.1, 0.2, 0.3, 0.4]),
+    ([0.0, 60.0, 100.0, 0.0], [0.0, 100.0, 30.0, 0.0]),
+    ([0.0, -200.0, 1.0, 0.5], [0.0, -INF, 1.0, 0.5]),
+    ([9984.0, 9985.0, 9983.0, 9984.0], [0.5, -1.0, 0.25, 0.0]),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_interpreter() -> Iterator[None]:
+    """NumPy, which interprets the kernel, would warn of the infinities that it masks."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def on_device(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return x.to(DEVICE, dtype)
+
+
+def ours(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None = None,
+    *,
+    wanted: tuple[bool, bool] = BOTH,
+    temperature: float = 1.0,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    assert triton.serves(kind, p, q)
+    return triton.value_and_gradient(
+        kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace
+    )
+
+
+def in_float64(
+    kind: Divergence, p: Tensor, q: Tensor, weights: Tensor | None = None, temperature: float = 1.0
+) -> tuple[Tensor, ...]:
+    """Value and gradients of the reference, which has tests of its own against 50 digits."""
+    results = reference.value_and_gradient(
+        kind, p.double(), q.double(), weights, wanted=BOTH, temperature=temperature, inplace=False
+    )
+    return tuple(x for x in results if x is not None)
+
+
+def plain_torch(kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, ...]:
+    """Value and gradients as one writes them in torch, in the dtype of the logits."""
+    p, q = p.detach().requires_grad_(), q.detach().requires_grad_()
+    a, b = p.log_softmax(-1), q.log_softmax(-1)
+
+    def skew(a: Tensor, b: Tensor, alpha: float) -> Tensor:
+        return (a.exp() * (a - (alpha * a.exp() + (1 - alpha) * b.exp()).log())).sum(-1)
+
+    forward, backward = (a.exp() * (a - b)).sum(-1), (b.exp() * (b - a)).sum(-1)
+    match kind:
+        case KL():
+            value = forward
+        case ReverseKL():
+            value = backward
+        case Jeffreys():
+            value = forward + backward
+        case TotalVariation():
+            value = (a.exp() - b.exp()).abs().sum(-1) / 2
+        case SkewKL(alpha=alpha):
+            value = skew(a, b, alpha)
+        case JensenShannon(beta=beta, scaled=scaled):
+            value = beta * skew(a, b, beta) + (1 - beta) * skew(b, a, 1 - beta)
+            value = value / (beta * (1 - beta)) if scaled else value
+        case _:
+            raise NotImplementedError(kind)
+    return value.detach(), *torch.autograd.grad(value.sum(), (p, q))
+
+
+def assert_within(mine: Tensor | None, true: Tensor, relative: float, absolute: float = 0.0) -> None:
+    """Compare a gradient with the truth: `relative` counts of its row's norm, beside its own rounding."""
+    assert mine is not None
+    unit = torch.finfo(mine.dtype).eps
+    error = (mine.double() - true).abs()
+    assert (error <= unit * true.abs() + relative * true.norm(dim=-1, keepdim=True) + absolute).all(), (
+        error.max()
+    )
+
+
+@EACH_KIND
+@pytest.mark.parametrize(
+    ("dtype", "spread"),
+    [
+        (torch.float32, 1e-2),
+        (torch.float32, 1.0),
+        (torch.float32, 8.0),
+        (torch.bfloat16, 1.0),
+        (torch.float16, 1.0),
+    ],
+    ids=str,
+)
+def test_is_as_close_to_fifty_digits_as_torch_in_that_dtype(
+    kind: Divergence, dtype: torch.dtype, spread: float
+) -> None:
+    p = torch.randn(1, 5)
+    q = on_device(p + spread * torch.randn(1, 5), dtype)
+    p = on_device(p, dtype)
+    a, b = p[0].tolist(), q[0].tolist()
+    true = float(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
+    slopes = [torch.tensor(x, device=DEVICE).double() for x in truth.logit_gradient(kind, a, b)]
+    value, *gradients = ours(kind, p, q)
+    torch_value, *torch_gradients = plain_torch(kind, p, q)
+    assert abs(value.item() - true) <= abs(torch_value.item() - true) + 5e-7 * true + 1e-13
+    unit = torch.finfo(dtype).eps
+    for mine, theirs, slope in zip(gradients, torch_gradients, slopes, strict=True):
+        assert mine is not None
+        assert mine.dtype == dtype
+        budget = (theirs[0].double() - slope).abs() + unit * slope.abs() + 1e-6 * slope.norm()
+        # The smallest numbers of float16 are coarser than its unit says.
+        assert ((mine[0].double() - slope).abs() <= budget + torch.finfo(dtype).tiny * unit).all()
+
+
+def check_edge_rows(kind: Divergence, p: Tensor, q: Tensor) -> None:
+    value, *gradients = ours(kind, p, q)
+    exact = [
+        float(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
+        for a, b in zip(p.tolist(), q.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(value.tolist(), exact, rtol=1e-6, atol=1e-13)
+    for mine, slope in zip(gradients, in_float64(kind, p, q)[1:], strict=True):
+        assert_within(mine, slope, 2e-6, 1e-7)
+    equal = 4
+    assert value[equal] == 0
+    assert all((side[equal] == 0).all() for side in gradients if side is not None)
+
+
+@EACH_KIND
+def test_edge_rows(kind: Divergence) -> None:
+    p, q = (on_device(torch.tensor(side)) for side in zip(*EDGES, strict=True))
+    check_edge_rows(kind, p, q)
+
+
+@SOME_KINDS
+def test_edge_rows_in_half_precision(kind: Divergence) -> None:
+    p, q = (torch.tensor(side) for side in zip(*EDGES, strict=True))
+    check_edge_rows(kind, on_device(p, torch.float16), on_device(q, torch.bfloat16))
+
+
+@EACH_KIND
+@pytest.mark.parametrize(("classes", "spread"), [(300, 1e-4), (5001, 3.0)])
+def test_rows_of_many_blocks(kind: Divergence, classes: int, spread: float) -> None:
+    p = 4 * torch.randn(2, classes)
+    q = on_device(p + spread * torch.randn(2, classes))
+    p = on_device(p + torch.tensor([[0.0], [100.0]]))
+    p[0, :200], q[1, 100:250] = (-INF, -INF) if spread > 1 else (0.0, 0.0)
+    weights = on_device(torch.tensor([0.5, -2.0]))
+    value, *gradients = ours(kind, p, q, weights, temperature=2.5)
+    true, *slopes = in_float64(kind, p, q, weights, temperature=2.5)
+    torch.testing.assert_close(value, true, rtol=2e-6, atol=1e-13)
+    for mine, slope in zip(gradients, slopes, strict=True):
+        assert_within(mine, slope, 5e-6)
+
+
+@EACH_KIND
+@pytest.mark.parametrize("second", [torch.float32, torch.bfloat16], ids=str)
+def test_equal_rows_give_exactly_zero(kind: Divergence, second: torch.dtype) -> None:
+    q = on_device(5 * torch.randn(1, 700), second)
+    q[0, 3:9] = -INF
+    for side in ours(kind, q.float(), q, temperature=0.7):
+        assert side is not None
+        assert (side == 0).all()
+
+
+@SOME_KINDS
+def test_a_row_of_weight_0_may_hold_anything(kind: Divergence) -> None:
+    p, q = on_device(torch.randn(4, 300)), on_device(torch.randn(4, 300))
+    p[1, 5], q[2, 7] = NAN, INF
+    weights = on_device(torch.tensor([1.0, 0.0, 0.0, 2.0]))
+    _, by_p, by_q = ours(kind, p, q, weights)
+    alone = ours(kind, p[::3], q[::3], weights[::3])
+    for mine, expected in ((by_p, alone[1]), (by_q, alone[2])):
+        assert mine is not None
+        assert expected is not None
+        assert (mine[1:3] == 0).all()
+        assert torch.equal(mine[::3], expected)
+    total, *gradients = triton.weighted_total(
+        kind, p, q, weights, wanted=BOTH, temperature=1.0, scale=0.5, dtype=torch.float64
+    )
+    torch.testing.assert_close(total, 0.5 * (alone[0] * weights[::3]).sum())
+    torch.testing.assert_close(gradients, [0.5 * by_p, 0.5 * by_q])
+
+
+@EACH_KIND
+def test_a_nan_shows_in_its_own_row_only(kind: Divergence) -> None:
+    p, q = on_device(torch.randn(2, 300)), on_device(torch.randn(2, 300))
+    p[0, 280] = NAN
+    for side in ours(kind, p, q):
+        assert side is not None
+        assert side[0].isnan().all()
+        assert side[1].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [KL(), ReverseKL(), JensenShannon()], ids=repr)
+def test_each_side_alone_gives_the_gradient_of_both(kind: Divergence) -> None:
+    p, q = on_device(torch.randn(1, 300)), on_device(torch.randn(1, 300))
+    kept = p.clone(), q.clone()
+    value, *both = ours(kind, p, q)
+    for wanted in itertools.product((False, True), repeat=2):
+        alone = ours(kind, p, q, wanted=wanted)
+        assert torch.equal(alone[0], value)
+        for want, mine, expected in zip(wanted, alone[1:], both, strict=True):
+            assert (mine is not None) == want
+            if mine is not None:
+                assert_within(mine, expected.double(), 1e-6, 1e-9)
+    assert torch.equal(p, kept[0])
+    assert torch.equal(q, kept[1])
+
+
+@pytest.mark.parametrize("dtype", triton.DTYPES, ids=str)
+def test_any_strides_are_read_and_written(dtype: torch.dtype) -> None:
+    kind = JensenShannon()
+    p, q = on_device(torch.randn(300, 2), dtype).T, on_device(torch.randn(2, 600), dtype)[:, 1::2]
+    expected = ours(kind, p.contiguous(), q.contiguous())
+    value, by_p, by_q = ours(kind, p, q, inplace=True)
+    assert by_p is p
+    assert by_q is q
+    assert all(map(torch.equal, (value, p, q), expected))
+    row, others = on_device(torch.randn(1, 40), dtype), on_device(torch.randn(2, 40), dtype)
+    repeated = ours(kind, row.expand(2, 40), others)
+    copied = ours(kind, row.repeat(2, 1), others)
+    for mine, wanted in zip(repeated, copied, strict=True):
+        assert mine is not None
+        assert torch.equal(mine, wanted)
+
+
+def test_no_rows_and_one_class() -> None:
+    p = on_device(torch.zeros(0, 5))
+    value, by_p, by_q = ours(KL(), p, p)
+    assert value.shape == (0,)
+    assert by_p is not None
+    assert by_q is not None
+    assert by_p.shape == by_q.shape == (0, 5)
+    total, *_ = triton.weighted_total(
+        KL(), p, p, None, wanted=BOTH, temperature=1.0, scale=1.0, dtype=torch.float32
+    )
+    assert total == 0
+    for kind in KINDS:
+        for side in ours(kind, on_device(torch.randn(1, 1)), on_device(1e4 * torch.randn(1, 1))):
+            assert side is not None
+            assert (side == 0).all()
+
+
+@SOME_KINDS
+def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
+    p, q = (on_device(torch.randn(2, 6)).requires_grad_() for _ in range(2))
+    factor = on_device(torch.tensor([0.5, -2.0]))
+
+    def derivatives(p: Tensor, q: Tensor, values: Tensor) -> list[Tensor]:
+        first = torch.autograd.grad((factor * values).sum(), (p, q), create_graph=True)
+        second = torch.autograd.grad(sum(side.square().sum() for side in first), (p, q))
+        alone = torch.autograd.grad((factor * values).sum(), (p, q))
+        return [values, *first, *second, *alone]
+
+    mine = derivatives(p, q, triton.row_divergence(kind, p, q, Rows(), torch.float32))
+    wide = [side.detach().double().requires_grad_() for side in (p, q)]
+    true = derivatives(*wide, reference.row_divergence(kind, *wide, Rows(), torch.float64))
+    for ours_, theirs in zip(mine, true, strict=True):
+        assert ours_.dtype == torch.float32
+        torch.testing.assert_close(ours_.double(), theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_directional_derivative_is_the_gradients() -> None:
+    p, q, change = (on_device(torch.randn(2, 6)) for _ in range(3))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, change)
+        value = triton.row_divergence(KL(), p, dual, Rows(), torch.float32)
+        got = torch.autograd.forward_ad.unpack_dual(value).tangent
+    by_q = ours(KL(), p, q, wanted=(False, True))[2]
+    assert by_q is not None
+    torch.testing.assert_close(got, (by_q * change).sum(-1))
+
+
+def test_offsets_beyond_32_bits() -> None:
+    far = torch.empty(2**31 + 600, dtype=torch.float16, device=DEVICE)
+    p = far.as_strided((2, 300), (2**31, 1))
+    columns = far.as_strided((1, 3), (1, 2**30 + 1))
+    q = on_device(torch.randn(2, 300), torch.float16)
+    p.copy_(torch.randn(2, 300))
+    for mine, expected in zip(ours(KL(), p, q), ours(KL(), p.clone(), q), strict=True):
+        assert mine is not None
+        assert torch.equal(mine, expected)
+    columns.copy_(torch.randn(1, 3))
+    assert torch.equal(ours(KL(), columns, q[:1, :3])[0], ours(KL(), columns.clone(), q[:1, :3])[0])
+
+
+def test_what_it_leaves_to_others() -> None:
+    p = on_device(torch.randn(2, 3))
+    for kind in (ChiSquared(), SkewKL(alpha=0.0), SkewKL(alpha=1.0), JensenShannon(beta=1.0, scaled=True)):
+        assert not triton.serves(kind, p, p)
+    assert not triton.serves(KL(), p.double(), p.double())
+    assert not triton.serves(KL(), p[:, :0], p[:, :0])
+    assert not triton.serves(KL(), p, p.to("meta"))
+
+
+if DEVICE == "cuda":  # chosen when the cases are collected
+
+    def test_nothing_waits_for_the_device_so_that_a_graph_can_hold_it() -> None:
+        p, q = on_device(torch.randn(4, 5000)), on_device(torch.randn(4, 5000))
+        weights = on_device(torch.rand(4))
+
+        def compute() -> tuple[Tensor, Tensor | None, Tensor | None]:
+            return triton.weighted_total(
+                KL(), p, q, weights, wanted=BOTH, temperature=2.0, scale=0.25, dtype=torch.float32
+            )
+
+        compute()  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            held = compute()
+        p.normal_()
+        graph.replay()
+        for mine, expected in zip(held, compute(), strict=True):
+            torch.testing.assert_close(mine, expected)

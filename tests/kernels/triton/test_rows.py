@@ -1,0 +1,63 @@
+"""The Triton kernel: interpreted, compiled, and on the GPU where there is one, each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**inherited, **environment},
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run_cases(name: str, **environment: str) -> None:
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name), **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+if importlib.util.find_spec("triton") is not None:
+
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_the_cases_hold(device: str) -> None:
+        interpreted = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+        run_cases("cases.py", KULLBACK_TRITON_DEVICE=device, **interpreted)
+
+    def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+        run_cases("compile_for_gpus.py", TRITON_CACHE_DIR=str(tmp_path))
+
+
+def test_kullback_needs_no_triton() -> None:
+    program = """
+import importlib.util, sys
+import torch
+before = "triton" in sys.modules
+from kullback import KL
+from kullback.kernels import value_and_gradient
+from kullback.kernels.triton import rows as triton
+assert ("triton" in sys.modules) == before, "importing kullback imports triton"
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *package: None if name == "triton" else find(name, *package)
+p = torch.zeros(2, 3)
+assert "not installed" in triton.missing()
+assert not triton.serves(KL(), p, p)
+assert (value_and_gradient(KL(), p, p, None, wanted=(True, True))[0] == 0).all()
+"""
+    done = run("-c", program, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,108 @@
+"""The matrix of pairs: no hole among torch's univariate distributions, every entry true, the page up to date."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import distributions as torch_distributions
+from torch.distributions import Distribution, Gamma, Normal
+
+from kullback import kl_estimate
+from kullback.cli.commands import kullback as command
+from kullback.cli.pairs import page
+from kullback.errors import ArgumentValueError, NoRuleError
+from kullback.pairs.coverage import MEANING, families, is_univariate, matrix, rule_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pairs.md"
+NAMES = [kind.__name__ for kind in families()]
+KINDS = {kind.__name__: kind for kind in families()}
+UNIVARIATE = [name for name in NAMES if is_univariate(KINDS[name])]
+RULES = {(entry.p, entry.q): entry.rule for entry in matrix()}
+
+
+def test_every_class_of_torchs_is_in_the_matrix() -> None:
+    exported = {
+        name for name in torch_distributions.__all__ if isinstance(getattr(torch_distributions, name), type)
+    }
+    kinds = {name for name in exported if issubclass(getattr(torch_distributions, name), Distribution)}
+    assert kinds - {"Distribution", "ExponentialFamily"} == set(NAMES)
+    assert set(RULES) == {(p, q) for p in NAMES for q in NAMES}
+    assert set(RULES.values()) <= set(MEANING)
+
+
+def test_there_is_no_hole_among_torchs_univariate_distributions() -> None:
+    assert len(UNIVARIATE) >= 28
+    discrete = {
+        name
+        for name in UNIVARIATE
+        if KINDS[name].support is None or families()[KINDS[name]].support.is_discrete
+    }
+    for p in UNIVARIATE:
+        for q in UNIVARIATE:
+            expected = "not_comparable" if (p in discrete) != (q in discrete) else None
+            assert (RULES[p, q] == "not_comparable") == (expected == "not_comparable"), (p, q)
+            assert RULES[p, q] != "monte_carlo", (p, q)
+
+
+@pytest.mark.parametrize("p", NAMES)
+def test_every_entry_is_what_kl_estimate_does(p: str) -> None:
+    for q in NAMES:
+        first, second = families()[KINDS[p]], families()[KINDS[q]]
+        rule = RULES[p, q]
+        if rule == "not_comparable":
+            with pytest.raises(ArgumentValueError):
+                kl_estimate(first, second)
+        elif rule == "monte_carlo":
+            with pytest.raises(NoRuleError):
+                kl_estimate(first, second)
+            assert kl_estimate(first, second, method="monte_carlo", samples=8).method == rule
+        else:
+            found = kl_estimate(first, second)
+            assert not bool(found.value.isnan().any()), (p, q)
+            assert bool(found.value.isinf().all()) == (rule == "infinite"), (p, q)
+            assert rule in {"infinite", found.method}, (p, q)
+
+
+def test_the_rule_follows_the_parameters_where_it_depends_on_them() -> None:
+    uniform = torch_distributions.Uniform
+    assert rule_of(uniform(torch.tensor([0.0]), 2.0), uniform(0.0, 1.0)) == "infinite"
+    assert rule_of(uniform(torch.tensor([0.0]), 1.0), uniform(0.0, 2.0)) != "infinite"
+
+
+def test_the_page_is_what_the_command_prints() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(list(matrix())), (
+        "run: kullback pairs --markdown > docs/pairs.md"
+    )
+
+
+def test_the_terminal_shows_one_sign_for_each_pair() -> None:
+    printed = CliRunner().invoke(command, ["pairs"], catch_exceptions=False).output
+    lines = [line for line in printed.splitlines() if line[:2].strip().isdigit() and line[3:4].isalpha()]
+    assert [line.split()[1] for line in lines] == NAMES
+    assert {len(line.split()[2]) for line in lines} == {len(NAMES)}
+
+
+def test_one_family_is_shown_both_ways() -> None:
+    printed = CliRunner().invoke(command, ["pairs", "Gamma"], catch_exceptions=False).output
+    row = next(line for line in printed.splitlines() if line.split()[1:2] == ["Normal"])
+    assert rule_of(families()[Normal], families()[Gamma]) == "infinite"
+    assert row.rstrip("│ ").endswith("+inf")
+    assert RULES["Gamma", "Normal"].replace("_", " ") in row
+
+
+def test_json_has_every_pair_and_its_rule() -> None:
+    answer = json.loads(CliRunner().invoke(command, ["pairs", "--json"], catch_exceptions=False).output)
+    assert answer["schema"] == "kullback.pairs/1"
+    assert {(row["p"], row["q"]): row["rule"] for row in answer["pairs"]} == RULES
+
+
+def test_an_unknown_family_is_an_error_in_one_line_that_names_those_there_are() -> None:
+    result = CliRunner().invoke(command, ["pairs", "Gama"])
+    assert result.exit_code == 2
+    assert len(result.output.splitlines()) == 1
+    assert "got 'Gama'" in result.output
+    assert "Gamma" in result.output

@@ -1,0 +1,534 @@
+"""The reports say what the comparison holds, on every medium, whatever the numbers and the names are."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import matplotlib as mpl
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from kullback import Logits, Probs
+from kullback.errors import FileError, OptionalDependencyError
+from kullback.predictions import (
+    Comparison,
+    ConfidenceBin,
+    LabelStatistics,
+    Mean,
+    Proportion,
+    Stretch,
+    Summary,
+    TopClass,
+    WorstRow,
+    compare_predictions,
+)
+from kullback.report import check_writable, write
+from kullback.report.predictions import html, json as report_json, terminal
+from kullback.report.predictions.wording import number, percent, printable, probability
+from kullback.report.shared import files
+
+NASTY = 'a<script>alert("x")</script>&[bold]\x1b[31m\udcff${7*7}{{ 7*7 }}.npy'
+
+COMPARISON = Comparison(
+    p_name="teacher.npy",
+    q_name="student.npy",
+    rows=12345,
+    classes=128256,
+    clusters=17,
+    divergences={
+        "kl_pq": Summary(
+            0.012345, 0.00067, (0.01111, 0.01355), 0.002222, 0.03333, 0.04444, 0.05555, 0.06666, 7.777
+        ),
+        "kl_qp": Summary(math.inf, math.nan, None, 0.002323, 0.03434, 0.04545, 0.05656, 0.06767, math.inf),
+        "js": Summary(1.2345e-05, 1.5e-06, (1.1e-05, 1.3e-05), 1e-06, 2e-05, 3e-05, 4e-05, 5e-05, 0.6931),
+        "tv": Summary(0.08765, 0.0021, (0.0871, 0.0881), 0.0321, 0.1234, 0.2345, 0.3456, 0.4567, 1.0),
+    },
+    top1_agreement=Proportion(0.98765, 0.00123, (0.9811, 0.9922)),
+    labels=LabelStatistics(
+        12000,
+        Mean(2.3456, 0.0101, (2.3211, 2.3655)),
+        Mean(2.4567, 0.0102, (2.4322, 2.4766)),
+        Mean(0.1111, 0.0033, None),
+        Mean(-0.00404, 0.00055, (-0.0051, -0.003)),
+        Mean(0.0606, 0.0077, (0.0505, 0.0707)),
+    ),
+    worst=[
+        WorstRow(
+            12344, 7.777, 128001, "chapter-17", [TopClass(128000, 0.9321, 0.0003), TopClass(7, 1e-9, 0.8765)]
+        ),
+        WorstRow(42, 5.5, None, None, [TopClass(3, 0.75, 0.25), TopClass(4, 0.25, 0.2)]),
+    ],
+    by_confidence=[
+        ConfidenceBin(0.0, 0.5, 2345, 0.02468, 0.1357, 0.9012),
+        ConfidenceBin(0.5, 0.9, 0, math.nan, math.nan, math.nan),
+        ConfidenceBin(0.9, 1.0, 10000, 0.0008642, 0.009753, 1.0),
+    ],
+    histogram=[(0.0, 0.0, 45), (1e-4, 1e-3, 2300), (1e-3, 1e-2, 9000), (1e-2, 10.0, 1000)],
+    quantiles=[(0.0, 0.0), (0.5, 0.002222), (0.9, 0.03333), (0.99, 0.05555), (0.999, 0.06666), (1.0, 7.777)],
+    along=[
+        Stretch(0, 6000, 0.01, 7.777),
+        Stretch(6000, 12000, 0.015, math.inf),
+        Stretch(12000, 12345, 0.0, 0.0),
+    ],
+    infinite={"kl_pq": 0, "kl_qp": 3, "js": 0, "tv": 0},
+    quantiles_exact=True,
+    notes=["Intervals come from whole clusters."],
+)
+# What every medium must show of it.
+SHOWN = (
+    *("teacher.npy", "student.npy", "12,345", "128,256", "17"),
+    *(
+        "0.01235",
+        "0.00067",
+        "0.01111",
+        "0.01355",
+        "0.002222",
+        "0.03333",
+        "0.04444",
+        "0.05555",
+        "0.06666",
+        "7.777",
+    ),
+    *("inf", "n/a", "1.234e-05", "1.5e-06", "0.6931", "0.08765"),
+    *("98.77%", "98.11%", "99.22%"),
+    *("12,000", "2.346", "2.457", "0.1111", "-0.004040", "0.00055", "0.06060"),
+    *("0.02468", "0.1357", "90.12%", "0.0008642", "0.009753", "100.00%"),
+    *("12,344", "chapter-17", "128000", "0.932", "<.001", "0.876"),
+    *("infinite in 3 of 12,345 rows", "Intervals come from whole clusters."),
+)
+
+
+def rendered(comparison: Comparison, width: int = 80, encoding: str = "utf-8") -> str:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    terminal.render(comparison, Console(file=stream, width=width))
+    stream.flush()
+    return stream.buffer.getvalue().decode(encoding)
+
+
+def changed(**fields: object) -> Comparison:
+    return dataclasses.replace(COMPARISON, **fields)
+
+
+# Numbers
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 8))
+def test_a_number_is_the_value_to_its_digits(value, digits):
+    assert float(number(value, digits)) == float(f"{value:.{digits - 1}e}")
+
+
+@given(st.floats(0, 1))
+def test_a_share_and_a_probability_are_said_to_be_all_or_none_only_when_they_are(share):
+    assert (percent(share) == "100.00%") == (probability(share) == "1") == (share == 1)
+    assert (percent(share) == "0.00%") == (probability(share) == "0") == (share == 0)
+    assert len(probability(share)) <= 5
+
+
+@given(st.text(st.characters()))
+def test_a_printable_text_has_one_line_and_can_be_encoded(text):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert shown.encode().decode() == shown
+    assert printable(shown) == shown
+
+
+# Terminal
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_terminal_shows_every_number_within_its_width(width):
+    text = rendered(COMPARISON, width)
+    assert [line for line in text.splitlines() if cell_len(line.rstrip()) > width] == []
+    unwrapped = " ".join(text.split())
+    assert [shown for shown in SHOWN if shown not in unwrapped] == []
+
+
+def test_no_line_of_a_table_is_broken_at_80_columns_even_for_long_numbers():
+    def row(i: int) -> WorstRow:
+        top = [TopClass(128000 + i, 0.9, 0.0001), TopClass(127000 + i, 0.0001, 0.9)]
+        return WorstRow(98765432 - i, 12.345678, 128255, "a cluster of long name", top)
+
+    worst = [row(i) for i in range(3)]
+    text = rendered(changed(worst=worst, rows=98765433))
+    for i in range(3):
+        assert re.search(
+            rf"{98765432 - i:,} +12.35 +128255 +{128000 + i}: .* {127000 + i}: <.001 -> 0.900", text
+        )
+
+
+def test_the_terminal_leaves_out_what_is_unknown():
+    text = rendered(changed(labels=None, clusters=None, worst=[], infinite={}))
+    assert "cross-entropy" not in text
+    assert " in 17 clusters" not in text
+    assert "furthest" not in text
+    assert "infinite" not in text
+
+
+def test_empty_confidence_bins_are_left_out():
+    text = rendered(COMPARISON)
+    assert "0.9 to 1" in text
+    assert "0.5 to 0.9" not in text
+
+
+def test_the_terminal_prints_names_and_obeys_nothing_in_them():
+    text = rendered(
+        changed(p_name=NASTY, notes=[NASTY], worst=[dataclasses.replace(COMPARISON.worst[0], cluster=NASTY)])
+    )
+    assert "\x1b" not in text
+    assert r"[bold]\x1b[31m\udcff" in text.replace("\n", "")
+
+
+def test_an_ascii_terminal_gets_ascii():
+    text = rendered(changed(p_name="Möbius.npy", notes=["Σ ≤ 1"]), encoding="ascii")
+    assert r"M\xf6bius.npy" in text
+
+
+# JSON
+
+
+def strict(text: str) -> dict:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def same(found: object, expected: object) -> bool:
+    """Whether a value read from JSON is the dataclass, list or number that was written."""
+    if dataclasses.is_dataclass(expected):
+        return same(found, dataclasses.asdict(expected))
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        values = list(found.values()) if isinstance(found, dict) else found
+        return len(values) == len(expected) and all(map(same, values, expected))
+    if isinstance(expected, float):
+        return float(found) == expected or (math.isnan(float(found)) and math.isnan(expected))
+    return found == expected and type(found) is type(expected)
+
+
+def test_json_holds_every_field_of_the_comparison():
+    found = strict(report_json.dumps(COMPARISON))
+    assert found.pop("schema") == "kullback.comparison/1"
+    assert found.pop("unit") == "nats"
+    fields = {field.name: getattr(COMPARISON, field.name) for field in dataclasses.fields(COMPARISON)}
+    assert [name for name in fields if not same(found[name], fields[name])] == []
+    assert found.keys() == fields.keys()
+
+
+@given(st.floats())
+def test_any_float_survives_json(value):
+    stretch = Stretch(0, 1, value, -value)
+    found = strict(report_json.dumps(changed(along=[stretch])))["along"]
+    assert same(found, [stretch])
+
+
+def shape(value: object) -> object:
+    """The names in a document, with lists reduced to their first item."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    return [shape(value[0])] if isinstance(value, list) and value else None
+
+
+def test_the_names_in_version_1_of_the_schema_stay():
+    interval = [None]
+    mean = {"mean": None, "standard_error": None, "interval": interval}
+    summary = {**mean, **dict.fromkeys(("median", "p90", "p95", "p99", "p999", "maximum"))}
+    divergences = dict.fromkeys(("kl_pq", "kl_qp", "js", "tv"))
+    means = dict.fromkeys(
+        ("cross_entropy_p", "cross_entropy_q", "difference", "delta_prob_mean", "delta_prob_rms"), mean
+    )
+    finite = dict.fromkeys(divergences, COMPARISON.divergences["kl_pq"])
+    labels = LabelStatistics(1, *[COMPARISON.labels.cross_entropy_p] * 5)
+    assert shape(strict(report_json.dumps(changed(divergences=finite, labels=labels)))) == {
+        **dict.fromkeys(("schema", "unit", "p_name", "q_name", "rows", "classes", "clusters")),
+        "divergences": dict.fromkeys(divergences, summary),
+        "top1_agreement": {"value": None, "standard_error": None, "interval": interval},
+        "labels": {"labelled": None, **means},
+        "worst": [
+            {**dict.fromkeys(("row", "kl", "label", "cluster")), "top": [dict.fromkeys(("index", "p", "q"))]}
+        ],
+        "by_confidence": [dict.fromkeys(("low", "high", "rows", "kl_mean", "kl_p99", "top1_agreement"))],
+        "histogram": [dict.fromkeys(("low", "high", "rows"))],
+        "quantiles": [dict.fromkeys(("probability", "kl"))],
+        "along": [dict.fromkeys(("start", "stop", "kl_mean", "kl_max"))],
+        "infinite": divergences,
+        "quantiles_exact": None,
+        "notes": [None],
+    }
+
+
+def test_json_is_ascii_whatever_the_names():
+    text = report_json.dumps(changed(p_name=NASTY, q_name="Möbius"))
+    assert text.isascii()
+    assert strict(text)["p_name"] == NASTY
+
+
+# HTML
+
+
+class Page(HTMLParser):
+    """What a test asks of a page: its elements with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def tags(self, *names: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in names]
+
+
+def test_the_page_shows_every_number():
+    text = " ".join(Page(html.render(COMPARISON)).text.split())
+    assert [shown for shown in SHOWN if shown not in text] == []
+
+
+def test_the_page_stands_alone():
+    page = Page(html.render(COMPARISON))
+    assert page.tags("script", "img", "iframe", "object", "embed") == []
+    assert page.tags("link") == [{"rel": "icon", "href": "data:,"}]
+    references = [
+        value
+        for _, attributes in page.elements
+        for name, value in attributes.items()
+        if name in {"src", "href", "xlink:href", "srcset", "action"}
+    ]
+    assert all(value.startswith(("#", "data:")) for value in references)
+    assert not re.search(r"@import|url\((?!#)", html.render(COMPARISON))
+
+
+def test_names_are_escaped():
+    worst = [dataclasses.replace(COMPARISON.worst[0], cluster=NASTY)]
+    text = html.render(changed(p_name=NASTY, q_name=NASTY, notes=[NASTY], worst=worst))
+    page = Page(text)
+    assert page.tags("script") == []
+    assert page.text.count(printable(NASTY)) == 6  # twice in the title, and once for each place
+    text.encode("utf-8")
+
+
+def test_the_page_says_its_language_and_names_its_parts():
+    page = Page(html.render(COMPARISON))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert page.tags("html") == [{"lang": "en"}]
+    assert len(page.tags("h1")) == 1
+    labelled = [a for _, a in page.elements if a.get("role") in {"img", "region"}]
+    assert len(labelled) == 7
+    for attributes in labelled:
+        assert attributes["aria-labelledby"] in ids
+        assert attributes.get("aria-describedby", attributes["aria-labelledby"]) in ids
+
+
+def test_no_id_is_used_twice_and_every_reference_is_met():
+    text = html.render(COMPARISON)
+    ids = [attributes["id"] for _, attributes in Page(text).elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text))
+    assert {first or second for first, second in used} <= set(ids)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def svgs(text: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+
+
+def parsed(svg: str) -> ET.Element:
+    return ET.fromstring(svg)  # noqa: S314  # our own drawing
+
+
+def test_the_plots_take_their_colours_from_the_page():
+    drawings = svgs(html.render(COMPARISON))
+    assert len(drawings) == 4
+    for svg in drawings:
+        parsed(svg)
+        assert re.findall(r"#[0-9a-fA-F]{6}\b", svg) == []
+        assert "var(--first)" in svg
+        assert "var(--ink)" in svg
+        assert "<style" not in svg
+
+
+def test_the_histogram_draws_a_bar_for_each_bin_as_high_as_its_rows():
+    svg = parsed(svgs(html.render(COMPARISON))[0])
+    bars = [
+        [float(value) for value in re.findall(r"[-\d.]+", path.get("d"))]
+        for path in svg.iter(f"{SVG}path")
+        if "fill: var(--first)" in path.get("style", "")
+    ]
+    heights = [max(bar[1::2]) - min(bar[1::2]) for bar in bars]
+    widths = [max(bar[::2]) - min(bar[::2]) for bar in bars]
+    assert heights == pytest.approx([heights[1] * rows / 9000 for rows in (2300, 9000, 1000)], rel=1e-4)
+    assert widths == pytest.approx([widths[0], widths[0], 3 * widths[0]], rel=1e-4)
+
+
+def test_what_a_logarithmic_axis_cannot_hold_is_said():
+    text = Page(html.render(changed(infinite={"kl_pq": 6}))).text
+    assert "Not drawn: 45 rows at exactly 0 and 6 at infinity." in text
+    assert "Triangles mark infinite rows." in text
+
+
+def test_the_same_comparison_gives_the_same_page_whatever_the_users_style():
+    first = html.render(COMPARISON)
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
+        before = dict(mpl.rcParams)
+        assert html.render(COMPARISON) == first
+        assert dict(mpl.rcParams) == before
+
+
+def test_rendering_leaves_pyplot_alone():
+    program = (
+        "import sys; from tests.report.predictions import test_report as t; from kullback.report import html; "
+        "html.render(t.COMPARISON); sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
+
+
+def test_identical_predictions_make_a_page_without_plots():
+    p = Logits(torch.randn(50, 6))
+    comparison = compare_predictions(p, p)
+    text = html.render(comparison)
+    assert svgs(text) == []
+    assert "100.00%" in text
+    assert "maximum" in rendered(comparison)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_smallest_comparisons_can_be_reported(rows):
+    p = Probs(torch.tensor([[0.5, 0.5], [1.0, 0.0]])[:rows])
+    q = Probs(torch.tensor([[0.25, 0.75], [0.0, 1.0]])[:rows])
+    comparison = compare_predictions(p, q)
+    assert "0.1438" in html.render(comparison)
+    assert "0.1438" in rendered(comparison)
+    assert strict(report_json.dumps(comparison))["infinite"]["kl_pq"] == rows - 1
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("infinite", [0, 60, 150])
+def test_every_axis_is_labelled_however_narrow_the_range(scale, infinite):
+    p = torch.randn(100, 8).repeat_interleave(2, 0)
+    q = p + scale * (1 + torch.arange(200)[:, None] / 1000) * torch.randn(8)
+    q[:infinite, 0] = -torch.inf
+    drawings = svgs(html.render(compare_predictions(Logits(p), Logits(q), bootstrap=0)))
+    assert len(drawings) >= 3
+    for svg in drawings:
+        for axis in "xy":
+            ticks = [group for group in parsed(svg).iter(f"{SVG}g") if f"-{axis}tick_" in group.get("id", "")]
+            labels = [label.text for tick in ticks for label in tick.iter(f"{SVG}text")]
+            assert len(set(labels)) >= 2
+
+
+@pytest.mark.parametrize(("module", "library"), [("jinja2", "jinja2"), ("matplotlib.style", "matplotlib")])
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, module, library):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(OptionalDependencyError, match=rf"needs {library}.*pip install 'kullback\[report\]'"):
+        html.render(COMPARISON)
+
+
+# Files
+
+
+def test_a_file_is_written_whole_and_alone(tmp_path):
+    write(tmp_path / "report.json", "ä\r\nb\n")
+    assert (tmp_path / "report.json").read_bytes() == "ä\r\nb\n".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_new_file_gets_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "other").touch()
+    write(tmp_path / "new", "")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_replaced_file_keeps_its_permissions_and_its_link(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failure):
+    def fail(_: int) -> None:
+        raise failure
+
+    (tmp_path / "report").write_text("old")
+    monkeypatch.setattr(files.os, "fsync", fail)
+    wanted = FileError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(wanted):
+        write(tmp_path / "report", "new")
+    assert (tmp_path / "report").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+@pytest.mark.parametrize("call", [check_writable, lambda path: write(path, "text")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing/report.html", "No such file or directory"),
+        ("folder", "Is a directory"),
+        ("file/report.html", "Not a directory"),
+        ("n" * 300, "File name too long"),
+    ],
+)
+def test_an_unwritable_path_is_refused_in_one_line(tmp_path, call, name, reason):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match=f"^cannot write .*{name}: {reason}; name a file .*$") as refusal:
+        call(tmp_path / name)
+    assert "\n" not in str(refusal.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_file_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.touch()
+    monkeypatch.setattr(files.os, "access", lambda *_: False)  # root may write anything
+    with pytest.raises(FileError, match="Permission denied"):
+        check_writable(path)
+
+
+def test_checking_changes_nothing(tmp_path):
+    (tmp_path / "old").write_text("old")
+    check_writable(tmp_path / "old")
+    check_writable(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert (tmp_path / "old").read_text() == "old"
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_writable(pipe)
+        write(pipe, "text")
+        assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()

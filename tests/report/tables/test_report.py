@@ -1,0 +1,321 @@
+"""The reports on tables: the schema of the JSON, what the terminal fits, and the page as a browser shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from kullback.report import write
+from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
+from kullback.report.tables.wording import Verdict, chance, contributors, interval
+from kullback.tables.compare import compare_tables
+from kullback.tables.result import TableComparison
+from tests.report.pages import DESK, PHONE, WIDTHS, boxes, overlap, too_faint
+
+HOSTILE = "</style><script>alert(1)</script> $x_1$ &amp; " + "unbroken" * 8
+VERDICTS = (
+    Verdict("psi at most 0.2", ("psi of 'number' is 0.3, above 0.2 by 0.1",)),
+    Verdict("tv at most 0.9", ()),
+)
+
+
+def frame(seed: int, rows: int, shift: float) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "number": random.normal(shift, 1, rows),
+            "kelvin": 273 + random.normal(20 + shift, 2, rows),
+            "holes": np.where(random.random(rows) < 0.1 + 0.1 * shift, np.nan, random.exponential(size=rows)),
+            "day": pd.Timestamp("2024-01-01") + pd.to_timedelta(random.integers(0, 10**6, rows), unit="s"),
+            "flag": random.random(rows) < 0.3 + 0.2 * shift,
+            "fruit": random.choice(["apple", "pear", HOSTILE], rows, p=[0.5, 0.4, 0.1]),
+            HOSTILE: random.choice([f"c{i}" for i in range(30)], rows),
+            "note": ["x" * 40 + str(i) * int(random.integers(1, 9)) for i in range(rows)],
+            "constant": 3,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def comparison() -> TableComparison:
+    """A comparison in which everything happens: new categories, missing columns and values, groups of columns."""
+    before, after = frame(0, 1500, 0), frame(1, 1200, 0.5)
+    after.loc[:80, "fruit"] = "new"
+    after["fresh"] = 1
+    generator = torch.Generator().manual_seed(0)
+    return compare_tables(before, after, joint=[("number", "fruit")], generator=generator)
+
+
+@pytest.fixture(scope="module")
+def nothing() -> TableComparison:
+    return compare_tables(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
+
+
+# JSON
+
+QUANTITY = {"value", "error", "interval"}
+DIVERGENCES = {"kl_pq", "kl_qp", "js", "psi", "tv", "p_value", "p_adjusted", "cells", "notes"}
+SCHEMA = {
+    "": {
+        *("schema", "unit", "p_name", "q_name", "p_rows", "q_rows", "columns", "joint", "findings"),
+        *("confidence", "bins", "weights", "cluster"),
+    },
+    "columns": {"name", "kind", "missing_p", "missing_q", "new", "vanished", *DIVERGENCES},
+    "joint": {"columns", *DIVERGENCES},
+    "findings": {"column", "kind", "message"},
+    "cells": {"label", "low", "high", "p", "q", "contribution"},
+}
+
+
+def test_the_schema_of_the_json_stays_as_it_is(comparison):
+    found = json.loads(tables_json.dumps(comparison))
+    assert found["schema"] == "kullback.tables/1"
+    assert found["unit"] == "nats"
+    assert found.keys() == SCHEMA[""]
+    for part in ("columns", "joint", "findings"):
+        assert found[part]
+        assert all(each.keys() == SCHEMA[part] for each in found[part])
+    for each in (*found["columns"], *found["joint"]):
+        assert all(each[name].keys() == QUANTITY for name in ("kl_pq", "kl_qp", "js", "psi", "tv"))
+        assert all(cell.keys() == SCHEMA["cells"] for cell in each["cells"])
+
+
+def test_the_json_is_strict_and_reads_back_as_the_same_numbers(comparison):
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = tables_json.dumps(comparison)
+    found = json.loads(text, parse_constant=refuse)
+    assert text.isascii()
+    for read, column in zip(found["columns"], comparison.columns, strict=True):
+        assert read["name"] == column.name
+        assert read["psi"]["value"] == column.psi.value
+        ends = column.psi.interval
+        assert read["psi"]["interval"] == (
+            None if ends is None else [ends[0], "Infinity" if math.isinf(ends[1]) else ends[1]]
+        )
+    number = next(each for each in found["columns"] if each["name"] == "number")
+    assert (number["cells"][0]["low"], number["cells"][-1]["high"]) == ("-Infinity", "Infinity")
+
+
+def test_a_comparison_of_nothing_has_all_reports(nothing):
+    assert json.loads(tables_json.dumps(nothing))["columns"] == []
+    assert "Nothing was compared." in printed(nothing)
+    assert "Nothing was compared." in tables_html.render(nothing)
+
+
+# The terminal
+
+
+def printed(comparison: TableComparison, width: int = 80, encoding: str = "utf-8", **settings) -> str:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    tables_terminal.render(comparison, Console(file=stream, width=width), **settings)
+    stream.flush()
+    return stream.buffer.getvalue().decode(encoding)
+
+
+def test_the_terminal_shows_columns_cells_limits_and_findings(comparison):
+    text = printed(comparison, verdicts=VERDICTS)
+    assert max(map(len, text.splitlines())) <= 80
+    for words in (
+        "PSI",
+        "95% CI",
+        "number",
+        "Columns together",
+        "fruit: new",
+        "FAILED: psi at most 0.2",
+        "kept: tv",
+    ):
+        assert words in text
+    assert "'fresh' is in Q only" in " ".join(text.split())
+    order = [text.index(f"\n{name}") for name in ("number ", "kelvin ", "constant ")]
+    assert order[0] < order[2]
+
+
+def test_a_terminal_of_ascii_can_show_it(comparison):
+    assert printed(comparison, encoding="ascii").isascii()
+
+
+def test_control_characters_are_spelt_out():
+    table = pd.DataFrame({"a\x1b[2J": ["x\x07", "y"] * 30})
+    found = compare_tables(table, table[:30])
+    for text in (printed(found), tables_html.render(found)):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
+def test_words_for_numbers(comparison):
+    assert [chance(p) for p in (0.0005, 0.0123, 0.5)] == ["<.001", "0.012", "0.50"]
+    constant = next(each for each in comparison.columns if each.name == "constant")
+    assert interval(constant.psi) == "n/a"
+    assert contributors(constant, 3) == []
+
+
+# The page
+
+
+class Outline(HTMLParser):
+    """The tags of a page, and its text outside of styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data) -> None:
+        self.text.append(data)
+
+
+def test_the_page_is_the_same_every_time_and_escapes_every_name(comparison):
+    page = tables_html.render(comparison, VERDICTS)
+    assert page == tables_html.render(comparison, VERDICTS)
+    outline = Outline(page)
+    assert "script" not in outline.tags
+    assert outline.tags.count("style") == 1
+    assert any(HOSTILE in text for text in outline.text)
+    assert outline.tags.count("svg") == 5  # number, kelvin, holes, day, note
+
+
+def test_the_page_says_what_was_found(comparison):
+    text = " ".join(" ".join(Outline(tables_html.render(comparison, VERDICTS)).text).split())
+    for words in (
+        "Limit broken",
+        "psi of 'number' is 0.3",
+        "Limit kept",
+        "'fresh' is in Q only",
+        "number × fruit",
+    ):
+        assert words in text
+    assert "missing: " in text
+    assert "of P," in text
+
+
+def test_many_columns_are_all_in_the_table_and_the_first_are_drawn():
+    random = np.random.default_rng(0)
+    wide = pd.DataFrame({f"column {i}": random.choice(["a", "b"], 100) for i in range(60)})
+    page = tables_html.render(compare_tables(wide, wide[:50]))
+    assert page.count("<figure") == tables_html.MOST_DRAWN
+    assert all(f"column {i}<" in page for i in range(60))
+    assert "The 40 columns of largest PSI are shown" in page
+
+
+@pytest.fixture(scope="module")
+def report(comparison, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "tables.html"
+    write(path, tables_html.render(comparison, VERDICTS))
+    return path
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_distribution_is_shown_within_the_page(open_page, width):
+    page = open_page(width)
+    figures, plots = boxes(page, "figure"), boxes(page, "figure svg")
+    assert (len(figures), len(plots)) == (10, 5)
+    for box in (*figures, *plots):
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+    for plot in plots:
+        assert plot["width"] >= 300
+        assert plot["height"] >= 150
+    for plot in page.locator("figure svg").all():
+        for colour in ("--first", "--second"):
+            lines = boxes(plot, f"path[style*='{colour}']")
+            assert max(line["width"] for line in lines) > 0.5 * plot.bounding_box()["width"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_text_of_a_plot_is_legible(open_page, width):
+    page = open_page(width)
+    for plot in page.locator("figure svg").all():
+        texts = boxes(plot, "text")
+        assert min(max(text["width"], text["height"]) for text in texts) >= 8
+        assert [(a, b) for i, a in enumerate(texts) for b in texts[:i] if overlap(a, b)] == []
+
+
+def test_a_phone_scrolls_in_one_direction_only(open_page):
+    page = open_page(PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
+    for selector in (
+        "h1",
+        "h3",
+        ".headlines li",
+        "figure",
+        "figure table",
+        "figcaption",
+        ".findings li",
+        "footer",
+    ):
+        assert all(box["x"] >= 0 and box["x"] + box["width"] <= PHONE for box in boxes(page, selector)), (
+            selector
+        )
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_cells_of_a_table_do_not_run_into_each_other(open_page, width):
+    page = open_page(width)
+    for row in page.locator("figure tbody tr").all():
+        widths = row.locator("td, th").evaluate_all(
+            "all => all.map(each => each.scrollWidth - each.clientWidth)"
+        )
+        assert max(widths) <= 1
+
+
+def test_bars_are_as_long_as_shares(open_page):
+    page = open_page(DESK)
+    figure = page.locator("figure", has=page.get_by_role("heading", name="flag", exact=True))
+    lengths = [box["width"] for box in boxes(figure, ".bar")]
+    shares = [
+        float(text.rstrip("%")) for text in figure.locator("td:not(.bars)").all_inner_texts() if "%" in text
+    ]
+    assert len(lengths) == len(shares) == 4
+    assert [length / max(lengths) for length in lengths] == pytest.approx(
+        [share / max(shares) for share in shares], abs=0.02
+    )
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_wide_table_can_be_reached_by_keyboard_and_scrolls_in_its_box(open_page, width):
+    page = open_page(width)
+    for table in page.locator(".scroll").all():
+        assert table.bounding_box()["width"] <= width
+        table.focus()
+        assert table.evaluate("box => document.activeElement === box")
+
+
+def test_a_name_leads_to_its_distribution(open_page):
+    page = open_page(DESK)
+    links = page.locator("table a").evaluate_all("all => all.map(each => each.getAttribute('href').slice(1))")
+    assert len(links) == 9
+    assert all(page.locator(f"#{link}").count() == 1 for link in links)
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(open_page, colours):
+    page = open_page(DESK, colours)
+    selectors = (
+        "h1",
+        "header p",
+        ".title",
+        ".unit",
+        "td",
+        "figcaption p",
+        "figure text",
+        "th a",
+        "th.p",
+        "th.q",
+    )
+    assert too_faint(page, (*selectors, ".warning b", ".findings li")) == {}

@@ -1,0 +1,228 @@
+"""What tables may bring along: files, damage, objects of any type, weights that are none, wrong arguments."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import dask
+import dask.dataframe as dd
+import duckdb
+import ibis
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, OptionalDependencyError
+from kullback.tables import profile_table
+from kullback.tables.engines import streaming
+
+
+def test_pandas_numpy_nan_is_missing_and_arrows_is_not():
+    values = [1.0, float("nan")]
+    assert profile_table(pd.DataFrame({"x": values})).columns["x"].missing == 1
+    arrow = pd.DataFrame({"x": pd.array(pa.array(values), dtype=pd.ArrowDtype(pa.float64()))})
+    assert profile_table(arrow).columns["x"].not_a_number == 1
+
+
+def test_pandas_objects_count_by_what_they_are():
+    frame = pd.DataFrame(
+        {
+            "words": pd.Series(["a", None, "b"], dtype=object),
+            "truths": pd.Series([True, None, False], dtype=object),
+            "dates": pd.Series([dt.date(1970, 1, 2), None, None], dtype=object),
+            "mixed": pd.Series([1, "a", None], dtype=object),
+            "lists": pd.Series([[1], [2], None], dtype=object),
+            "nothing": pd.Series([None, None, None], dtype=object),
+        }
+    )
+    profile = profile_table(frame)
+    kinds = {name: column.kind for name, column in profile.columns.items()}
+    assert kinds == {
+        "words": "categorical",
+        "truths": "boolean",
+        "dates": "datetime",
+        "nothing": "categorical",
+    }
+    assert profile.skipped["mixed"] == "objects of several types: int, str"
+    assert "list" in profile.skipped["lists"]
+    assert profile.columns["nothing"].missing == 3
+    with pytest.raises(ArgumentValueError, match="'mixed': objects of several types: int, str"):
+        profile_table(frame, columns=["mixed"])
+
+
+def test_dask_objects_of_several_partitions_agree_on_a_type():
+    frame = pd.DataFrame(
+        {
+            "late": pd.Series([None, None, True, False], dtype=object),
+            "mixed": pd.Series([1, 2, "a", "b"], dtype=object),
+            "nothing": pd.Series([None] * 4, dtype=object),
+        }
+    )
+    with dask.config.set({"dataframe.convert-string": False}):
+        profile = profile_table(dd.from_pandas(frame, npartitions=2))
+    assert profile.columns["late"].categories == {"false": 1, "true": 1}
+    assert profile.columns["nothing"].missing == 4
+    assert profile.skipped["mixed"] == "objects of several types: numeric, string"
+
+
+EMPTY = pa.table({"x": pa.array([], pa.float64()), "s": pa.array([], pa.string())})
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [EMPTY, EMPTY.to_pandas(), pl.from_arrow(EMPTY), pl.from_arrow(EMPTY).lazy(), duckdb.from_arrow(EMPTY)],
+    ids=["pyarrow", "pandas", "polars", "polars lazy", "duckdb"],
+)
+def test_an_empty_table_has_an_empty_profile(frame):
+    profile = profile_table(frame)
+    assert (profile.rows, profile.weight) == (0, 0)
+    assert profile.columns["x"].total == 0
+    assert profile.columns["x"].minimum is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pa.table({"x": [[1], [2]]}),
+        pl.DataFrame({"x": [[1], [2]]}),
+        pl.DataFrame({"x": [object(), 1]}, {"x": pl.Object}),
+    ],
+    ids=["pyarrow", "polars", "polars objects"],
+)
+def test_a_table_of_which_nothing_can_be_profiled_still_has_its_rows(frame):
+    profile = profile_table(frame)
+    assert (profile.rows, profile.columns, list(profile.skipped)) == (2, {}, ["x"])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pa.table([[1], [2]], names=["x", "x"]),
+        pd.DataFrame([[1, 2]], columns=["x", "x"]),
+        pd.DataFrame([[1, 2]], columns=["1", 1]),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(frame):
+    with pytest.raises(ArgumentValueError, match="two columns '"):
+        profile_table(frame)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1.0, None], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")], ["a", "b"]]
+)
+@pytest.mark.parametrize("engine", ["pyarrow", "ibis"])
+@pytest.mark.filterwarnings("ignore:fetch_.* is deprecated:DeprecationWarning:ibis")
+def test_bad_weights_are_refused(weights, engine):
+    table = pa.table({"x": [1, 2], "w": weights})
+    if engine == "ibis":
+        table = ibis.duckdb.connect().create_table("t", table)
+    with pytest.raises(
+        ArgumentValueError, match=r"weights=\.\.\.\): wanted a column of finite numbers of 0 or more"
+    ):
+        profile_table(table, weights="w")
+
+
+def test_wrong_arguments_are_refused():
+    table = pa.table({"x": [1]})
+    with pytest.raises(ArgumentValueError, match="'y'; there are 'x'"):
+        profile_table(table, columns=["y"])
+    with pytest.raises(ArgumentValueError, match="'w'; there are 'x'"):
+        profile_table(table, weights="w")
+    with pytest.raises(ArgumentTypeError, match="got dict"):
+        profile_table({"x": [1]})
+    with pytest.raises(ArgumentTypeError, match="wanted a Profile; got str"):
+        profile_table(table, like="reference.parquet")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A table that CSV and NDJSON can hold too."""
+    generator = np.random.default_rng(1)
+    return pa.table(
+        {
+            "x": generator.standard_normal(1000) * 5 + 300,
+            "n": generator.integers(-5, 5, 1000),
+            "word": generator.choice(["a", "b b", "c,d"], 1000),
+            "yes": generator.random(1000) < 0.5,
+            "t": pa.array(generator.integers(0, 10**15, 1000), pa.timestamp("us")),
+        }
+    )
+
+
+def write_csv(table, path):
+    pl.from_arrow(table).write_csv(path)
+
+
+def write_ndjson(table, path):
+    pl.from_arrow(table).write_ndjson(path)
+
+
+WRITERS = {"t.parquet": pq.write_table, "t.csv": write_csv, "t.ndjson": write_ndjson}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_counts_like_the_table_in_memory(name, plain, tmp_path):
+    WRITERS[name](plain, tmp_path / name)
+    assert profile_table(tmp_path / name) == profile_table(plain)
+
+
+def test_several_files_count_like_one(plain, tmp_path):
+    for part in range(4):
+        pq.write_table(plain.slice(part * 250, 250), tmp_path / f"part {part}.parquet")
+    assert profile_table(str(tmp_path / "part *.parquet")) == profile_table(plain)
+
+
+def test_a_cut_csv_is_an_error_with_the_reason(plain, tmp_path):
+    write_csv(plain, tmp_path / "t.csv")
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").write_text(text[: text.rindex(",")])
+    with pytest.raises(
+        FileError, match=r"t\.csv: wanted a csv file; got .*line 1001 of t\.csv has 4 fields, the header 5"
+    ):
+        profile_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.ndjson"])
+def test_a_cut_file_is_an_error(name, plain, tmp_path):
+    WRITERS[name](plain, tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(FileError, match="truncated or damaged"):
+        profile_table(tmp_path / name)
+
+
+def test_damage_found_while_counting_is_an_error(plain, tmp_path):
+    pq.write_table(plain, tmp_path / "t.parquet")
+    content = bytearray((tmp_path / "t.parquet").read_bytes())
+    content[4:40] = b"\xff" * 36  # the header of the first page; the schema at the end is whole
+    (tmp_path / "t.parquet").write_bytes(content)
+    with pytest.raises(FileError, match=r"t\.parquet: wanted a parquet file; got one that cannot be read"):
+        profile_table(tmp_path / "t.parquet")
+
+
+def test_files_that_are_not_there_or_unknown_or_empty(tmp_path):
+    (tmp_path / "t.xlsx").write_text("x")
+    (tmp_path / "t.csv").write_text("")
+    for name, message in {
+        "no.parquet": "got no such file",
+        "t.xlsx": "got extension '.xlsx'",
+        "t.csv": "got an empty file",
+    }.items():
+        with pytest.raises(FileError, match=message):
+            profile_table(tmp_path / name)
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    (tmp_path / "t.csv").write_text("x\n1\n")
+
+    def missing(module, feature):
+        from kullback.tables.optional import library
+
+        return library("no_such_package", feature)
+
+    monkeypatch.setattr(streaming, "library", missing)
+    with pytest.raises(OptionalDependencyError, match=r"pip install 'kullback\[tables\]'"):
+        profile_table(tmp_path / "t.csv")

@@ -1,0 +1,332 @@
+"""`kullback watch` and `kullback compare --as table`: what they keep, print and write, and their exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from kullback.cli.commands import kullback
+from kullback.cli.tables import TableGate, parse_table_gate
+from kullback.errors import ArgumentValueError, FileError
+from kullback.tables import Profile, profile_table
+from kullback.tables.compare import compare_tables
+from kullback.tables.reference_profile import (
+    batch_profile,
+    is_profile,
+    merge_profiles,
+    profile_path,
+    reference_profile,
+)
+
+PRIVATE = "rosebud"
+
+
+def frame(seed: int, rows: int, shift: float) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "number": random.normal(shift, 1, rows),
+            "fruit": random.choice(["apple", "pear"], rows, p=[0.5 + shift, 0.5 - shift]),
+            "id": [f"{PRIVATE}{value}" for value in random.integers(0, 10**6, rows)],
+            "weight": random.integers(1, 4, rows).astype(float),
+            "user": random.integers(0, 60, rows),
+        }
+    )
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch) -> Path:
+    """A reference, a like batch in two halves, and a shifted one, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    frame(0, 2000, 0).to_parquet("reference.parquet")
+    like = frame(1, 1500, 0)
+    like.to_parquet("like.parquet")
+    like[:600].to_parquet("half1.parquet")
+    like[600:].to_csv("half2.csv", index=False)
+    frame(2, 1500, 0.4).to_json("shifted.ndjson", orient="records", lines=True)
+    return tmp_path
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(kullback, [str(argument) for argument in arguments])
+
+
+def assert_one_line_error(result, *words: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("kullback: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+# What is kept
+
+
+def test_the_reference_is_kept_as_counts_beside_it(files):
+    result = run("watch", "reference.parquet")
+    assert result.exit_code == 0, result.output
+    assert "2,000 rows and 5 columns" in result.stdout
+    kept = profile_path("reference.parquet")
+    assert kept == Path("reference.parquet.profile.json")
+    assert kept.stat().st_size < 50_000
+    assert Profile.load(kept).columns["number"] == profile_table("reference.parquet").columns["number"]
+
+
+def test_the_profile_serves_when_the_reference_is_gone(files):
+    run("watch", "reference.parquet", "--profile", "kept.json")
+    Path("reference.parquet").unlink()
+    for reference in (("reference.parquet", "--profile", "kept.json"), ("kept.json",)):
+        result = run("watch", *reference, "like.parquet")
+        assert result.exit_code == 0, result.output
+        assert "By column" in result.stdout
+
+
+def test_a_changed_reference_is_refused_until_it_is_counted_anew(files):
+    run("watch", "reference.parquet")
+    kept = profile_path("reference.parquet")
+    frame(5, 100, 0).to_parquet("reference.parquet")
+    os.utime("reference.parquet", (kept.stat().st_mtime + 10,) * 2)
+    assert_one_line_error(run("watch", "reference.parquet", "like.parquet"), "has changed", "--rebuild")
+    os.utime("reference.parquet", (kept.stat().st_mtime - 10,) * 2)
+    assert Profile.load(kept).rows == 2000
+    assert run("watch", "reference.parquet", "--rebuild").exit_code == 0
+    assert Profile.load(kept).rows == 100
+
+
+def test_a_kept_profile_has_the_weights_it_was_counted_with(files):
+    reference_profile("reference.parquet", weights="weight")
+    assert reference_profile("reference.parquet").weights == "weight"
+    with pytest.raises(ArgumentValueError, match="--rebuild"):
+        reference_profile("reference.parquet", weights="number")
+
+
+def test_columns_of_a_kept_profile_can_be_chosen(files):
+    reference_profile("reference.parquet")
+    kept = reference_profile("reference.parquet", columns=["fruit"])
+    assert list(kept.columns) == ["fruit"]
+    assert list(batch_profile("like.parquet", kept, columns=["fruit"]).columns) == ["fruit"]
+    with pytest.raises(FileError, match="'nowhere'"):
+        reference_profile("reference.parquet", columns=["nowhere"])
+
+
+def test_what_is_a_profile_and_what_is_not(files):
+    run("watch", "reference.parquet")
+    assert is_profile("reference.parquet.profile.json")
+    assert not any(map(is_profile, ("reference.parquet", "shifted.ndjson", "half2.csv", "nowhere.json")))
+
+
+def test_a_damaged_profile_is_refused(files):
+    run("watch", "reference.parquet")
+    kept = profile_path("reference.parquet")
+    kept.write_text(kept.read_text()[:500])
+    assert_one_line_error(run("watch", "reference.parquet", "like.parquet"), str(kept))
+
+
+# What is found
+
+
+def test_a_like_batch_passes_and_a_shifted_one_fails(files):
+    gate = ("--fail-above", "psi=0.2")
+    passed = run("watch", "reference.parquet", "like.parquet", *gate)
+    assert passed.exit_code == 0, passed.output
+    assert "kept: psi at most 0.2" in passed.stdout
+    failed = run("watch", "reference.parquet", "shifted.ndjson", *gate)
+    assert failed.exit_code == 1
+    assert "FAILED: psi at most 0.2" in failed.stdout
+    assert re.search(r"gate failed: psi of 'fruit' is [\d.]+, above 0\.2", failed.stderr)
+
+
+def test_identifiers_do_not_seem_to_drift_because_their_profile_is_short(files):
+    """A saved profile names 1000 of 2000 identifiers, each once: none of them can be expected in a batch."""
+    result = run("watch", "reference.parquet", "like.parquet", "--json")
+    ids = next(each for each in json.loads(result.stdout)["columns"] if each["name"] == "id")
+    assert ids["psi"]["value"] == 0
+    assert "unnamed_categories" in {each["kind"] for each in json.loads(result.stdout)["findings"]}
+
+
+def test_several_batches_are_checked_one_by_one(files):
+    result = run(
+        "watch", "reference.parquet", "like.parquet", "shifted.ndjson", "--fail-above", "psi[fruit]=0.2"
+    )
+    assert result.exit_code == 1
+    assert result.stdout.count("How far is Q from P?") == 2
+    assert "shifted.ndjson: psi of 'fruit'" in result.stderr
+    assert "like.parquet" not in result.stderr
+
+
+def test_merged_batches_are_the_whole(files):
+    names = ["number", "fruit"]
+    run("watch", "reference.parquet")
+    whole = run(
+        "watch", "reference.parquet", "like.parquet", "--json", "whole.json", "--columns", ",".join(names)
+    )
+    parts = ("half1.parquet", "half2.csv")
+    merged = run(
+        "watch", "reference.parquet", *parts, "--merge", "--json", "parts.json", "--columns", ",".join(names)
+    )
+    assert whole.exit_code == merged.exit_code == 0, merged.output
+    found = [json.loads(Path(name).read_text()) for name in ("whole.json", "parts.json")]
+    assert {each["name"] for each in found[0]["columns"]} == set(names)
+    assert found[0]["columns"] == found[1]["columns"]
+    assert found[1]["q_name"] == "half1.parquet, half2.csv"
+
+
+def test_saved_batches_are_merged_like_tables(files):
+    for place, batch in enumerate(("half1.parquet", "half2.csv")):
+        assert run("watch", "reference.parquet", batch, "--save-batch", f"batch{place}.json").exit_code == 0
+    reference = reference_profile("reference.parquet")
+    merged = merge_profiles([batch_profile(f"batch{place}.json", reference) for place in (0, 1)])
+    whole = batch_profile("like.parquet", reference)
+    for name in ("number", "fruit", "user", "weight"):
+        assert merged.columns[name] == whole.columns[name]
+    result = run("watch", "reference.parquet", "batch0.json", "batch1.json", "--merge")
+    assert result.exit_code == 0, result.output
+    assert "1,500 of Q" in result.stdout
+    with pytest.raises(ArgumentValueError, match="none"):
+        merge_profiles([])
+
+
+def test_a_batch_that_lacks_a_column_is_a_finding(files):
+    frame(3, 500, 0).drop(columns="fruit").assign(fresh=1).to_parquet("other.parquet")
+    result = run("watch", "reference.parquet", "other.parquet", "--fail-above", "findings=0")
+    assert result.exit_code == 1
+    text = " ".join(result.stdout.split())
+    assert "'fruit' is in P only" in text
+    assert "'fresh' is in Q only" in text
+
+
+def test_the_page_has_no_row_of_the_data(files):
+    result = run(
+        "watch", "reference.parquet", "like.parquet", "--html", "page.html", "--columns", "number,fruit"
+    )
+    assert result.exit_code == 0
+    assert PRIVATE not in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("like.parquet", "half1.parquet", "--html", "page.html"), ("--html", "--merge")),
+        (("--json",), ("--json", "wanted a batch")),
+        (("like.parquet", "--save-batch", "like.parquet"), ("like.parquet", "one of the other files")),
+        (("like.parquet", "--html", "reference.parquet"), ("reference.parquet", "one of the files to read")),
+        (("like.parquet", "--save-batch", "nowhere/batch.json"), ("nowhere/batch.json",)),
+        (("nowhere.parquet",), ("nowhere.parquet",)),
+        (("like.parquet", "--fail-above", "mean=0.1"), ("--fail-above", "psi")),
+    ],
+)
+def test_what_makes_no_sense_is_refused(files, arguments, words):
+    assert_one_line_error(run("watch", "reference.parquet", *arguments), *words)
+    assert Path("reference.parquet").stat().st_size > 10_000
+    assert not Path("page.html").exists()
+
+
+# compare --as table
+
+
+def test_compare_gives_what_the_library_gives(files):
+    arguments = (
+        "reference.parquet",
+        "shifted.ndjson",
+        "--as",
+        "table",
+        "--joint",
+        "number,fruit",
+        "--bins",
+        "10",
+    )
+    result = run(
+        "compare", *arguments, "--weights", "weight", "--cluster", "user", "--columns", "fruit", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    expected = compare_tables(
+        "reference.parquet",
+        "shifted.ndjson",
+        ["fruit"],
+        joint=[["number", "fruit"]],
+        weights="weight",
+        cluster="user",
+        bins=10,
+    )
+    assert {each["name"] for each in found["columns"]} == {"fruit", "number"}
+    values = {each["name"]: each["psi"]["value"] for each in found["columns"]}
+    assert values == {each.name: each.psi.value for each in expected.columns}
+    assert found["joint"][0]["columns"] == ["number", "fruit"]
+    assert (found["weights"], found["cluster"], found["bins"]) == ("weight", "user", 10)
+
+
+def test_compare_writes_its_page_and_ends_with_the_gate(files):
+    arguments = ("reference.parquet", "shifted.ndjson", "--as", "table", "--html", "page.html")
+    assert run("compare", *arguments, "--fail-above", "tv[fruit]=0.6").exit_code == 0
+    assert Path("page.html").read_text().startswith("<!doctype html>")
+    failed = run("compare", *arguments, "--fail-below", "p_adjusted=0.01", "--fail-above", "kl_pq=100")
+    assert failed.exit_code == 1
+    assert "p_adjusted of 'fruit' is" in failed.stderr
+    assert "kl_pq" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--as", "table", "--key", "x"), ("--key", "predictions")),
+        (("--as", "table", "--worst", "3"), ("--worst", "predictions")),
+        (("--as", "table", "--labels", "x"), ("--labels", "predictions")),
+        (("--as", "table", "--block-mb", "3"), ("--block-mb", "predictions")),
+        (("--bins", "10"), ("--bins", "--as table")),
+        (("--as", "logits", "--weights", "x"), ("--weights", "--as table")),
+        (("--joint", "a,b"), ("--joint", "--as table")),
+        (("--as", "table", "--columns", "nowhere"), ("nowhere", "'number'")),
+        (("--as", "table", "--joint", "number"), ("joint", "two or more")),
+        (("--as", "table", "--fail-above", "top1=0.1"), ("top1", "psi")),
+        (("--as", "table", "--html", "like.parquet"), ("like.parquet",)),
+    ],
+)
+def test_options_of_the_other_comparison_are_refused(files, arguments, words):
+    assert_one_line_error(run("compare", "reference.parquet", "like.parquet", *arguments), *words)
+
+
+def test_a_damaged_table_is_one_line(files):
+    Path("cut.parquet").write_bytes(Path("like.parquet").read_bytes()[:3000])
+    assert_one_line_error(run("compare", "reference.parquet", "cut.parquet", "--as", "table"), "cut.parquet")
+
+
+# Gates
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("psi=0.2", TableGate("psi", None, 0.2, "above")),
+        ("tv[a=b]=1", TableGate("tv", "a=b", 1, "above")),
+        ("findings=0", TableGate("findings", None, 0, "above")),
+        ("p_adjusted[x[1]]=1e-3", TableGate("p_adjusted", "x[1]", 1e-3, "above")),
+    ],
+)
+def test_gates_are_read(text, expected):
+    assert parse_table_gate(text, "above") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["psi", "psi=", "psi=a", "psi=nan", "psi[]=1", "psi[a=1", "mean=1", "findings[a]=1"]
+)
+def test_bad_gates_are_refused(text):
+    with pytest.raises(ArgumentValueError, match="--fail-above"):
+        parse_table_gate(text, "above")
+
+
+def test_where_nothing_was_compared_no_gate_holds():
+    found = compare_tables(pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}))
+    assert parse_table_gate("psi=1", "above").verdict(found).failures
+    table = pd.DataFrame({"a": [1, 2] * 30})
+    found = compare_tables(table, table)
+    assert parse_table_gate("psi[b]=1", "above").verdict(found).failures
+    assert not parse_table_gate("psi[a]=1", "above").verdict(found).failures
