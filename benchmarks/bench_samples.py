@@ -64,8 +64,8 @@ def methods_for(case: str) -> list[str]:
         return ["coverage_adjusted", "zhang_grabchak", "miller_madow", "bu", "dirichlet", "plugin"]
     d = CASES[case].draws(1, 0)[0].shape[1]
     if d == 1:
-        return ["auto", "neighbours", "histogram"]
-    return ["auto", "neighbours", "density_ratio"]
+        return ["auto", "neighbors", "histogram"]
+    return ["auto", "neighbors", "density_ratio"]
 
 
 def tasks(sizes: tuple[int, ...], share: float) -> Iterator[Task]:

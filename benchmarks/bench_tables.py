@@ -110,16 +110,16 @@ def judged(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if case["rows"] == SIZES[-1]:
             for name, unit, limit in (("seconds", "s", LIMIT_SECONDS), ("peak_mib", "MiB", LIMIT_MIB)):
                 value = steps["profile of one table"][name]
-                found.append(_judgement(f"10⁷ rows, {name}", f"< {limit:g} {unit}", value, met=value < limit))
+                found.append(_judgment(f"10⁷ rows, {name}", f"< {limit:g} {unit}", value, met=value < limit))
         if "Evidently" in steps:
             ratio = steps["Evidently"]["seconds"] / steps["comparison"]["seconds"]
             wanted = f"≥ {LEAST_RATIO:g}×"
             target = f"Evidently's time, {case['rows']:,} rows"
-            found.append(_judgement(target, wanted, ratio, met=ratio >= LEAST_RATIO))
+            found.append(_judgment(target, wanted, ratio, met=ratio >= LEAST_RATIO))
     return found
 
 
-def _judgement(target: str, wanted: str, value: float, *, met: bool) -> dict[str, Any]:
+def _judgment(target: str, wanted: str, value: float, *, met: bool) -> dict[str, Any]:
     return {"target": target, "wanted": wanted, "found": round(value, 1), "met": met}
 
 

@@ -58,7 +58,7 @@ def compiled(loss: RowLoss) -> RowLoss:
 
 
 def trl(beta: float) -> RowLoss:
-    """TRL's generalised Jensen-Shannon divergence: KL of the teacher at 0, of the student at 1; no upcast."""
+    """TRL's generalized Jensen-Shannon divergence: KL of the teacher at 0, of the student at 1; no upcast."""
 
     def loss(student: Tensor, teacher: Tensor) -> Tensor:
         s, t = student.log_softmax(-1), teacher.log_softmax(-1)
@@ -109,7 +109,7 @@ ROW_LOSSES: dict[str, RowLoss] = {
 }
 
 
-def materialised(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tensor) -> Tensor:
+def materialized(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tensor) -> Tensor:
     """KL from whole logits, in float32."""
     return in_float32(eager_kl)(h @ weight.T, teacher_h @ teacher_weight.T)
 
@@ -141,7 +141,7 @@ def has_liger() -> bool:
     return importlib.util.find_spec("liger_kernel") is not None
 
 
-HEAD_LOSSES: dict[str, HeadLoss] = {"eager, whole logits": materialised, "TRL, chunked": trl_chunked}
+HEAD_LOSSES: dict[str, HeadLoss] = {"eager, whole logits": materialized, "TRL, chunked": trl_chunked}
 if has_liger():
     HEAD_LOSSES["Liger, chunked"] = liger_chunked
 

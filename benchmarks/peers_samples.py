@@ -21,7 +21,7 @@ Peer = Callable[[np.ndarray, np.ndarray], float]
 
 
 def npeet(x: np.ndarray, y: np.ndarray, k: int = 3) -> float:
-    """The plain nearest-neighbour estimate in the maximum norm."""
+    """The plain nearest-neighbor estimate in the maximum norm."""
     from sklearn.neighbors import BallTree, KDTree
 
     tree = BallTree if x.shape[1] >= 20 else KDTree
@@ -47,10 +47,10 @@ def universal_divergence(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def divergence(x: np.ndarray, y: np.ndarray) -> float:
-    return float(divergence_neighbours().knn_kl_divergence(x, y, k=5))
+    return float(divergence_neighbors().knn_kl_divergence(x, y, k=5))
 
 
-def divergence_neighbours() -> ModuleType:
+def divergence_neighbors() -> ModuleType:
     """The one module of `divergence` that is needed, without the packages that its others import."""
     package = importlib.util.find_spec("divergence")
     assert package is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plots import plot_head, plot_rows, plot_scaling
-from targets import Judgement, case_name, judge
+from targets import Judgment, case_name, judge
 from timing import RESULTS, SCHEMA
 
 Result = dict[str, Any]
@@ -86,11 +86,11 @@ def page(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def targets(judgements: list[Judgement]) -> str:
-    met = sum(x.met for x in judgements)
-    rows = [[x.target, x.case, x.wanted, x.found, "yes" if x.met else "**no**"] for x in judgements]
+def targets(judgments: list[Judgment]) -> str:
+    met = sum(x.met for x in judgments)
+    rows = [[x.target, x.case, x.wanted, x.found, "yes" if x.met else "**no**"] for x in judgments]
     body = table(["target", "case", "wanted", "found", "met"], rows)
-    return f"## Targets\n\nSet before they were measured: {met} of {len(judgements)} are met.\n\n{body}"
+    return f"## Targets\n\nSet before they were measured: {met} of {len(judgments)} are met.\n\n{body}"
 
 
 def section(name: str, document: Result) -> str:

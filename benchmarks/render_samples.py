@@ -59,7 +59,7 @@ interval that covers more often than it says is one that was widened for a bias 
 """
 
 SPEED = """\
-## Time and memory of nearest neighbours
+## Time and memory of nearest neighbors
 
 Milliseconds, the median of interleaved rounds; both sides standard normal. Extra memory is that of a process of its
 own.
@@ -82,7 +82,7 @@ def page(folder: Path) -> str:
     parts = [INTRODUCTION]
     if document := read(folder / "samples.json"):
         parts += [describe(document["machine"]), errors(document["rows"]), intervals(document["rows"])]
-    if document := read(folder / "neighbours.json"):
+    if document := read(folder / "neighbors.json"):
         parts.append(speed(document))
     if document := read(folder / "tables.json"):
         parts.append(tables(document))

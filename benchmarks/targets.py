@@ -13,7 +13,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """One target in one case: what was wanted and what was found, in words, and whether it is met."""
 
     target: str
@@ -23,9 +23,9 @@ class Judgement:
     met: bool
 
 
-def judge(documents: list[Result]) -> list[Judgement]:
+def judge(documents: list[Result]) -> list[Judgment]:
     """Every target that the results say something about. What was not measured is not judged."""
-    found: list[Judgement] = []
+    found: list[Judgment] = []
     for document in documents:
         if rule := RULES.get(document["benchmark"]):
             for result in document["cases"]:
@@ -40,34 +40,34 @@ def case_name(case: dict[str, Any]) -> str:
     return f"{shape}{hidden}, {case['dtype']}{threads}"
 
 
-def faster(result: Result, target: str, ours: str, other: str, least: float) -> Iterator[Judgement]:
+def faster(result: Result, target: str, ours: str, other: str, least: float) -> Iterator[Judgment]:
     """How many times the time of `ours` the other takes."""
     steps = result["steps"]
     if ours in steps and other in steps:
         ratio = steps[other]["median"] / steps[ours]["median"]
         name = case_name(result["case"])
-        yield Judgement(target, name, f"≥ {least:g}×", f"{ratio:.2f}×", ratio >= least)
+        yield Judgment(target, name, f"≥ {least:g}×", f"{ratio:.2f}×", ratio >= least)
 
 
-def at_most(result: Result, target: str, ours: str, other: str, most: float) -> Iterator[Judgement]:
+def at_most(result: Result, target: str, ours: str, other: str, most: float) -> Iterator[Judgment]:
     """How many times the time of the other `ours` takes."""
     steps = result["steps"]
     if ours in steps and other in steps:
         ratio = steps[ours]["median"] / steps[other]["median"]
         name = case_name(result["case"])
-        yield Judgement(target, name, f"≤ {most:g}×", f"{ratio:.2f}×", ratio <= most)
+        yield Judgment(target, name, f"≤ {most:g}×", f"{ratio:.2f}×", ratio <= most)
 
 
-def small(result: Result, target: str, step: str, expected: float) -> Iterator[Judgement]:
+def small(result: Result, target: str, step: str, expected: float) -> Iterator[Judgment]:
     """The extra memory beyond what has to be there."""
     extra = result["steps"].get(step, {}).get("extra_bytes")
     if extra is not None:
         beyond = extra - expected
         name = case_name(result["case"])
-        yield Judgement(target, name, "< 8 MB", f"{beyond / 1e6:.1f} MB", beyond < SLACK_BYTES)
+        yield Judgment(target, name, "< 8 MB", f"{beyond / 1e6:.1f} MB", beyond < SLACK_BYTES)
 
 
-def of_rows(result: Result) -> Iterator[Judgement]:
+def of_rows(result: Result) -> Iterator[Judgment]:
     case, ours = result["case"], "KL: kullback"
     if case["dtype"] == "float32":
         yield from faster(result, "KL against eager torch", ours, "KL: eager", 5)
@@ -81,11 +81,11 @@ def of_rows(result: Result) -> Iterator[Judgement]:
     yield from small(result, "KL in place, memory", f"{ours} in place", 0)
 
 
-def of_overhead(result: Result) -> Iterator[Judgement]:
+def of_overhead(result: Result) -> Iterator[Judgment]:
     yield from at_most(result, "call overhead against eager torch", "KL: kullback", "KL: eager", 1)
 
 
-def of_head(result: Result) -> Iterator[Judgement]:
+def of_head(result: Result) -> Iterator[Judgment]:
     case, steps = result["case"], result["steps"]
     yield from at_most(result, "head, against its matrix products alone", "kullback", "products", 1.15)
     for other in ("TRL, chunked", "Liger, chunked"):
@@ -101,19 +101,19 @@ def of_head(result: Result) -> Iterator[Judgement]:
         if beyond.get(other, 0) > 0:
             share = ours / beyond[other]
             target = f"head, memory beyond the weight's gradient, against {other}"
-            yield Judgement(target, case_name(case), f"< {most:.0%}", f"{share:.1%}", share < most)
+            yield Judgment(target, case_name(case), f"< {most:.0%}", f"{share:.1%}", share < most)
 
 
-def of_gpu(result: Result) -> Iterator[Judgement]:
+def of_gpu(result: Result) -> Iterator[Judgment]:
     steps, ours = result["steps"], "KL: kullback"
     share = 1.5 * steps["copy"]["median"] / steps[ours]["median"]  # three tensors moved against two
     name = case_name(result["case"])
-    yield Judgement("GPU: share of the copy bandwidth", name, "≥ 85%", f"{share:.0%}", share >= 0.85)
+    yield Judgment("GPU: share of the copy bandwidth", name, "≥ 85%", f"{share:.0%}", share >= 0.85)
     yield from faster(result, "GPU: against Liger", ours, "KL: Liger", 2)
     yield from faster(result, "GPU: against torch.compile", ours, "KL: torch.compile", 1.3)
 
 
-def of_neighbours(result: Result) -> Iterator[Judgement]:
+def of_neighbors(result: Result) -> Iterator[Judgment]:
     case, steps = result["case"], result["steps"]
     name = f"{case['rows']:,} draws, {case['classes']}-D"
     peers = {peer: x["median"] for peer, x in steps.items() if peer != "kullback"}
@@ -121,19 +121,19 @@ def of_neighbours(result: Result) -> Iterator[Judgement]:
     if peers and least:
         fastest = min(peers, key=peers.__getitem__)
         ratio = peers[fastest] / steps["kullback"]["median"]
-        target = f"neighbours against the fastest peer, {fastest}"
-        yield Judgement(target, name, f"≥ {least}×", f"{ratio:.1f}×", ratio >= least)
+        target = f"neighbors against the fastest peer, {fastest}"
+        yield Judgment(target, name, f"≥ {least}×", f"{ratio:.1f}×", ratio >= least)
     if (case["rows"], case["classes"]) == (1_000_000, 5):
         seconds, extra = steps["kullback"]["median"], steps["kullback"]["extra_bytes"]
-        yield Judgement("neighbours, time", name, "< 30 s", f"{seconds:.1f} s", seconds < 30)
+        yield Judgment("neighbors, time", name, "< 30 s", f"{seconds:.1f} s", seconds < 30)
         if extra is not None:
-            yield Judgement("neighbours, memory", name, "< 1 GB", f"{extra / 1e9:.2f} GB", extra < 1e9)
+            yield Judgment("neighbors, memory", name, "< 1 GB", f"{extra / 1e9:.2f} GB", extra < 1e9)
 
 
-RULES: dict[str, Callable[[Result], Iterator[Judgement]]] = {
+RULES: dict[str, Callable[[Result], Iterator[Judgment]]] = {
     "rows": of_rows,
     "overhead": of_overhead,
     "head": of_head,
     "gpu": of_gpu,
-    "neighbours": of_neighbours,
+    "neighbors": of_neighbors,
 }

@@ -1,5 +1,5 @@
 // One row of logits of P and one of Q: their divergence and its gradients. This file is compiled once for every
-// instruction set, each time into a namespace of its own; plain loops, which the compiler vectorises.
+// instruction set, each time into a namespace of its own; plain loops, which the compiler vectorizes.
 #include "row_kernel_api.h"
 #include "row_math.h"
 #include "row_memory.h"
@@ -30,7 +30,7 @@ struct Statistics {
 
 // Peak and sum of exponentials of one row; the exponentials themselves stay in `e`.
 template <class Real>
-KULLBACK_INLINE Statistics normalise(const Real* x, Real* e, int64_t n, Real inverse_temperature) {
+KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inverse_temperature) {
   Real peak = -kInf<Real>;
 #pragma omp simd reduction(max : peak)
   for (int64_t i = 0; i < n; ++i) peak = x[i] > peak ? x[i] : peak;
@@ -74,7 +74,7 @@ static void project(Real* slopes, const Real* e, int64_t n, Real factor, Real we
 }
 
 // Slopes by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at once;
-// their sum shows the rounding of the normalisation, which matters where P and Q nearly agree.
+// their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
 template <bool at_once, class Real>
 static void finish(Real* slopes, const Real* e, int64_t n, Real scale, SlopeSums sums, Real weight) {
   const Real factor = scale * static_cast<Real>(sums.sum);
@@ -89,8 +89,8 @@ template <class Real, int form, bool to_p, bool to_q>
 static void sweep(const Row<Real>& row, RowTask& t) {
   const int64_t n = t.classes;
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
-  const Statistics p = normalise(row.p, row.exp_p, n, inverse_temperature);
-  const Statistics q = normalise(row.q, row.exp_q, n, inverse_temperature);
+  const Statistics p = normalize(row.p, row.exp_p, n, inverse_temperature);
+  const Statistics q = normalize(row.q, row.exp_q, n, inverse_temperature);
   const Real scale_p = static_cast<Real>(1.0 / p.sum), scale_q = static_cast<Real>(1.0 / q.sum);
   // log p - log q = (a - b) / T - shift. The shift is subtracted in two parts, as one alone would round it. Sides far
   // apart are brought together first, as a - b would be rounded.

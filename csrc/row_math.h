@@ -1,4 +1,4 @@
-// Elementary functions without branches or calls, for loops that the compiler vectorises; float32 and float64.
+// Elementary functions without branches or calls, for loops that the compiler vectorizes; float32 and float64.
 #pragma once
 #include <cmath>
 #include <cstdint>

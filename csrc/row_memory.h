@@ -27,7 +27,7 @@ KULLBACK_INLINE float widen(BFloat16 x) {  // the upper half of float32
   return bits_of<float>(static_cast<uint32_t>(x.bits) << 16);
 }
 
-// In integers, which the compiler vectorises: 2^112 moves the exponent, also of subnormal numbers.
+// In integers, which the compiler vectorizes: 2^112 moves the exponent, also of subnormal numbers.
 KULLBACK_INLINE float widen(Float16 x) {
   const uint32_t magnitude = x.bits & 0x7fffu;
   const uint32_t moved = magnitude << 13;

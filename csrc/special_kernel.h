@@ -1,5 +1,5 @@
 // Sweeps over the elements of a batch. This file is compiled once for every instruction set, each time into a namespace
-// of its own; plain loops, which the compiler vectorises.
+// of its own; plain loops, which the compiler vectorizes.
 #include "special_forms.h"
 #include "special_kernel_api.h"
 

@@ -1,5 +1,5 @@
 // Functions of float64 that keep their digits where the textbook's formula subtracts nearly equal numbers: those of
-// pairs/special.py. No branches or calls, for loops that the compiler vectorises. Included once for every instruction
+// pairs/special.py. No branches or calls, for loops that the compiler vectorizes. Included once for every instruction
 // set, like term_math.h.
 #pragma once
 #include "term_math.h"
@@ -40,7 +40,7 @@ KULLBACK_SPECIAL_INLINE LogQuotient log_quotient_of(double a, double b, double d
   const double k = power_of(a, b, &c);
   const double s = (k == 0 ? difference : a - c) / (a + c);
   const double z = s * s;
-  // 2 / 3 + 2 z / 5 + 2 z^2 / 7 + ..., economised.
+  // 2 / 3 + 2 z / 5 + 2 z^2 / 7 + ..., economized.
   constexpr double series[] = {0.66666666666666664208, 0.40000000000007856502, 0.28571428567313979073,
                                0.22222223042012851077, 0.18181738124060123135, 0.15388847910642214483,
                                0.13210099752658398458, 0.13606021764231465324};
@@ -70,7 +70,7 @@ KULLBACK_SPECIAL_INLINE LogQuotient log1p_of(double z) { return log_quotient_of(
 
 // e^r - 1 - r for |r| < 0.347.
 KULLBACK_SPECIAL_INLINE double small_excess(double r) {
-  // 1 / 2 + r / 6 + r^2 / 24 + ..., economised.
+  // 1 / 2 + r / 6 + r^2 / 24 + ..., economized.
   constexpr double series[] = {0.5,
                                0.1666666666666667104,
                                0.04166666666666666979,

@@ -106,7 +106,7 @@ struct CategoricalLogitsForm {
   KULLBACK_SPECIAL_INLINE bool is_inside(double x) { return x <= 1e75; }
 
   // The chances, as e^(x - greatest) / sum, and what is subtracted from x for their logarithms.
-  static void normalise(const RowBlock& block, const double* x, double* chances, double* shifts) {
+  static void normalize(const RowBlock& block, const double* x, double* chances, double* shifts) {
     const int64_t n = block.rows * block.classes;
     double peaks[kElements], sums[kElements], inverses[kElements];
     for (int64_t i = 0; i < block.rows; ++i) {
@@ -143,8 +143,8 @@ struct CategoricalLogitsForm {
     double terms[kElements], gap[kElements], logs[kElements], ones[kElements];
     double mass_p[kElements], mass_q[kElements];
     const double *logits_p = block.p, *logits_q = block.q;
-    normalise(block, logits_p, p, shift_p);
-    normalise(block, logits_q, q, shift_q);
+    normalize(block, logits_p, p, shift_p);
+    normalize(block, logits_q, q, shift_q);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       ones[i] = 1.0;

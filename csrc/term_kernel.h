@@ -1,5 +1,5 @@
 // The terms of torch's kl_div, their sum and their gradients. This file is compiled once for every instruction set,
-// each time into a namespace of its own; plain loops, which the compiler vectorises.
+// each time into a namespace of its own; plain loops, which the compiler vectorizes.
 #include "term_kernel_api.h"
 #include "term_math.h"
 

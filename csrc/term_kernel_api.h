@@ -33,7 +33,7 @@ struct WeightsTask {
 // Returns the sum of the terms.
 using TermFunction = double (*)(const TermTask&);
 
-// Returns KL of the two normalised rows, or a negative number for rows it does not take: negative or NaN, without mass,
+// Returns KL of the two normalized rows, or a negative number for rows it does not take: negative or NaN, without mass,
 // off in their sum, or with numbers so large or small that their quotients leave the range of float64.
 using WeightsFunction = double (*)(const WeightsTask&);
 

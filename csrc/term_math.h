@@ -1,4 +1,4 @@
-// exp and the logarithm of a quotient, as plain arithmetic that the compiler vectorises; numbers of 16
+// exp and the logarithm of a quotient, as plain arithmetic that the compiler vectorizes; numbers of 16
 // bits to and from float32. Included once for every instruction set, like row_kernel.h.
 #pragma once
 #include <cmath>

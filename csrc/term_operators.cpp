@@ -101,7 +101,7 @@ void kl_terms(const Tensor& log_q, const Tensor& target, const std::optional<Ten
   *static_cast<double*>(total->mutable_data_ptr()) = sum / divisor;
 }
 
-// Writes KL of each pair of normalised rows, a negative number for rows that need a closer look.
+// Writes KL of each pair of normalized rows, a negative number for rows that need a closer look.
 void kl_of_weights(const Tensor& p, const Tensor& q, double tolerance, const Tensor& values) {
   static const WeightsFunction compute = KULLBACK_BEST(compute_weights);
   STD_TORCH_CHECK(p.dim() == 2, "kullback: two matrices of the same shape expected");

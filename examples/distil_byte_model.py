@@ -65,16 +65,16 @@ def train_student(way: str, windows: Tensor, teacher: Tensor, steps: int, seed: 
     """Train on windows (W, 129) of bytes and the teacher's logits (W, 128, 256) for them."""
     torch.manual_seed(seed)
     student = SmallByteModel()
-    optimiser = torch.optim.AdamW(student.parameters(), lr=4e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=4e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         batch = torch.randint(len(windows), (BATCH,), generator=generator)
         text = windows[batch]
         logits = student(text[:, :-1]).flatten(0, 1)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(way, logits, teacher[batch].flatten(0, 1), text[:, 1:].flatten()).backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     return student
 

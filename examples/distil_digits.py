@@ -10,7 +10,7 @@ the same batches:
     ... on all images            the same teacher, on all 1297 images, of which only n ever had a label
 
 The second student gets more than n labels' worth of information, through its teacher. The third gets nothing that the
-first does not get, and the fourth unlabelled images on top. Nothing was tuned: one temperature, one learning rate.
+first does not get, and the fourth unlabeled images on top. Nothing was tuned: one temperature, one learning rate.
 Run it with `python examples/distil_digits.py`; it takes a few minutes.
 """
 
@@ -70,7 +70,7 @@ def train(new: Callable[[], nn.Module], images: Tensor, wanted: Tensor, steps: i
     model = new().train()
     distil = DistillationLoss(temperature=TEMPERATURE, temperature_squared=True)
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
         batch = torch.randint(len(images), (BATCH,), generator=generator)
         logits = model(images[batch])
@@ -78,9 +78,9 @@ def train(new: Callable[[], nn.Module], images: Tensor, wanted: Tensor, steps: i
             loss = distil(student=logits, teacher=wanted[batch])
         else:
             loss = F.cross_entropy(logits, wanted[batch])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return model.eval()
 
 

@@ -82,17 +82,17 @@ class ByteModel(nn.Module):
 
 
 def train(model: ByteModel, text: Tensor, steps: int, generator: torch.Generator) -> None:
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=3e-3, total_steps=steps, pct_start=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.05)
     window = torch.arange(CONTEXT + 1)
     for step in range(1, steps + 1):
         starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
         batch = text[starts + window]
         loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if step % 100 == 0 or step == steps:
             print(f"step {step:5d}  training cross-entropy {loss.item():.4f} nats per byte", flush=True)
@@ -105,7 +105,7 @@ def rounded_to_int8(weight: Tensor) -> Tensor:
     return codes * scale
 
 
-def quantised(model: ByteModel) -> ByteModel:
+def quantized(model: ByteModel) -> ByteModel:
     """A copy whose linear and embedding weights are rounded to int8; norms and biases stay float32."""
     rounded = copy.deepcopy(model)
     for module in rounded.modules():
@@ -149,7 +149,7 @@ def main() -> None:
     windows = held_out_windows(held_out)
     labels = windows[:, 1:].flatten()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, candidate in {"float32": model, "int8": quantised(model)}.items():
+    for name, candidate in {"float32": model, "int8": quantized(model)}.items():
         logits = predict(candidate, windows)
         np.save(arguments.out / f"{name}.npy", logits.numpy())
         cross_entropy = F.cross_entropy(logits.double(), labels).item()

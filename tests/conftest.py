@@ -58,8 +58,8 @@ def open_page(browser: Browser, report: Path):
     complaints: list[str] = []
     requests: list[str] = []
 
-    def opened(width: int, colours: str = "light") -> Page:
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=colours)
+    def opened(width: int, colors: str = "light") -> Page:
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=colors)
         pages.append(page)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -77,7 +77,7 @@ def test_the_compiled_peers_compile_the_eager_ones() -> None:
 def test_the_losses_of_heads_are_the_kl_of_their_logits(rows: int) -> None:
     case = {"rows": rows, "classes": 20, "hidden": 8, "dtype": "float32"}
     head, peers = script("bench_head"), script("peers")
-    for loss in (head.ours, peers.materialised, peers.trl_chunked):
+    for loss in (head.ours, peers.materialized, peers.trl_chunked):
         torch.manual_seed(0)
         h, weight, teacher_h, teacher_weight = head.tensors(case)
         value = loss(h, weight, teacher_h, teacher_weight)

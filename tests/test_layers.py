@@ -15,7 +15,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "kullback"
 
-# From the bottom up: a part imports from layers below its own and from itself, never from a neighbour.
+# From the bottom up: a part imports from layers below its own and from itself, never from a neighbor.
 LAYERS = (
     {"estimate"},
     {"errors"},
@@ -146,7 +146,7 @@ def test_an_upward_import_is_found_however_it_is_written(tmp_path, statement):
     assert upward_imports(package) == ["kullback.generators -> kullback.dispatch"]
 
 
-def test_an_import_of_a_neighbour_is_found(tmp_path):
+def test_an_import_of_a_neighbor_is_found(tmp_path):
     package = write_package(
         tmp_path, {"representations.py": "", "generators.py": "import kullback.representations"}
     )

@@ -1,4 +1,4 @@
-"""What a tensor means: accepted forms, refused values with their messages, labelled counts."""
+"""What a tensor means: accepted forms, refused values with their messages, labeled counts."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_checks_can_be_left_out() -> None:
     assert Probs([0.2, 0.9], validate=False).classes == 2
 
 
-def test_counts_are_normalised_and_smoothed() -> None:
+def test_counts_are_normalized_and_smoothed() -> None:
     counts = torch.tensor([[3, 0, 1], [5, 5, 0]])
     smoothed = (counts + 0.5) / (counts + 0.5).sum(-1, keepdim=True)
     want = kl_divergence(Probs(smoothed), Probs([[0.2, 0.3, 0.5]]))
@@ -121,7 +121,7 @@ LABELLED = {
 
 
 @pytest.mark.parametrize("form", LABELLED)
-def test_labelled_counts_meet_on_the_union_of_their_labels(form: str) -> None:
+def test_labeled_counts_meet_on_the_union_of_their_labels(form: str) -> None:
     p, q = (x if isinstance(x, Counts) else Counts(x) for x in LABELLED[form])
     assert kl_divergence(p, q) == INF
     values = [dict(zip(c.labels or (), c.tensor.tolist(), strict=True)) for c in p.aligned_with(q)]
@@ -150,7 +150,7 @@ def test_counts_of_any_integer_type(dtype: str) -> None:
     assert kl_divergence(Counts(np.array([1, 2], dtype)), Counts([1, 2])) == 0
 
 
-def test_unlabelled_polars_series_is_plain_counts() -> None:
+def test_unlabeled_polars_series_is_plain_counts() -> None:
     assert Counts(pl.Series([1, 2, 3])).labels is None
 
 

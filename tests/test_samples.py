@@ -154,7 +154,7 @@ def test_a_known_q_needs_no_draws(p: Samples, q: object, truth: float) -> None:
             ArgumentValueError,
             ["from 0 to 1", "index"],
         ),
-        (lambda: kl_divergence(Samples(X), Samples(Y), method="plugin"), ArgumentValueError, ["neighbours"]),
+        (lambda: kl_divergence(Samples(X), Samples(Y), method="plugin"), ArgumentValueError, ["neighbors"]),
         (
             lambda: kl_divergence(Samples(X), Samples(Y), method="knn"),
             ArgumentValueError,
@@ -167,7 +167,7 @@ def test_a_known_q_needs_no_draws(p: Samples, q: object, truth: float) -> None:
         ),
         (lambda: kl_divergence(Samples(X), Probs([0.5, 0.5])), NoRuleError, ["Samples(y)"]),
         (
-            lambda: kl_divergence(Samples(X), Normal(0.0, 1.0), method="neighbours"),
+            lambda: kl_divergence(Samples(X), Normal(0.0, 1.0), method="neighbors"),
             ArgumentValueError,
             ["auto"],
         ),
@@ -288,11 +288,11 @@ def test_rounded_vectors_go_to_the_classifier() -> None:
     p, q = (Samples(side.round(decimals=1)) for side in (draws(3, 300, 2), draws(4, 300, 2, shift=1.0)))
     found = kl_estimate(p, q, generator=torch.Generator().manual_seed(0))
     assert found.method.startswith("density ratio")
-    assert any("nearest neighbours" in note for note in found.notes)
+    assert any("nearest neighbors" in note for note in found.notes)
     assert found.interval is not None
     assert found.interval[0] <= 1.0 <= found.interval[1]
     with pytest.raises(ArgumentValueError, match="density_ratio"):
-        kl_estimate(p, q, method="neighbours")
+        kl_estimate(p, q, method="neighbors")
 
 
 def test_the_effect_is_left_out_where_no_estimator_serves() -> None:

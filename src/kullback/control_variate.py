@@ -37,9 +37,9 @@ def coefficient(d: Tensor, surplus: Tensor, weights: Tensor | None = None) -> Te
     variance = (share**2 * (surplus - mean) ** 2).sum(0)
     usable = (variance > 0) & variance.isfinite() & (mean.abs() <= 3 * variance.sqrt())
     usable = usable & (tail_index(surplus) < _HEAVY)
-    centred = surplus - (counted * surplus).sum(0)
-    spread = (counted * centred**2).sum(0)
-    slope = (counted * (d - (counted * d).sum(0)) * centred).sum(0) / torch.where(usable, spread, 1)
+    centerd = surplus - (counted * surplus).sum(0)
+    spread = (counted * centerd**2).sum(0)
+    slope = (counted * (d - (counted * d).sum(0)) * centerd).sum(0) / torch.where(usable, spread, 1)
     return torch.where(usable & slope.isfinite(), -slope, 0)
 
 

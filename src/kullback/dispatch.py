@@ -372,7 +372,7 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
 
 
 def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Bring labelled counts to the same classes, and refuse what cannot be compared."""
+    """Bring labeled counts to the same classes, and refuse what cannot be compared."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         p, q = p.aligned_with(q)
     _same_device(call, p, q)

@@ -35,7 +35,7 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
 
 
 def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:
-    """Separate labelled counts into labels and numbers, whatever they came in; labels are None where there are none."""
+    """Separate labeled counts into labels and numbers, whatever they came in; labels are None where there are none."""
     if isinstance(x, Mapping):
         counts = cast("Mapping[Hashable, Any]", x)
         return tuple(counts), as_tensor("Counts", "x", list(counts.values()))

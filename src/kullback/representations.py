@@ -139,7 +139,7 @@ class Representation(ABC):
                 instead="find where they arise; a class that is masked out has logit -inf, never +inf",
             )
 
-    def _sums_to_one(self, sums: Tensor, normalise: str) -> None:
+    def _sums_to_one(self, sums: Tensor, normalize: str) -> None:
         tolerance = SUM_TOLERANCE.get(self.tensor.dtype, 1e-6)
         off = (sums - 1).abs() > tolerance
         if bool(off.any()):
@@ -147,7 +147,7 @@ class Representation(ABC):
             raise self._fail(
                 wanted=f"rows along dim={self.dim} that sum to 1 within {tolerance:g} ({self.tensor.dtype})",
                 got=f"{int(off.sum())} of {off.numel()} rows that do not; row {row} sums to {float(sums[row]):.6g}",
-                instead=f"{normalise}, or {self._call}(x, dim=...) if the classes lie along another dimension",
+                instead=f"{normalize}, or {self._call}(x, dim=...) if the classes lie along another dimension",
             )
 
     def _some_mass(self, empty: Tensor, got: str) -> None:
@@ -160,7 +160,7 @@ class Representation(ABC):
 
 
 class Logits(Representation):
-    r"""Unnormalised log-probabilities: row :math:`x` stands for :math:`p_i = e^{x_i} / \sum_j e^{x_j}`.
+    r"""Unnormalized log-probabilities: row :math:`x` stands for :math:`p_i = e^{x_i} / \sum_j e^{x_j}`.
 
     Any real values are valid, and adding a constant to a row changes nothing. ``-inf`` is a class with no mass;
     NaN, ``+inf`` and rows of nothing but ``-inf`` are refused.
@@ -210,7 +210,7 @@ class LogProbs(Representation):
         ArgumentValueError: a row does not sum to one, a value is NaN, or the shape does not fit.
 
     Gradient:
-        flows to `x`, and is that of the normalised row, so its entries sum to zero along `dim`.
+        flows to `x`, and is that of the normalized row, so its entries sum to zero along `dim`.
 
     Example:
         >>> import torch, kullback
@@ -244,7 +244,7 @@ class Probs(Representation):
         ArgumentValueError: a row does not sum to one, a value is negative or NaN, or the shape does not fit.
 
     Gradient:
-        flows to `x` and is that of the normalised row; 0 at a probability that is exactly 0.
+        flows to `x` and is that of the normalized row; 0 at a probability that is exactly 0.
 
     Example:
         >>> import torch, kullback
@@ -266,21 +266,21 @@ class Probs(Representation):
                 instead="LogProbs(x) if these are log-probabilities, Logits(x) if they are scores",
             )
         sums = x.sum(self.dim, dtype=torch.float64 if x.device.type != "mps" else torch.float32)
-        self._sums_to_one(sums, "Counts(x) if these are weights to be normalised")
+        self._sums_to_one(sums, "Counts(x) if these are weights to be normalized")
 
 
 class Counts(Representation):
     r"""Counts, or other non-negative weights: :math:`p_i = (x_i + \text{prior}) / \sum_j (x_j + \text{prior})`.
 
-    Counts are normalised: that is what the name means. Two labelled `Counts` are compared on the union of
+    Counts are normalized: that is what the name means. Two labeled `Counts` are compared on the union of
     their labels; a label that one of them lacks has count 0 there (plus that side's `prior`).
 
     Arguments:
-        x: counts, shape (..., classes, ...), integer or floating; or labelled counts: a mapping from label to count
+        x: counts, shape (..., classes, ...), integer or floating; or labeled counts: a mapping from label to count
             such as `collections.Counter`, a pandas Series (its index holds the labels), or a polars frame of two
             columns, label and count, as ``value_counts()`` gives.
         dim: the dimension that holds the classes.
-        prior: a number added to each class before normalising (0.5 is Jeffreys' prior, 1 is Laplace's).
+        prior: a number added to each class before normalizing (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, when `x` has none of its own.
         validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
 
@@ -289,7 +289,7 @@ class Counts(Representation):
         ArgumentValueError: a count is negative, NaN or infinite, a row is all zeros, or labels do not fit.
 
     Gradient:
-        flows to floating-point `x`, and is that of the normalised row; 0 at a weight that is exactly 0.
+        flows to floating-point `x`, and is that of the normalized row; 0 at a weight that is exactly 0.
 
     Example:
         >>> import kullback
@@ -332,7 +332,7 @@ class Counts(Representation):
         self._check_labels()
 
     def aligned_with(self, other: Counts) -> tuple[Counts, Counts]:
-        """Put two labelled `Counts` on the union of their labels, in order of first appearance."""
+        """Put two labeled `Counts` on the union of their labels, in order of first appearance."""
         if self.labels is None or other.labels is None:
             if self.labels is None and other.labels is None:
                 return self, other

@@ -77,7 +77,7 @@ def test_json_alone_prints_json_and_nothing_else(files):
     found = json.loads(result.stdout)
     expected = compare_predictions("p.npy", "q.npy", kind="logits", labels="labels.npy")
     assert found["divergences"]["kl_pq"]["mean"] == expected.divergences["kl_pq"].mean
-    assert found["labels"]["labelled"] == ROWS
+    assert found["labels"]["labeled"] == ROWS
 
 
 def test_files_are_written_beside_the_table(files):
@@ -129,7 +129,7 @@ def test_labels_and_clusters_from_archives_that_hold_several(files):
         "document",
     ]
     found = json.loads(compare(*options, "--json").stdout)
-    assert (found["labels"]["labelled"], found["clusters"]) == (ROWS, 100)
+    assert (found["labels"]["labeled"], found["clusters"]) == (ROWS, 100)
 
 
 # compare: gates
@@ -378,7 +378,7 @@ def test_what_cannot_be_converted_is_one_line_and_writes_nothing(windows, argume
 def test_a_base_file_is_compared_with_its_own_tokens_as_labels(windows):
     run("convert", "scored.npy", "x.kld", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "8")
     found = json.loads(run("compare", "x.kld", "scored.npy", "--as-q", "logits", "--json").stdout)
-    assert found["labels"]["labelled"] == 6
+    assert found["labels"]["labeled"] == 6
     assert found["divergences"]["kl_pq"]["maximum"] < 1e-6
     assert any("x.kld" in note for note in found["notes"])
     Path("x.kld").write_bytes(Path("x.kld").read_bytes()[:-2])

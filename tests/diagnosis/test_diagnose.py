@@ -31,16 +31,16 @@ def rows_of(x: Tensor) -> list[list[mpmath.mpf]]:
     return [[mpmath.mpf(v) for v in row] for row in x.double().reshape(-1, x.shape[-1]).tolist()]
 
 
-def normalised(x: Tensor) -> Rows:
+def normalized(x: Tensor) -> Rows:
     """Weights as probabilities."""
     return [[v / mpmath.fsum(row) for v in row] for row in rows_of(x)]
 
 
 def softmax(x: Tensor) -> Rows:
-    return normalised_exp(rows_of(x))
+    return normalized_exp(rows_of(x))
 
 
-def normalised_exp(rows: Rows) -> Rows:
+def normalized_exp(rows: Rows) -> Rows:
     weights = [[mpmath.exp(v) for v in row] for row in rows]
     return [[w / mpmath.fsum(row) for w in row] for row in weights]
 
@@ -125,7 +125,7 @@ def pitfalls() -> dict[str, Call]:
     ignored[1] = -100
     zero_both = (S.masked_fill(MASK, -math.inf).log_softmax(-1), T.masked_fill(MASK, -math.inf).softmax(-1))
     return {
-        "arguments reversed": Call(P, LOG_Q, {"arguments-reversed"}, mean_kl(normalised(P), softmax(LOG_Q))),
+        "arguments reversed": Call(P, LOG_Q, {"arguments-reversed"}, mean_kl(normalized(P), softmax(LOG_Q))),
         "arguments reversed, and scores": Call(P, S, {"arguments-reversed"}, MEANT),
         "probabilities as input": Call(S.softmax(-1), P, {"input-is-probabilities"}, MEANT),
         "one-hot input": Call(
@@ -180,19 +180,19 @@ def pitfalls() -> dict[str, Call]:
             LOG_Q[0], P[0], {"batchmean-is-not-per-row"}, mean_kl(softmax(T[:1]), softmax(S[:1]))
         ),
         "counts as target": Call(
-            LOG_Q, COUNTS, {"target-is-counts"}, mean_kl(normalised(COUNTS), softmax(S))
+            LOG_Q, COUNTS, {"target-is-counts"}, mean_kl(normalized(COUNTS), softmax(S))
         ),
         "whole counts as target": Call(
             LOG_Q,
             COUNTS.long(),
             {"target-is-counts", "target-is-integer"},
-            mean_kl(normalised(COUNTS), softmax(S)),
+            mean_kl(normalized(COUNTS), softmax(S)),
         ),
-        "counts as input": Call(COUNTS, P, {"input-is-counts"}, mean_kl(softmax(T), normalised(COUNTS))),
+        "counts as input": Call(COUNTS, P, {"input-is-counts"}, mean_kl(softmax(T), normalized(COUNTS))),
         "weights as target": Call(
-            LOG_Q, T.sigmoid(), {"target-is-not-normalised"}, mean_kl(normalised(T.sigmoid()), softmax(S))
+            LOG_Q, T.sigmoid(), {"target-is-not-normalized"}, mean_kl(normalized(T.sigmoid()), softmax(S))
         ),
-        "percent as target": Call(LOG_Q, 100 * P, {"target-is-not-normalised"}, MEANT),
+        "percent as target": Call(LOG_Q, 100 * P, {"target-is-not-normalized"}, MEANT),
         "whole one-hot target": Call(
             LOG_Q, F.one_hot(LABELS, 10), {"target-is-integer", "target-zeros"}, NLL
         ),
@@ -232,8 +232,8 @@ def pitfalls() -> dict[str, Call]:
         "mask set after the softmax": Call(
             with_entry(LOG_Q, (2, 3), -math.inf),
             with_entry(P, (2, 3), 0.0),
-            {"input-rows-not-normalised", "target-rows-not-normalised", "masked-on-both-sides"},
-            mean_kl(normalised(with_entry(P, (2, 3), 0.0)), softmax(with_entry(S, (2, 3), -math.inf))),
+            {"input-rows-not-normalized", "target-rows-not-normalized", "masked-on-both-sides"},
+            mean_kl(normalized(with_entry(P, (2, 3), 0.0)), softmax(with_entry(S, (2, 3), -math.inf))),
         ),
         "NaN in the input": Call(
             with_entry(LOG_Q, (4, 1), math.nan),
@@ -293,7 +293,7 @@ def pitfalls() -> dict[str, Call]:
             {"reduction": "batchmean", "dim": 1},
         ),
         "another vocabulary": Call(
-            LOG_Q, wider, {"shape-mismatch"}, mean_kl(normalised(wider[:, :10]), softmax(S))
+            LOG_Q, wider, {"shape-mismatch"}, mean_kl(normalized(wider[:, :10]), softmax(S))
         ),
         "another vocabulary, in logs": Call(
             scores(8, 12, seed=11).log_softmax(-1),
@@ -305,7 +305,7 @@ def pitfalls() -> dict[str, Call]:
             batch_s.log_softmax(-1),
             other_rows,
             {"shape-mismatch"},
-            mean_kl(normalised(other_rows[:, :6]), softmax(batch_s)),
+            mean_kl(normalized(other_rows[:, :6]), softmax(batch_s)),
         ),
         "another number of rows": Call(
             LOG_Q, P[:5], {"shape-mismatch"}, mean_kl(softmax(T[:5]), softmax(S[:5]))
@@ -351,7 +351,7 @@ def pitfalls() -> dict[str, Call]:
             ignored,
             {"target-is-class-indices"},
             mean_kl(
-                all_but(normalised(F.one_hot(LABELS, 10)), 1),
+                all_but(normalized(F.one_hot(LABELS, 10)), 1),
                 all_but(softmax(S), 1),
             ),
         ),
@@ -359,7 +359,7 @@ def pitfalls() -> dict[str, Call]:
             LONG_S.log_softmax(-1),
             LABELS[:5].repeat(2, 1),
             {"target-is-class-indices"},
-            mean_kl(normalised(F.one_hot(LABELS[:5].repeat(2), 10)), softmax(LONG_S)),
+            mean_kl(normalized(F.one_hot(LABELS[:5].repeat(2), 10)), softmax(LONG_S)),
         ),
         "class indices of images": Call(
             image_s.log_softmax(1),
@@ -368,19 +368,19 @@ def pitfalls() -> dict[str, Call]:
             mean_kl([[0, 1, 0, 0, 0]] * 24, softmax(image_s.movedim(1, -1))),
             {"reduction": "batchmean", "dim": 1},
         ),
-        "another dtype": Call(LOG_Q.double(), P, {"dtype-mismatch"}, mean_kl(normalised(P), softmax(LOG_Q))),
-        "bfloat16": Call(*half, {"half-precision"}, mean_kl(normalised(half[1]), softmax(half[0]))),
+        "another dtype": Call(LOG_Q.double(), P, {"dtype-mismatch"}, mean_kl(normalized(P), softmax(LOG_Q))),
+        "bfloat16": Call(*half, {"half-precision"}, mean_kl(normalized(half[1]), softmax(half[0]))),
         "float16 and float32": Call(
             LOG_Q.half(),
             P,
             {"half-precision", "dtype-mismatch"},
-            mean_kl(normalised(P), softmax(LOG_Q.half())),
+            mean_kl(normalized(P), softmax(LOG_Q.half())),
         ),
         "rounded to bfloat16 and back": Call(
             half[0].float(),
             half[1].float(),
-            {"input-nearly-normalised", "target-nearly-normalised"},
-            mean_kl(normalised(half[1]), softmax(half[0])),
+            {"input-nearly-normalized", "target-nearly-normalized"},
+            mean_kl(normalized(half[1]), softmax(half[0])),
         ),
         "nothing wrong": Call(LOG_Q, P, set(), MEANT),
         "nothing wrong, in logs": Call(
@@ -763,7 +763,7 @@ SEEDED: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], bool,
     "no log target": (lambda x, y: (x.log_softmax(-1), y.softmax(-1)), True, "target-is-probabilities"),
     "mean": (lambda x, y: (x.log_softmax(-1), y.softmax(-1)), False, "mean-divides-by-classes"),
     "a sequence": (lambda x, y: (x[:, None].log_softmax(-1), y.softmax(-1)[:, None]), False, "mean-divides-by-classes"),
-    "sigmoids": (lambda x, y: (x.log_softmax(-1), 3 + y.sigmoid()), False, "target-is-not-normalised"),
+    "sigmoids": (lambda x, y: (x.log_softmax(-1), 3 + y.sigmoid()), False, "target-is-not-normalized"),
     "NaN": (lambda x, y: (x.log_softmax(-1) + math.nan, y.softmax(-1)), False, "input-nan"),
     "row by all": (lambda x, y: (x[:1].log_softmax(-1).expand(2, -1), y[:2, None].softmax(-1).expand(2, 1, -1)), False,
                    "silent-broadcast"),
@@ -784,11 +784,11 @@ def test_a_seeded_mistake_is_found(mistake, drawn):
 @given(GOOD)
 @settings(max_examples=40)
 def test_scores_without_softmax_are_found(drawn):
-    """Few scores may add up to nearly one by chance; they are then said to be nearly normalised."""
+    """Few scores may add up to nearly one by chance; they are then said to be nearly normalized."""
     x, y = good_scores(drawn)
     found = diagnose(x, y.softmax(-1), reduction="batchmean")
     positive = bool((x > 0).all())
-    codes = {"input-is-logits", "input-nearly-normalised", "input-is-not-normalised" if positive else ""}
+    codes = {"input-is-logits", "input-nearly-normalized", "input-is-not-normalized" if positive else ""}
     assert codes & set(found.codes)
     value = run(found.suggestion.torch, input=x, target=y.softmax(-1))
     if not positive:

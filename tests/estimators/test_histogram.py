@@ -1,4 +1,4 @@
-"""KL on the line from counts in bins: against closed forms, against nearest neighbours, and at the edges."""
+"""KL on the line from counts in bins: against closed forms, against nearest neighbors, and at the edges."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def rmse(values, truth):
     return math.sqrt(np.mean(np.square(np.array(values) - truth)))
 
 
-def nearest_neighbours(x, y):
-    """Wang, Kulkarni and Verdu's estimates for k = 3, 4 and 5, by an independent library's neighbours."""
+def nearest_neighbors(x, y):
+    """Wang, Kulkarni and Verdu's estimates for k = 3, 4 and 5, by an independent library's neighbors."""
     own, other = cKDTree(x).query(x, [4, 5, 6])[0], cKDTree(y).query(x, [3, 4, 5])[0]
     return np.log(other / own).mean(0) + math.log(len(y) / (len(x) - 1))
 
@@ -72,10 +72,10 @@ def test_a_divergence_that_the_draws_cannot_show_has_no_upper_end():
 
 @pytest.mark.parametrize("name", list(ON_THE_LINE))
 @pytest.mark.parametrize(("n", "repetitions"), [(1000, 40), (3000, 40)])
-def test_the_error_is_less_than_that_of_nearest_neighbours(name, n, repetitions):
+def test_the_error_is_less_than_that_of_nearest_neighbors(name, n, repetitions):
     truth = ON_THE_LINE[name].truth
     draws, found = estimates(name, n, repetitions)
-    theirs = np.array([nearest_neighbours(x, y) for x, y in draws])
+    theirs = np.array([nearest_neighbors(x, y) for x, y in draws])
     ours = rmse([float(e.value) for e in found], truth)
     assert all(ours < rmse(theirs[:, i], truth) for i in range(3))
 

@@ -183,8 +183,8 @@ def test_the_coefficient_is_minus_the_slope():
     np.testing.assert_allclose(s, Q.log_prob(draws(5000)).exp() / P.log_prob(draws(5000)).exp() - 1)
     few = d[s < 1.5], s[s < 1.5]
     slope = np.polyfit(few[1].numpy(), few[0].numpy(), 1)[0]
-    centred = few[1] - few[1].mean()  # as the mean of q / p - 1 over these draws is not 0
-    assert float(coefficient(few[0], centred)) == pytest.approx(-slope, rel=1e-9)
+    centerd = few[1] - few[1].mean()  # as the mean of q / p - 1 over these draws is not 0
+    assert float(coefficient(few[0], centerd)) == pytest.approx(-slope, rel=1e-9)
 
 
 def test_weights_of_the_coefficient_are_repetitions_of_independent_draws():

@@ -76,12 +76,12 @@ def test_five_dimensions():
     estimate = estimated(x, MultivariateNormal(double(mean.tolist()), double(covariance.tolist())))
     assert covers(estimate, truth)
     assert abs(float(estimate.value) - truth) < 0.08  # without the reference draws it is 0.07 off on average
-    assert estimate.method == "entropy by neighbours"
+    assert estimate.method == "entropy by neighbors"
     assert estimate.n == (1000, 0)
 
 
 def test_five_dimensions_of_heavy_tails():
-    """Where neighbours in the coordinates as they are give 0.54."""
+    """Where neighbors in the coordinates as they are give 0.54."""
     x = np.random.default_rng(0).standard_cauchy((1000, 5))
     q = Independent(Cauchy(torch.ones(5, dtype=torch.float64), double(1.0)), 1)
     estimate = estimated(x, q)

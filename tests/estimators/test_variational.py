@@ -126,13 +126,13 @@ def test_half_precision_is_summed_in_float32(dtype):
 def test_training_a_network_raises_the_bound_to_kl(bound):
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
-    optimiser = torch.optim.Adam(network.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
     p, q = shifted_gaussians(4000)
     before = float(variational_bound(p, q, network, bound=bound).detach())
     for _ in range(150):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (-variational_bound(p, q, network, bound=bound)).backward()
-        optimiser.step()
+        optimizer.step()
     judged = variational_estimate(*shifted_gaussians(20_000, seed=1), network, bound=bound)
     assert before < 0.2
     assert float(judged.value) == pytest.approx(0.5, abs=0.05)

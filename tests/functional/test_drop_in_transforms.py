@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-# --- torch's behaviour ----------------------------------------------------------------------------------------------
+# --- torch's behavior ----------------------------------------------------------------------------------------------
 
 SHAPES = [
     ((), ()),
@@ -191,7 +191,7 @@ def test_a_shape_error_shows_both_shapes():
 # --- overrides ------------------------------------------------------------------------------------------------------
 
 
-class Labelled(torch.Tensor):
+class Labeled(torch.Tensor):
     pass
 
 
@@ -204,9 +204,9 @@ class Recorder:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_subclasses_come_back_as_in_torch(reduction):
     log_q, log_p = rows(3, 4)
-    for pair in [(log_q.as_subclass(Labelled), log_p.exp()), (log_q, log_p.exp().as_subclass(Labelled))]:
+    for pair in [(log_q.as_subclass(Labeled), log_p.exp()), (log_q, log_p.exp().as_subclass(Labeled))]:
         ours, torchs = (f(*pair, reduction=reduction) for f in (kl_div, F.kl_div))
-        assert type(ours) is type(torchs) is Labelled
+        assert type(ours) is type(torchs) is Labeled
         assert_close(ours.as_subclass(torch.Tensor), torchs.as_subclass(torch.Tensor))
 
 

@@ -23,9 +23,9 @@ LOG_PROBS = st.floats(-30, 0, allow_nan=False)
 
 
 def policies(classes: int = 7) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of a policy, a reference and a behaviour, all actions of which are enumerated below."""
-    p, q, behaviour = torch.randn(3, classes, dtype=torch.float64)
-    return p.requires_grad_(), q.requires_grad_(), behaviour
+    """Logits of a policy, a reference and a behavior, all actions of which are enumerated below."""
+    p, q, behavior = torch.randn(3, classes, dtype=torch.float64)
+    return p.requires_grad_(), q.requires_grad_(), behavior
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
@@ -92,11 +92,11 @@ def test_what_differentiating_an_estimate_gives(estimator: Any, wanted: str) -> 
 @DIRECTIONS
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_the_surrogate_has_the_value_and_the_gradient_of_kl(direction: Any, off_policy: bool) -> None:
-    p, q, behaviour = policies()
+    p, q, behavior = policies()
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
     first = p if direction == "pq" else q
-    sampled = behaviour if off_policy else first
-    log_ratio = (first.log_softmax(-1) - behaviour.log_softmax(-1)) if off_policy else None
+    sampled = behavior if off_policy else first
+    log_ratio = (first.log_softmax(-1) - behavior.log_softmax(-1)) if off_policy else None
     values = kl_surrogate(log_p, log_q, direction=direction, log_ratio=log_ratio, reduction="none")
     got = expectation(values, sampled)
     true = kl(p, q) if direction == "pq" else kl(q, p)

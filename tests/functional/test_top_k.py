@@ -51,7 +51,7 @@ def true_sides(teacher: TopK, student: list[float], row: int, temperature: float
         q = truth.softmax([x / temperature for x in student])
         kept = [mpmath.exp(mpf(x) / temperature) for x in log_probs]
         p = (
-            [*truth.normalised(kept), mpf(0)]
+            [*truth.normalized(kept), mpf(0)]
             if teacher.tail == "renormalize"
             else [*kept, 1 - mpmath.fsum(kept)]
         )
@@ -97,7 +97,7 @@ def test_all_classes_kept_is_the_dense_divergence(kind: Divergence) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_temperature_divides_both_before_they_are_normalised(temperature: float) -> None:
+def test_temperature_divides_both_before_they_are_normalized(temperature: float) -> None:
     student, logits = pair(3, 6)
     teacher = top(logits, 3, "renormalize")
     got = top_k_divergence(KL(), teacher, student, temperature=temperature)
@@ -148,7 +148,7 @@ def test_zero_is_the_sum_of_the_kept_terms(kind: Divergence) -> None:
     torch.testing.assert_close(agreeing, torch.zeros_like(agreeing), rtol=0, atol=1e-12)
 
 
-def test_zero_for_kl_is_the_generalised_one() -> None:
+def test_zero_for_kl_is_the_generalized_one() -> None:
     student, logits = pair(3, 7)
     teacher = top(logits, 3, "zero")
     p = teacher.log_probs.exp()
@@ -236,7 +236,7 @@ def test_a_student_that_agrees_gives_zero_with_zero_gradient() -> None:
     assert (torch.autograd.grad(got.sum(), student)[0] == 0).all()
 
 
-def test_kinds_that_forbid_an_empty_teacher_are_infinite_when_it_is_renormalised() -> None:
+def test_kinds_that_forbid_an_empty_teacher_are_infinite_when_it_is_renormalized() -> None:
     student, logits = pair(2, 5)
     for kind in (ReverseKL(), Jeffreys()):
         assert (top_k_divergence(kind, top(logits, 2, "renormalize"), student) == INF).all()

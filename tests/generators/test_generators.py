@@ -82,7 +82,7 @@ def test_value_of_probabilities_keeps_its_digits_when_they_are_close(kind: Diver
     p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     q = p * (1 + shift * torch.tensor([1.0, -0.4, 0.0], dtype=torch.float64))
     want = truth.divergence(
-        kind, truth.normalised(truth.exact(p.tolist())), truth.normalised(truth.exact(q.tolist()))
+        kind, truth.normalized(truth.exact(p.tolist())), truth.normalized(truth.exact(q.tolist()))
     )
     assert_close(float(divergence(Probs(p), Probs(q), kind)), float(want), 1e-12)
 

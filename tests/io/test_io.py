@@ -325,7 +325,7 @@ BAD_ROWS = {
     ),
     "negative probs": (logits(), "probs", r"none negative; got -.* at row 0, class \d.*--as logits"),
     "log-probs as probs": (logits().log_softmax(-1), "probs", r"none negative.*--as log-probs"),
-    "unnormalised probs": (
+    "unnormalized probs": (
         UNNORMALISED,
         "probs",
         r"sum to 1 within 0.0001 \(float32\); got a sum of .* in row 0",

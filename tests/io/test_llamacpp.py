@@ -113,7 +113,7 @@ def test_labels_are_the_next_tokens_of_the_scored_half(tmp_path: Path) -> None:
     assert read_labels(path, rows=6, classes=28).tolist() == [15, 16, 17, 25, 26, 27]
 
 
-# --- the quantisation
+# --- the quantization
 
 
 @settings(max_examples=40, deadline=None)

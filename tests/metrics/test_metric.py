@@ -39,7 +39,7 @@ def written_as(reading, probs):
 def true_rows(reading, x, y):
     """KL of each row by mpmath, from the numbers as they are stored."""
     to_probs = (
-        truth.softmax if reading in ("log-probs", "logits") else lambda r: truth.normalised(truth.exact(r))
+        truth.softmax if reading in ("log-probs", "logits") else lambda r: truth.normalized(truth.exact(r))
     )
     return [
         float(truth.divergence(KL(), to_probs(p), to_probs(q)))
@@ -145,7 +145,7 @@ def test_gradients_at_zeros_and_masked_classes(p, q, expected, log_prob):
         assert bool(by_side.isfinite().all())
         if expected < INF:
             assert bool((by_side[rows(side) == 0] == 0).all())
-    if log_prob:  # those of normalised rows
+    if log_prob:  # those of normalized rows
         torch.testing.assert_close(y.grad, rows(q) - rows(p))
 
 

@@ -43,7 +43,7 @@ REDUCED = pytest.mark.parametrize("reduction", REDUCTIONS)
 
 
 def scipy_kl(p, q, log_prob, reduction="mean"):
-    """KL of the rows of two batches by SciPy, which normalises them itself."""
+    """KL of the rows of two batches by SciPy, which normalizes them itself."""
     p, q = (np.asarray(x.detach().double().reshape(-1, CLASSES)) for x in (p, q))
     if log_prob:
         p, q = np.exp(p), np.exp(q)
@@ -134,7 +134,7 @@ def test_differentiability(name, reduction):
     value = KLDivergence(case.log_prob, reduction).set_dtype(torch.float64)(*sides)
     ours = torch.autograd.grad(value, sides)
     theirs = torch.autograd.grad(torchmetrics_kl_divergence(*sides, case.log_prob, reduction), sides)
-    if case.log_prob:  # ours are those of normalised rows: what arrives before log_softmax is the same
+    if case.log_prob:  # ours are those of normalized rows: what arrives before log_softmax is the same
         theirs = [by_x - x.exp() * by_x.sum(-1, keepdim=True) for x, by_x in zip(sides, theirs, strict=True)]
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-14)

@@ -40,7 +40,7 @@ def gaussian_case(name: str, mean: np.ndarray, covariance: np.ndarray) -> Case:
     return Case(name, truth, gaussian(np.zeros(d), np.eye(d)), gaussian(mean, covariance))
 
 
-def neighbours_correlated(d: int, correlation: float) -> np.ndarray:
+def neighbors_correlated(d: int, correlation: float) -> np.ndarray:
     """The covariance of a stationary autoregression: correlation^|i - j|."""
     index = np.arange(d)
     return correlation ** np.abs(index[:, None] - index)
@@ -64,8 +64,8 @@ def exponential(rate: float) -> Draw:
 
 CONTINUOUS = [
     gaussian_case("gauss1", np.array([1.0]), np.array([[2.25]])),
-    gaussian_case("gauss5", shifted(5, 0.4), neighbours_correlated(5, 0.3)),
-    gaussian_case("gauss20", shifted(20, 0.4), neighbours_correlated(20, 0.3)),
+    gaussian_case("gauss5", shifted(5, 0.4), neighbors_correlated(5, 0.3)),
+    gaussian_case("gauss20", shifted(20, 0.4), neighbors_correlated(20, 0.3)),
     Case("exponential", math.log(1 / 2) + 2 - 1, exponential(1.0), exponential(2.0)),
     Case("cauchy1", math.log(5 / 4), cauchy(0.0, 1), cauchy(1.0, 1)),
     Case("cauchy5", 5 * math.log(5 / 4), cauchy(0.0, 5), cauchy(1.0, 5)),

@@ -60,7 +60,7 @@ def exact(values: Sequence[float]) -> list[mpf]:
     return [mpf(float(v)) for v in values]
 
 
-def normalised(weights: Row) -> list[mpf]:
+def normalized(weights: Row) -> list[mpf]:
     """Divide by the sum."""
     with mpmath.workdps(50):
         total = mpmath.fsum(weights)
@@ -70,7 +70,7 @@ def normalised(weights: Row) -> list[mpf]:
 def softmax(logits: Sequence[float]) -> list[mpf]:
     """Probabilities of logits."""
     with mpmath.workdps(50):
-        return normalised([mpmath.exp(x) for x in exact(logits)])
+        return normalized([mpmath.exp(x) for x in exact(logits)])
 
 
 def divergence(kind: Divergence, p: Row, q: Row) -> mpf:
@@ -160,7 +160,7 @@ def logit_gradient(
 
     def value(a: Row, b: Row) -> mpf:
         with mpmath.workdps(60):
-            p, q = normalised([mpmath.exp(x) for x in a]), normalised([mpmath.exp(x) for x in b])
+            p, q = normalized([mpmath.exp(x) for x in a]), normalized([mpmath.exp(x) for x in b])
         return divergence(kind, p, q)
 
     def slopes(row: Row, of: Callable[[Row], mpf]) -> list[float]:

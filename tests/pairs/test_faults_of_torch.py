@@ -114,7 +114,7 @@ SLOPES: dict[str, tuple[torch.dtype, type[Distribution], Given, type[Distributio
     "saturated": (F64, ContinuousBernoulli, (None, 100.0), ContinuousBernoulli, (None, 100.0), "q.1", 0.0),
     "saturated q": (F64, ContinuousBernoulli, (0.3,), ContinuousBernoulli, (None, 100.0), "q.1", 0.5597775),
     "saturated p": (F32, ContinuousBernoulli, (None, 20.0), ContinuousBernoulli, (0.3,), "p.1", 0.052118202),
-    "near the centre": (F32, ContinuousBernoulli, (0.4989,), Normal, (0.0, 1.0), "p.0", 0.16515174),
+    "near the center": (F32, ContinuousBernoulli, (0.4989,), Normal, (0.0, 1.0), "p.0", 0.16515174),
     "support by >= and or": (F64, Uniform, (0.0, 0.5), ContinuousBernoulli, (0.3,), "q.0", 0.85820239),
     "at an end of Beta": (F64, Uniform, (0.0, 1.0), Beta, (1.0, 1.0), "p.1", -1.0),
     "at the end of Gamma": (F64, Uniform, (0.0, 1.0), Gamma, (1.0, 1.0), "p.0", 1.5),

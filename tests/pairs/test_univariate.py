@@ -236,10 +236,10 @@ def mp_von_mises(m: mpf, k: mpf, n: mpf, j: mpf) -> mpf:
 def mp_continuous_bernoulli(p: mpf, q: mpf) -> mpf:
     a, b = mp.log(p / (1 - p)), mp.log(q / (1 - q))
 
-    def normaliser(x: mpf) -> mpf:
+    def normalizer(x: mpf) -> mpf:
         return mp.log(mp.expm1(x) / x)
 
-    return normaliser(b) - normaliser(a) - (b - a) * (1 / (1 - mp.exp(-a)) - 1 / a)
+    return normalizer(b) - normalizer(a) - (b - a) * (1 / (1 - mp.exp(-a)) - 1 / a)
 
 
 NEAR: dict[type[Distribution], tuple[Callable[..., mpf], list[tuple[float, ...]]]] = {

@@ -99,7 +99,7 @@ def test_label_statistics_are_numpys(found, logits, labels):
     log_p, log_q = (scipy.special.log_softmax(x, -1)[known, labels[known]] for x in logits)
     change = np.exp(log_q) - np.exp(log_p)
     n, stats = known.sum(), found.labels
-    assert stats.labelled == n
+    assert stats.labeled == n
     for ours, rows in (
         (stats.cross_entropy_p, -log_p),
         (stats.cross_entropy_q, -log_q),
@@ -319,7 +319,7 @@ def test_labels_of_probability_zero():
 def test_labels_that_are_all_ignored_leave_statistics_of_nothing():
     p = Probs(torch.full((4, 2), 0.5))
     stats = compare_predictions(p, p, labels=[-100] * 4).labels
-    assert stats.labelled == 0
+    assert stats.labeled == 0
     assert math.isnan(stats.cross_entropy_p.mean)
     assert stats.cross_entropy_p.interval is None
 
@@ -465,13 +465,13 @@ def base_file(tmp_path):
 def test_a_llama_cpp_base_file_brings_its_labels(base_file):
     path, tokens, rows = base_file
     found = compare_predictions(path, Logits(rows))
-    assert found.labels.labelled == 28
+    assert found.labels.labeled == 28
     expected = -rows.double().log_softmax(-1).gather(-1, tokens[:, 9:].reshape(-1, 1)).mean()
     assert found.labels.cross_entropy_q.mean == pytest.approx(float(expected), rel=1e-12)
     assert found.divergences["kl_pq"].maximum < 1e-6
     assert any("next tokens that base.kld holds" in note for note in found.notes)
     assert any(note.startswith("P: ") for note in found.notes)
-    assert compare_predictions(path, Logits(rows), labels=[-100] * 28).labels.labelled == 0
+    assert compare_predictions(path, Logits(rows), labels=[-100] * 28).labels.labeled == 0
 
 
 def test_two_base_files_of_different_text_are_refused(tmp_path, base_file):

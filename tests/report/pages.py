@@ -28,10 +28,10 @@ def overlap(a: dict[str, float], b: dict[str, float]) -> bool:
 
 # The ratio of the luminances of a text and of the nearest painted ground behind it.
 MEASURE_CONTRAST = """element => {
-  const channels = colour => colour.match(/[\\d.]+/g).map(Number);
-  const luminance = colour => {
+  const channels = color => color.match(/[\\d.]+/g).map(Number);
+  const luminance = color => {
     const linear = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-    const [r, g, b] = channels(colour).map(c => linear(c / 255));
+    const [r, g, b] = channels(color).map(c => linear(c / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const style = getComputedStyle(element);

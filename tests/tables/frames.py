@@ -20,7 +20,7 @@ WORDS = ["", "a", "b", "Ü", "日本", " a", "A", 'quo"te', "null", None]
 
 
 def near_powers(generator: np.random.Generator, rows: int) -> np.ndarray:
-    """Powers of two and their neighbours, on which a logarithm's last digit decides the octave."""
+    """Powers of two and their neighbors, on which a logarithm's last digit decides the octave."""
     powers = 2.0 ** generator.integers(-1022, 1023, rows) * generator.choice([1, -1], rows)
     steps = generator.choice([-np.inf, 0, np.inf], rows)
     return np.where(steps == 0, powers, np.nextafter(powers, np.where(steps == 0, 0, steps)))

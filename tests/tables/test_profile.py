@@ -124,10 +124,10 @@ def test_numbers_far_from_zero_are_resolved(values):
     np.testing.assert_allclose(counts, 999 / 20, atol=12)
 
 
-def test_a_repeated_value_far_from_zero_becomes_the_centre():
+def test_a_repeated_value_far_from_zero_becomes_the_center():
     values = np.where(np.arange(1000) % 3 == 0, 20.3 + np.linspace(-1e-3, 1e-3, 1000), 20.3)
     column = profile_table(pa.table({"x": values})).columns["x"]
-    assert column.centre == 20.3
+    assert column.center == 20.3
     assert column.buckets[0] == sum(values == 20.3)
 
 

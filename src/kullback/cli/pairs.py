@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["page", "print_pairs"]
 
 SCHEMA = "kullback.pairs/1"
-# One sign and one colour for each rule, so that the whole matrix fits a screen.
+# One sign and one color for each rule, so that the whole matrix fits a screen.
 SIGNS = {
     "closed_form": ("C", "bold green"),
     "series": ("S", "bold green"),

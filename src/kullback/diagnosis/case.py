@@ -26,7 +26,7 @@ class Case:
     log_target: bool
     asked_dim: int
     dim: int
-    """The dimension of the classes: the one asked for, or the other one along which both tensors are normalised."""
+    """The dimension of the classes: the one asked for, or the other one along which both tensors are normalized."""
     values: Reductions
     fit: Fit | None = None
     labels: str | None = None
@@ -82,13 +82,13 @@ class Case:
         """Whether the arguments seem to stand in each other's place."""
         if not (self.read_input and self.read_target) or self.log_target:
             return False
-        return self.read_input.normalised and not self.read_input.in_logs and self.read_target.in_logs
+        return self.read_input.normalized and not self.read_input.in_logs and self.read_target.in_logs
 
     @property
     def as_expected(self) -> bool:
         """Whether both tensors hold distributions in the form in which torch takes them."""
         a, b = self.read_input, self.read_target
-        if not (a and b and a.normalised and b.normalised):
+        if not (a and b and a.normalized and b.normalized):
             return False
         return a.in_logs and b.in_logs == self.log_target
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from kullback.diagnosis.scan import RowSums, Scan, Spots, normalised_along, scan
+from kullback.diagnosis.scan import RowSums, Scan, Spots, normalized_along, scan
 
 __all__ = ["Kind", "Reading", "interval", "number", "read", "read_labels"]
 
@@ -37,7 +37,7 @@ class Reading:
     kind: Kind
     why: str
     other_dim: int | None = None
-    """Another dimension along which every row is normalised, where it is not along the one of the classes."""
+    """Another dimension along which every row is normalized, where it is not along the one of the classes."""
 
     @property
     def in_logs(self) -> bool:
@@ -45,7 +45,7 @@ class Reading:
         return self.kind in _IN_LOGS
 
     @property
-    def normalised(self) -> bool:
+    def normalized(self) -> bool:
         """Whether the rows are distributions, up to rounding and stray rows."""
         return self.kind in _NORMALISED
 
@@ -70,12 +70,12 @@ class Reading:
         """Whether every row is a distribution, to the rounding of a dtype of 32 bits or more."""
         floating = self.scan.dtype.is_floating_point and self.scan.dtype.itemsize >= 4
         below = not self.in_logs and self.scan.negative.count > 0
-        return floating and self.normalised and self.sums.exact == self.sums.rows and not below
+        return floating and self.normalized and self.sums.exact == self.sums.rows and not below
 
     @property
     def softmaxed_twice(self) -> bool:
         """Whether the distributions are probably the softmax of probabilities."""
-        return self.normalised and self.scan.log_chance_of_floor < _NO_CHANCE
+        return self.normalized and self.scan.log_chance_of_floor < _NO_CHANCE
 
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
@@ -120,11 +120,11 @@ def _all_exact(sums: RowSums) -> bool:
 
 
 def _other_dimension(x: Tensor, reading: Reading) -> int | None:
-    """Return a dimension along which all of `x` is normalised, as a negative number; None where there is none."""
+    """Return a dimension along which all of `x` is normalized, as a negative number; None where there is none."""
     for dim in range(-x.ndim, 0):
         if dim == reading.scan.dim or x.shape[dim] == 1:
             continue
-        if normalised_along(x, dim, in_logs=reading.in_logs):
+        if normalized_along(x, dim, in_logs=reading.in_logs):
             return dim
     return None
 

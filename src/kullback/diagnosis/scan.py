@@ -19,7 +19,7 @@ __all__ = [
     "Spots",
     "Spotter",
     "aligned_blocks",
-    "normalised_along",
+    "normalized_along",
     "row_blocks",
     "scan",
     "widen",
@@ -292,7 +292,7 @@ def scan(x: Tensor, dim: int) -> Scan:
     )
 
 
-def normalised_along(x: Tensor, dim: int, *, in_logs: bool) -> bool:
+def normalized_along(x: Tensor, dim: int, *, in_logs: bool) -> bool:
     """Tell whether every row of `x` along `dim` adds up to one; stops reading at the first that does not."""
     tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
     for block in row_blocks(x, dim):

@@ -118,7 +118,7 @@ def largest_cut(x: Tensor, reading: Reading, dim: int, kept: int) -> float:
 
 
 def _represented(rows: Tensor, reading: Reading) -> Representation:
-    """Wrap rows so that they are normalised whatever they add up to; rows that cannot be give NaN."""
+    """Wrap rows so that they are normalized whatever they add up to; rows that cannot be give NaN."""
     rows = widen(rows)
     return Logits(rows, validate=False) if reading.in_logs else Counts(rows.clamp(min=0), validate=False)
 

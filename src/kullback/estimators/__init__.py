@@ -13,7 +13,7 @@ from kullback.estimators.discrete.api import (
 from kullback.estimators.dispatch import METHODS, estimate_from_samples
 from kullback.estimators.histogram import histogram
 from kullback.estimators.importance import log_ratio
-from kullback.estimators.knn.api import neighbours
+from kullback.estimators.knn.api import neighbors
 from kullback.estimators.known_density import from_density
 from kullback.estimators.two_sample_test import SameTest, test_same
 from kullback.estimators.variational import variational_bound, variational_estimate
@@ -31,7 +31,7 @@ __all__ = [
     "histogram",
     "log_ratio",
     "miller_madow",
-    "neighbours",
+    "neighbors",
     "plugin",
     "test_same",
     "variational_bound",

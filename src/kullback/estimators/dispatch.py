@@ -22,7 +22,7 @@ from kullback.estimators.discrete.api import (
     zhang_grabchak,
 )
 from kullback.estimators.histogram import histogram
-from kullback.estimators.knn.api import neighbours
+from kullback.estimators.knn.api import neighbors
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.known_density import from_density
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
@@ -43,13 +43,13 @@ FOR_SYMBOLS: dict[str, Estimator] = {
 }
 FOR_POINTS: dict[str, Estimator] = {
     "histogram": histogram,
-    "neighbours": neighbours,
+    "neighbors": neighbors,
     "density_ratio": density_ratio,
 }
 METHODS = ("auto", *FOR_SYMBOLS, *FOR_POINTS)
 
-# Beyond, neighbours are all about equally far, and no number of draws makes their ratio right.
-MOST_DIMENSIONS_FOR_NEIGHBOURS = 10
+# Beyond, neighbors are all about equally far, and no number of draws makes their ratio right.
+MOST_DIMENSIONS_FOR_NEIGHBORS = 10
 
 
 def estimate_from_samples(
@@ -118,7 +118,7 @@ def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
         if settings.method != "auto":
             raise
         found = density_ratio(p, q, **settings.options)
-        return replace(found, notes=(*found.notes, f"Not by nearest neighbours: {refusal}"))
+        return replace(found, notes=(*found.notes, f"Not by nearest neighbors: {refusal}"))
 
 
 def _estimator(settings: _Settings, p: Samples) -> Estimator:
@@ -205,4 +205,4 @@ def _suited(p: Samples) -> str:
         return "coverage_adjusted"
     if dimensions == 1:
         return "histogram"
-    return "neighbours" if dimensions <= MOST_DIMENSIONS_FOR_NEIGHBOURS else "density_ratio"
+    return "neighbors" if dimensions <= MOST_DIMENSIONS_FOR_NEIGHBORS else "density_ratio"

@@ -3,7 +3,7 @@ r"""KL from draws of numbers by counting them in bins between quantiles of P and
 The divergence between histograms is never more than that between the distributions, and nears it as bins narrow, by
 about the square of their width where densities are smooth. The number of bins, :math:`5 n^{0.4}`, was measured: from
 1e3 to 1e5 draws of Gaussian, exponential, Cauchy and Pareto pairs it has about three quarters of the error of nearest
-neighbours.
+neighbors.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def histogram(
     r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins.
 
     The edges are quantiles of P and Q together, half the weight each; the outer bins are open. Where Q has no draw in a
-    bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest neighbours do:
+    bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest neighbors do:
     the bin, of width w, adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
 
     The interval is that of the counts (`kl_interval`). Its upper end is moved out by what twice as wide bins lose, an
@@ -164,7 +164,7 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
             call,
             wanted="draws of numbers",
             got=f"{p!r} and {q!r}",
-            instead="method='coverage_adjusted' for symbols, method='neighbours' for vectors",
+            instead="method='coverage_adjusted' for symbols, method='neighbors' for vectors",
         )
     for name, samples in (("p", p), ("q", q)):
         infinite = int(samples.tensor.isinf().sum())

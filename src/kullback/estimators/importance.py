@@ -53,7 +53,7 @@ def log_ratio(
 
     Arguments:
         x: draws of P, or of R; n of them, with weights and clusters if they have such.
-        log_p: the normalised log-density or log-probability of P, in nats: n numbers, or a function of the draws such
+        log_p: the normalized log-density or log-probability of P, in nats: n numbers, or a function of the draws such
             as ``distribution.log_prob``, which is given ``x.tensor``, shape (n, d).
         log_q: that of Q; ``-inf`` where Q has no mass, which makes KL infinite.
         log_r: that of the proposal R that the draws came from; P by default.

@@ -1,6 +1,6 @@
-r"""What the entropy of P takes where only draws of it are known: of points by neighbours, of symbols by counts.
+r"""What the entropy of P takes where only draws of it are known: of points by neighbors, of symbols by counts.
 
-The distance to the k-th neighbour of a draw gives the log-density there (Sample estimate of the entropy of a random
+The distance to the k-th neighbor of a draw gives the log-density there (Sample estimate of the entropy of a random
 vector, Kozachenko and Leonenko, 1987). The error of its mean depends on the shape of P alone once the coordinates are
 brought to one scale, so it can be measured on reference draws whose density is known, and taken off.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from kullback.estimators.checks import Array
 
-__all__ = ["FlatError", "Units", "local_log_density", "neighbour_numbers", "symbol_surprise"]
+__all__ = ["FlatError", "Units", "local_log_density", "neighbor_numbers", "symbol_surprise"]
 
 Units = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -28,8 +28,8 @@ class FlatError(Exception):
     """The draws lie in a space of fewer dimensions than their own."""
 
 
-def neighbour_numbers(n: float) -> tuple[int, int]:
-    """Return how many neighbours are counted for the value, and the larger number that shows its bias."""
+def neighbor_numbers(n: float) -> tuple[int, int]:
+    """Return how many neighbors are counted for the value, and the larger number that shows its bias."""
     k = int(min(max(round(n ** (1 / 3)), 3), 10))
     return k, 4 * k
 
@@ -41,15 +41,15 @@ def local_log_density(
     clusters: Units | None = None,
     rng: np.random.Generator | None = None,
 ) -> Array:
-    """Estimate log p at each of its draws by either number of neighbours, shape (n, 2); infinite at an atom.
+    """Estimate log p at each of its draws by either number of neighbors, shape (n, 2); infinite at an atom.
 
-    The density of weighted draws is that of the plain ones times the mean weight of the neighbours. Neighbours of draws
+    The density of weighted draws is that of the plain ones times the mean weight of the neighbors. Neighbors of draws
     in clusters are looked for among one draw of each other cluster, chosen by `rng`, several times.
     """
     n = len(x)
     z, log_volume = _one_scale(x, np.ones(n) if weights is None else weights)
     if clusters is None:
-        return _by_neighbours(z, np.arange(n), np.arange(n), numbers, weights) + log_volume[:, None]
+        return _by_neighbors(z, np.arange(n), np.arange(n), numbers, weights) + log_volume[:, None]
     sizes = np.bincount(clusters)
     counted = sizes[clusters] * (np.ones(n) if weights is None else weights)
     rng = rng or np.random.default_rng()
@@ -57,11 +57,11 @@ def local_log_density(
     for _ in range(_CHOICES):
         order = rng.permutation(n)
         chosen = order[np.unique(clusters[order], return_index=True)[1]]
-        found += _by_neighbours(z, chosen, clusters, numbers, counted if np.ptp(counted) > 0 else None)
+        found += _by_neighbors(z, chosen, clusters, numbers, counted if np.ptp(counted) > 0 else None)
     return found / _CHOICES + log_volume[:, None]
 
 
-def _by_neighbours(
+def _by_neighbors(
     z: Array, chosen: Units, units: Units, numbers: tuple[int, int], weights: Array | None
 ) -> Array:
     """Estimate the log-density at all points from the distances to the chosen ones, of which each unit has one."""
@@ -113,7 +113,7 @@ def _tamed(column: Array, weights: Array) -> tuple[Array, Array]:
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
     some, counted = column[::stride], weights[::stride]
     quartiles = np.quantile(some, [0.25, 0.5, 0.75], weights=counted, method="inverted_cdf")
-    best, freedom, centre, scale = -np.inf, np.inf, 0.0, 1.0
+    best, freedom, center, scale = -np.inf, np.inf, 0.0, 1.0
     for trial in _FREEDOMS:
         if np.isinf(trial):
             middle = float(np.average(some, weights=counted))
@@ -125,10 +125,10 @@ def _tamed(column: Array, weights: Array) -> tuple[Array, Array]:
             continue
         fit = float(np.average(_log_student((some - middle) / width, trial), weights=counted)) - np.log(width)
         if fit > best:
-            best, freedom, centre, scale = fit, trial, middle, width
+            best, freedom, center, scale = fit, trial, middle, width
     if best == -np.inf:
         raise FlatError
-    u = (column - centre) / scale
+    u = (column - center) / scale
     if np.isinf(freedom):
         return u, np.full(len(u), -np.log(scale))
     mapped = -np.sign(u) * ndtri(stdtr(freedom, -np.abs(u)))

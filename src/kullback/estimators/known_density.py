@@ -39,16 +39,16 @@ from kullback.estimators.knn_entropy import (
     FlatError,
     Units,
     local_log_density,
-    neighbour_numbers,
+    neighbor_numbers,
     symbol_surprise,
 )
 from kullback.samples import Samples
 
 __all__ = ["from_density"]
 
-# Draws, and draws for each dimension, below which neighbours say nothing about a density.
+# Draws, and draws for each dimension, below which neighbors say nothing about a density.
 _FEWEST = 16
-# The k-th distances of draws that have a neighbour in common vary together: by so much of their own variance more.
+# The k-th distances of draws that have a neighbor in common vary together: by so much of their own variance more.
 _SHARED = 0.6
 
 
@@ -59,7 +59,7 @@ def from_density(
 
     .. math:: \widehat{KL} = \frac1n \sum_i \big[\widehat{\log p}(x_i) - \log q(x_i)\big] - \hat b
 
-    For points, :math:`\widehat{\log p}` is that of the k nearest neighbours, in coordinates that are brought to one
+    For points, :math:`\widehat{\log p}` is that of the k nearest neighbors, in coordinates that are brought to one
     scale, and :math:`\hat b` its bias, measured on as many draws of Q or of a Gaussian: whichever changes like that of
     P when k is made four times as large; where neither does, the error grows by what is left. For symbols,
     :math:`\widehat{\log p}` is that of their counts and :math:`\hat b` stands for the symbols unseen.
@@ -95,7 +95,7 @@ def from_density(
 
     References:
         Sample estimate of the entropy of a random vector (Kozachenko and Leonenko, 1987)
-        Efficient multivariate entropy estimation via k-nearest neighbour distances (Berrett, Samworth and Yuan, 2019)
+        Efficient multivariate entropy estimation via k-nearest neighbor distances (Berrett, Samworth and Yuan, 2019)
         Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
     call = "from_density"
@@ -118,7 +118,7 @@ def from_density(
     sides = _Draws(x, log_q, weights, units, p.clusters is not None)
     if symbols:
         return _estimate(p, _from_counts(sides), confidence)
-    return _from_neighbours(p, q, sides, confidence, generator)
+    return _from_neighbors(p, q, sides, confidence, generator)
 
 
 @dataclass(frozen=True)
@@ -180,13 +180,13 @@ def _from_counts(draws: _Draws) -> _Found:
     )
 
 
-def _from_neighbours(
+def _from_neighbors(
     p: Samples, q: Distribution, draws: _Draws, confidence: float, generator: torch.Generator | None
 ) -> Estimate:
     from scipy.special import polygamma
 
     n, d = len(np.unique(draws.units)), draws.x.shape[1]
-    numbers = neighbour_numbers(n * draws.effective / len(draws.x))
+    numbers = neighbor_numbers(n * draws.effective / len(draws.x))
     rng = np.random.default_rng(seed_of(generator))
     weights = draws.weights if np.ptp(draws.weights) > 0 else None
     try:
@@ -210,7 +210,7 @@ def _from_neighbours(
     shared = _SHARED * float(polygamma(1, numbers[0])) / n
     error = math.sqrt(draws.variance(terms[:, 0]) + shared + spread**2 + left**2)
     notes = list(_notes(draws, left, error))
-    found = _Found(float(means[0]) - bias, error, "entropy by neighbours", tuple(notes))
+    found = _Found(float(means[0]) - bias, error, "entropy by neighbors", tuple(notes))
     return _estimate(p, found, confidence)
 
 

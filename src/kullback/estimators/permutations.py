@@ -11,20 +11,20 @@ from kullback.errors import ArgumentValueError, explain
 from kullback.progress import progress_bar
 from kullback.samples import Samples
 
-__all__ = ["Cells", "Graph", "Labelling", "Statistic", "permuted"]
+__all__ = ["Cells", "Graph", "Labeling", "Statistic", "permuted"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK_BYTES = 32 * 1024 * 1024
 
 
-class Labelling(NamedTuple):
+class Labeling(NamedTuple):
     """Which unit each pooled draw belongs to, and which units came from P."""
 
     unit_of: Array | None  # None: each draw is a unit of its own
     from_p: Array
 
     @classmethod
-    def of(cls, p: Samples, q: Samples) -> Labelling:
+    def of(cls, p: Samples, q: Samples) -> Labeling:
         """Read the units off two data sets: their clusters where either has some, else the draws."""
         n, m = len(p), len(q)
         if p.clusters is None and q.clusters is None:
@@ -60,18 +60,18 @@ class Labelling(NamedTuple):
 
 
 class Statistic(Protocol):
-    """A difference of two data sets that can be computed for many labellings of the pooled draws."""
+    """A difference of two data sets that can be computed for many labelings of the pooled draws."""
 
     @property
     def width(self) -> int:
         """How many numbers one shuffle takes."""
         ...
 
-    def observed(self, labelling: Labelling) -> float:
+    def observed(self, labeling: Labeling) -> float:
         """Return its value for the draws as they are."""
         ...
 
-    def shuffled(self, labelling: Labelling, rows: int, rng: np.random.Generator) -> Array:
+    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
         """Return its values for some shuffles."""
         ...
 
@@ -87,13 +87,13 @@ class Cells(NamedTuple):
     def width(self) -> int:
         return max(len(self.codes), len(self.totals))
 
-    def observed(self, labelling: Labelling) -> float:
-        return float(self.of_counts(self._counts(labelling.of_draws(labelling.from_p)[None]))[0])
+    def observed(self, labeling: Labeling) -> float:
+        return float(self.of_counts(self._counts(labeling.of_draws(labeling.from_p)[None]))[0])
 
-    def shuffled(self, labelling: Labelling, rows: int, rng: np.random.Generator) -> Array:
-        if labelling.unit_of is not None:
-            return self.of_counts(self._counts(labelling.shuffles(rows, rng)))
-        drawn = int(labelling.from_p.sum())
+    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
+        if labeling.unit_of is not None:
+            return self.of_counts(self._counts(labeling.shuffles(rows, rng)))
+        drawn = int(labeling.from_p.sum())
         return self.of_counts(
             rng.multivariate_hypergeometric(self.totals, drawn, size=rows, method="marginals").astype(float)
         )
@@ -106,17 +106,17 @@ class Cells(NamedTuple):
 class Graph(NamedTuple):
     """The share of the edges that join draws of one data set."""
 
-    adjacency: Any  # a sparse matrix, float32; its rows sum to the number of neighbours
+    adjacency: Any  # a sparse matrix, float32; its rows sum to the number of neighbors
 
     @property
     def width(self) -> int:
         return 4 * self.adjacency.shape[0]
 
-    def observed(self, labelling: Labelling) -> float:
-        return float(self._shares(labelling.of_draws(labelling.from_p)[None])[0])
+    def observed(self, labeling: Labeling) -> float:
+        return float(self._shares(labeling.of_draws(labeling.from_p)[None])[0])
 
-    def shuffled(self, labelling: Labelling, rows: int, rng: np.random.Generator) -> Array:
-        return self._shares(labelling.shuffles(rows, rng))
+    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
+        return self._shares(labeling.shuffles(rows, rng))
 
     def _shares(self, from_p: Array) -> Array:
         sign = np.where(from_p.T, np.float32(1), np.float32(-1))
@@ -126,7 +126,7 @@ class Graph(NamedTuple):
 
 
 def permuted(
-    statistic: Statistic, labelling: Labelling, permutations: int, rng: np.random.Generator
+    statistic: Statistic, labeling: Labeling, permutations: int, rng: np.random.Generator
 ) -> tuple[float, Array]:
     """Return the statistic of the draws as they are, and of each shuffle."""
     found: list[Array] = []
@@ -134,7 +134,7 @@ def permuted(
     with progress_bar("permutations") as update:
         for start in range(0, permutations, block):
             rows = min(block, permutations - start)
-            found.append(statistic.shuffled(labelling, rows, rng))
+            found.append(statistic.shuffled(labeling, rows, rng))
             if update:
                 update(start + rows, permutations)
-    return statistic.observed(labelling), np.concatenate(found)
+    return statistic.observed(labeling), np.concatenate(found)

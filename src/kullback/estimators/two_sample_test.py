@@ -13,7 +13,7 @@ from kullback.estimate import Estimate
 from kullback.estimators.checks import check_samples, numpy_of, seed_of
 from kullback.estimators.dispatch import estimate_from_samples
 from kullback.estimators.knn.search import nearest_among
-from kullback.estimators.permutations import Cells, Graph, Labelling, Statistic, permuted
+from kullback.estimators.permutations import Cells, Graph, Labeling, Statistic, permuted
 from kullback.generators import KL
 from kullback.samples import Samples
 
@@ -21,8 +21,8 @@ __all__ = ["SameTest", "test_same"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CALL = "test_same"
-# Neighbours of each point in the graph that the statistic counts: more see wider differences, at more memory.
-FEWEST_NEIGHBOURS, MOST_NEIGHBOURS, MOST_EDGES = 5, 30, 2_000_000
+# Neighbors of each point in the graph that the statistic counts: more see wider differences, at more memory.
+FEWEST_NEIGHBORS, MOST_NEIGHBORS, MOST_EDGES = 5, 30, 2_000_000
 # Ranks finer than this tell nothing more, and each of them costs in every shuffle.
 MOST_RANKS = 1000
 
@@ -38,7 +38,7 @@ class SameTest:
             estimator serves these draws; `notes` say why.
         permutations: how many shuffles there were.
         method: the statistic: ``"likelihood_ratio"`` of symbols, ``"energy_of_ranks"`` in one dimension,
-            ``"nearest_neighbours"`` beyond.
+            ``"nearest_neighbors"`` beyond.
         notes: what a reader has to know about the effect.
 
     Example:
@@ -69,7 +69,7 @@ def test_same(
 
     The level is exact at any size: under the hypothesis every shuffle is as likely as what was seen. T is the
     likelihood ratio of the counts for symbols; the energy distance of the pooled ranks for numbers; for vectors, the
-    share of nearest neighbours that come from the same data set.
+    share of nearest neighbors that come from the same data set.
 
     Arguments:
         p: draws of P, shape (n, d); its clusters are shuffled as wholes.
@@ -100,8 +100,8 @@ def test_same(
     _check(p, q, permutations)
     seed = seed_of(generator)
     method, statistic = _statistic(p, q)
-    labelling = Labelling.of(p, q)
-    observed, shuffled = permuted(statistic, labelling, permutations, np.random.default_rng(seed))
+    labeling = Labeling.of(p, q)
+    observed, shuffled = permuted(statistic, labeling, permutations, np.random.default_rng(seed))
     # Equal in exact arithmetic counts as equal: the sums of a shuffle may round differently.
     as_large = int((shuffled >= observed - 1e-9 * abs(observed)).sum())
     effect, notes = _effect(p, q, generator)
@@ -149,7 +149,7 @@ def _statistic(p: Samples, q: Samples) -> tuple[str, Statistic]:
     x, y = numpy_of(p), numpy_of(q)
     if x.shape[1] == 1:
         return "energy_of_ranks", _energy_of_ranks(np.concatenate([x[:, 0], y[:, 0]]))
-    return "nearest_neighbours", _same_neighbours(np.concatenate([x, y]))
+    return "nearest_neighbors", _same_neighbors(np.concatenate([x, y]))
 
 
 def _likelihood_ratio(p: Samples, q: Samples) -> Statistic:
@@ -195,17 +195,15 @@ def _energy_of_ranks(pooled: Array) -> Statistic:
     return Cells(codes, totals, of_counts)
 
 
-def _same_neighbours(points: Array) -> Statistic:
-    """The share of nearest neighbours that come from the same data set, all components brought to one scale."""
+def _same_neighbors(points: Array) -> Statistic:
+    """The share of nearest neighbors that come from the same data set, all components brought to one scale."""
     from scipy.sparse import csr_array
 
     n = len(points)
-    number = min(n - 1, max(FEWEST_NEIGHBOURS, min(MOST_NEIGHBOURS, int(n**0.5), MOST_EDGES // n)))
-    neighbours = nearest_among(points / _scale(points), number)
-    ones = np.ones(neighbours.size, dtype=np.float32)
-    return Graph(
-        csr_array((ones, neighbours.ravel(), np.arange(0, neighbours.size + 1, number)), shape=(n, n))
-    )
+    number = min(n - 1, max(FEWEST_NEIGHBORS, min(MOST_NEIGHBORS, int(n**0.5), MOST_EDGES // n)))
+    neighbors = nearest_among(points / _scale(points), number)
+    ones = np.ones(neighbors.size, dtype=np.float32)
+    return Graph(csr_array((ones, neighbors.ravel(), np.arange(0, neighbors.size + 1, number)), shape=(n, n)))
 
 
 def _scale(points: Array) -> Array:

@@ -70,7 +70,7 @@ def distillation_loss(
         normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches of
             a step, so that gradients accumulate to those of the whole.
         vocabulary: what to do where the classes are not as many: refuse (``"error"``), cut both to those they share and
-            normalise anew (``"truncate"``), or give no mass to the classes a side lacks (``"mask"``), by which KL is
+            normalize anew (``"truncate"``), or give no mass to the classes a side lacks (``"mask"``), by which KL is
             +inf wherever the teacher has more classes than the student.
         inplace_backward: let the backward pass overwrite `student` with its gradient, which then needs no memory. Only
             for logits that nothing else reads afterwards, and not with ``reduction="none"``.

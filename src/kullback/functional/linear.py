@@ -76,7 +76,7 @@ def linear_distillation_loss(
         logit_scale: a, what the products are multiplied by before the cap. A pair is (student's, teacher's).
         kind: the divergence D.
         temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. Finding them synchronises an accelerator.
+        mask: which positions count, boolean, the leading shape. Finding them synchronizes an accelerator.
         weight: w, a non-negative number for each position, the leading shape.
         labels: a position whose label is `ignore_index` does not count; the leading shape.
         ignore_index: that label.

@@ -104,7 +104,7 @@ def kl_surrogate(
 ) -> Tensor:
     r"""Estimate KL from sampled actions by an expression whose expected gradient is the gradient of KL.
 
-    For ``direction="pq"``, with actions from a behaviour policy B and the importance weight w = p(a)/b(a),
+    For ``direction="pq"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a),
 
     .. math:: \text{value } w \log\frac{p(a)}{q(a)}, \qquad
         \text{gradient } w \Bigl(\log\frac{p(a)}{q(a)}\; \nabla \log p(a) - \nabla \log q(a)\Bigr),

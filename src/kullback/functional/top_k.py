@@ -102,7 +102,7 @@ def top_k_divergence(
     :math:`p_i \log(p_i/q_i) - p_i + q_i`. It is at most the bucket's, and 0 exactly where student and teacher agree on
     K, but it sees nothing outside K and is no divergence between distributions. The sum of
     :math:`p_i \log(p_i/q_i)` alone, which some libraries take, lacks :math:`\sum_K (q_i - p_i)`: it can be negative,
-    and its minimum is not at the teacher's probabilities but at the renormalised ones.
+    and its minimum is not at the teacher's probabilities but at the renormalized ones.
 
     Where the student has no mass outside K, as where K is all classes, a remainder of the teacher's that its rounding
     explains counts as none, and is no reason for +inf.
@@ -112,7 +112,7 @@ def top_k_divergence(
         teacher: P, shape (..., k).
         student: logits of Q, shape (..., classes).
         temperature: what the student's logits and the teacher's log-probabilities are divided by before they are
-            normalised. Other than 1 only with ``"renormalize"``: how much mass the classes that are not kept would
+            normalized. Other than 1 only with ``"renormalize"``: how much mass the classes that are not kept would
             have at another temperature is unknown.
         dtype: of the result; left out, float64 if the student or the teacher is, else float32.
 
@@ -320,7 +320,7 @@ def _check_values(teacher: TopK) -> None:
         wide,
         "log_probs",
         wanted="log-probabilities, which are <= 0",
-        instead="logits.log_softmax(-1).topk(k), the normalisation over all classes before the choice",
+        instead="logits.log_softmax(-1).topk(k), the normalization over all classes before the choice",
     )
     kept = wide.exp().sum(-1)
     _refuse_where(
@@ -328,7 +328,7 @@ def _check_values(teacher: TopK) -> None:
         kept,
         "log_probs",
         wanted="natural log-probabilities whose probabilities sum to at most 1 in each row",
-        instead="log-probabilities normalised over all classes, each class once",
+        instead="log-probabilities normalized over all classes, each class once",
     )
     if teacher.tail == "renormalize":
         _refuse_where(

@@ -6,7 +6,7 @@ Every one is built from a convex function :math:`f` with :math:`f(1) = 0` as
 
 Adding a multiple of :math:`r - 1` to :math:`f` changes nothing, because both rows sum to one; here it is always
 chosen such that :math:`f'(1) = 0`. Then no term is negative, terms of nearly equal classes are not differences of
-nearly equal numbers, and an error in the normalisation enters only in second order. With :math:`d = \log(p/q)`:
+nearly equal numbers, and an error in the normalization enters only in second order. With :math:`d = \log(p/q)`:
 
 * ``terms`` are :math:`q f(e^d)`;
 * ``slopes`` are their derivatives by :math:`\log p` and :math:`\log q`, namely :math:`p f'` and :math:`q f - p f'`;

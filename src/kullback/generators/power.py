@@ -253,7 +253,7 @@ class Renyi(Divergence):
             lost = _outside_p(pair)
             kept_mass = (pair.q - lost).sum(-1, keepdim=True)
             odds = lost.sum(-1, keepdim=True) / torch.where(kept_mass > 0, kept_mass, 1)
-            # Up to a multiple of q, which the normalisation of Q removes again.
+            # Up to a multiple of q, which the normalization of Q removes again.
             return torch.zeros_like(pair.p), lost - odds * (pair.q - lost)
         if alpha == 1:
             return KL().slopes(pair)

@@ -15,7 +15,7 @@ fixed amount of memory:
 | PyTorch | ``.pt``, ``.pth`` (tensors only, no code) | the same, and bfloat16 | yes |
 | Parquet | ``.parquet`` | one column per class, or one column of lists (``key=``) | yes, by row group |
 | text | ``.csv`` | one column per class | by reading from the start |
-| llama.cpp | any; ``--kl-divergence-base`` | quantised log-probabilities, and the tokens | yes |
+| llama.cpp | any; ``--kl-divergence-base`` | quantized log-probabilities, and the tokens | yes |
 
 Public names:
 

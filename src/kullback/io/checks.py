@@ -149,8 +149,8 @@ def _explain_mass(row: Tensor, kind: Kind, index: int, place: Place) -> FileErro
 
 
 def _remedy(row: Tensor, kind: Kind, otherwise: Kind) -> str:
-    """Which kind to pass instead: the one the row looks like, else the one that normalises."""
+    """Which kind to pass instead: the one the row looks like, else the one that normalizes."""
     seen = looks_like(row[None])
     if seen is not None and seen != kind:
         return f"the row looks like {seen}: pass {pass_kind(seen)}"
-    return f"if these are to be normalised, pass {pass_kind(otherwise)}"
+    return f"if these are to be normalized, pass {pass_kind(otherwise)}"

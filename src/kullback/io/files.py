@@ -1,4 +1,4 @@
-"""What every format shares: a file's name in its errors, recognising its format, choosing an array in it."""
+"""What every format shares: a file's name in its errors, recognizing its format, choosing an array in it."""
 
 from __future__ import annotations
 

@@ -96,11 +96,11 @@ class Layout:
 class LlamaBaseFile(Store):
     r"""llama.cpp's ``--kl-divergence-base`` file, read as logits.
 
-    The stored log-probabilities are quantised, so a row sums only nearly to one. Its rows are therefore of
+    The stored log-probabilities are quantized, so a row sums only nearly to one. Its rows are therefore of
     kind ``"logits"``: whoever uses them divides by :math:`\sum_i e^{x_i}`, which `stored_mass` reports.
     Classes more than `floor` nats below the row's largest are stored as lying exactly there, so these
     entries are upper bounds. (llama.cpp's own numbers differ a little: it leaves out classes below
-    :math:`e^{-16}` and does not renormalise.)
+    :math:`e^{-16}` and does not renormalize.)
 
     Arguments:
         place: the file, as `open_rows` names it.
@@ -212,10 +212,10 @@ class LlamaBaseFile(Store):
             yield block
 
     def caveats(self) -> list[str]:
-        """What quantisation does to the rows, and what those of the latest pass sum to."""
+        """What quantization does to the rows, and what those of the latest pass sum to."""
         kept = (
             "llama.cpp keeps 16-bit log-probabilities: classes far below a row's largest (16 nats; ik_llama.cpp: "
-            "24) are stored as lying there, and every row is renormalised as it is read"
+            "24) are stored as lying there, and every row is renormalized as it is read"
         )
         mass = self.stored_mass
         if mass is None:
@@ -405,6 +405,6 @@ def _encode(logits: Tensor, layout: Layout, floor: float) -> np.ndarray[tuple[in
     steps = (logits - smallest) / torch.where(scale > 0, scale, 1)
     coded = np.zeros((len(logits), layout.row_codes), "<u2")
     coded[:, PREFIX : PREFIX + layout.n_vocab] = steps.round_().clamp_(0, STEPS).numpy()
-    normalised = smallest - torch.logsumexp(logits, -1, keepdim=True)
-    coded[:, :PREFIX].view("<f4")[:] = torch.cat([scale, normalised], -1).numpy()
+    normalized = smallest - torch.logsumexp(logits, -1, keepdim=True)
+    coded[:, :PREFIX].view("<f4")[:] = torch.cat([scale, normalized], -1).numpy()
     return coded

@@ -220,7 +220,7 @@ class CsvStore(Store):
     Arguments:
         place: the file, for errors.
         key: must be None.
-        named: whether the caller says what the numbers are; if not, whole numbers are recognised as counts.
+        named: whether the caller says what the numbers are; if not, whole numbers are recognized as counts.
     """
 
     format = "csv"

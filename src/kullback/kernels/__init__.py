@@ -34,7 +34,7 @@ def row_divergence(
         p: P; its batch broadcasts with that of `q`, and the classes are as many.
         q: Q.
         dtype: of the result; left out, that of the arguments.
-        temperature: what logits and log-probabilities are divided by before they are normalised.
+        temperature: what logits and log-probabilities are divided by before they are normalized.
         exact: compute in float64 whatever the dtype of the logits, which the fast kernels do not.
     """
     weights_p, weights_q = p.weights(), q.weights()

@@ -1,6 +1,6 @@
 """The terms p (log p - log q) of torch's `kl_div`, their sum and their derivatives: in plain torch, and in C++.
 
-Unlike the other kernels these know of no rows: nothing is normalised, and a class is a number among others.
+Unlike the other kernels these know of no rows: nothing is normalized, and a class is a number among others.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _operator() -> Any:
 
 
 def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
-    """Return KL of each row of weights once normalised, in float64, from tensors of shape (..., classes).
+    """Return KL of each row of weights once normalized, in float64, from tensors of shape (..., classes).
 
     None is the answer for what the C++ does not take: tensors whose derivatives are asked for, dtypes other than
     float32 and float64, and rows that are no distribution or that do not sum to one within `tolerance`.

@@ -31,17 +31,17 @@ _BLOCK = 1 << 17
 
 
 def finite_pair(p: Representation, q: Representation) -> FinitePair:
-    """Normalise two representations, as they are given, into probabilities and their log-ratio, in float64."""
+    """Normalize two representations, as they are given, into probabilities and their log-ratio, in float64."""
     return pair_from_weights(_widen(p.weights()), _widen(q.weights()), p.in_logs, q.in_logs)
 
 
 def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) -> FinitePair:
-    """Normalise two tensors of weights, or log-weights, along their last dimension.
+    """Normalize two tensors of weights, or log-weights, along their last dimension.
 
-    The log-ratio comes from the weights themselves, not from the normalised probabilities: where both are weights
+    The log-ratio comes from the weights themselves, not from the normalized probabilities: where both are weights
     and nearly equal, from their difference, so that it keeps its digits.
     """
-    side_p, side_q = _normalise(p, p_in_logs), _normalise(q, q_in_logs)
+    side_p, side_q = _normalize(p, p_in_logs), _normalize(q, q_in_logs)
     log_ratio = side_p.log_weights - side_q.log_weights
     # Two logits far from 0 may have nearly equal sums: the peaks cancel exactly, and before anything else.
     log_ratio_of_sums = (side_p.peak - side_q.peak) + (side_p.log_sum - side_q.log_sum)
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
     temperature: float = 1.0
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:
-        """Normalise two tensors of rows, of any dtype."""
+        """Normalize two tensors of rows, of any dtype."""
         p, q = self._cooled(p, self.p_in_logs), self._cooled(q, self.q_in_logs)
         return pair_from_weights(p, q, self.p_in_logs, self.q_in_logs)
 
@@ -79,7 +79,7 @@ class Rows(NamedTuple):
         return wide / self.temperature if in_logs and self.temperature != 1 else wide
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
-        """Turn a derivative by log-probabilities into one by the weights they were normalised from."""
+        """Turn a derivative by log-probabilities into one by the weights they were normalized from."""
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
         # The row sums to zero. That gives the entry of a class with nearly all mass, which the difference would not.
         top = mass.argmax(-1, keepdim=True)
@@ -228,7 +228,7 @@ def _weighted(slopes: Tensor, weights: Tensor) -> Tensor:
     return torch.where(weights == 0, 0, weights * slopes)
 
 
-class _Normalised(NamedTuple):
+class _Normalized(NamedTuple):
     """One side of a pair: the logarithm of its sum of weights is peak + log_sum."""
 
     mass: Tensor
@@ -238,18 +238,18 @@ class _Normalised(NamedTuple):
     empty: Tensor
 
 
-def _normalise(weights: Tensor, in_logs: bool) -> _Normalised:
+def _normalize(weights: Tensor, in_logs: bool) -> _Normalized:
     if in_logs:
         empty = weights == -torch.inf
         peak = weights.amax(-1, keepdim=True).detach()
         peak = torch.where(peak.isfinite(), peak, 0)
         unscaled = torch.exp(weights - peak)
         total = unscaled.sum(-1, keepdim=True)
-        return _Normalised(unscaled / total, torch.where(empty, 0, weights), peak, torch.log(total), empty)
+        return _Normalized(unscaled / total, torch.where(empty, 0, weights), peak, torch.log(total), empty)
     empty = weights == 0
     total = weights.sum(-1, keepdim=True)
     log_weights = torch.log(torch.where(empty, 1, weights))
-    return _Normalised(weights / total, log_weights, torch.zeros_like(total), torch.log(total), empty)
+    return _Normalized(weights / total, log_weights, torch.zeros_like(total), torch.log(total), empty)
 
 
 def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:

@@ -55,10 +55,10 @@ def kl_divergence(
     Arguments:
         p: P, the data, shape (..., classes). Any number of leading dimensions, where torchmetrics wants one.
         q: Q, the model or prior, of the same shape.
-        log_prob: whether `p` and `q` hold log-probabilities. Otherwise they hold weights, which are normalised.
+        log_prob: whether `p` and `q` hold log-probabilities. Otherwise they hold weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
         given: what `p` and `q` hold, more exactly: ``"logits"``, ``"log-probs"`` (what `log_prob` says), ``"counts"``
-            (weights to be normalised, the default) or ``"probs"`` (which must sum to one).
+            (weights to be normalized, the default) or ``"probs"`` (which must sum to one).
         mask: true for the rows that count, a bool tensor of shape (...). The others may hold anything, padding or NaN.
 
     Returns:
@@ -71,7 +71,7 @@ def kl_divergence(
         IncompatibleTensorError: `p` and `q` differ in shape or device. It is a RuntimeError too, as in torchmetrics.
 
     Gradient:
-        flows to both, and is that of the normalised rows. It is 0 for P = Q, at masked rows, at ``-inf`` on both sides
+        flows to both, and is that of the normalized rows. It is 0 for P = Q, at masked rows, at ``-inf`` on both sides
         and at a weight that is exactly 0. Where the value is +inf, classes that make it so add nothing to the gradient
         of P.
 

@@ -35,10 +35,10 @@ class KLDivergence(Metric):
     `update` and `forward` take what `kullback.metrics.kl_divergence` takes: p and q of shape (..., classes), and
     ``mask=``; `compute` returns what it would for all batches at once. Sums are kept in float64, and besides the mean
     there are its `standard_error` and the `quantile` of the rows, from states of fixed size that are
-    synchronised like any other. With ``reduction="none"`` the values of all rows are kept instead.
+    synchronized like any other. With ``reduction="none"`` the values of all rows are kept instead.
 
     Arguments:
-        log_prob: whether p and q hold log-probabilities. Otherwise they hold weights, which are normalised.
+        log_prob: whether p and q hold log-probabilities. Otherwise they hold weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row, flattened.
         given: what p and q hold, more exactly: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as in
             `kullback.metrics.kl_divergence`.
@@ -128,7 +128,7 @@ class KLDivergence(Metric):
 
         .. math:: \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
 
-        It takes the rows as independent, which neighbouring positions of one text are not.
+        It takes the rows as independent, which neighboring positions of one text are not.
 
         Returns:
             a scalar of the dtype of `compute`; NaN for fewer than two rows, +inf if a row is infinite.
@@ -141,7 +141,7 @@ class KLDivergence(Metric):
             >>> metric.standard_error()
             tensor(0.3466)
         """
-        with self._synchronised():
+        with self._synchronized():
             moments, _ = self._statistics()
             return moments.standard_error.to(self._result_dtype())
 
@@ -167,7 +167,7 @@ class KLDivergence(Metric):
             >>> metric.quantile(1.0)
             tensor(0.6931)
         """
-        with self._synchronised():
+        with self._synchronized():
             _, sketch = self._statistics()
             return sketch.quantile(probabilities).to(self._result_dtype())
 
@@ -209,7 +209,7 @@ class KLDivergence(Metric):
             return self.precision.dtype
         return dim_zero_cat(self.measures).dtype if len(self.measures) else self.dtype
 
-    def _synchronised(self) -> AbstractContextManager[None]:
+    def _synchronized(self) -> AbstractContextManager[None]:
         """Return the context in which `compute` runs: the states of all processes merged, where there are several."""
         return self.sync_context(
             dist_sync_fn=self.dist_sync_fn,

@@ -64,7 +64,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             call,
             wanted="two discrete distributions, or two continuous ones, which alone have densities to compare",
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
-            instead="a discretised or relaxed version of one of them",
+            instead="a discretized or relaxed version of one of them",
         )
     spaces = [_space(d) for d in (p, q)]
     if spaces[0] != spaces[1]:

@@ -54,7 +54,7 @@ class Resampler:
         """Return the 95 % interval of the sum of `column` divided by that of `per`, as a rule the number of rows."""
         if self._drawn is None or not bool(self._sums[:, column].isfinite().all()):
             return None
-        counted = self._drawn[:, per] > 0  # a draw may hold no labelled row
+        counted = self._drawn[:, per] > 0  # a draw may hold no labeled row
         ratios = self._drawn[counted, column] / self._drawn[counted, per]
         if len(ratios) == 0:
             return None

@@ -81,7 +81,7 @@ class Collector:
         table = self._table[: self._filled]
         self._filled = 0
         columns = dict(zip(self._columns, table.T.contiguous(), strict=True))
-        known = columns["labelled"] > 0 if "labelled" in columns else None
+        known = columns["labeled"] > 0 if "labeled" in columns else None
         for name, values in columns.items():
             self._moments[name].add(values if name not in LABEL_COLUMNS[1:] else values[known])
         for name in DIVERGENCES:
@@ -128,7 +128,7 @@ class Collector:
         return [(argument, values) for argument, values in named if values is not None]
 
     def _mean(self, name: str) -> Mean:
-        per = "labelled" if name in LABEL_COLUMNS else None
+        per = "labeled" if name in LABEL_COLUMNS else None
         interval = self._resampler.interval(
             self._columns.index(name), -1 if per is None else self._columns.index(per)
         )
@@ -145,7 +145,7 @@ class Collector:
         if self.labels is None:
             return None
         return LabelStatistics(
-            labelled=round(float(self._moments["labelled"].sum)),
+            labeled=round(float(self._moments["labeled"].sum)),
             cross_entropy_p=self._mean("cross_entropy_p"),
             cross_entropy_q=self._mean("cross_entropy_q"),
             difference=self._mean("difference"),
@@ -157,7 +157,7 @@ class Collector:
         found = [self._how_intervals_arise(rows)] if self._bootstrap else []
         if not self._quantiles["kl_pq"].exact:
             found.append("Quantiles come from a sketch, with a relative error of at most 0.005.")
-        if labels is not None and math.isnan(labels.difference.mean) and labels.labelled:
+        if labels is not None and math.isnan(labels.difference.mean) and labels.labeled:
             found.append(
                 "The cross-entropies cannot be subtracted: some labels have probability 0 under P, others under Q."
             )
@@ -168,7 +168,7 @@ class Collector:
         errors = "Standard errors take the rows to be independent"
         if self._clusters is None:
             return (
-                f"{errors}, and so do the 95 % intervals ({draws} of {rows:,} rows): where neighbouring rows belong "
+                f"{errors}, and so do the 95 % intervals ({draws} of {rows:,} rows): where neighboring rows belong "
                 "together, say so by cluster ids."
             )
         count = len(self._clusters.names)

@@ -19,7 +19,7 @@ __all__ = ["COLUMNS", "DIVERGENCES", "LABEL_COLUMNS", "Measured", "measure"]
 DIVERGENCES = {"kl_pq": KL(), "kl_qp": ReverseKL(), "js": JensenShannon(), "tv": TotalVariation()}
 COLUMNS = (*DIVERGENCES, "confidence", "same_top")
 LABEL_COLUMNS = (
-    "labelled",
+    "labeled",
     "cross_entropy_p",
     "cross_entropy_q",
     "difference",

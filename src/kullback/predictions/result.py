@@ -119,7 +119,7 @@ class LabelStatistics:
     """What the true classes say about P and Q.
 
     Attributes:
-        labelled: how many rows have a label.
+        labeled: how many rows have a label.
         cross_entropy_p: the mean of -log p(label).
         cross_entropy_q: the mean of -log q(label).
         difference: the mean of log p(label) - log q(label), row by row: cross_entropy_q - cross_entropy_p, with the
@@ -128,7 +128,7 @@ class LabelStatistics:
         delta_prob_rms: the root of the mean square of q(label) - p(label).
     """
 
-    labelled: int
+    labeled: int
     cross_entropy_p: Mean
     cross_entropy_q: Mean
     difference: Mean

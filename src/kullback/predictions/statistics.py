@@ -51,7 +51,7 @@ class Quantiles:
             self._held.clear()
 
     def at(self, probabilities: Sequence[float]) -> list[float]:
-        """Return the quantiles, interpolated linearly between neighbouring values; NaN if there was no value."""
+        """Return the quantiles, interpolated linearly between neighboring values; NaN if there was no value."""
         if self._sketch is not None:
             return self._sketch.quantile(probabilities).tolist()
         if self._count == 0:

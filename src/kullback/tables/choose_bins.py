@@ -79,9 +79,9 @@ def choose_bins(
         specials = specials if q is not None else ("missing",)
         return _category_bins(p, q, specials)
     cuts = _cuts(p, q, number, row_weight)
-    edges = tuple(_beginning(cut, p.centre) for cut in cuts)
+    edges = tuple(_beginning(cut, p.center) for cut in cuts)
     labels = interval_labels(both, edges) if both.buckets or q is None else ()
-    return Bins(p.kind, edges, (*labels, *specials), p.centre, cuts, specials=specials)
+    return Bins(p.kind, edges, (*labels, *specials), p.center, cuts, specials=specials)
 
 
 def cell_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
@@ -104,8 +104,8 @@ def cell_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
         >>> cell_counts(column, choose_bins(column, column))
         array([2., 1.])
     """
-    if not column.empty and (column.kind, column.centre) != (bins.kind, bins.centre):
-        got = f"{column.kind} around {column.centre:g} for bins of {bins.kind} around {bins.centre:g}"
+    if not column.empty and (column.kind, column.center) != (bins.kind, bins.center):
+        got = f"{column.kind} around {column.center:g} for bins of {bins.kind} around {bins.center:g}"
         instead = "profile_table(frame, like=...) with the profile that the bins are from"
         raise _refused("a column counted like the bins", got, instead)
     inside = _grid_counts(column, bins) if bins.gridded else _category_counts(column, bins)
@@ -249,8 +249,8 @@ def _without_empty(begins: set[int], p: ColumnProfile, q: ColumnProfile | None) 
     return tuple(kept)
 
 
-def _beginning(cut: int, centre: float) -> float:
-    low, high = bucket_ends(cut, centre)
+def _beginning(cut: int, center: float) -> float:
+    low, high = bucket_ends(cut, center)
     return low if cut >= 0 else min(low, high)
 
 

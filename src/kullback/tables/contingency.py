@@ -67,7 +67,7 @@ class TableCells:
 
 
 def column_bins(p: Profile, q: Profile, name: str, number: int, sizes: tuple[float, float]) -> Bins:
-    """Return the bins of one column; neighbouring bins of numbers that are rare are one.
+    """Return the bins of one column; neighboring bins of numbers that are rare are one.
 
     Arguments:
         p: P's profile.
@@ -81,7 +81,7 @@ def column_bins(p: Profile, q: Profile, name: str, number: int, sizes: tuple[flo
     if not (bins.gridded and bins.cuts):
         return bins
     expected = expected_rows(cell_counts(before, bins), cell_counts(after, bins), sizes)
-    return _neighbours_joined(bins, expected, before.merged(after))
+    return _neighbors_joined(bins, expected, before.merged(after))
 
 
 def column_cells(p: Profile, q: Profile, name: str, bins: Bins) -> TableCells:
@@ -92,7 +92,7 @@ def column_cells(p: Profile, q: Profile, name: str, bins: Bins) -> TableCells:
     return TableCells(bins.labels, ends, before, after, bins.gridded, place, bins)
 
 
-def _neighbours_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
+def _neighbors_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
     """Drop the cuts between rare cells, until together they are not rare."""
     kept: list[int] = []
     together = expected[0]

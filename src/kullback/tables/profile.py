@@ -1,6 +1,6 @@
 """Profiles of tables: per column the weight of every bucket of a fixed grid and of every category.
 
-A table is read once (a column that is narrow for the distance from its centre again, alone); everything after that
+A table is read once (a column that is narrow for the distance from its center again, alone); everything after that
 works on the profile. Profiles of parts of a table, of batches or of machines, add up to that of the whole,
 exactly: counts are integers. Bins are chosen from them later (`kullback.tables.choose_bins`).
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, explain
-from kullback.tables.columns.log_grid import FARTHEST_CENTRE, PER_OCTAVE, bucket_ends
+from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends
 from kullback.tables.columns.profile import ColumnProfile, Kind
 from kullback.tables.engines import open_table
 from kullback.tables.engines.base import Field, Table, TableCounts, Task
@@ -246,7 +246,7 @@ def _task(field: Field, like: Profile | None) -> Task:
     column = like.columns.get(field.name) if like is not None else None
     words = {"string", "categorical", "text"}
     if column is not None and (column.kind == field.kind or {column.kind, field.kind} <= words):
-        return Task(field.name, column.kind, column.centre, field.integer)
+        return Task(field.name, column.kind, column.center, field.integer)
     return Task(field.name, field.kind, 0.0, field.integer)
 
 
@@ -271,7 +271,7 @@ def _sharpen(
             for name, field in narrow.items()
         ]
         counts.columns.update(table.count(tasks, weights).columns)
-        # Where the median's bucket holds a single value, that value is the centre now and nothing is finer.
+        # Where the median's bucket holds a single value, that value is the center now and nothing is finer.
         narrow = {
             name: field
             for name, field in narrow.items()
@@ -280,16 +280,16 @@ def _sharpen(
 
 
 def _is_narrow(column: ColumnProfile) -> bool:
-    """Whether the quartiles of a column lie too few buckets apart, and a nearer centre would show more."""
+    """Whether the quartiles of a column lie too few buckets apart, and a nearer center would show more."""
     low, median, high = (column.quantile_bucket(share) for share in (0.25, 0.5, 0.75))
     if low is None or median is None or high is None or high - low >= PER_OCTAVE:
         return False
-    left, right = bucket_ends(low, column.centre)[0], bucket_ends(high, column.centre)[1]
-    near = bucket_ends(median, column.centre)
+    left, right = bucket_ends(low, column.center)[0], bucket_ends(high, column.center)[1]
+    near = bucket_ends(median, column.center)
     return (
         median != 0
         and column.minimum != column.maximum
-        and max(abs(left), abs(right)) < FARTHEST_CENTRE
+        and max(abs(left), abs(right)) < FARTHEST_CENTER
         and not (_is_whole(column) and near[1] - near[0] <= 1)
     )
 
@@ -298,7 +298,7 @@ def _median_ends(column: ColumnProfile) -> tuple[float, float]:
     """Return the ends of the bucket that holds the median, moved in to the smallest and the largest number."""
     bucket = column.quantile_bucket(0.5)
     assert bucket is not None  # noqa: S101 - a column without numbers is not narrow
-    low, high = bucket_ends(bucket, column.centre)
+    low, high = bucket_ends(bucket, column.center)
     assert column.minimum is not None and column.maximum is not None  # noqa: S101, PT018
     return max(low, column.minimum), min(high, column.maximum)
 

@@ -15,7 +15,7 @@ from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDepen
 from kullback.estimators.density_ratio import api
 from kullback.estimators.density_ratio.api import density_ratio
 from kullback.estimators.density_ratio.gaussian import gaussian_kl, gaussian_log_odds
-from kullback.estimators.density_ratio.models import Labelled, calibrated
+from kullback.estimators.density_ratio.models import Labeled, calibrated
 
 
 def gaussian_truth(mean, covariance):
@@ -44,9 +44,9 @@ def covers(estimate, truth):
     return float(estimate.interval[0]) <= truth <= float(estimate.interval[1])
 
 
-def labelled(x, y, weights=None):
+def labeled(x, y, weights=None):
     n = len(x) + len(y)
-    return Labelled(
+    return Labeled(
         np.concatenate([x, y]),
         np.arange(n) < len(x),
         np.ones(n) if weights is None else weights,
@@ -79,7 +79,7 @@ def test_twenty_dimensions_and_a_thousand_draws():
     assert covers(estimate, truth)
     assert (
         abs(float(estimate.value) - truth) < 0.2
-    )  # what the best nearest-neighbour package misses on average
+    )  # what the best nearest-neighbor package misses on average
 
 
 def test_heavy_tails():
@@ -174,7 +174,7 @@ def test_copies_in_one_cluster_tell_no_more_than_one_of_them():
 def test_clusters_stay_in_one_fold():
     x, y = gaussians(60, 40)
     groups = np.repeat(np.arange(20), 3)
-    draws = api._labelled("density_ratio", Samples(x, clusters=groups), Samples(y), 5)
+    draws = api._labeled("density_ratio", Samples(x, clusters=groups), Samples(y), 5)
     folds = api._folds(draws, 5, np.random.default_rng(0))
     assert all(len(set(folds[:60][groups == group])) == 1 for group in range(20))
     assert [int((folds[60:] == fold).sum()) for fold in range(5)] == [8] * 5
@@ -298,7 +298,7 @@ def test_calibration_undoes_zeal():
     """Log-odds three times too large are brought back; ones that say nothing become the prior's."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((20_000, 1)), rng.standard_normal((20_000, 1)) + 1
-    draws = labelled(x, y)
+    draws = labeled(x, y)
     right = 0.5 - draws.x[:, 0]
     found, influence, features = calibrated(3 * right, draws)
     np.testing.assert_allclose(found, right, atol=0.1)
@@ -313,7 +313,7 @@ def test_calibration_agrees_with_scikit_learn():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((300, 1)), rng.standard_normal((500, 1)) + 1
     weights = rng.random(800)
-    draws = labelled(x, y, weights)
+    draws = labeled(x, y, weights)
     raw = 0.3 - draws.x[:, 0] ** 2 / 5 - draws.x[:, 0]
     model = LogisticRegression(C=np.inf, tol=1e-10).fit(raw[:, None], draws.from_p, sample_weight=weights)
     np.testing.assert_allclose(calibrated(raw, draws)[0], model.decision_function(raw[:, None]), atol=1e-4)

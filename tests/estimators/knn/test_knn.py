@@ -1,4 +1,4 @@
-"""KL from nearest neighbours: against brute force, closed forms and other weights; and what it refuses."""
+"""KL from nearest neighbors: against brute force, closed forms and other weights; and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
-from kullback.estimators import neighbours
+from kullback.estimators import neighbors
 from kullback.estimators.knn.pilot import Frame, Margin
 from kullback.estimators.knn.search import optional, search_line, search_space
 
@@ -53,11 +53,11 @@ def covers(estimate: Any, truth: float) -> bool:
 def test_plain_form_is_the_textbook_formula(n: int, m: int, d: int, k: int, device: str) -> None:
     x, y = normal(n + k, n, m, d, by=0.5, scale=1.3)
     p, q = (Samples(torch.from_numpy(a).to(device)) for a in (x, y))
-    estimate = neighbours(p, q, k=k, whiten=False, extrapolate=False)
+    estimate = neighbors(p, q, k=k, whiten=False, extrapolate=False)
     assert float(estimate.value) == pytest.approx(max(*textbook(x, y, k), 0.0), rel=1e-9, abs=1e-12)
     assert estimate.value.device.type == device
     assert estimate.n == (n, m)
-    assert estimate.method == "neighbours"
+    assert estimate.method == "neighbors"
 
 
 @pytest.mark.parametrize("k", [1, 3, 8, 40])
@@ -150,7 +150,7 @@ CASES: list[tuple[str, float, Callable[[np.random.Generator], tuple[Any, Any]]]]
 def test_intervals_cover_and_the_error_is_below_the_textbooks(truth: float, draw: Any) -> None:
     rng = np.random.default_rng(5)
     pairs = [draw(rng) for _ in range(40)]
-    estimates = [neighbours(Samples(x), Samples(y)) for x, y in pairs]
+    estimates = [neighbors(Samples(x), Samples(y)) for x, y in pairs]
     # 40 intervals that cover with 95 % miss six or more times with probability 0.014.
     assert sum(covers(estimate, truth) for estimate in estimates) >= 35
     ours = np.array([float(estimate.value) for estimate in estimates])
@@ -162,7 +162,7 @@ def test_intervals_cover_and_the_error_is_below_the_textbooks(truth: float, draw
 def test_unequal_sizes() -> None:
     truth = gaussian_kl(np.array([1.0]), np.array([[2.25]]))
     for n, m in ((1000, 20_000), (20_000, 1000)):
-        estimates = [neighbours(*map(Samples, normal(s, n, m, by=1.0, scale=1.5))) for s in range(10)]
+        estimates = [neighbors(*map(Samples, normal(s, n, m, by=1.0, scale=1.5))) for s in range(10)]
         assert np.mean([float(e.value) for e in estimates]) == pytest.approx(truth, abs=0.03)
         assert sum(covers(e, truth) for e in estimates) >= 8
 
@@ -172,24 +172,24 @@ def test_value_is_the_same_in_other_units_and_orders() -> None:
         x, y = normal(3, 400, 300, d, by=0.4)
         scale, shift = np.array([1e-3, 40.0, 7.0])[:d], np.array([5.0, -2.0, 1e3])[:d]
         order = np.random.default_rng(0).permutation(400)
-        first = neighbours(Samples(x), Samples(y))
-        second = neighbours(Samples(shift + scale * x[order]), Samples(shift + scale * y))
+        first = neighbors(Samples(x), Samples(y))
+        second = neighbors(Samples(shift + scale * x[order]), Samples(shift + scale * y))
         assert float(second.value) == pytest.approx(float(first.value), abs=1e-7)
         assert float(second.error) == pytest.approx(float(first.error), rel=1e-6)
 
 
 def test_equal_seeds_equal_values() -> None:
     p, q = map(Samples, normal(0, 300, 300, 2))
-    values = [float(neighbours(p, q, generator=torch.Generator().manual_seed(1)).value) for _ in range(2)]
+    values = [float(neighbors(p, q, generator=torch.Generator().manual_seed(1)).value) for _ in range(2)]
     assert values[0] == values[1]
 
 
 def test_a_wider_interval_for_more_confidence() -> None:
     p, q = map(Samples, normal(0, 300, 300, by=1.0))
-    (low, high), (lower, higher) = (neighbours(p, q, confidence=c).interval or () for c in (0.5, 0.99))
+    (low, high), (lower, higher) = (neighbors(p, q, confidence=c).interval or () for c in (0.5, 0.99))
     assert lower < low < high < higher
     with pytest.raises(ArgumentValueError, match="confidence"):
-        neighbours(p, q, confidence=1.0)
+        neighbors(p, q, confidence=1.0)
 
 
 def test_weights_turn_draws_of_one_distribution_into_another() -> None:
@@ -198,8 +198,8 @@ def test_weights_turn_draws_of_one_distribution_into_another() -> None:
     for seed in range(20):
         x, y = normal(seed, 3000, 3000)
         weighted = Samples(x[:, 0], weights=np.exp(x[:, 0] - 0.5))
-        values["p"].append(neighbours(weighted, Samples(y)))
-        values["q"].append(neighbours(Samples(y), weighted))
+        values["p"].append(neighbors(weighted, Samples(y)))
+        values["q"].append(neighbors(Samples(y), weighted))
     for estimates in values.values():
         assert np.mean([float(e.value) for e in estimates]) == pytest.approx(truth, abs=0.05)
         assert sum(covers(e, truth) for e in estimates) >= 16
@@ -208,10 +208,10 @@ def test_weights_turn_draws_of_one_distribution_into_another() -> None:
 @pytest.mark.parametrize("d", [1, 2])
 def test_weights_that_are_equal_or_zero(d: int) -> None:
     x, y = normal(1, 300, 250, d, by=0.5)
-    plain = neighbours(Samples(x), Samples(y))
-    equal = neighbours(Samples(x, weights=np.full(300, 7.0)), Samples(y, weights=np.full(250, 0.1)))
+    plain = neighbors(Samples(x), Samples(y))
+    equal = neighbors(Samples(x, weights=np.full(300, 7.0)), Samples(y, weights=np.full(250, 0.1)))
     padded = np.concatenate([x, np.full((10, d), 1e9)])
-    zero = neighbours(Samples(padded, weights=np.r_[np.ones(300), np.zeros(10)]), Samples(y))
+    zero = neighbors(Samples(padded, weights=np.r_[np.ones(300), np.zeros(10)]), Samples(y))
     for other in (equal, zero):
         assert float(other.value) == pytest.approx(float(plain.value), abs=1e-9)
         assert float(other.error) == pytest.approx(float(plain.error), rel=1e-6)
@@ -224,10 +224,10 @@ def test_clusters_widen_the_error_as_much_as_they_spread_the_estimates() -> None
         clusters = np.repeat(np.arange(60), 10)
         x = np.repeat(rng.standard_normal(60), 10) + 0.5 * rng.standard_normal(600)
         y = 1.0 + 1.3 * rng.standard_normal(600)
-        estimate = neighbours(Samples(x, clusters=clusters), Samples(y))
+        estimate = neighbors(Samples(x, clusters=clusters), Samples(y))
         values.append(float(estimate.value))
         errors.append(float(estimate.error))
-        plain.append(float(neighbours(Samples(x), Samples(y)).error))
+        plain.append(float(neighbors(Samples(x), Samples(y)).error))
         assert any("clusters" in note for note in estimate.notes)
     assert np.mean(errors) > 1.5 * np.mean(plain)
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.4)
@@ -235,39 +235,39 @@ def test_clusters_widen_the_error_as_much_as_they_spread_the_estimates() -> None
 
 def test_each_draw_its_own_cluster_is_no_cluster() -> None:
     x, y = normal(2, 200, 200, 2)
-    plain = neighbours(Samples(x), Samples(y))
-    own = neighbours(Samples(x, clusters=np.arange(200)[::-1]), Samples(y))
+    plain = neighbors(Samples(x), Samples(y))
+    own = neighbors(Samples(x, clusters=np.arange(200)[::-1]), Samples(y))
     assert float(own.error) == pytest.approx(float(plain.error), rel=1e-12)
 
 
 def test_too_few_clusters_for_an_interval() -> None:
     x, y = normal(2, 200, 200)
-    estimate = neighbours(Samples(x, clusters=np.arange(200) % 5), Samples(y))
+    estimate = neighbors(Samples(x, clusters=np.arange(200) % 5), Samples(y))
     assert estimate.interval is None
     assert any("5 of p" in note for note in estimate.notes)
 
 
 def test_distant_distributions_give_a_lower_bound_and_say_so() -> None:
     for by, truth in ((5.0, 12.5), (1e6, 5e11)):
-        estimate = neighbours(*map(Samples, normal(0, 1000, 1000, by=by)))
+        estimate = neighbors(*map(Samples, normal(0, 1000, 1000, by=by)))
         low, high = estimate.interval or ()
         assert float(high) == math.inf
         assert float(low) < truth
         assert any("log 1000" in note for note in estimate.notes)
-    closer = neighbours(*map(Samples, normal(0, 1000, 1000, by=5.0)))
+    closer = neighbors(*map(Samples, normal(0, 1000, 1000, by=5.0)))
     assert float(closer.value) > textbook(*normal(0, 1000, 1000, by=5.0), 3)[0]
 
 
 def test_many_dimensions_give_no_interval() -> None:
     x, y = normal(0, 1500, 1500, 20, by=0.2)
-    estimate = neighbours(Samples(x), Samples(y))
+    estimate = neighbors(Samples(x), Samples(y))
     assert estimate.interval is None
     assert any("method='density_ratio'" in note for note in estimate.notes)
     assert float(estimate.value) == pytest.approx(0.4, abs=0.2)
 
 
 def test_an_estimate_below_zero_is_reported_as_zero() -> None:
-    estimates = [neighbours(*map(Samples, normal(s, 200, 200))) for s in range(20)]
+    estimates = [neighbors(*map(Samples, normal(s, 200, 200))) for s in range(20)]
     assert all(float(e.value) >= 0 and covers(e, 0.0) for e in estimates)
     clipped = [e for e in estimates if float(e.value) == 0]
     assert clipped
@@ -276,8 +276,8 @@ def test_an_estimate_below_zero_is_reported_as_zero() -> None:
 
 
 def test_few_draws_give_a_value_without_an_interval() -> None:
-    estimate = neighbours(Samples([0.0, 1.0]), Samples([0.5]))
-    # One neighbour each: log 2 distances 1 and 1 among P's draws, 0.5 and 0.5 to Q's, and log(1 / 1).
+    estimate = neighbors(Samples([0.0, 1.0]), Samples([0.5]))
+    # One neighbor each: log 2 distances 1 and 1 among P's draws, 0.5 and 0.5 to Q's, and log(1 / 1).
     assert float(estimate.value) == 0.0
     assert estimate.interval is None
     assert any("No interval" in note for note in estimate.notes)
@@ -313,50 +313,50 @@ PLANE, PLANE_OTHER = normal(1, 100, 100, 2)
 )
 def test_what_has_no_density_is_refused(p: Samples, q: Samples, words: str) -> None:
     with pytest.raises(ArgumentValueError, match=words):
-        neighbours(p, q)
+        neighbors(p, q)
 
 
 @pytest.mark.parametrize("n", [60, 500, 3000])
 def test_draws_on_a_curve_get_no_interval(n: int) -> None:
     x, y = normal(0, n, n, by=0.5)
-    estimate = neighbours(Samples(np.hstack([x, np.exp(x)])), Samples(np.hstack([y, np.exp(y)])))
+    estimate = neighbors(Samples(np.hstack([x, np.exp(x)])), Samples(np.hstack([y, np.exp(y)])))
     assert estimate.interval is None
     assert any("near a set of about" in note for note in estimate.notes)
 
 
 def test_symbols_are_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="symbols"):
-        neighbours(Samples([1, 2, 3]), Samples([1, 2, 3]))
+        neighbors(Samples([1, 2, 3]), Samples([1, 2, 3]))
 
 
 @pytest.mark.parametrize("k", [0, -1, 100])
-def test_more_neighbours_than_draws_are_refused(k: int) -> None:
-    with pytest.raises(ArgumentValueError, match="1 to 99 neighbours"):
-        neighbours(*sides(LINE, OTHER), k=k)
+def test_more_neighbors_than_draws_are_refused(k: int) -> None:
+    with pytest.raises(ArgumentValueError, match="1 to 99 neighbors"):
+        neighbors(*sides(LINE, OTHER), k=k)
 
 
 def test_a_few_ties_are_said_and_do_not_decide() -> None:
     x, y = normal(0, 500, 500, by=1.0)
-    clean = neighbours(Samples(x), Samples(y))
+    clean = neighbors(Samples(x), Samples(y))
     x[:4], y[:3] = x[4:8], x[10]
-    tied = neighbours(Samples(x), Samples(y))
+    tied = neighbors(Samples(x), Samples(y))
     assert any("8 of the 500 draws of p have an equal one" in note for note in tied.notes)
     assert any("3 of the 500 draws of q" in note for note in tied.notes)
     assert any("1 draw(s) of p are among those of q" in note for note in tied.notes)
     assert float(tied.value) == pytest.approx(float(clean.value), abs=2 * float(clean.error))
 
 
-def test_an_atom_that_reaches_the_kth_neighbour_is_refused() -> None:
+def test_an_atom_that_reaches_the_kth_neighbor_is_refused() -> None:
     x, y = normal(0, 1000, 1000)
     x[:30] = 0.5
     with pytest.raises(ArgumentValueError, match="at distance 0"):
-        neighbours(Samples(x), Samples(y))
+        neighbors(Samples(x), Samples(y))
 
 
 def test_a_constant_that_both_share_is_left_out_and_said() -> None:
     x, y = normal(0, 200, 200, 2, by=0.5)
-    with_constant = neighbours(*(Samples(np.insert(a, 1, 3.0, axis=1)) for a in (x, y)))
-    assert float(with_constant.value) == float(neighbours(Samples(x), Samples(y)).value)
+    with_constant = neighbors(*(Samples(np.insert(a, 1, 3.0, axis=1)) for a in (x, y)))
+    assert float(with_constant.value) == float(neighbors(Samples(x), Samples(y)).value)
     assert any("Component 1 is constant" in note for note in with_constant.notes)
 
 
@@ -372,33 +372,33 @@ def test_margin_is_an_increasing_map_that_makes_its_draws_normal() -> None:
 def test_draws_cut_off_at_a_value_have_no_tail_to_fit() -> None:
     x, y = normal(0, 2000, 2000, 2)
     cut = Samples(np.column_stack([np.minimum(y[:, 0], 1.75), y[:, 1]]))
-    estimate = neighbours(Samples(x), cut)
+    estimate = neighbors(Samples(x), cut)
     # P has 4 % of its draws where Q has none: the true value is infinite. In one dimension the atom is said.
     assert 0.05 < float(estimate.value) < math.inf
-    alone = neighbours(Samples(x[:, 0]), Samples(cut.tensor[:, 0]))
+    alone = neighbors(Samples(x[:, 0]), Samples(cut.tensor[:, 0]))
     assert any("draws of q have an equal one" in note for note in alone.notes)
     margin = Margin(np.minimum(y[:, 0], 1.6))
     assert (np.diff(margin(np.linspace(-9, 9, 1000))) > 0).all()
 
 
 def test_smoothing_is_the_mean_of_a_normal_density_over_a_ball() -> None:
-    centres, log_radius = np.array([[0.0, 0.3], [1.5, -0.4], [2.0, 1.0]]), np.log([0.5, 1.0, 2.5])
+    centers, log_radius = np.array([[0.0, 0.3], [1.5, -0.4], [2.0, 1.0]]), np.log([0.5, 1.0, 2.5])
     frame = Frame(np.zeros(2), np.eye(2), math.inf)
-    for centre, log_r, found in zip(
-        centres, log_radius, frame.log_smoothing(centres, log_radius), strict=True
+    for center, log_r, found in zip(
+        centers, log_radius, frame.log_smoothing(centers, log_radius), strict=True
     ):
         radius = math.exp(log_r)
 
-        def density(t: float, r: float, at: np.ndarray = centre) -> float:
+        def density(t: float, r: float, at: np.ndarray = center) -> float:
             y = at + r * np.array([math.cos(t), math.sin(t)])
             return r * math.exp(-(y @ y) / 2)
 
         mass = integrate.dblquad(density, 0, radius, 0, 2 * math.pi)[0]
-        wanted = math.log(mass / (math.pi * radius**2)) + centre @ centre / 2
+        wanted = math.log(mass / (math.pi * radius**2)) + center @ center / 2
         assert found == pytest.approx(wanted, abs=1e-8)
 
 
-def test_smoothing_of_tiny_balls_and_far_centres_is_finite() -> None:
+def test_smoothing_of_tiny_balls_and_far_centers_is_finite() -> None:
     frame = Frame(np.zeros(5), np.eye(5), math.inf)
     x = np.outer([0.0, 1.0, 8.0, 40.0], np.ones(5))
     found = np.array([frame.log_smoothing(x, np.full(4, math.log(r))) for r in (1e-6, 1e-2, 0.5)])

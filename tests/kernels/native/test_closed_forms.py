@@ -260,7 +260,7 @@ def test_extreme_parameters_are_as_in_plain_torch(name: str) -> None:
     sources = FAMILIES[name][1]
     p = [any_of(source) for source in sources]
     q = [x if source is count else any_of(source) for source, x in zip(sources, p, strict=True)]
-    for i in range(0, 400, 4):  # a batch that the kernels decline says nothing about its neighbours
+    for i in range(0, 400, 4):  # a batch that the kernels decline says nothing about its neighbors
         part = [x[i : i + 4] for x in p], [x[i : i + 4] for x in q]
         found, expected = with_gradients(name, *part), plainly(name, *part)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-9, atol=1e-300)

@@ -377,7 +377,7 @@ def test_gradients_that_torch_gets_wrong_are_right(name: str) -> None:
     assert found.item() == pytest.approx(truth, rel=1e-6 if dtype == F32 else 1e-7, abs=0)
 
 
-def test_the_gradient_to_a_small_probability_of_q_is_that_of_the_normalised_weights() -> None:
+def test_the_gradient_to_a_small_probability_of_q_is_that_of_the_normalized_weights() -> None:
     # d/dq_0 of sum p log(p / (q / sum q)) is 1 - p_0 / q_0 = 1 - 0.2 / 1e-8.
     q = torch.tensor([1e-8, 0.5, 0.5], requires_grad=True)
     kl_divergence(Categorical(torch.tensor(MIXED)), Categorical(q)).backward()

@@ -285,7 +285,7 @@ def test_wishart_with_a_million_degrees_keeps_its_digits_in_float32() -> None:
     assert relative(kl_divergence(p, q), true_wishart(1e6, one, 1000001, one)) < 1e-6  # torch: -1.2
 
 
-def log_normaliser(size: int, x: mpf) -> mpf:
+def log_normalizer(size: int, x: mpf) -> mpf:
     return log_gamma(size - 1, x + mpf(size - 2) / 2) - (size - 1) * mpmath.loggamma(x + mpf(size - 1) / 2)
 
 
@@ -311,9 +311,9 @@ def test_correlation_matrices_are_exact(size: int, a: float, b: float) -> None:
         assert value == gradient == 0
         return
     step = mpf(10) ** -16 * mpf(a)
-    first, second = (mpmath.diff(lambda t: log_normaliser(size, t), mpf(a), n, h=step) for n in (1, 2))
+    first, second = (mpmath.diff(lambda t: log_normalizer(size, t), mpf(a), n, h=step) for n in (1, 2))
     gap = mpf(b) - mpf(a)
-    rise = log_normaliser(size, mpf(b)) - log_normaliser(size, mpf(a))
+    rise = log_normalizer(size, mpf(b)) - log_normalizer(size, mpf(a))
     assert relative(value, rise - gap * first) < 1e-11
     assert relative(gradient, -gap * second) < 1e-9
 

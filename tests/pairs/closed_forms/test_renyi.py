@@ -35,14 +35,14 @@ Integral = Callable[
 Family = Callable[[Tensor], Distribution]
 
 
-def of_normaliser(normaliser: Callable[..., mpf], inside: Callable[..., bool]) -> Integral:
-    """By the logarithm A of a normaliser: A(mixed) - alpha A(P) - (1 - alpha) A(Q)."""
+def of_normalizer(normalizer: Callable[..., mpf], inside: Callable[..., bool]) -> Integral:
+    """By the logarithm A of a normalizer: A(mixed) - alpha A(P) - (1 - alpha) A(Q)."""
 
     def integral(alpha: mpf, p: list[mpf], q: list[mpf]) -> mpf | None:
         mixed = [alpha * x + (1 - alpha) * y for x, y in zip(p, q, strict=True)]
         if not inside(*mixed):
             return None
-        return normaliser(*mixed) - alpha * normaliser(*p) - (1 - alpha) * normaliser(*q)
+        return normalizer(*mixed) - alpha * normalizer(*p) - (1 - alpha) * normalizer(*q)
 
     return integral
 
@@ -51,10 +51,10 @@ def positive(*x: mpf) -> bool:
     return min(x) > 0
 
 
-gamma = of_normaliser(lambda a, r: mp.loggamma(a) - a * mp.log(r), positive)
-chi2 = of_normaliser(lambda df: mp.loggamma(df / 2) + df / 2 * mp.log(2), positive)
-exponential = of_normaliser(lambda r: -mp.log(r), positive)
-dirichlet = of_normaliser(lambda *c: mp.fsum(map(mp.loggamma, c)) - mp.loggamma(mp.fsum(c)), positive)
+gamma = of_normalizer(lambda a, r: mp.loggamma(a) - a * mp.log(r), positive)
+chi2 = of_normalizer(lambda df: mp.loggamma(df / 2) + df / 2 * mp.log(2), positive)
+exponential = of_normalizer(lambda r: -mp.log(r), positive)
+dirichlet = of_normalizer(lambda *c: mp.fsum(map(mp.loggamma, c)) - mp.loggamma(mp.fsum(c)), positive)
 
 
 def poisson(alpha: mpf, p: list[mpf], q: list[mpf]) -> mpf:
@@ -137,7 +137,7 @@ def slope(integral: Integral, alpha: float, at: list[mpf], i: int) -> mpf:
 
 @pytest.mark.parametrize("relative", [None, 1e-8, 1e-4, 0.1])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_renyi_and_its_gradient_are_those_of_the_normaliser(name: str, relative: float | None) -> None:
+def test_renyi_and_its_gradient_are_those_of_the_normalizer(name: str, relative: float | None) -> None:
     family, integral, pairs = FAMILIES[name]
     for alpha in ORDERS:
         for first, second in pairs:

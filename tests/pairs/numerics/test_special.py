@@ -40,7 +40,7 @@ def log_i0(a: mpf, b: mpf) -> mpf:
     return mp.log(mp.besseli(0, b) / mp.besseli(0, a)) - (b - a) * slope
 
 
-def normaliser(a: mpf, b: mpf) -> mpf:
+def normalizer(a: mpf, b: mpf) -> mpf:
     return mp.log(mp.expm1(b) / b) - mp.log(mp.expm1(a) / a) - (b - a) * (1 / (1 - mp.exp(-a)) - 1 / a)
 
 
@@ -71,7 +71,7 @@ TWO: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[mpf, mpf], mp
     "lgamma_remainder": (special.lgamma_remainder, remainder),
     "lgamma_bregman": (special.lgamma_bregman, lgamma_bregman),
     "log_i0_bregman": (log_i0_bregman, log_i0),
-    "normaliser": (lambda a, b: continuous_bernoulli_divergence(a, b, b - a), normaliser),
+    "normalizer": (lambda a, b: continuous_bernoulli_divergence(a, b, b - a), normalizer),
     "logit_difference": (special.logit_difference, logit_difference),
 }
 
@@ -110,7 +110,7 @@ def pairs(name: str) -> Iterator[tuple[float, float]]:
         sizes: tuple[float, ...] = (1e-30, 1e-6, 0.3, 0.5, 0.75, 1 - 1e-9)
         yield from ((p, p * (1 - d)) for p in sizes for d in SMALL)
         return
-    sizes = SIZES if name != "normaliser" else (*SIZES[1:], *(-x for x in SIZES[1:]))
+    sizes = SIZES if name != "normalizer" else (*SIZES[1:], *(-x for x in SIZES[1:]))
     yield from ((a, b) for a, b in product(sizes, repeat=2) if a != b)
     yield from ((a, a * (1 + d)) for a in sizes for d in NEARBY)
 

@@ -51,7 +51,7 @@ def two_parts(centers: Tensor, weights: Tensor | None = None) -> MixtureSameFami
 
 
 PAIRS: dict[str, tuple[Distribution, Distribution]] = {
-    "reparameterised": (Normal(double(0.0, 2.0), 1.0), Normal(double(0.3), 2.0)),
+    "reparameterized": (Normal(double(0.0, 2.0), 1.0), Normal(double(0.3), 2.0)),
     "close": (MultivariateNormal(torch.zeros(3, dtype=DOUBLE), EYE), MultivariateNormal(double([0.05] * 3), EYE)),
     "with a score": (Poisson(double(3.0, 0.5)), Poisson(double(3.5))),
     "classes": (Categorical(double(0.2, 0.3, 0.5)), Categorical(double(0.3, 0.3, 0.4))),
@@ -101,7 +101,7 @@ def _truth(p: Distribution, q: Distribution) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "name", ["reparameterised", "with a score", "mixture", "correlations, which torch draws wrongly"]
+    "name", ["reparameterized", "with a score", "mixture", "correlations, which torch draws wrongly"]
 )
 def test_standard_errors_are_those_of_repeated_estimates(name: str) -> None:
     p, q = PAIRS[name]
@@ -182,8 +182,8 @@ def test_equal_distributions_are_at_0_with_an_error_of_0() -> None:
 
 # One parameter of P and one of Q, for each way of drawing.
 GRADIENTS = {
-    "reparameterised": (lambda a, b: (Normal(a, 1.3), Normal(b, 2.0)), 0.5, 0.1),
-    "reparameterised gamma": (lambda a, b: (Gamma(a, 1.0), Gamma(b, 1.5)), 2.0, 3.0),
+    "reparameterized": (lambda a, b: (Normal(a, 1.3), Normal(b, 2.0)), 0.5, 0.1),
+    "reparameterized gamma": (lambda a, b: (Gamma(a, 1.0), Gamma(b, 1.5)), 2.0, 3.0),
     "score": (lambda a, b: (Poisson(a), Poisson(b)), 3.0, 4.0),
     "trial": (lambda a, b: (Bernoulli(a), Bernoulli(b)), 0.3, 0.6),
     "correlations": (lambda a, b: (LKJCholesky(3, a), LKJCholesky(3, b)), 1.5, 2.5),
@@ -228,7 +228,7 @@ def test_gradients_are_unbiased(name: str) -> None:
 
 
 def test_gradients_vanish_draw_by_draw_where_p_is_q() -> None:
-    for make, at, _ in (GRADIENTS["reparameterised"], GRADIENTS["reparameterised gamma"]):
+    for make, at, _ in (GRADIENTS["reparameterized"], GRADIENTS["reparameterized gamma"]):
         a = double(at).requires_grad_()
         p = make(a, a.detach())[0]
         q = type(p)(*(getattr(p, name).detach() for name in p.arg_constraints))

@@ -102,9 +102,9 @@ def test_the_bars_of_a_row_are_as_long_as_its_probabilities(open_page):
         assert length == pytest.approx(max(1, full * expected), abs=1)
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(open_page, colours):
-    page = open_page(DESK, colours)
+@pytest.mark.parametrize("colors", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(open_page, colors):
+    page = open_page(DESK, colors)
     selectors = (
         "h1",
         "header p",

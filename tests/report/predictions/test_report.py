@@ -257,7 +257,7 @@ def test_the_names_in_version_1_of_the_schema_stay():
         **dict.fromkeys(("schema", "unit", "p_name", "q_name", "rows", "classes", "clusters")),
         "divergences": dict.fromkeys(divergences, summary),
         "top1_agreement": {"value": None, "standard_error": None, "interval": interval},
-        "labels": {"labelled": None, **means},
+        "labels": {"labeled": None, **means},
         "worst": [
             {**dict.fromkeys(("row", "kl", "label", "cluster")), "top": [dict.fromkeys(("index", "p", "q"))]}
         ],
@@ -332,11 +332,11 @@ def test_the_page_says_its_language_and_names_its_parts():
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert page.tags("html") == [{"lang": "en"}]
     assert len(page.tags("h1")) == 1
-    labelled = [a for _, a in page.elements if a.get("role") in {"img", "region"}]
-    assert len(labelled) == 7
-    for attributes in labelled:
-        assert attributes["aria-labelledby"] in ids
-        assert attributes.get("aria-describedby", attributes["aria-labelledby"]) in ids
+    labeled = [a for _, a in page.elements if a.get("role") in {"img", "region"}]
+    assert len(labeled) == 7
+    for attributes in labeled:
+        assert attributes["aria-labeledby"] in ids
+        assert attributes.get("aria-describedby", attributes["aria-labeledby"]) in ids
 
 
 def test_no_id_is_used_twice_and_every_reference_is_met():
@@ -358,7 +358,7 @@ def parsed(svg: str) -> ET.Element:
     return ET.fromstring(svg)  # noqa: S314  # our own drawing
 
 
-def test_the_plots_take_their_colours_from_the_page():
+def test_the_plots_take_their_colors_from_the_page():
     drawings = svgs(html.render(COMPARISON))
     assert len(drawings) == 4
     for svg in drawings:
@@ -426,7 +426,7 @@ def test_the_smallest_comparisons_can_be_reported(rows):
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize("infinite", [0, 60, 150])
-def test_every_axis_is_labelled_however_narrow_the_range(scale, infinite):
+def test_every_axis_is_labeled_however_narrow_the_range(scale, infinite):
     p = torch.randn(100, 8).repeat_interleave(2, 0)
     q = p + scale * (1 + torch.arange(200)[:, None] / 1000) * torch.randn(8)
     q[:infinite, 0] = -torch.inf

@@ -230,8 +230,8 @@ def test_every_distribution_is_shown_within_the_page(open_page, width):
         assert plot["width"] >= 300
         assert plot["height"] >= 150
     for plot in page.locator("figure svg").all():
-        for colour in ("--first", "--second"):
-            lines = boxes(plot, f"path[style*='{colour}']")
+        for color in ("--first", "--second"):
+            lines = boxes(plot, f"path[style*='{color}']")
             assert max(line["width"] for line in lines) > 0.5 * plot.bounding_box()["width"]
 
 
@@ -303,9 +303,9 @@ def test_a_name_leads_to_its_distribution(open_page):
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(open_page, colours):
-    page = open_page(DESK, colours)
+@pytest.mark.parametrize("colors", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(open_page, colors):
+    page = open_page(DESK, colors)
     selectors = (
         "h1",
         "header p",

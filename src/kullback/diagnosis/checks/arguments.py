@@ -48,7 +48,7 @@ def _dtypes(case: Case) -> Iterator[Finding]:
                 "error",
                 f"{name}-is-integer",
                 f"{name} has dtype {x.dtype}, which torch's kl_div does not take.",
-                f"Convert it, {name}.float(), after it has been normalised if it holds counts.",
+                f"Convert it, {name}.float(), after it has been normalized if it holds counts.",
             )
     if input.is_floating_point() and target.is_floating_point() and input.dtype != target.dtype:
         yield Finding(
@@ -122,7 +122,7 @@ def _cut_remedy(case: Case, code: str) -> str:
     lost = largest_cut(x, reading, case.dim, kept) if reading else 1.0
     return (
         f"If the last {x.shape[case.dim] - kept} of {longer} pad the same vocabulary, cut both to the first {kept}, "
-        f"{code}, and normalise again, which leaves out up to {number(lost)} of a row. Or pad the shorter one with "
+        f"{code}, and normalize again, which leaves out up to {number(lost)} of a row. Or pad the shorter one with "
         "probability 0."
     )
 

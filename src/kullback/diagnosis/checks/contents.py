@@ -35,12 +35,12 @@ def _kind(case: Case, name: str, reading: Reading, *, logs_expected: bool) -> It
         yield Finding(
             "error",
             f"{name}-wrong-dimension",
-            f"{name} is normalised along dim {reading.other_dim}, not along dim {case.dim}, where the classes are.",
+            f"{name} is normalized along dim {reading.other_dim}, not along dim {case.dim}, where the classes are.",
             f"Take the softmax along dim={case.dim}; if the classes do lie along dim {reading.other_dim}, the other "
             f"tensor has the wrong one: see diagnose(..., dim={reading.other_dim}).",
         )
-    elif not reading.normalised:
-        yield _unnormalised(name, reading, wanted)
+    elif not reading.normalized:
+        yield _unnormalized(name, reading, wanted)
     elif reading.in_logs != logs_expected:
         yield Finding(
             "error",
@@ -57,10 +57,10 @@ _ADVICE_ON_LOGS = {
 }
 
 
-def _unnormalised(name: str, reading: Reading, wanted: str) -> Finding:
+def _unnormalized(name: str, reading: Reading, wanted: str) -> Finding:
     log = "log_" if wanted.startswith("log") else ""
     if reading.kind == "logits":
-        advice = f"Normalise them: {name}.{log}softmax({reading.scan.dim})."
+        advice = f"Normalize them: {name}.{log}softmax({reading.scan.dim})."
         code = f"{name}-is-logits"
     elif reading.kind == "counts":
         advice = (
@@ -72,7 +72,7 @@ def _unnormalised(name: str, reading: Reading, wanted: str) -> Finding:
             f"If they are weights, divide by the sum of each row{', then take the logarithm' if log else ''}, as "
             f"Counts(x) does; if they are scores, {name}.{log}softmax({reading.scan.dim})."
         )
-        code = f"{name}-is-not-normalised"
+        code = f"{name}-is-not-normalized"
     return Finding(
         "error", code, f"{name} holds {reading.kind} ({reading.why}), where the call takes {wanted}.", advice
     )
@@ -83,7 +83,7 @@ def _class_dimension(case: Case) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "classes-along-another-dimension",
-            f"Both tensors are normalised along dim {case.dim}, and neither along dim {case.asked_dim}.",
+            f"Both tensors are normalized along dim {case.dim}, and neither along dim {case.asked_dim}.",
             f"If the classes lie along dim {case.dim}, pass dim={case.dim} to diagnose, which reads them so from here "
             f"on; if they lie along dim {case.asked_dim}, both softmaxes were taken along the wrong one.",
         )
@@ -92,13 +92,13 @@ def _class_dimension(case: Case) -> Iterator[Finding]:
 def _row_sums(case: Case) -> Iterator[Finding]:
     for name, reading in _readings(case):
         sums = reading.sums
-        if not reading.normalised or reading.other_dim is not None or sums.exact == sums.rows:
+        if not reading.normalized or reading.other_dim is not None or sums.exact == sums.rows:
             continue
         what = "exp of the rows" if reading.in_logs else "the rows"
         nearly = sums.near == sums.rows > 2 * sums.exact
         yield Finding(
             "warning" if nearly else "error",
-            f"{name}-nearly-normalised" if nearly else f"{name}-rows-not-normalised",
+            f"{name}-nearly-normalized" if nearly else f"{name}-rows-not-normalized",
             f"{name}: {what} should add up to 1 within {reading.scan.tolerance:g} ({reading.scan.dtype}), and "
             f"{sums.rows - sums.exact} of {sums.rows} do not, the first at row {sums.first_off}; they add up to "
             f"{interval(sums.low, sums.high)}.",

@@ -31,7 +31,7 @@ from kullback.estimators.density_ratio.models import (
     Candidate,
     Fit,
     Folds,
-    Labelled,
+    Labeled,
     Mask,
     calibrated,
     candidates_for,
@@ -113,7 +113,7 @@ def density_ratio(
     _require_sklearn()
     check_samples(call, p, q)
     check_confidence(call, confidence)
-    draws = _labelled(call, p, q, folds)
+    draws = _labeled(call, p, q, folds)
     seed = seed_of(generator)
     rng = np.random.default_rng(seed)
     deep, halves = _folds(draws, folds, rng), [_folds(draws, 2, rng) for _ in range(_HALVINGS)]
@@ -144,7 +144,7 @@ class _Contender:
 
 
 def _contenders(
-    candidates: list[Candidate], draws: Labelled, folds: Folds, rng: np.random.Generator
+    candidates: list[Candidate], draws: Labeled, folds: Folds, rng: np.random.Generator
 ) -> list[_Contender]:
     """Return those that predict held-out labels best once calibrated, the best first.
 
@@ -192,7 +192,7 @@ def _tail_index(values: Array) -> float:
     return float(np.mean(np.log(largest / largest[0]))) if largest[0] > 0 else 0.0
 
 
-def _heat(candidate: Candidate, draws: Labelled, held_out: Mask) -> tuple[Candidate, Array]:
+def _heat(candidate: Candidate, draws: Labeled, held_out: Mask) -> tuple[Candidate, Array]:
     """Return the candidate with its best penalty, and its losses, each times its weight, on the draws held out."""
     train, test = draws.take(~held_out), draws.take(held_out)
     best, least = 0, np.full(len(test.x), np.inf)
@@ -207,7 +207,7 @@ def _heat(candidate: Candidate, draws: Labelled, held_out: Mask) -> tuple[Candid
     return candidate.only(best), least
 
 
-def _held_out(candidate: Candidate, draws: Labelled, folds: Folds) -> Array:
+def _held_out(candidate: Candidate, draws: Labeled, folds: Folds) -> Array:
     """Return the log-odds of each draw by a classifier that was fitted without its fold."""
     log_odds = np.empty(len(folds))
     for fold in range(int(folds.max()) + 1):
@@ -216,7 +216,7 @@ def _held_out(candidate: Candidate, draws: Labelled, folds: Folds) -> Array:
     return log_odds
 
 
-def _applied(fit: Fit, train: Labelled, test: Labelled) -> Array:
+def _applied(fit: Fit, train: Labeled, test: Labeled) -> Array:
     """Return log-odds of draws by what was fitted to others; NaN where those do not suffice for a fit."""
     try:
         return fit(train)(test.x)
@@ -224,7 +224,7 @@ def _applied(fit: Fit, train: Labelled, test: Labelled) -> Array:
         return np.full(len(test.x), np.nan)
 
 
-def _combined(contenders: list[_Contender], draws: Labelled, deep: Folds, halves: list[Folds]) -> _Found:
+def _combined(contenders: list[_Contender], draws: Labeled, deep: Folds, halves: list[Folds]) -> _Found:
     """Return the mean of the contenders' values by their shares; that they differ adds to the error."""
     found = [
         _gaussian(draws) if one.candidate.name == GAUSSIAN else _direct(one, draws, deep, halves)
@@ -242,7 +242,7 @@ def _combined(contenders: list[_Contender], draws: Labelled, deep: Folds, halves
     return _Found(value, influence, math.sqrt(spread))
 
 
-def _direct(contender: _Contender, draws: Labelled, deep: Folds, halves: list[Folds]) -> _Found:
+def _direct(contender: _Contender, draws: Labeled, deep: Folds, halves: list[Folds]) -> _Found:
     """Return the mean over P of the calibrated log-ratio, led on from half of the draws to endlessly many.
 
     From a fit to half of the draws to one to all but a fold, an error that falls as 1 / n loses a part of itself; the
@@ -258,7 +258,7 @@ def _direct(contender: _Contender, draws: Labelled, deep: Folds, halves: list[Fo
     return _Found(value + step, influence, math.hypot(step, noise))
 
 
-def _mean_over_p(raw: Array, draws: Labelled) -> tuple[float, Array]:
+def _mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
     """Return the mean over P of the calibrated log-ratio, and the influence of each draw on it."""
     log_odds, influence, features = calibrated(raw, draws)
     w = np.where(draws.from_p, draws.weights, 0)
@@ -272,7 +272,7 @@ def _mean_over_p(raw: Array, draws: Labelled) -> tuple[float, Array]:
     return value, total
 
 
-def _gaussian(draws: Labelled) -> _Found:
+def _gaussian(draws: Labeled) -> _Found:
     """Return KL between Gaussians, with the variance of the quadratic term, which alone is left where P = Q."""
     p, q = draws.take(draws.from_p), draws.take(~draws.from_p)
     n, m = _independent(p), _independent(q)
@@ -283,13 +283,13 @@ def _gaussian(draws: Labelled) -> _Found:
     return _Found(found.value, influence, math.sqrt(second_order))
 
 
-def _variance(influence: Array, draws: Labelled) -> float:
+def _variance(influence: Array, draws: Labeled) -> float:
     """Add the squares of the units' influences, the draws of one cluster taken together."""
     sums = np.bincount(draws.units, influence)
     return float(np.sum(sums**2))
 
 
-def _independent(side: Labelled) -> float:
+def _independent(side: Labeled) -> float:
     """Return how many independent plain draws tell as much about means and covariances as these.
 
     Kish's number, divided by the design effect: how much larger clusters make the variance of the means of the
@@ -308,7 +308,7 @@ def _independent(side: Labelled) -> float:
 
 
 def _estimate(
-    found: _Found, contenders: list[_Contender], draws: Labelled, p: Samples, confidence: float
+    found: _Found, contenders: list[_Contender], draws: Labeled, p: Samples, confidence: float
 ) -> Estimate:
     n, m = int(draws.from_p.sum()), int((~draws.from_p).sum())
     best = contenders[0].candidate.name
@@ -333,7 +333,7 @@ def _estimate(
     )
 
 
-def _labelled(call: str, p: Samples, q: Samples, folds: int) -> Labelled:
+def _labeled(call: str, p: Samples, q: Samples, folds: int) -> Labeled:
     if p.discrete:
         raise ArgumentTypeError(
             explain(
@@ -346,7 +346,7 @@ def _labelled(call: str, p: Samples, q: Samples, folds: int) -> Labelled:
         )
     sides = [_side(call, name, samples, folds) for name, samples in (("p", p), ("q", q))]
     (x, w, of_p), (y, v, of_q) = sides
-    return Labelled(
+    return Labeled(
         np.concatenate([x, y]),
         np.arange(len(x) + len(y)) < len(x),
         np.concatenate([w, v]),
@@ -379,13 +379,13 @@ def _side(call: str, name: str, samples: Samples, folds: int) -> tuple[Array, Ar
                 f"{name}, folds",
                 wanted="two folds or more, and two draws of each side (or clusters of draws) for each",
                 got=f"folds={folds} and {used} {'clusters' if samples.clusters is not None else 'draws'} with weight",
-                instead="more draws, or kl_estimate(p, q, method='neighbours')",
+                instead="more draws, or kl_estimate(p, q, method='neighbors')",
             )
         )
     return x, weights / weights.mean(), units
 
 
-def _folds(draws: Labelled, folds: int, rng: np.random.Generator) -> Folds:
+def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Folds:
     """Deal the units of each side to the folds at random, in equal numbers."""
     fold = np.empty(int(draws.units.max()) + 1, dtype=np.int64)
     for side in (draws.from_p, ~draws.from_p):
@@ -394,7 +394,7 @@ def _folds(draws: Labelled, folds: int, rng: np.random.Generator) -> Folds:
     return fold[draws.units]
 
 
-def _subset(draws: Labelled, rng: np.random.Generator) -> Mask:
+def _subset(draws: Labeled, rng: np.random.Generator) -> Mask:
     """Choose the draws that the race is run on, whole clusters of them."""
     chosen = np.zeros(len(draws.x), dtype=bool)
     for side in (draws.from_p, ~draws.from_p):

@@ -77,8 +77,8 @@ def _predictive(x: Array, w: Array) -> Callable[[Array], Array]:
 
 def _moments(x: Array, w: Array, n: float) -> tuple[Array, Array]:
     mean = np.average(x, axis=0, weights=w)
-    centred = x - mean
-    return mean, (centred * (w / w.sum())[:, None]).T @ centred * n / (n - 1)
+    centerd = x - mean
+    return mean, (centerd * (w / w.sum())[:, None]).T @ centerd * n / (n - 1)
 
 
 def _inverse(covariance: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The classifiers that `density_ratio` chooses among: from labelled draws to the log-odds that a point came from P."""
+"""The classifiers that `density_ratio` chooses among: from labeled draws to the log-odds that a point came from P."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "Candidate",
     "Fit",
     "Folds",
-    "Labelled",
+    "Labeled",
     "LogOdds",
     "Mask",
     "calibrated",
@@ -42,7 +42,7 @@ _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
 
     Weights add up to n over P and to m over Q. A unit is a draw, or a cluster of draws that stay together.
@@ -53,9 +53,9 @@ class Labelled:
     weights: Array
     units: Folds
 
-    def take(self, chosen: np.ndarray[Any, Any]) -> Labelled:
+    def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
         """Return the chosen draws."""
-        return Labelled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
+        return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
 
     @property
     def log_prior_odds(self) -> float:
@@ -66,7 +66,7 @@ class Labelled:
 class Fit(Protocol):
     """Fit a classifier; LinAlgError where the draws do not suffice."""
 
-    def __call__(self, draws: Labelled, /) -> LogOdds: ...
+    def __call__(self, draws: Labeled, /) -> LogOdds: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Candidate:
         return Candidate(self.name, (self.fits[index],))
 
 
-def candidates_for(draws: Labelled, seed: int) -> list[Candidate]:
+def candidates_for(draws: Labeled, seed: int) -> list[Candidate]:
     """Return the classifiers that these draws suffice for."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
@@ -103,7 +103,7 @@ def candidates_for(draws: Labelled, seed: int) -> list[Candidate]:
 def users_candidate(classifier: object) -> Candidate:
     """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
 
-    def fit(draws: Labelled) -> LogOdds:
+    def fit(draws: Labeled) -> LogOdds:
         from sklearn.base import clone
 
         model: Any = clone(cast("Any", classifier))
@@ -112,12 +112,12 @@ def users_candidate(classifier: object) -> Candidate:
     return Candidate(type(classifier).__name__, (fit,))
 
 
-def log_loss(log_odds: Array, draws: Labelled) -> Array:
+def log_loss(log_odds: Array, draws: Labeled) -> Array:
     """Return each draw's loss, -log of the probability that its label was given."""
     return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
 
 
-def calibrated(log_odds: Array, draws: Labelled) -> tuple[Array, Array, Array]:
+def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
 
     Probabilistic Outputs for Support Vector Machines (Platt, 1999). The slope is not let below 0.
@@ -127,14 +127,14 @@ def calibrated(log_odds: Array, draws: Labelled) -> tuple[Array, Array, Array]:
     labels, weights = draws.from_p.astype(float), draws.weights
     coefficients: Array = np.array([draws.log_prior_odds, 0.0])
     ridge: Array = np.array([1e-9, 1e-6])
-    loss = _penalised_loss(coefficients, features, draws, ridge)
+    loss = _penalized_loss(coefficients, features, draws, ridge)
     hessian = np.eye(2)
     for _ in range(100):
         chance = _logistic(features @ coefficients)
         hessian = (features * (weights * chance * (1 - chance))[:, None]).T @ features + np.diag(ridge)
         gradient = features.T @ (weights * (chance - labels)) + ridge * coefficients
         step, length = np.linalg.solve(hessian, gradient), 1.0
-        while (after := _penalised_loss(coefficients - length * step, features, draws, ridge)) > loss:
+        while (after := _penalized_loss(coefficients - length * step, features, draws, ridge)) > loss:
             length /= 2
             if length < 1e-6:
                 break
@@ -148,7 +148,7 @@ def calibrated(log_odds: Array, draws: Labelled) -> tuple[Array, Array, Array]:
     return features @ coefficients, influence, features
 
 
-def _penalised_loss(coefficients: Array, features: Array, draws: Labelled, ridge: Array) -> float:
+def _penalized_loss(coefficients: Array, features: Array, draws: Labeled, ridge: Array) -> float:
     losses = log_loss(features @ coefficients, draws)
     return float(draws.weights @ losses + 0.5 * ridge @ coefficients**2)
 
@@ -157,7 +157,7 @@ def _logistic(x: Array) -> Array:
     return np.exp(-np.logaddexp(0, -x))
 
 
-def _gaussian(draws: Labelled) -> LogOdds:
+def _gaussian(draws: Labeled) -> LogOdds:
     p, q = (draws.take(side) for side in (draws.from_p, ~draws.from_p))
     ratio = gaussian_log_odds(p.x, q.x, p.weights, q.weights)
     return lambda x: ratio(x) + draws.log_prior_odds
@@ -168,7 +168,7 @@ def _regressions(name: str, features: Callable[[], Any]) -> Candidate:
 
 
 def _regression(features: Callable[[], Any], penalty: float) -> Fit:
-    def fit(draws: Labelled) -> LogOdds:
+    def fit(draws: Labeled) -> LogOdds:
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
 
@@ -234,7 +234,7 @@ def _splines() -> Any:
 
 
 def _trees(seed: int) -> Fit:
-    def fit(draws: Labelled) -> LogOdds:
+    def fit(draws: Labeled) -> LogOdds:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         model: Any = cast("Any", HistGradientBoostingClassifier)(
@@ -260,7 +260,7 @@ def _binned(x: Array, edges: Array) -> Array:
     return np.stack(columns, axis=1).astype(np.float64)
 
 
-def _weights_of(draws: Labelled) -> dict[str, Array]:
+def _weights_of(draws: Labeled) -> dict[str, Array]:
     """Return the weights as an argument, and none where they are equal."""
     return {} if np.ptp(draws.weights) == 0 else {"sample_weight": draws.weights}
 

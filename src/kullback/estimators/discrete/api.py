@@ -285,7 +285,7 @@ def count_symbols(call: str, p: Samples, q: Samples) -> SymbolCounts:
                 "p, q",
                 wanted="draws of symbols: integers, booleans or strings",
                 got=f"{p!r} and {q!r}",
-                instead="Samples(x.long()) for symbols, or method='neighbours' for points",
+                instead="Samples(x.long()) for symbols, or method='neighbors' for points",
             )
         )
     codes_p, codes_q, symbols = _codes(p, q)

@@ -1,8 +1,8 @@
-r"""KL from the nearest neighbours of draws: of a continuous P and a continuous Q, in any dimension.
+r"""KL from the nearest neighbors of draws: of a continuous P and a continuous Q, in any dimension.
 
-The distance to the k-th neighbour in each sample estimates the density there. Its bias is fought in three ways: two
-numbers of neighbours, extrapolated to none where they differ by more than chance; coordinates in which Q is about
-normal; and a Gaussian pilot for how the density changes within a ball (`neighbours_pilot`).
+The distance to the k-th neighbor in each sample estimates the density there. Its bias is fought in three ways: two
+numbers of neighbors, extrapolated to none where they differ by more than chance; coordinates in which Q is about
+normal; and a Gaussian pilot for how the density changes within a ball (`neighbors_pilot`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kullback.estimators.knn.pilot import Frame, Margin
 from kullback.estimators.knn.search import Hood, search_line, search_space
 from kullback.samples import Samples
 
-__all__ = ["neighbours"]
+__all__ = ["neighbors"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -39,7 +39,7 @@ _NEAR_THE_LIMIT = 2.0
 
 @dataclass(frozen=True)
 class _Terms:
-    """For each number of neighbours (rows) and draw of P (columns): the log-ratio; and how often each draw is used."""
+    """For each number of neighbors (rows) and draw of P (columns): the log-ratio; and how often each draw is used."""
 
     ks: tuple[int, ...]
     log_ratio: Array
@@ -57,10 +57,10 @@ class _Value:
     withheld: float  # and what it would have added, had the difference been no chance
     chance: float  # one standard error of the two together
     smoothing: float
-    mix: Array  # the weight of each number of neighbours
+    mix: Array  # the weight of each number of neighbors
 
 
-def neighbours(
+def neighbors(
     p: Samples,
     q: Samples,
     *,
@@ -70,29 +70,29 @@ def neighbours(
     whiten: bool = True,
     extrapolate: bool = True,
 ) -> Estimate:
-    r"""Estimate KL(P || Q) of continuous distributions from the distances between draws and their nearest neighbours.
+    r"""Estimate KL(P || Q) of continuous distributions from the distances between draws and their nearest neighbors.
 
     .. math:: \hat D_k = \frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
 
-    with :math:`\rho_k(x_i)` the distance to the k-th neighbour among the other draws of P and :math:`\nu_k(x_i)` to the
+    with :math:`\rho_k(x_i)` the distance to the k-th neighbor among the other draws of P and :math:`\nu_k(x_i)` to the
     k-th among the draws of Q. The terms are the sample mean over P; `whiten` and `extrapolate` reduce their bias, and
-    ``neighbours(p, q, k=k, whiten=False, extrapolate=False)`` is the formula as it stands.
+    ``neighbors(p, q, k=k, whiten=False, extrapolate=False)`` is the formula as it stands.
 
     Arguments:
         p: draws of P, floating-point, shape (n, d). Weights make the mean, and the densities, weighted ones.
         q: draws of Q, floating-point, shape (m, d).
         confidence: the probability with which the interval shall cover KL(P || Q).
         generator: not used, as nothing here is random; taken because every estimator takes one.
-        k: the (larger) number of neighbours; by default 48 on a line, 16 in space, 5 there for more than 50 000
+        k: the (larger) number of neighbors; by default 48 on a line, 16 in space, 5 there for more than 50 000
             draws, and fewer for few draws.
         whiten: in two and more dimensions, search in coordinates in which Q's margins are about normal and either
             side's covariance is 1, and correct each density for how a fitted normal one changes within its ball. KL
             itself does not depend on coordinates.
-        extrapolate: estimate with k / 4 neighbours as well, and where the two differ by more than chance extrapolate
+        extrapolate: estimate with k / 4 neighbors as well, and where the two differ by more than chance extrapolate
             in :math:`\sqrt k` to k = 0.
 
     Returns:
-        the estimate in nats, on the device of `p`, not below 0, with method ``"neighbours"``. The interval holds the
+        the estimate in nats, on the device of `p`, not below 0, with method ``"neighbors"``. The interval holds the
         influence of the draws (or clusters) of both sides and an allowance for bias. Its upper end is infinite where
         P lies mostly where Q has no draws; it is None above 10 dimensions, near a set of fewer dimensions than the
         draws have, and for fewer than 20 draws. Where a small part of P lies beyond Q's draws, the draws cannot show
@@ -106,11 +106,11 @@ def neighbours(
 
     Example:
         >>> import torch, kullback
-        >>> from kullback.estimators.knn.api import neighbours
+        >>> from kullback.estimators.knn.api import neighbors
         >>> generator = torch.Generator().manual_seed(0)
         >>> x = torch.randn(2000, generator=generator, dtype=torch.float64)
         >>> y = 1 + 1.5 * torch.randn(2000, generator=generator, dtype=torch.float64)
-        >>> estimate = neighbours(kullback.Samples(x), kullback.Samples(y))  # the true value is 0.350
+        >>> estimate = neighbors(kullback.Samples(x), kullback.Samples(y))  # the true value is 0.350
         >>> low, high = estimate.interval
         >>> bool(low < 0.350 < high)
         True
@@ -120,7 +120,7 @@ def neighbours(
         Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
     """
     del generator
-    check_confidence("neighbours", confidence)
+    check_confidence("neighbors", confidence)
     first, second, notes = prepared(p, q)
     device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
     ks = _numbers(first, second, k, extrapolate=extrapolate)
@@ -141,7 +141,7 @@ def neighbours(
     return Estimate(
         number(found.value),
         number(error),
-        "neighbours",
+        "neighbors",
         None if interval is None else (number(interval[0]), number(interval[1])),
         (len(p), len(q)),
         tuple(notes),
@@ -149,7 +149,7 @@ def neighbours(
 
 
 def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[int, ...]:
-    """Return the numbers of neighbours to use, the largest last."""
+    """Return the numbers of neighbors to use, the largest last."""
     most = min(len(p) - 1, len(q))
     if k is None:
         usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
@@ -157,7 +157,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
     if not 1 <= k <= most:
         raise refusal(
             "k",
-            wanted=f"1 to {most} neighbours, which {len(p)} draws of p and {len(q)} of q have",
+            wanted=f"1 to {most} neighbors, which {len(p)} draws of p and {len(q)} of q have",
             got=repr(k),
             instead="k=None for a choice by the number of draws",
         )
@@ -242,7 +242,7 @@ def _frames(
 
 
 def _overlap_is_poor(terms: _Terms, p: Draws) -> bool:
-    """Say whether, for most draws of P, the ball to Q's neighbours is so wide that a quarter of P lies in it."""
+    """Say whether, for most draws of P, the ball to Q's neighbors is so wide that a quarter of P lies in it."""
     wide = terms.log_ratio[-1] > max(math.log(len(p) / (4 * terms.ks[-1])), 1.0)
     return bool(np.average(wide, weights=p.weights) > 0.5)
 
@@ -253,7 +253,7 @@ def _check_atoms(terms: _Terms) -> None:
         raise refusal(
             "p, q",
             wanted=f"draws of continuous distributions, which do not repeat {terms.ks[0]} times",
-            got=f"{int(bad.sum())} draws of p whose neighbour is at distance 0",
+            got=f"{int(bad.sum())} draws of p whose neighbor is at distance 0",
             instead="a larger k, or Samples(x.long()) if the values are symbols",
         )
 
@@ -285,16 +285,16 @@ def _standard_error(terms: _Terms, found: _Value, p: Draws, q: Draws) -> float:
     if p.weights is not None:
         ratio *= p.weights
     parts = found.mix / (np.array(terms.ks) * total)
-    influence_p = _centred(ratio, p.weights)
-    influence_p += _centred(_combined(parts, terms.hits_p), p.weights)
+    influence_p = _centered(ratio, p.weights)
+    influence_p += _centered(_combined(parts, terms.hits_p), p.weights)
     moved = _combined(parts, terms.hits_q)
     if q.weights is not None:
         moved *= q.weights / q.weights.mean()
-    influence_q = _centred(moved, q.weights)
+    influence_q = _centered(moved, q.weights)
     return math.sqrt(_variance(influence_p, p.clusters) + _variance(influence_q, q.clusters))
 
 
-def _centred(influence: Array, weights: Array | None) -> Array:
+def _centered(influence: Array, weights: Array | None) -> Array:
     """Take from each draw its weight's share of the sum."""
     share = 1 / len(influence) if weights is None else weights / weights.sum()
     influence -= share * influence.sum()
@@ -322,9 +322,9 @@ def _interval(found: _Value, error: float, terms: _Terms, confidence: float) -> 
     back = abs(found.shift) / 3
     onwards = back + abs(found.withheld) / 2
     down, up = (back, onwards) if found.shift + found.withheld > 0 else (onwards, back)
-    centre = max(found.value, 0.0)
+    center = max(found.value, 0.0)
     # What hides in chance is mostly too low: P reaches where Q has few draws.
-    return centre - width - down, centre + width + up + found.chance / 2
+    return center - width - down, center + width + up + found.chance / 2
 
 
 def _judged(
@@ -345,12 +345,12 @@ def _judged(
         )
     elif abs(found.shift) + abs(found.smoothing) > (high - low) / 8:
         notes.append(
-            f"Corrections of bias changed the value by {found.shift:+.3g} (extrapolation to no neighbours) and "
+            f"Corrections of bias changed the value by {found.shift:+.3g} (extrapolation to no neighbors) and "
             f"{found.smoothing:+.3g} (change of density within the balls); an interval is widened for what they miss."
         )
     if d > _MOST_DIMENSIONS:
         notes.append(
-            f"In {d} dimensions the distances to neighbours can be off by a factor, however many draws there are, so "
+            f"In {d} dimensions the distances to neighbors can be off by a factor, however many draws there are, so "
             "no interval is given: method='density_ratio' suits more than ten dimensions."
         )
         return None, notes
@@ -368,6 +368,6 @@ def _judged(
         return None, notes
     if p.clusters is not None or q.clusters is not None:
         notes.append(
-            "The interval takes clusters as independent; neighbours within a draw's own cluster raise the estimate."
+            "The interval takes clusters as independent; neighbors within a draw's own cluster raise the estimate."
         )
     return (low, high), notes

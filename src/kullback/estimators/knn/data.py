@@ -1,4 +1,4 @@
-"""Draws made ready for a search for neighbours, and what such a search cannot answer for: atoms, and rows shared."""
+"""Draws made ready for a search for neighbors, and what such a search cannot answer for: atoms, and rows shared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Draws", "RepeatedDrawsError", "check_independent", "prepared", "refu
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-_CALL = "neighbours"
+_CALL = "neighbors"
 # Rounding of real measurements gives a few ties; from here on they decide the result.
 _MOST_TIED = 0.05
 _MOST_SHARED = 0.01
@@ -82,7 +82,7 @@ def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
 
 
 def _ordered(draws: Draws) -> Draws:
-    """Sort draws on a line; elsewhere put neighbours after one another, so that a search finds them in the cache."""
+    """Sort draws on a line; elsewhere put neighbors after one another, so that a search finds them in the cache."""
     if draws.x.shape[1] > 1:
         return draws.taken(spatial_order(draws.x))
     if draws.weights is None and draws.clusters is None:
@@ -154,7 +154,7 @@ def _check_numbers(p: Draws, q: Draws) -> None:
     if len(p) < 2:
         raise refusal(
             "p",
-            wanted="at least 2 draws, so that each has a neighbour",
+            wanted="at least 2 draws, so that each has a neighbor",
             got=f"{len(p)}",
             instead="more draws",
         )
@@ -182,11 +182,11 @@ def check_independent(p: Array, q: Array) -> None:
 
 
 def _rank(points: Array) -> int:
-    centred = points - np.median(points, 0)
-    scale = np.median(np.abs(centred), 0)
+    centerd = points - np.median(points, 0)
+    scale = np.median(np.abs(centerd), 0)
     return int(
         np.linalg.matrix_rank(
-            centred / np.where(scale > 0, scale, np.abs(centred).max(0) + 1e-300), rtol=1e-10
+            centerd / np.where(scale > 0, scale, np.abs(centerd).max(0) + 1e-300), rtol=1e-10
         )
     )
 

@@ -1,7 +1,7 @@
-r"""Coordinates in which neighbours tell more, and what a Gaussian pilot says of the density inside their balls.
+r"""Coordinates in which neighbors tell more, and what a Gaussian pilot says of the density inside their balls.
 
 A smooth map of the draws leaves KL as it is, so each coordinate is mapped so that Q's draws look normal there: a
-monotone spline through a few quantiles, generalised Pareto tails beyond. In these coordinates a Gaussian g is fitted
+monotone spline through a few quantiles, generalized Pareto tails beyond. In these coordinates a Gaussian g is fitted
 to each side. The k nearest in a ball B about x estimate the mean density of B; the density at x is that times
 g(x) / mean of g over B. Where g is right the bias is gone, where the ball is small the factor is 1, whatever g is.
 
@@ -53,7 +53,7 @@ class Margin:
 
 
 def _tail(excess: Array, spread: float) -> tuple[float, float]:
-    """Fit shape, not negative, and scale of a generalised Pareto tail by maximum likelihood over their ratio.
+    """Fit shape, not negative, and scale of a generalized Pareto tail by maximum likelihood over their ratio.
 
     Draws cut off at a value leave no tail to fit: `spread` is then the scale.
     """
@@ -94,7 +94,7 @@ class Frame:
         return (x - self._mean) @ self._inverse.T
 
     def log_smoothing(self, x: Array, log_radius: Array) -> Array:
-        """Return log(mean of g over a ball / g at its centre x), x in the frame's coordinates.
+        """Return log(mean of g over a ball / g at its center x), x in the frame's coordinates.
 
         Beyond the draws that g was fitted to, nothing supports its tail: there it falls no steeper than at the last.
         """

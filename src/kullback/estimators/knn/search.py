@@ -1,6 +1,6 @@
 """Which draws lie nearest: exact searches, on a line by sorting, in few dimensions by a tree, in many by products.
 
-Each search returns a `Hood` for every asked number of neighbours k, from which densities and influences follow.
+Each search returns a `Hood` for every asked number of neighbors k, from which densities and influences follow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Hood(NamedTuple):
     """The k nearest draws of each query.
 
     `log_radius`, shape (queries,): the log-distance to the k-th. `hits`, shape (draws,): the summed weight of the
-    queries that have a draw among their k nearest. `log_weight`, shape (queries,): the log-mean of the k neighbours'
+    queries that have a draw among their k nearest. `log_weight`, shape (queries,): the log-mean of the k neighbors'
     weights relative to all, without its bias; None where all weigh the same.
     """
 
@@ -48,11 +48,11 @@ def optional(name: str) -> Any:
     try:
         return importlib.import_module(f"scipy.{name}")
     except ImportError as error:
-        raise OptionalDependencyError("neighbours needs SciPy: pip install 'kullback[samples]'") from error
+        raise OptionalDependencyError("neighbors needs SciPy: pip install 'kullback[samples]'") from error
 
 
 def spatial_order(draws: Array) -> Integers:
-    """Return an order in which neighbours follow one another: queries then find what they need in the cache."""
+    """Return an order in which neighbors follow one another: queries then find what they need in the cache."""
     if draws.shape[1] == 1:
         return np.argsort(draws[:, 0])
     return optional("spatial").cKDTree(draws, balanced_tree=False).indices
@@ -73,7 +73,7 @@ def search_line(
     weights: Array | None = None,
     query_weights: Array | None = None,
 ) -> list[Hood]:
-    """Search sorted draws for the neighbours of sorted queries; `own` says that these are the draws themselves."""
+    """Search sorted draws for the neighbors of sorted queries; `own` says that these are the draws themselves."""
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
     found: list[Hood] = []
     for k in ks:
@@ -142,7 +142,7 @@ def search_space(
     query_weights: Array | None = None,
     device: torch.device,
 ) -> list[Hood]:
-    """Search draws of shape (n, d) for the neighbours of queries; `own` says that these are the draws themselves."""
+    """Search draws of shape (n, d) for the neighbors of queries; `own` says that these are the draws themselves."""
     n, deepest = len(queries), max(ks)
     radius, hits = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
     log_weight = None if weights is None else np.empty((len(ks), n))
@@ -173,7 +173,7 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
     """Search by what is faster in so many dimensions, with a progress bar."""
     by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
     search = _by_tree if by_tree else _by_products
-    with progress_bar("neighbours") as update:
+    with progress_bar("neighbors") as update:
         for block in search(reference, queries, k, device, own=own):
             yield block
             if update:
@@ -181,7 +181,7 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
 
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
-    """Ask a k-d tree; of its own draws each is the first neighbour, at distance 0, and is left out."""
+    """Ask a k-d tree; of its own draws each is the first neighbor, at distance 0, and is left out."""
     tree = optional("spatial").cKDTree(reference, balanced_tree=False)
     for start in range(0, len(queries), _QUERIES):
         rows = slice(start, min(start + _QUERIES, len(queries)))
@@ -193,13 +193,13 @@ def _by_products(
     reference: Array, queries: Array, k: int, device: torch.device, *, own: bool
 ) -> Iterator[Block]:
     """Compare every query with every draw by |x|^2 + |y|^2 - 2 x y, block by block."""
-    centre = reference.mean(0)
-    draws = torch.from_numpy(reference - centre).to(device)
+    center = reference.mean(0)
+    draws = torch.from_numpy(reference - center).to(device)
     squares = draws.square().sum(1)
     size = max(_BLOCK_BYTES[device.type] // (8 * len(reference)), 1)
     for start in range(0, len(queries), size):
         rows = slice(start, min(start + size, len(queries)))
-        x = torch.from_numpy(queries[rows] - centre).to(device)
+        x = torch.from_numpy(queries[rows] - center).to(device)
         distance = torch.addmm(squares, x, draws.T, alpha=-2.0)
         if own:
             distance[torch.arange(len(x)), torch.arange(rows.start, rows.stop)] = torch.inf

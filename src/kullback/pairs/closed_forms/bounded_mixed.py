@@ -256,11 +256,11 @@ def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where log E e^(-x / s) = A(l - 1 / s) - A(l)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale, loc = wide(q.scale), wide(q.loc)
-    log_decay = _log_normaliser(logits - 1 / scale) - _log_normaliser(logits)
+    log_decay = _log_normalizer(logits - 1 / scale) - _log_normalizer(logits)
     return torch.log(scale) + (mean - loc) / scale + bounded_exp(loc / scale + log_decay) + negative_entropy
 
 
-def _log_normaliser(logits: Tensor) -> Tensor:
+def _log_normalizer(logits: Tensor) -> Tensor:
     """Return A(l) = log((e^l - 1) / l)."""
     down = logits < 0
     size = torch.where(down, -logits, logits)

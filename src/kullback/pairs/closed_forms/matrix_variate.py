@@ -44,7 +44,7 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
 def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
     """Return sum_i (i + 1) B(a + i / 2, b + i / 2) over i = 0 ... d - 2 for the concentrations a and b.
 
-    B is Bregman's divergence of lgamma(x) - lgamma(x + 1 / 2), as the log-normaliser telescopes to sums of that.
+    B is Bregman's divergence of lgamma(x) - lgamma(x + 1 / 2), as the log-normalizer telescopes to sums of that.
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
     a, b = (wide(d.concentration).unsqueeze(-1) for d in (p, q))

@@ -43,9 +43,9 @@ def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Te
     """Return the divergence from the Normal distribution of which Q is the half, less log 2."""
     scale_q = wide(q.scale)
     deviation, spread = _moments(p, scale_q, torch.zeros_like(scale_q))
-    normaliser = _HALF_LOG_TAU - math.log(2)
+    normalizer = _HALF_LOG_TAU - math.log(2)
     return (
-        log_ratio(scale_q, wide(p.scale)) - wide(p.concentration) - 1 + normaliser + (spread + deviation) / 2
+        log_ratio(scale_q, wide(p.scale)) - wide(p.concentration) - 1 + normalizer + (spread + deviation) / 2
     )
 
 

@@ -1,7 +1,7 @@
 """Renyi's divergence in closed form: of Gaussians, and of exponential families by way of KL.
 
 For R in proportion to p^a q^(1 - a) it is KL(R || Q) + a / (1 - a) KL(R || P), at every order a but 0 and 1: the
-logarithms of the density's normaliser are in it, but none of them alone, so that nearly equal P and Q keep their
+logarithms of the density's normalizer are in it, but none of them alone, so that nearly equal P and Q keep their
 digits. The natural parameters of R are those of P and Q, mixed; where they are none of a distribution, the integral
 of p^a q^(1 - a) is infinite.
 

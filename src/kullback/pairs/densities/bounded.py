@@ -196,9 +196,9 @@ class VonMisesLaw(Law):
         return -2 * self.concentration * half**2 - torch.log(2 * math.pi * scaled_bessel)
 
     def spread(self) -> tuple[Tensor, Tensor]:
-        centre = torch.remainder(self.loc + math.pi, 2 * math.pi) - math.pi
+        center = torch.remainder(self.loc + math.pi, 2 * math.pi) - math.pi
         width = (1 / torch.sqrt(1 + self.concentration)).clamp(max=1.0)
-        inside = centre.clamp(-math.pi + 1e-6, math.pi - 1e-6)
+        inside = center.clamp(-math.pi + 1e-6, math.pi - 1e-6)
         slope = 2 * math.pi / ((math.pi + inside) * (math.pi - inside))
         return torch.log((math.pi + inside) / (math.pi - inside)), slope * width
 

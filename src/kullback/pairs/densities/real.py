@@ -125,7 +125,7 @@ class LogisticLaw(_LocationScale):
 
 @dataclass(frozen=True)
 class StudentTLaw(Law):
-    """(1 + z^2 / df)^(-(df + 1) / 2), normalised."""
+    """(1 + z^2 / df)^(-(df + 1) / 2), normalized."""
 
     df: Tensor
     loc: Tensor

@@ -5,7 +5,7 @@ as E_P[q / p] = 1. The c of least variance is fitted, each half of the draws wit
 estimate stays unbiased; where q / p has no finite variance, or another mean, c is 0. A mixture P is drawn from
 component by component. Draws made from normal numbers are quasi-random.
 
-Gradients: where P can be reparameterised, through the draws alone, the parameters inside log p held fixed, as their
+Gradients: where P can be reparameterized, through the draws alone, the parameters inside log p held fixed, as their
 score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017); elsewhere by the score with a baseline.
 """
 

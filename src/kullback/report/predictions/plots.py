@@ -1,6 +1,6 @@
-"""The plots of the page, as inline SVG that takes its colours and its font from the page.
+"""The plots of the page, as inline SVG that takes its colors and its font from the page.
 
-matplotlib draws with marker colours, which become CSS variables in the SVG, so that one drawing serves light and
+matplotlib draws with marker colors, which become CSS variables in the SVG, so that one drawing serves light and
 dark. Its settings change only inside its own context manager, pyplot is not touched, and the same comparison
 always gives the same text.
 """
@@ -261,10 +261,10 @@ def draw_svg(name: str, draw: Callable[[Axes], None]) -> str:
 
 
 def _inlined(document: str, name: str) -> str:
-    """Turn an SVG document into an element whose ids and colours fit into a page with others."""
+    """Turn an SVG document into an element whose ids and colors fit into a page with others."""
     svg = document[document.index("<svg") :]
     svg = re.sub(r"<style.*?</style>|<metadata.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    for marker, colour in COLOURS.items():
-        svg = svg.replace(marker, colour)
+    for marker, color in COLOURS.items():
+        svg = svg.replace(marker, color)
     return svg

@@ -70,7 +70,7 @@ def render(comparison: Comparison, console: Console) -> None:
     say.line(_agreement(comparison.top1_agreement))
     if comparison.labels is not None:
         say.table(
-            f"The true class, known in {count(comparison.labels.labelled)} of {count(comparison.rows)} rows "
+            f"The true class, known in {count(comparison.labels.labeled)} of {count(comparison.rows)} rows "
             "(cross-entropy in nats)",
             ["", "mean", "std. error", "95% CI, from", "to"],
             [[title, *_mean(mean)] for title, mean in label_rows(comparison.labels)],

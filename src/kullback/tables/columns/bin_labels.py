@@ -22,7 +22,7 @@ MOMENTS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S
 def interval_labels(column: ColumnProfile, edges: Sequence[float]) -> tuple[str, ...]:
     """Return a label for each interval between edges, the first and the last open.
 
-    An interval of integers is written by those that occurred; one that holds the grid's centre alone by that value.
+    An interval of integers is written by those that occurred; one that holds the grid's center alone by that value.
 
     Example:
         >>> interval_labels(ColumnProfile("numeric"), (1.5, 2.25))
@@ -50,7 +50,7 @@ def _occupied(column: ColumnProfile, edges: Sequence[float]) -> dict[int, tuple[
     if not column.buckets:
         return {}
     buckets = np.sort(np.fromiter(column.buckets, np.int64, len(column.buckets)))
-    cells = np.searchsorted(edges, bucket_middles(buckets, column.centre), side="right")
+    cells = np.searchsorted(edges, bucket_middles(buckets, column.center), side="right")
     found, firsts = np.unique(cells, return_index=True)
     lasts = np.append(firsts[1:], len(buckets)) - 1
     ends = zip(buckets[firsts].tolist(), buckets[lasts].tolist(), strict=True)
@@ -59,7 +59,7 @@ def _occupied(column: ColumnProfile, edges: Sequence[float]) -> dict[int, tuple[
 
 def _exact(column: ColumnProfile) -> str:
     return (
-        _moments([column.centre], MOMENTS[-1:])[0] if column.kind == "datetime" else f"{column.centre:.15g}"
+        _moments([column.center], MOMENTS[-1:])[0] if column.kind == "datetime" else f"{column.center:.15g}"
     )
 
 
@@ -71,14 +71,14 @@ def _integer_labels(
     firsts = [low, *(math.ceil(edge) for edge in edges)]
     lasts = [*(math.ceil(edge) - 1 for edge in edges), high]
     for cell, (first, last) in occupied.items():
-        firsts[cell] = max(low, _integers(first, column.centre)[0])
-        lasts[cell] = min(high, _integers(last, column.centre)[1])
+        firsts[cell] = max(low, _integers(first, column.center)[0])
+        lasts[cell] = min(high, _integers(last, column.center)[1])
     return tuple(_span(first, last) for first, last in zip(firsts, lasts, strict=True))
 
 
-def _integers(bucket: int, centre: float) -> tuple[float, float]:
-    """Return the smallest and the largest integer of a bucket, which holds its end nearer to the centre."""
-    low, high = bucket_ends(bucket, centre)
+def _integers(bucket: int, center: float) -> tuple[float, float]:
+    """Return the smallest and the largest integer of a bucket, which holds its end nearer to the center."""
+    low, high = bucket_ends(bucket, center)
     if math.isinf(low) or math.isinf(high) or bucket == 0:
         return low, high
     if bucket > 0:

@@ -29,7 +29,7 @@ class Bins:
         kind: the kind of the column.
         edges: where each cell of numbers but the first begins, in the column's unit.
         labels: one for each cell: first of the numbers or categories, then `specials`.
-        centre: the centre of the grid.
+        center: the center of the grid.
         cuts: the bucket with which each cell of numbers but the first begins.
         categories: the categories with cells of their own.
         other: whether a cell holds all other categories.
@@ -48,7 +48,7 @@ class Bins:
     kind: Kind
     edges: tuple[float, ...]
     labels: tuple[str, ...]
-    centre: float = 0.0
+    center: float = 0.0
     cuts: tuple[int, ...] = ()
     categories: tuple[str, ...] = ()
     other: bool = False

@@ -1,20 +1,20 @@
-r"""The grid on which every engine counts numbers: buckets that get wider with the distance from a centre.
+r"""The grid on which every engine counts numbers: buckets that get wider with the distance from a center.
 
-With centre :math:`c`, a number :math:`x` at a distance :math:`a = |x - c| = 2^e m`, :math:`1 \le m < 2`, has bucket
+With center :math:`c`, a number :math:`x` at a distance :math:`a = |x - c| = 2^e m`, :math:`1 \le m < 2`, has bucket
 
 .. math:: b = \operatorname{sign}(x - c) \, \bigl(32 (e + 1022) + \lfloor 32 (m - 1) \rfloor + 1\bigr)
 
 so each octave has 32 buckets of equal width, 1.6 to 3.1 % of the distance, and :math:`b` grows with :math:`x`. Bucket 0
-holds the centre itself and what is less than :math:`2^{-1022}` (the smallest normal number) away from it.
+holds the center itself and what is less than :math:`2^{-1022}` (the smallest normal number) away from it.
 
 The grid is made of powers of two so that every engine finds the same bucket for the same number, exactly:
 
 * in memory, the bucket of a float64 is its upper 17 bits, no logarithm taken;
 * in SQL, :math:`e` is the floor of a logarithm, whose last digit differs between engines near a power of two. Then
-  :math:`m` comes out just below 1 or at 2, and the formula continues into the neighbouring octave's bucket, which is
+  :math:`m` comes out just below 1 or at 2, and the formula continues into the neighboring octave's bucket, which is
   the right one. The division by :math:`2^e` is exact.
 
-Integers up to 63 away from the centre have buckets of their own.
+Integers up to 63 away from the center have buckets of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODES",
-    "FARTHEST_CENTRE",
+    "FARTHEST_CENTER",
     "PER_OCTAVE",
     "SMALLEST",
     "bucket_codes",
@@ -44,7 +44,7 @@ CODES = 1 << 17
 SIGN = 1 << 16
 SMALLEST = 2.0**-1022
 # Up to here x - c is finite for every finite x: c is less than half of the last digit of the largest one.
-FARTHEST_CENTRE = 2.0**960
+FARTHEST_CENTER = 2.0**960
 
 
 def bucket_codes(values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -59,35 +59,35 @@ def buckets_of_codes(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(codes >= SIGN, -steps, steps)
 
 
-def buckets_of(values: NDArray[np.float64], centre: float = 0.0) -> NDArray[np.int64]:
+def buckets_of(values: NDArray[np.float64], center: float = 0.0) -> NDArray[np.int64]:
     """Return the bucket of each finite number.
 
     Example:
         >>> import numpy as np
         >>> buckets_of(np.array([5.0, 5.125, 5.25])) - buckets_of(np.array([4.0]))
         array([ 8,  9, 10])
-        >>> buckets_of(np.array([-3.0, 0.0, 3.0]), centre=0.0)
+        >>> buckets_of(np.array([-3.0, 0.0, 3.0]), center=0.0)
         array([-32753,      0,  32753])
     """
-    return buckets_of_codes(bucket_codes(values - centre if centre else values))
+    return buckets_of_codes(bucket_codes(values - center if center else values))
 
 
-def bucket_ends(bucket: int, centre: float = 0.0) -> tuple[float, float]:
-    """Return the two ends of a bucket: it holds its end nearer to the centre, not the other one.
+def bucket_ends(bucket: int, center: float = 0.0) -> tuple[float, float]:
+    """Return the two ends of a bucket: it holds its end nearer to the center, not the other one.
 
     Example:
         >>> bucket_ends(int(buckets_of(np.array([5.3]))[0]))
         (5.25, 5.375)
-        >>> bucket_ends(0, centre=7.0)
+        >>> bucket_ends(0, center=7.0)
         (7.0, 7.0)
     """
     if bucket == 0:
-        return centre, centre
+        return center, center
     near, far = _distance(abs(bucket)), _distance(abs(bucket) + 1)
-    return (centre + near, centre + far) if bucket > 0 else (centre - far, centre - near)
+    return (center + near, center + far) if bucket > 0 else (center - far, center - near)
 
 
-def bucket_middles(buckets: NDArray[np.int64], centre: float = 0.0) -> NDArray[np.float64]:
+def bucket_middles(buckets: NDArray[np.int64], center: float = 0.0) -> NDArray[np.float64]:
     """Return the middle of each bucket.
 
     Example:
@@ -96,11 +96,11 @@ def bucket_middles(buckets: NDArray[np.int64], centre: float = 0.0) -> NDArray[n
     """
     octaves, parts = np.divmod(np.maximum(np.abs(buckets) - 1, 0), PER_OCTAVE)
     distances = np.ldexp(1 + (parts + 0.5) / PER_OCTAVE, octaves - 1022)
-    return centre + np.sign(buckets) * distances
+    return center + np.sign(buckets) * distances
 
 
 def _distance(step: int) -> float:
-    """Return where the bucket of the given number begins, as a distance from the centre."""
+    """Return where the bucket of the given number begins, as a distance from the center."""
     octave, part = divmod(step - 1, PER_OCTAVE)
     mantissa = 1 + part / PER_OCTAVE
     # 2^1024 is beyond float64: the last bucket ends at infinity.

@@ -23,7 +23,7 @@ class ColumnProfile:
     Attributes:
         kind: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time zone;
             ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, of which the length is profiled.
-        centre: the centre of the grid (see `kullback.tables.columns.log_grid`) of numbers, moments and lengths.
+        center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, moments and lengths.
         buckets: the weight of every occupied bucket.
         categories: the weight of every category; of a boolean column, of ``"false"`` and ``"true"``.
         missing: the weight of missing values.
@@ -37,7 +37,7 @@ class ColumnProfile:
     """
 
     kind: Kind
-    centre: float = 0.0
+    center: float = 0.0
     buckets: dict[int, float] = field(default_factory=dict[int, float])
     categories: dict[str, float] = field(default_factory=dict[str, float])
     missing: float = 0.0
@@ -86,13 +86,13 @@ class ColumnProfile:
             ArgumentValueError: the parts have different kinds or grids.
         """
         for one, another in ((self, other), (other, self)):
-            if one.empty and not (one.kind == another.kind and one.centre == another.centre):
+            if one.empty and not (one.kind == another.kind and one.center == another.center):
                 return _with_missing(another, one.missing)
-        if self.kind != other.kind or self.centre != other.centre:
+        if self.kind != other.kind or self.center != other.center:
             raise _other_grid(name, self, other)
         return ColumnProfile(
             self.kind,
-            self.centre,
+            self.center,
             combined(self.buckets, other.buckets),
             combined(self.categories, other.categories),
             self.missing + other.missing,
@@ -149,7 +149,7 @@ class ColumnProfile:
 
 
 _PLAIN = (
-    "centre",
+    "center",
     "missing",
     "not_a_number",
     "minus_infinity",
@@ -203,7 +203,7 @@ def _extreme(choose: Any, first: float | None, second: float | None) -> float | 
 
 
 def _other_grid(name: str, first: ColumnProfile, second: ColumnProfile) -> ArgumentValueError:
-    got = f"column {name!r}: {first.kind} around {first.centre:g} and {second.kind} around {second.centre:g}"
+    got = f"column {name!r}: {first.kind} around {first.center:g} and {second.kind} around {second.center:g}"
     instead = "profile_table(second, like=first), which counts both alike"
     return ArgumentValueError(
         explain("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)

@@ -35,7 +35,7 @@ class Task:
 
     name: str
     kind: FieldKind
-    centre: float = 0.0
+    center: float = 0.0
     integer: bool = False
 
 

@@ -101,7 +101,7 @@ def counter_for(task: Task) -> Counter:
         return StringCounter()
     if task.kind in {"categorical", "boolean"}:
         return CategoryCounter("boolean" if task.kind == "boolean" else "categorical")
-    return GridCounter(task.kind, task.centre, integer=task.integer)
+    return GridCounter(task.kind, task.center, integer=task.integer)
 
 
 def _each_once(names: Sequence[str]) -> list[str]:

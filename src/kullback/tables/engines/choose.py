@@ -33,7 +33,7 @@ def open_table(frame: object) -> Table:
         (is_.is_duckdb_relation, DuckTable),
         (is_.is_dask_dataframe, DaskTable),
     )
-    opened = next((take(native) for recognises, take in engines if recognises(native)), None)
+    opened = next((take(native) for recognizes, take in engines if recognizes(native)), None)
     return opened or _through_narwhals(nw, native)
 
 

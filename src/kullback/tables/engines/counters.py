@@ -69,10 +69,10 @@ class Counter(ABC):
 class GridCounter(Counter):
     """The weights of the buckets of a grid."""
 
-    def __init__(self, kind: str, centre: float = 0.0, *, integer: bool = False) -> None:
+    def __init__(self, kind: str, center: float = 0.0, *, integer: bool = False) -> None:
         super().__init__()
         self.kind: Kind = cast("Kind", kind)
-        self.centre, self.integer = centre, integer
+        self.center, self.integer = center, integer
         self.codes = np.zeros(CODES)
         self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
         self.minimum, self.maximum = np.inf, -np.inf
@@ -88,7 +88,7 @@ class GridCounter(Counter):
             if not len(values):
                 return
             low, high = values.min(), values.max()
-        codes = bucket_codes(values - self.centre if self.centre else values)
+        codes = bucket_codes(values - self.center if self.center else values)
         counts = np.bincount(codes, weights)
         with self.lock:
             self.codes[: len(counts)] += counts
@@ -117,7 +117,7 @@ class GridCounter(Counter):
         some = self.minimum <= self.maximum
         return ColumnProfile(
             self.kind,
-            self.centre,
+            self.center,
             dict(sorted(buckets.items())),
             missing=self.missing,
             not_a_number=self.not_a_number,

@@ -98,7 +98,7 @@ def _number_cells(array: Any, bins: Bins) -> NDArray[np.int64]:
     values = numbers_of(array, bins.kind)
     finite = np.isfinite(values)
     cells = np.full(len(values), -1, np.int64)
-    buckets = buckets_of(values[finite], bins.centre)
+    buckets = buckets_of(values[finite], bins.center)
     cells[finite] = np.searchsorted(np.array(bins.cuts, np.int64), buckets, side="right")
     for label, which in (
         ("not a number", np.isnan(values)),

@@ -1,7 +1,7 @@
 """Tables on other engines (PySpark, Ibis), counted there by narwhals' expressions; only the counts travel.
 
 One aggregation finds the sum of the weights and the lengths of strings, one the occupied buckets of all columns (every
-number unpivoted, grouped by its bucket), one the categories, one the extremes of columns with a centre.
+number unpivoted, grouped by its bucket), one the categories, one the extremes of columns with a center.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LazyTable(Table):
         tasks = [replace(task, name=self.inner[task.name]) for task in tasks]
         facts = self._facts(tasks, weights)
         tasks = [_decided(place, task, facts) for place, task in enumerate(tasks)]
-        columns = [ColumnProfile(cast("Kind", t.kind), t.centre, integer=t.integer) for t in tasks]
+        columns = [ColumnProfile(cast("Kind", t.kind), t.center, integer=t.integer) for t in tasks]
         numbers = {p: _offset(task) for p, task in enumerate(tasks) if columns[p].gridded}
         others = {p: nw.col(task.name).cast(nw.String) for p, task in enumerate(tasks) if p not in numbers}
         for row in self._grouped(numbers, weights, bucket=True):
@@ -107,8 +107,8 @@ class LazyTable(Table):
         return self.frame.select(selected).unpivot(names, index=index, variable_name=NAME, value_name=VALUE)
 
     def _correct_extremes(self, tasks: Sequence[Task], columns: Sequence[ColumnProfile]) -> None:
-        """Find the extremes of columns with a centre: its distance to them is rounded."""
-        numbers = {p: _number(t.name, t.kind) for p, t in enumerate(tasks) if t.centre and columns[p].buckets}
+        """Find the extremes of columns with a center: its distance to them is rounded."""
+        numbers = {p: _number(t.name, t.kind) for p, t in enumerate(tasks) if t.center and columns[p].buckets}
         long = self._unpivoted(numbers, None)
         if long is None:
             return
@@ -174,13 +174,13 @@ def _finite(number: Any) -> Any:
 
 
 def _offset(task: Task) -> Any:
-    """Return the distance of a column's values from its centre; NaN and the infinities stay what they are."""
+    """Return the distance of a column's values from its center; NaN and the infinities stay what they are."""
     number = _number(task.name, task.kind)
-    return number - task.centre if task.centre else number
+    return number - task.center if task.center else number
 
 
 def _code(offset: Any) -> Any:
-    """Return the bucket of a distance from the centre, or the code of NaN or of an infinity."""
+    """Return the bucket of a distance from the center, or the code of NaN or of an infinity."""
     special = (
         nw.when(offset.is_nan())
         .then(nw.lit(float(NAN)))
@@ -193,7 +193,7 @@ def _code(offset: Any) -> Any:
 
 
 def _bucket(offset: Any) -> Any:
-    """Return the bucket of a finite distance from the centre, with its sign."""
+    """Return the bucket of a finite distance from the center, with its sign."""
     distance = offset.abs()
     # A logarithm of 0 is an error on some engines, even in a branch that is not taken.
     normal = nw.when(distance >= SMALLEST).then(distance).otherwise(nw.lit(1.0))
@@ -275,7 +275,7 @@ def _cell(name: str, bins: Bins | None) -> Any:
     if not bins.gridded:
         return nw.col(name).cast(nw.String)
     number = _number(name, bins.kind)
-    offset = number - bins.centre if bins.centre else number
+    offset = number - bins.center if bins.center else number
     cell = nw.lit(0)
     for cut in bins.cuts:
         cell += nw.when(_reaches(offset, cut)).then(nw.lit(1)).otherwise(nw.lit(0))
@@ -285,7 +285,7 @@ def _cell(name: str, bins: Bins | None) -> Any:
 
 
 def _reaches(offset: Any, cut: int) -> Any:
-    """Whether a distance from the centre lies in the bucket of the given number or a higher one."""
+    """Whether a distance from the center lies in the bucket of the given number or a higher one."""
     if cut > 0:
         return offset >= bucket_ends(cut)[0]
     return offset > (bucket_ends(cut)[0] if cut else -SMALLEST)
