@@ -68,9 +68,9 @@ def errors(pair: Pair, truth: Truth, dtype: torch.dtype, measured: Measured | No
         judged &= measured.value_ratio > 0  # neither right to the last digit nor beyond the dtype
         relative = (np.abs(measured.value - value) / value)[judged]
         known = np.isfinite(gradient) & np.isfinite(measured.gradient) & judged[:, None]
-        slopes = np.abs(np.where(known, gradient, 0)) * units
+        derivatives = np.abs(np.where(known, gradient, 0)) * units
         off = np.abs(np.where(known, measured.gradient - gradient, 0)) * units
-        off = np.nan_to_num(off.max(axis=1, initial=0) / slopes.max(axis=1, initial=0), posinf=0)
+        off = np.nan_to_num(off.max(axis=1, initial=0) / derivatives.max(axis=1, initial=0), posinf=0)
     return {
         "cases": len(value),
         "refused": int(measured.refused.sum()),

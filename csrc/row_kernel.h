@@ -62,26 +62,26 @@ static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
   return to;
 }
 
-// What a gradient is finished with: the sum of the slopes by log-probabilities, and the sum of their sizes.
-struct SlopeSums {
+// What a gradient is finished with: the sum of the derivatives by log-probabilities, and the sum of their sizes.
+struct DerivativeSums {
   double sum = 0, size = 0;
 };
 
 template <class Real>
-static void project(Real* slopes, const Real* e, int64_t n, Real factor, Real weight) {
+static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Real weight) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) slopes[i] = weight * (slopes[i] - e[i] * factor);
+  for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
 }
 
-// Slopes by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at once;
+// Derivatives by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at once;
 // their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
 template <bool at_once, class Real>
-static void finish(Real* slopes, const Real* e, int64_t n, Real scale, SlopeSums sums, Real weight) {
+static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, DerivativeSums sums, Real weight) {
   const Real factor = scale * static_cast<Real>(sums.sum);
   if constexpr (!at_once) {
-    project(slopes, e, n, factor, weight);
+    project(derivatives, e, n, factor, weight);
   } else if (std::fabs(sums.sum) > (kIsWide<Real> ? 1e-15 : 1e-6) * sums.size) {
-    project(slopes, e, n, weight * factor, Real(1));
+    project(derivatives, e, n, weight * factor, Real(1));
   }
 }
 
@@ -99,7 +99,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   const Real* logits_q = row.q;
   const double shift = (p.peak - q.peak - offset) * t.inverse_temperature + std::log(p.sum / q.sum);
   const Real high = static_cast<Real>(shift), low = static_cast<Real>(shift - high);
-  // The slopes of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.
+  // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.
   constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
   constexpr bool is_variation = form == kTotalVariationForm;
   const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
@@ -116,13 +116,13 @@ static void sweep(const Row<Real>& row, RowTask& t) {
       const Real d = ((logits_p[i] - logits_q[i]) * inverse_temperature - high) - low;
       const Term<Real> term = term_of<form>(mass_p, mass_q, d, sides);
       part += term.value;
-      if constexpr (to_p) part_p += term.slope_p;
-      if constexpr (is_variation || to_q) part_q += term.slope_q;
-      if constexpr (to_p && p_at_once) part_size += std::fabs(term.slope_p);
-      if constexpr (to_q && q_at_once) part_size += std::fabs(term.slope_q);
+      if constexpr (to_p) part_p += term.derivative_p;
+      if constexpr (is_variation || to_q) part_q += term.derivative_q;
+      if constexpr (to_p && p_at_once) part_size += std::fabs(term.derivative_p);
+      if constexpr (to_q && q_at_once) part_size += std::fabs(term.derivative_q);
       if constexpr (is_variation) part_gap += excess_q(mass_p, mass_q, d);
-      if constexpr (to_p) out_p[i] = p_at_once ? weight * term.slope_p : term.slope_p;
-      if constexpr (to_q) out_q[i] = q_at_once ? weight * term.slope_q : term.slope_q;
+      if constexpr (to_p) out_p[i] = p_at_once ? weight * term.derivative_p : term.derivative_p;
+      if constexpr (to_q) out_q[i] = q_at_once ? weight * term.derivative_q : term.derivative_q;
     }
     value += part;
     sum_p += part_p;

@@ -28,8 +28,8 @@ struct Sides {
 template <class Real>
 struct Term {
   Real value;    // the non-negative term
-  Real slope_p;  // its derivative by log p
-  Real slope_q;  // its derivative by log q
+  Real derivative_p;  // its derivative by log p
+  Real derivative_q;  // its derivative by log q
 };
 
 template <class Real>
@@ -61,7 +61,7 @@ KULLBACK_INLINE Real relative_entropy(Real p, Real gap, Real x) {
   return near ? p * bracket(near ? x : Real(0)) : gap + times(p, x);
 }
 
-// p (e^-d - 1 + d), one polynomial for it and for its slope p (e^-d - 1).
+// p (e^-d - 1 + d), one polynomial for it and for its derivative p (e^-d - 1).
 template <class Real>
 KULLBACK_INLINE Term<Real> kl_term(Real p, Real q, Real d) {
   const bool near = std::fabs(d) < Real(0.7);
@@ -107,7 +107,7 @@ KULLBACK_INLINE Term<Real> term_of(Real p, Real q, Real d, const Sides<Real>& si
     return kl_term(p, q, d);
   } else if constexpr (form == kReverseKLForm) {
     const Term<Real> swapped = kl_term(q, p, -d);
-    return {swapped.value, swapped.slope_q, swapped.slope_p};
+    return {swapped.value, swapped.derivative_q, swapped.derivative_p};
   }
   const Real excess = excess_q(p, q, d);
   if constexpr (form == kJeffreysForm) {
@@ -118,17 +118,17 @@ KULLBACK_INLINE Term<Real> term_of(Real p, Real q, Real d, const Sides<Real>& si
     return {Real(0.5) * std::fabs(excess), p * sign, -q * sign};
   } else if constexpr (form == kSkewForm) {
     const Term<Real> one = skew_term(p, q, d, sides.p);
-    return {sides.p.weight * one.value, sides.p.weight * one.slope_p, sides.p.weight * one.slope_q};
+    return {sides.p.weight * one.value, sides.p.weight * one.derivative_p, sides.p.weight * one.derivative_q};
   } else if constexpr (form == kEvenForm) {
     const Real weight = sides.p.weight + sides.q.weight;
     const Term<Real> one = even_term(p, q, d);
-    return {weight * one.value, weight * one.slope_p, weight * one.slope_q};
+    return {weight * one.value, weight * one.derivative_p, weight * one.derivative_q};
   } else {  // a weighted sum of the skew divergences both ways
     const Term<Real> one = skew_term(p, q, d, sides.p);
     const Term<Real> two = skew_term(q, p, -d, sides.q);
     return {sides.p.weight * one.value + sides.q.weight * two.value,
-            sides.p.weight * one.slope_p + sides.q.weight * two.slope_q,
-            sides.p.weight * one.slope_q + sides.q.weight * two.slope_p};
+            sides.p.weight * one.derivative_p + sides.q.weight * two.derivative_q,
+            sides.p.weight * one.derivative_q + sides.q.weight * two.derivative_p};
   }
 }
 

@@ -27,7 +27,7 @@ KULLBACK_SPECIAL_INLINE bool is_within(Range range, double x) {
 
 struct Answer {
   double value;
-  double slope[kMostParameters];
+  double derivative[kMostParameters];
 };
 
 struct NormalForm {
@@ -50,7 +50,7 @@ struct HalfNormalForm {
 
   KULLBACK_SPECIAL_INLINE Answer at(double scale_p, double scale_q, double, double) {
     const Answer answer = NormalForm::at(0.0, scale_p, 0.0, scale_q);
-    return {answer.value, {answer.slope[1], answer.slope[3]}};
+    return {answer.value, {answer.derivative[1], answer.derivative[3]}};
   }
 };
 
@@ -90,7 +90,7 @@ struct HalfCauchyForm {
 
   KULLBACK_SPECIAL_INLINE Answer at(double scale_p, double scale_q, double, double) {
     const Answer answer = CauchyForm::at(0.0, scale_p, 0.0, scale_q);
-    return {answer.value, {answer.slope[1], answer.slope[3]}};
+    return {answer.value, {answer.derivative[1], answer.derivative[3]}};
   }
 };
 
@@ -105,17 +105,17 @@ struct GumbelForm {
     const double log_ratio = log.value();
     const bool near = __builtin_fabs(z) < kLgammaNear;
     const double small = near ? z : 0.0, series = small * small * polynomial(kLgammaSeries, small);
-    const double series_slope = small * polynomial(kDigammaSeries, small);
+    const double series_derivative = small * polynomial(kDigammaSeries, small);
     const LogGammaRest far = lgamma_of(near ? 3.0 : ratio);
     const double beyond = near ? (1.0 - kEuler) * small + series : far.value + log_ratio;  // lgamma(1 + r)
     const double bregman = near ? excess_of(log, z) + series : far.value + kEuler * z;
     const double inverse_ratio = scale_q / scale_p;
-    const double beyond_slope = near ? 1.0 - kEuler + series_slope : far.slope + inverse_ratio;
-    const double bregman_slope = near ? z * inverse_ratio + series_slope : far.slope + kEuler;
+    const double beyond_derivative = near ? 1.0 - kEuler + series_derivative : far.derivative + inverse_ratio;
+    const double bregman_derivative = near ? z * inverse_ratio + series_derivative : far.derivative + kEuler;
     const double d = shift + beyond;
     const Exponential e = exponential_of(d < -690.0 ? -690.0 : d > 690.0 ? 690.0 : d);
     const double excess = d < -690.0 ? -1.0 - d : e.excess;
-    const double by_ratio = e.minus_one * beyond_slope + bregman_slope;
+    const double by_ratio = e.minus_one * beyond_derivative + bregman_derivative;
     const double by_loc = e.minus_one * inverse;
     return {d > 690.0 ? kNotANumber : excess + bregman,
             {-by_loc, by_ratio * inverse, by_loc, -inverse * (e.minus_one * shift + ratio * by_ratio)}};
@@ -261,7 +261,7 @@ struct BinomialForm {
   KULLBACK_SPECIAL_INLINE Answer at(double count_p, double p, double count_q, double q) {
     const Answer trial = Trial::at(p, q, 0.0, 0.0);
     const double value = count_p == 0.0 ? 0.0 : count_p * trial.value;
-    return {count_p == count_q ? value : kNotANumber, {0.0, count_p * trial.slope[0], 0.0, count_p * trial.slope[1]}};
+    return {count_p == count_q ? value : kNotANumber, {0.0, count_p * trial.derivative[0], 0.0, count_p * trial.derivative[1]}};
   }
 };
 

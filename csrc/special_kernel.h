@@ -13,27 +13,27 @@ struct Block {
   int64_t size;
   const double* parameter[kMostParameters];
   double* value;
-  double* slope[kMostParameters];
+  double* derivative[kMostParameters];
 };
 
 // A form that is the same arithmetic for every element.
-template <class Form, bool with_slopes>
+template <class Form, bool with_derivatives>
 static void sweep_elements(const Block& block) {
   constexpr int count = sizeof(Form::ranges) / sizeof(Range);
   const double *a = block.parameter[0], *b = block.parameter[1];
   const double *c = block.parameter[count > 2 ? 2 : 0], *d = block.parameter[count > 2 ? 3 : 0];
-  double *value = block.value, *by_a = block.slope[0], *by_b = block.slope[1];
-  double *by_c = block.slope[2], *by_d = block.slope[3];
+  double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1];
+  double *by_c = block.derivative[2], *by_d = block.derivative[3];
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) {
     const Answer answer = Form::at(a[i], b[i], c[i], d[i]);
     value[i] = answer.value;
-    if constexpr (with_slopes) {
-      by_a[i] = answer.slope[0];
-      by_b[i] = answer.slope[1];
+    if constexpr (with_derivatives) {
+      by_a[i] = answer.derivative[0];
+      by_b[i] = answer.derivative[1];
       if constexpr (count > 2) {
-        by_c[i] = answer.slope[2];
-        by_d[i] = answer.slope[3];
+        by_c[i] = answer.derivative[2];
+        by_d[i] = answer.derivative[3];
       }
     }
   }
@@ -45,13 +45,13 @@ struct Remainders {
   double value[kElements], by_a[kElements], by_b[kElements];
 };
 
-template <bool with_slopes>
+template <bool with_derivatives>
 static void compute_remainders(int64_t n, const double* a, const double* b, const double* distance, Remainders& to) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const Remainder far = far_remainder(a[i], b[i], distance[i]);
     to.value[i] = far.value;
-    if constexpr (with_slopes) {
+    if constexpr (with_derivatives) {
       to.by_a[i] = -distance[i] * trigamma_rest(a[i]);
       to.by_b[i] = far.by_b;
     }
@@ -69,11 +69,11 @@ static void compute_remainders(int64_t n, const double* a, const double* b, cons
   for (int64_t i = 0; i < found; ++i) {
     const Remainder near = near_remainder(near_a[i], near_distance[i]);
     value[i] = near.value;
-    if constexpr (with_slopes) by_b[i] = near.by_b;
+    if constexpr (with_derivatives) by_b[i] = near.by_b;
   }
   for (int64_t i = 0; i < found; ++i) {
     to.value[index[i]] = value[i];
-    if constexpr (with_slopes) to.by_b[index[i]] = by_b[i];
+    if constexpr (with_derivatives) to.by_b[index[i]] = by_b[i];
   }
 }
 
@@ -81,7 +81,7 @@ struct GammaForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
 };
 
-template <bool with_slopes>
+template <bool with_derivatives>
 static void sweep_gamma(const Block& block) {
   const double *a_p = block.parameter[0], *rate_p = block.parameter[1];
   const double *a_q = block.parameter[2], *rate_q = block.parameter[3];
@@ -89,9 +89,9 @@ static void sweep_gamma(const Block& block) {
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) distance[i] = a_q[i] - a_p[i];
   Remainders rest;
-  compute_remainders<with_slopes>(block.size, a_p, a_q, distance, rest);
-  double *value = block.value, *by_a_p = block.slope[0], *by_rate_p = block.slope[1];
-  double *by_a_q = block.slope[2], *by_rate_q = block.slope[3];
+  compute_remainders<with_derivatives>(block.size, a_p, a_q, distance, rest);
+  double *value = block.value, *by_a_p = block.derivative[0], *by_rate_p = block.derivative[1];
+  double *by_a_q = block.derivative[2], *by_rate_q = block.derivative[3];
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) {
     const double more = rate_q[i] - rate_p[i];
@@ -99,7 +99,7 @@ static void sweep_gamma(const Block& block) {
     const double log_means = log_quotient_of(a_p[i] * rate_q[i], a_q[i] * rate_p[i], cross).value();
     const Exponential e = exponential_of(log_means);
     value[i] = a_q[i] * e.excess + rest.value[i];
-    if constexpr (with_slopes) {
+    if constexpr (with_derivatives) {
       const double force = a_q[i] * e.minus_one;
       by_a_p[i] = force / a_p[i] + rest.by_a[i];
       by_rate_p[i] = -force / rate_p[i];
@@ -113,7 +113,7 @@ struct BetaForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
 };
 
-template <bool with_slopes>
+template <bool with_derivatives>
 static void sweep_beta(const Block& block) {
   const double *a_p = block.parameter[0], *b_p = block.parameter[1];
   const double *a_q = block.parameter[2], *b_q = block.parameter[3];
@@ -127,11 +127,11 @@ static void sweep_beta(const Block& block) {
     total_q[i] = a_q[i] + b_q[i];
   }
   Remainders of_a, of_b, of_total;
-  compute_remainders<with_slopes>(block.size, a_p, a_q, a_more, of_a);
-  compute_remainders<with_slopes>(block.size, b_p, b_q, b_more, of_b);
-  compute_remainders<with_slopes>(block.size, total_p, total_q, more, of_total);
-  double *value = block.value, *by_a_p = block.slope[0], *by_b_p = block.slope[1];
-  double *by_a_q = block.slope[2], *by_b_q = block.slope[3];
+  compute_remainders<with_derivatives>(block.size, a_p, a_q, a_more, of_a);
+  compute_remainders<with_derivatives>(block.size, b_p, b_q, b_more, of_b);
+  compute_remainders<with_derivatives>(block.size, total_p, total_q, more, of_total);
+  double *value = block.value, *by_a_p = block.derivative[0], *by_b_p = block.derivative[1];
+  double *by_a_q = block.derivative[2], *by_b_q = block.derivative[3];
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) {
     const double cross = cross_of(a_p[i], b_p[i], a_q[i], b_q[i], a_more[i], b_more[i]);
@@ -139,7 +139,7 @@ static void sweep_beta(const Block& block) {
     const double log_b = log_quotient_of(b_p[i] * total_q[i], b_q[i] * total_p[i], -cross).value();
     const double of_means = a_q[i] * exponential_of(log_a).excess + b_q[i] * exponential_of(log_b).excess;
     value[i] = of_means + (of_a.value[i] + of_b.value[i]) - of_total.value[i];
-    if constexpr (with_slopes) {
+    if constexpr (with_derivatives) {
       const double force = cross / total_p[i];
       by_a_p[i] = force / a_p[i] + (of_a.by_a[i] - of_total.by_a[i]);
       by_b_p[i] = -force / b_p[i] + (of_b.by_a[i] - of_total.by_a[i]);
@@ -149,14 +149,14 @@ static void sweep_beta(const Block& block) {
   }
 }
 
-template <class Form, bool with_slopes>
+template <class Form, bool with_derivatives>
 static void sweep(const Block& block) {
   if constexpr (__is_same(Form, GammaForm)) {
-    sweep_gamma<with_slopes>(block);
+    sweep_gamma<with_derivatives>(block);
   } else if constexpr (__is_same(Form, BetaForm)) {
-    sweep_beta<with_slopes>(block);
+    sweep_beta<with_derivatives>(block);
   } else {
-    sweep_elements<Form, with_slopes>(block);
+    sweep_elements<Form, with_derivatives>(block);
   }
 }
 
@@ -205,7 +205,7 @@ static int64_t store_values(int64_t n, const double* from, Real* to) {
 }
 
 template <typename Real>
-static int64_t store_slopes(int64_t n, const double* from, Real* to) {
+static int64_t store_derivatives(int64_t n, const double* from, Real* to) {
   int64_t faults = 0;
 #pragma omp simd reduction(+ : faults)
   for (int64_t i = 0; i < n; ++i) {
@@ -223,16 +223,16 @@ static void load_numbers(bool is_float64, const Parameter& from, int64_t start, 
 static int64_t store(bool is_float64, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
   if (is_float64) {
     double* numbers = static_cast<double*>(to) + start;
-    return are_values ? store_values<double>(n, from, numbers) : store_slopes<double>(n, from, numbers);
+    return are_values ? store_values<double>(n, from, numbers) : store_derivatives<double>(n, from, numbers);
   }
   float* numbers = static_cast<float*>(to) + start;
-  return are_values ? store_values<float>(n, from, numbers) : store_slopes<float>(n, from, numbers);
+  return are_values ? store_values<float>(n, from, numbers) : store_derivatives<float>(n, from, numbers);
 }
 
-template <class Form, bool with_slopes>
+template <class Form, bool with_derivatives>
 static bool run(const FormTask& task) {
   constexpr int count = sizeof(Form::ranges) / sizeof(Range);
-  alignas(64) double parameters[count][kElements], values[kElements], slopes[kMostParameters][kElements];
+  alignas(64) double parameters[count][kElements], values[kElements], derivatives[kMostParameters][kElements];
   Block block{};
   block.value = values;
   bool constant[count];
@@ -242,17 +242,17 @@ static bool run(const FormTask& task) {
     const int64_t first = kElements < task.size ? kElements : task.size;
     if (constant[j]) load_numbers(task.is_float64, task.parameter[j], 0, first, parameters[j]);
   }
-  for (int j = 0; j < kMostParameters; ++j) block.slope[j] = slopes[j];
+  for (int j = 0; j < kMostParameters; ++j) block.derivative[j] = derivatives[j];
   for (int64_t start = 0; start < task.size; start += kElements) {
     block.size = task.size - start < kElements ? task.size - start : kElements;
     for (int j = 0; j < count; ++j) {
       if (!constant[j]) load_numbers(task.is_float64, task.parameter[j], start, block.size, parameters[j]);
     }
     if (!is_inside<Form, 0>(block, constant)) return false;
-    sweep<Form, with_slopes>(block);
+    sweep<Form, with_derivatives>(block);
     int64_t faults = store(task.is_float64, true, block.size, values, task.values, start);
-    for (int j = 0; with_slopes && j < count; ++j) {
-      if (task.slopes[j]) faults += store(task.is_float64, false, block.size, slopes[j], task.slopes[j], start);
+    for (int j = 0; with_derivatives && j < count; ++j) {
+      if (task.derivatives[j]) faults += store(task.is_float64, false, block.size, derivatives[j], task.derivatives[j], start);
     }
     if (faults) return false;
   }
@@ -261,9 +261,9 @@ static bool run(const FormTask& task) {
 
 template <class Form>
 static bool run_form(const FormTask& task) {
-  bool with_slopes = false;
-  for (const void* slopes : task.slopes) with_slopes |= slopes != nullptr;
-  return with_slopes ? run<Form, true>(task) : run<Form, false>(task);
+  bool with_derivatives = false;
+  for (const void* derivatives : task.derivatives) with_derivatives |= derivatives != nullptr;
+  return with_derivatives ? run<Form, true>(task) : run<Form, false>(task);
 }
 
 bool compute_form(const FormTask& task) {

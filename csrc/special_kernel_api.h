@@ -34,18 +34,18 @@ struct Parameter {
   int64_t step;
 };
 
-// What is null among the slopes, the derivatives of each value by a parameter, is not wanted.
+// What is null among the derivatives, the derivatives of each value by a parameter, is not wanted.
 struct FormTask {
   Form form;
-  bool is_float64;  // or float32: parameters, values and slopes alike
+  bool is_float64;  // or float32: parameters, values and derivatives alike
   int parameters;
   int64_t size;
   Parameter parameter[kMostParameters];
   void* values;
-  void* slopes[kMostParameters];
+  void* derivatives[kMostParameters];
 };
 
-// Rows of parameters, contiguous, with a value for each row and a slope for each number.
+// Rows of parameters, contiguous, with a value for each row and a derivative for each number.
 enum class RowForm : int64_t { kDirichlet = 0, kCategoricalLogits = 1, kCategoricalProbs = 2 };
 
 struct FormRowTask {

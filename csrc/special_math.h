@@ -104,13 +104,13 @@ KULLBACK_SPECIAL_INLINE Exponential exponential_of(double d) {
 // Stirling's series and its derivatives, beyond kFar; nearer, the argument is moved up by kFar.
 constexpr double kFar = 10.0, kHalfLogTau = 0.91893853320467274178;
 constexpr double kStirling[] = {1.0 / 12, -1.0 / 360, 1.0 / 1260, -1.0 / 1680, 1.0 / 1188, -691.0 / 360360};
-constexpr double kStirlingSlope[] = {1.0 / 12, -3.0 / 360, 5.0 / 1260, -7.0 / 1680, 9.0 / 1188, -11 * 691.0 / 360360};
+constexpr double kStirlingDerivative[] = {1.0 / 12, -3.0 / 360, 5.0 / 1260, -7.0 / 1680, 9.0 / 1188, -11 * 691.0 / 360360};
 constexpr double kStirlingCurvature[] = {2.0 / 12,    -12.0 / 360, 30.0 / 1260,
                                          -56.0 / 1680, 90.0 / 1188, -132 * 691.0 / 360360};
 
 // lgamma(x) - x log x + x and its derivative, digamma(x) - log x.
 struct LogGammaRest {
-  double value, slope;
+  double value, derivative;
 };
 
 // Moved up, x (x + 1) ... (x + 9) is one product P, and the sum of 1 / (x + i) a quotient N / P.
@@ -132,8 +132,8 @@ KULLBACK_SPECIAL_INLINE LogGammaRest lgamma_rest(double x) {
   const double argument = (low ? y4 * y4 * y / product : inverse) * __builtin_sqrt(y);
   const double log = log_quotient_of(argument, 1.0, argument - 1.0).value();
   const double value = inverse * polynomial(kStirling, square) + (kHalfLogTau + log);
-  const double slope = -0.5 * inverse - square * polynomial(kStirlingSlope, square);
-  return {value + (low ? x * log_moved - kFar : 0.0), slope + (low ? by_shift : 0.0)};
+  const double derivative = -0.5 * inverse - square * polynomial(kStirlingDerivative, square);
+  return {value + (low ? x * log_moved - kFar : 0.0), derivative + (low ? by_shift : 0.0)};
 }
 
 // lgamma(x) and digamma(x), the former without the digits that it loses near its zeros at 1 and 2.
@@ -150,8 +150,8 @@ KULLBACK_SPECIAL_INLINE LogGammaRest lgamma_of(double x) {
   const double log = log_quotient_of(y, 1.0, y - 1.0).value();
   const double factors = low ? product : 1.0, moved = log_quotient_of(factors, 1.0, factors - 1.0).value();
   const double value = (y - 0.5) * log - y + (kHalfLogTau + inverse * polynomial(kStirling, square)) - moved;
-  const double slope = log - 0.5 * inverse - square * polynomial(kStirlingSlope, square);
-  return {value, slope - (low ? numerator / product : 0.0)};
+  const double derivative = log - 0.5 * inverse - square * polynomial(kStirlingDerivative, square);
+  return {value, derivative - (low ? numerator / product : 0.0)};
 }
 
 // trigamma(x) - 1 / x, the second derivative of lgamma_rest.
@@ -192,17 +192,17 @@ KULLBACK_SPECIAL_INLINE bool is_near(double a, double b, double distance) {
 
 KULLBACK_SPECIAL_INLINE Remainder far_remainder(double a, double b, double distance) {
   const LogGammaRest at_a = lgamma_rest(a), at_b = lgamma_rest(b);
-  return {at_b.value - at_a.value - distance * at_a.slope, 0.0, at_b.slope - at_a.slope};
+  return {at_b.value - at_a.value - distance * at_a.derivative, 0.0, at_b.derivative - at_a.derivative};
 }
 
 // Where a and b are near, by Taylor's formula and Gauss' rules.
 KULLBACK_SPECIAL_INLINE Remainder near_remainder(double a, double distance) {
-  double mean = 0, slope = 0;
+  double mean = 0, derivative = 0;
   for (int i = 0; i < 4; ++i) {
     mean += kTriangleWeights[i] * trigamma_rest(a + kTriangleNodes[i] * distance);
-    slope += kWeights[i] * trigamma_rest(a + kNodes[i] * distance);
+    derivative += kWeights[i] * trigamma_rest(a + kNodes[i] * distance);
   }
-  return {distance * distance * mean, 0.0, distance * slope};
+  return {distance * distance * mean, 0.0, distance * derivative};
 }
 
 // S(z) = lgamma(2 + z) - (1 - gamma) z, which begins with z^2, and its derivative, for |z| < 1/2; Chebyshev fits.

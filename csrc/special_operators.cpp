@@ -71,10 +71,10 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
   for (int i = 0; i < task.parameters; ++i) {
     if (!read_parameter(*given[i], values, task.parameter[i])) return kOtherLayout;
     if (!*wanted[i]) continue;
-    const Tensor& slopes = **wanted[i];
-    STD_TORCH_CHECK(slopes.is_contiguous() && slopes.scalar_type() == dtype && slopes.numel() == task.size,
+    const Tensor& derivatives = **wanted[i];
+    STD_TORCH_CHECK(derivatives.is_contiguous() && derivatives.scalar_type() == dtype && derivatives.numel() == task.size,
                     "kullback: a derivative for each value expected");
-    task.slopes[i] = slopes.mutable_data_ptr();
+    task.derivatives[i] = derivatives.mutable_data_ptr();
   }
   const int64_t bytes = task.is_float64 ? 8 : 4;
   task.values = values.mutable_data_ptr();
@@ -86,7 +86,7 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
     for (int i = 0; i < task.parameters; ++i) {
       const int64_t skipped = begin * task.parameter[i].step * bytes;
       mine.parameter[i].data = static_cast<const char*>(task.parameter[i].data) + skipped;
-      if (task.slopes[i]) mine.slopes[i] = static_cast<char*>(task.slopes[i]) + begin * bytes;
+      if (task.derivatives[i]) mine.derivatives[i] = static_cast<char*>(task.derivatives[i]) + begin * bytes;
     }
     mine.values = static_cast<char*>(task.values) + begin * bytes;
     if (!compute(mine)) done = false;
@@ -151,40 +151,40 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
 }
 
 template <typename Real>
-void scale(int64_t n, const Real* grad, int64_t step, Real* slopes) {
+void scale(int64_t n, const Real* grad, int64_t step, Real* derivatives) {
   if (step == 0) {
     const Real factor = grad[0];
-    for (int64_t i = 0; i < n; ++i) slopes[i] = factor == 0 ? Real(0) : factor * slopes[i];
+    for (int64_t i = 0; i < n; ++i) derivatives[i] = factor == 0 ? Real(0) : factor * derivatives[i];
   } else {
-    for (int64_t i = 0; i < n; ++i) slopes[i] = grad[i] == 0 ? Real(0) : grad[i] * slopes[i];
+    for (int64_t i = 0; i < n; ++i) derivatives[i] = grad[i] == 0 ? Real(0) : grad[i] * derivatives[i];
   }
 }
 
-// Rows of slopes, with a number of `grad` for each row.
+// Rows of derivatives, with a number of `grad` for each row.
 template <typename Real>
-void scale_rows_of(const Tensor& grad, int64_t step, const Tensor& slopes) {
+void scale_rows_of(const Tensor& grad, int64_t step, const Tensor& derivatives) {
   const Real* from = static_cast<const Real*>(grad.const_data_ptr());
-  Real* to = static_cast<Real*>(slopes.mutable_data_ptr());
-  const int64_t rows = grad.numel(), classes = rows ? slopes.numel() / rows : 0;
+  Real* to = static_cast<Real*>(derivatives.mutable_data_ptr());
+  const int64_t rows = grad.numel(), classes = rows ? derivatives.numel() / rows : 0;
   torch::stable::parallel_for(0, rows, 1 + 8 * kGrain / (classes + 1), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) scale(classes, from + i * step, 0, to + i * classes);
   });
 }
 
 template <typename Real>
-void scale_slopes_of(const Tensor& grad, int64_t step, const Tensor& slopes) {
+void scale_derivatives_of(const Tensor& grad, int64_t step, const Tensor& derivatives) {
   const Real* from = static_cast<const Real*>(grad.const_data_ptr());
-  Real* to = static_cast<Real*>(slopes.mutable_data_ptr());
-  const int64_t size = slopes.numel();
+  Real* to = static_cast<Real*>(derivatives.mutable_data_ptr());
+  const int64_t size = derivatives.numel();
   if (size <= kGrain) return scale(size, from, step, to);
   torch::stable::parallel_for(0, size, 8 * kGrain, [&](int64_t begin, int64_t end) {
     scale(end - begin, from + begin * step, step, to + begin);
   });
 }
 
-// Multiplies slopes by `grad`, where nothing times an infinite slope is nothing. Returns false, with nothing done,
+// Multiplies derivatives by `grad`, where nothing times an infinite derivative is nothing. Returns false, with nothing done,
 // where `grad` has another layout.
-bool scale_slopes(const Tensor& grad, const Optional& by_a, const Optional& by_b, const Optional& by_c,
+bool scale_derivatives(const Tensor& grad, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                   const Optional& by_d) {
   const ScalarType dtype = grad.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Double || dtype == ScalarType::Float, "kullback: float32 or float64 expected");
@@ -196,14 +196,14 @@ bool scale_slopes(const Tensor& grad, const Optional& by_a, const Optional& by_b
   if (!step && (wide ? *static_cast<const double*>(data) : *static_cast<const float*>(data)) == 1) return true;
   for (const Optional* by : {&by_a, &by_b, &by_c, &by_d}) {
     if (!*by) continue;
-    const Tensor& slopes = **by;
-    STD_TORCH_CHECK(slopes.is_contiguous() && slopes.scalar_type() == dtype && slopes.numel() % grad.numel() == 0,
+    const Tensor& derivatives = **by;
+    STD_TORCH_CHECK(derivatives.is_contiguous() && derivatives.scalar_type() == dtype && derivatives.numel() % grad.numel() == 0,
                     "kullback: derivatives of each value expected");
-    if (slopes.numel() != grad.numel()) {
-      wide ? scale_rows_of<double>(grad, step, slopes) : scale_rows_of<float>(grad, step, slopes);
+    if (derivatives.numel() != grad.numel()) {
+      wide ? scale_rows_of<double>(grad, step, derivatives) : scale_rows_of<float>(grad, step, derivatives);
       continue;
     }
-    wide ? scale_slopes_of<double>(grad, step, slopes) : scale_slopes_of<float>(grad, step, slopes);
+    wide ? scale_derivatives_of<double>(grad, step, derivatives) : scale_derivatives_of<float>(grad, step, derivatives);
   }
   return true;
 }
@@ -219,12 +219,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
       "closed_form_of_rows(int form, Tensor(a!) values, Tensor p, Tensor q, Tensor(b!)? by_p=None, "
       "Tensor(c!)? by_q=None) -> int");
   m.def(
-      "scale_slopes(Tensor grad, Tensor(a!)? by_a, Tensor(b!)? by_b, Tensor(c!)? by_c=None, Tensor(d!)? by_d=None) "
+      "scale_derivatives(Tensor grad, Tensor(a!)? by_a, Tensor(b!)? by_b, Tensor(c!)? by_c=None, Tensor(d!)? by_d=None) "
       "-> bool");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(kullback, CPU, m) {
   m.impl("closed_form", TORCH_BOX(&kullback::closed_form));
   m.impl("closed_form_of_rows", TORCH_BOX(&kullback::closed_form_of_rows));
-  m.impl("scale_slopes", TORCH_BOX(&kullback::scale_slopes));
+  m.impl("scale_derivatives", TORCH_BOX(&kullback::scale_derivatives));
 }

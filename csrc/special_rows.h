@@ -29,7 +29,7 @@ static void repeat_rows(const RowBlock& block, const double* rows, double* to) {
 struct DirichletForm {
   KULLBACK_SPECIAL_INLINE bool is_inside(double x) { return is_within(Range::kPositive, x); }
 
-  template <bool with_slopes>
+  template <bool with_derivatives>
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     const double *p = block.p, *q = block.q;
@@ -41,8 +41,8 @@ struct DirichletForm {
     sum_rows(block, q, total_q);
     sum_rows(block, more, total_more);
     Remainders of_parts, of_totals;
-    compute_remainders<with_slopes>(n, p, q, more, of_parts);
-    compute_remainders<with_slopes>(block.rows, total_p, total_q, total_more, of_totals);
+    compute_remainders<with_derivatives>(n, p, q, more, of_parts);
+    compute_remainders<with_derivatives>(block.rows, total_p, total_q, total_more, of_totals);
     repeat_rows(block, total_p, all_p);
     repeat_rows(block, total_q, all_q);
     repeat_rows(block, total_more, all_more);
@@ -55,7 +55,7 @@ struct DirichletForm {
     }
     sum_rows(block, terms, block.value);
     for (int64_t i = 0; i < block.rows; ++i) block.value[i] -= of_totals.value[i];
-    if constexpr (with_slopes) {
+    if constexpr (with_derivatives) {
       repeat_rows(block, of_totals.by_a, all_q);
       repeat_rows(block, of_totals.by_b, all_more);
 #pragma omp simd
@@ -82,8 +82,8 @@ KULLBACK_SPECIAL_INLINE ClassTerm class_term(double p, double q, double d, doubl
   return {mass_q == 0.0 ? outside : value, gap};
 }
 
-// The slopes from chances p, logarithms d and factors of the derivatives. By a logarithm of p it is p (d - mean of d):
-// as the mean is that of these d, what they all are off by cancels. Where a row is infinite it has no slopes.
+// The derivatives from chances p, logarithms d and factors of the derivatives. By a logarithm of p it is p (d - mean of d):
+// as the mean is that of these d, what they all are off by cancels. Where a row is infinite it has no derivatives.
 static void finish_rows(const RowBlock& block, const double* p, const double* logs, const double* gap,
                         const double* factor_p, const double* factor_q) {
   const int64_t n = block.rows * block.classes;
@@ -136,7 +136,7 @@ struct CategoricalLogitsForm {
     for (int64_t i = 0; i < n; ++i) chances[i] *= inverses[i];
   }
 
-  template <bool with_slopes>
+  template <bool with_derivatives>
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     double p[kElements], q[kElements], shift_p[kElements], shift_q[kElements];
@@ -160,7 +160,7 @@ struct CategoricalLogitsForm {
       gap[i] = term.gap;
     }
     sum_rows(block, terms, block.value);
-    if constexpr (with_slopes) {
+    if constexpr (with_derivatives) {
       finish_rows(block, p, logs, gap, p, ones);
     }
   }
@@ -169,7 +169,7 @@ struct CategoricalLogitsForm {
 struct CategoricalProbsForm {
   KULLBACK_SPECIAL_INLINE bool is_inside(double x) { return (x <= 1e75) & ((x >= 1e-75) | (x == 0.0)); }
 
-  template <bool with_slopes>
+  template <bool with_derivatives>
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     const double *p = block.p, *q = block.q;
@@ -199,13 +199,13 @@ struct CategoricalProbsForm {
       by_q[i] = q[i] == 0.0 ? 0.0 : 1.0 / q[i];
     }
     sum_rows(block, terms, block.value);
-    if constexpr (with_slopes) {
+    if constexpr (with_derivatives) {
       finish_rows(block, chances, logs, gap, by_p, by_q);
     }
   }
 };
 
-template <class Form, bool with_slopes>
+template <class Form, bool with_derivatives>
 static bool run_rows(const FormRowTask& task) {
   alignas(64) double p[kElements], q[kElements], values[kElements], by_p[kElements], by_q[kElements];
   const int64_t most = kElements / task.classes;
@@ -218,7 +218,7 @@ static bool run_rows(const FormRowTask& task) {
 #pragma omp simd reduction(+ : faults)
     for (int64_t i = 0; i < n; ++i) faults += Form::is_inside(p[i]) & Form::is_inside(q[i]) ? 0 : 1;
     if (faults) return false;
-    Form::template sweep<with_slopes>({rows, task.classes, p, q, values, by_p, by_q});
+    Form::template sweep<with_derivatives>({rows, task.classes, p, q, values, by_p, by_q});
     faults += store(task.is_float64, true, rows, values, task.values, start);
     if (task.by_p) faults += store(task.is_float64, false, n, by_p, task.by_p, first);
     if (task.by_q) faults += store(task.is_float64, false, n, by_q, task.by_q, first);

@@ -33,7 +33,7 @@ KULLBACK_TERM_INLINE Summand<Real> summand_of(Real log_q, Real p, Real log_p) {
 template <typename Real, bool in_logs, bool with_gradient>
 static Real block_of(int64_t n, const Real* log_q, const Real* target, const Real* logs, const Real* grad, Real scale,
                      Real* terms, Real* by_log_q, Real* by_target) {
-  Real values[kTerms], slopes_q[kTerms], slopes_p[kTerms], masses[in_logs ? kTerms : 1];
+  Real values[kTerms], derivatives_q[kTerms], derivatives_p[kTerms], masses[in_logs ? kTerms : 1];
   const Real* p = in_logs ? masses : target;
   const Real* log_p = in_logs ? target : logs;
   if constexpr (in_logs) {  // on its own, as the compiler would else put it into a branch
@@ -47,23 +47,23 @@ static Real block_of(int64_t n, const Real* log_q, const Real* target, const Rea
     values[i] = s.value;
     sum += s.value;
     if constexpr (with_gradient) {
-      slopes_q[i] = s.by_log_q * scale;
-      slopes_p[i] = s.by_target * scale;
+      derivatives_q[i] = s.by_log_q * scale;
+      derivatives_p[i] = s.by_target * scale;
     }
   }
   if (terms) std::memcpy(terms, values, n * sizeof(Real));
   if constexpr (with_gradient) {
-    const auto write = [&](Real* out, const Real* slopes) {
+    const auto write = [&](Real* out, const Real* derivatives) {
       if (!out) return;
       if (!grad) {
-        std::memcpy(out, slopes, n * sizeof(Real));
+        std::memcpy(out, derivatives, n * sizeof(Real));
         return;
       }
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) out[i] = slopes[i] == 0 ? Real(0) : slopes[i] * grad[i];  // 0 also if grad is inf
+      for (int64_t i = 0; i < n; ++i) out[i] = derivatives[i] == 0 ? Real(0) : derivatives[i] * grad[i];  // 0 also if grad is inf
     };
-    write(by_log_q, slopes_q);
-    write(by_target, slopes_p);
+    write(by_log_q, derivatives_q);
+    write(by_target, derivatives_p);
   }
   return sum;
 }

@@ -77,8 +77,8 @@ def test_a_fixed_critic_is_below_kl_on_average(bound):
 def test_the_gradient_is_that_of_finite_differences(bound):
     p, q = shifted_gaussians(20)
 
-    def of(slope, curve):
-        return variational_bound(p, q, lambda z: slope * z[:, 0] + curve * z[:, 0] ** 2, bound=bound)
+    def of(derivative, curve):
+        return variational_bound(p, q, lambda z: derivative * z[:, 0] + curve * z[:, 0] ** 2, bound=bound)
 
     at = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (0.3, -0.2)]
     assert torch.autograd.gradcheck(of, at)

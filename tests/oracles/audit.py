@@ -95,18 +95,18 @@ def compare(
     parameters, value, gradient = truth
     ours, our_gradient, refused = found
     units = np.array([pair.units(list(row)) for row in parameters]).reshape(parameters.shape)
-    slope = np.abs(np.nan_to_num(gradient, posinf=math.inf, neginf=math.inf))
+    derivative = np.abs(np.nan_to_num(gradient, posinf=math.inf, neginf=math.inf))
     with np.errstate(all="ignore"):
         rounding = 8 * torch.finfo(dtype).eps if pair.p.rounds else INPUT
-        natural = (slope * units).max(axis=1, initial=0)
+        natural = (derivative * units).max(axis=1, initial=0)
         allowed = VALUE[dtype] * np.abs(value) + rounding * natural + tiny(dtype)
         value_ratio = ratio(ours, value, allowed, dtype)
         value_ratio[np.isnan(ours) | (ours < 0)] = math.inf
-        allowed = GRADIENT[dtype] * slope + rounding * natural[:, None] / units + tiny(dtype)
+        allowed = GRADIENT[dtype] * derivative + rounding * natural[:, None] / units + tiny(dtype)
         gradient_ratio = ratio(our_gradient, gradient, allowed, dtype)
         gradient_ratio[np.isnan(gradient)] = 0
         gradient_ratio[~representable(value, dtype)] = 0  # where the value is +inf the gradient says nothing
-        gradient_ratio[np.isnan(our_gradient) & ~(slope > largest(dtype))] = math.inf
+        gradient_ratio[np.isnan(our_gradient) & ~(derivative > largest(dtype))] = math.inf
     return Measured(index, ours, our_gradient, value_ratio, gradient_ratio.max(axis=1, initial=0), refused)
 
 

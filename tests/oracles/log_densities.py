@@ -192,9 +192,9 @@ def by_integral(p: str, q: str) -> Callable[[list[Number], list[Number]], Number
             return mp.inf
         log_p, log_q = log_density(p, at_p), log_density(q, at_q)
 
-        def integrand(x: Number, y: Number, slope: Number) -> Number:
+        def integrand(x: Number, y: Number, derivative: Number) -> Number:
             d = log_p(x, y)
-            return mp.exp(d) * (d - log_q(x, y)) * slope if d > -1000 else mpf(0)
+            return mp.exp(d) * (d - log_q(x, y)) * derivative if d > -1000 else mpf(0)
 
         cuts = sorted({c for c in landmarks(p, at_p) + landmarks(q, at_q) if low < c < high})
         line, at = coordinate(low, high, cuts)

@@ -137,8 +137,10 @@ def with_gradient(pair: Pair, at: list[float], digits: int, step: Number) -> tup
                 sides.append(evaluate(pair, moved, digits) if i not in pair.fixed(at) else mp.nan)
             if any(side is None for side in sides):
                 return None
-            slope = (sides[0] - sides[1]) / (2 * h) if all(mp.isfinite(side) for side in sides) else mp.nan
-            gradient.append(float(slope))
+            derivative = (
+                (sides[0] - sides[1]) / (2 * h) if all(mp.isfinite(side) for side in sides) else mp.nan
+            )
+            gradient.append(float(derivative))
         return float(value), gradient
 
 

@@ -163,7 +163,7 @@ def logit_gradient(
             p, q = normalized([mpmath.exp(x) for x in a]), normalized([mpmath.exp(x) for x in b])
         return divergence(kind, p, q)
 
-    def slopes(row: Row, of: Callable[[Row], mpf]) -> list[float]:
+    def derivatives(row: Row, of: Callable[[Row], mpf]) -> list[float]:
         step = mpf(10) ** -20
         result: list[float] = []
         for i in range(len(row)):
@@ -174,6 +174,6 @@ def logit_gradient(
 
     with mpmath.workdps(60):
         a_exact, b_exact = exact(a), exact(b)
-        return slopes(a_exact, lambda row: value(row, b_exact)), slopes(
+        return derivatives(a_exact, lambda row: value(row, b_exact)), derivatives(
             b_exact, lambda row: value(a_exact, row)
         )

@@ -214,8 +214,8 @@ def mp_beta(a: mpf, b: mpf, c: mpf, d: mpf) -> mpf:
     def log_beta(x: mpf, y: mpf) -> mpf:
         return mp.loggamma(x) + mp.loggamma(y) - mp.loggamma(x + y)
 
-    slopes = (a - c) * mp.digamma(a) + (b - d) * mp.digamma(b) + (c + d - a - b) * mp.digamma(a + b)
-    return log_beta(c, d) - log_beta(a, b) + slopes
+    derivatives = (a - c) * mp.digamma(a) + (b - d) * mp.digamma(b) + (c + d - a - b) * mp.digamma(a + b)
+    return log_beta(c, d) - log_beta(a, b) + derivatives
 
 
 def mp_gumbel(m: mpf, b: mpf, n: mpf, c: mpf) -> mpf:
@@ -229,8 +229,8 @@ def mp_weibull(s: mpf, k: mpf, t: mpf, j: mpf) -> mpf:
 
 
 def mp_von_mises(m: mpf, k: mpf, n: mpf, j: mpf) -> mpf:
-    slope = mp.besseli(1, k) / mp.besseli(0, k)
-    return mp.log(mp.besseli(0, j) / mp.besseli(0, k)) + slope * (k - j * mp.cos(m - n))
+    derivative = mp.besseli(1, k) / mp.besseli(0, k)
+    return mp.log(mp.besseli(0, j) / mp.besseli(0, k)) + derivative * (k - j * mp.cos(m - n))
 
 
 def mp_continuous_bernoulli(p: mpf, q: mpf) -> mpf:
@@ -281,16 +281,16 @@ def test_nearly_equal_distributions_keep_their_digits(family: type, relative: fl
             exact = [mpf(x) for x in (*at, *other)]
             truth = formula(*exact)
             assert abs(value.item() - truth) <= 1e-11 * truth, (at, float(truth))
-            slopes = [slope(formula, exact, i) for i in range(len(exact))]
-            natural = max(abs(s * x) for s, x in zip(slopes, exact, strict=True))
-            for found, true, x in zip(gradient, slopes, exact, strict=True):
+            derivatives = [derivative(formula, exact, i) for i in range(len(exact))]
+            natural = max(abs(s * x) for s, x in zip(derivatives, exact, strict=True))
+            for found, true, x in zip(gradient, derivatives, exact, strict=True):
                 assert abs(found - true) <= 1e-8 * abs(true) + 1e-13 * natural / (abs(x) or 1), (
                     at,
                     float(true),
                 )
 
 
-def slope(formula: Callable[..., mpf], at: list[mpf], i: int) -> mpf:
+def derivative(formula: Callable[..., mpf], at: list[mpf], i: int) -> mpf:
     step = mpf(10) ** -35 * (abs(at[i]) or 1)
     sides = [formula(*at[:i], at[i] + sign * step, *at[i + 1 :]) for sign in (1, -1)]
     return (sides[0] - sides[1]) / (2 * step)
@@ -422,7 +422,7 @@ def test_families_meet_where_their_laws_do() -> None:
     assert far == pytest.approx([1.75, 1.75, 1.75], rel=1e-3)
 
 
-def test_a_pareto_or_uniform_that_leaves_no_room_has_its_one_sided_slope() -> None:
+def test_a_pareto_or_uniform_that_leaves_no_room_has_its_one_sided_derivative() -> None:
     low = number(0.0).requires_grad_()
     value = kl_divergence(Uniform(low, number(1.0)), Uniform(number(0.0), number(2.0)))
     assert torch.autograd.grad(value, low)[0] == 1

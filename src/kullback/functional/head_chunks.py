@@ -204,8 +204,8 @@ class _Side:
         """Take in the gradient by the logits of some positions, and overwrite it."""
         gradient = gradient[:, : self.weight.shape[0]]
         if self.head.softcap is not None:
-            slope = self.spare[0][: gradient.shape[0], : gradient.shape[1]]
-            gradient.mul_(slope.div_(self.head.softcap).square_().neg_().add_(1))
+            derivative = self.spare[0][: gradient.shape[0], : gradient.shape[1]]
+            gradient.mul_(derivative.div_(self.head.softcap).square_().neg_().add_(1))
         if self.head.scale != 1:
             gradient.mul_(self.head.scale)
         if self.by_bias is not None:

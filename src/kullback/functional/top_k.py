@@ -230,7 +230,7 @@ def _split_gradient(saved: tuple[Tensor, ...], temperature: float) -> Tensor:
 
 
 class _KeptTerms(torch.autograd.Function):
-    """The sum of a divergence's terms without that of the last class, with the gradient from the kind's slopes."""
+    """The sum of a divergence's terms without that of the last class, with the gradient from the kind's derivatives."""
 
     generate_vmap_rule = True
 
@@ -249,8 +249,8 @@ class _KeptTerms(torch.autograd.Function):
         pair = pair_from_weights(p, q, True, True)
         grad = grads[0].unsqueeze(-1)
         by_weights: list[Tensor] = []
-        for slopes, mass in zip(ctx.kind.slopes(pair), (pair.p, pair.q), strict=True):
-            by_log_mass = torch.cat([slopes[..., :-1], torch.zeros_like(slopes[..., :1])], -1)
+        for derivatives, mass in zip(ctx.kind.derivatives(pair), (pair.p, pair.q), strict=True):
+            by_log_mass = torch.cat([derivatives[..., :-1], torch.zeros_like(derivatives[..., :1])], -1)
             by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
             by_weights.append(torch.where(grad == 0, 0, grad * by_log_weight))
         return by_weights[0], by_weights[1], None

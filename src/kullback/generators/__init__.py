@@ -9,7 +9,8 @@ chosen such that :math:`f'(1) = 0`. Then no term is negative, terms of nearly eq
 nearly equal numbers, and an error in the normalization enters only in second order. With :math:`d = \log(p/q)`:
 
 * ``terms`` are :math:`q f(e^d)`;
-* ``slopes`` are their derivatives by :math:`\log p` and :math:`\log q`, namely :math:`p f'` and :math:`q f - p f'`;
+* ``derivatives`` are the partial derivatives of a term by :math:`\log p` and :math:`\log q`, namely :math:`p f'` and
+  :math:`q f - p f'`;
 * ``at_zero_p`` is :math:`f(0)`, what a term is per unit of q where p = 0, and ``at_zero_q`` is
   :math:`\lim_{r \to \infty} f(r)/r`, what it is per unit of p where q = 0. At p = q = 0 every term is 0.
 """

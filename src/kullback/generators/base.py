@@ -60,7 +60,7 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """The common part of all kinds; a new one gives `terms`, `slopes` and the two limits.
+    """The common part of all kinds; a new one gives `terms`, `derivatives` and the two limits.
 
     The text of `kullback.generators` says what the members mean.
 
@@ -91,7 +91,7 @@ class Divergence(ABC):
         """Return the non-negative terms whose sum over classes is the divergence."""
 
     @abstractmethod
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the total by log p and by log q, as if these were free."""
 
     def total(self, pair: FinitePair) -> Tensor:

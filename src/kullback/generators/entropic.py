@@ -56,7 +56,7 @@ class KL(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         return _relative_entropy_terms(pair.p, pair.excess_q(), pair.log_ratio)
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         return times(pair.p, finite(pair.log_ratio)), pair.excess_q()
 
 
@@ -93,8 +93,8 @@ class ReverseKL(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         return KL().terms(pair.swapped())
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_q, by_p = KL().slopes(pair.swapped())
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_q, by_p = KL().derivatives(pair.swapped())
         return by_p, by_q
 
 
@@ -131,7 +131,7 @@ class Jeffreys(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         return times(-pair.excess_q(), pair.log_ratio)
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         d, excess = finite(pair.log_ratio), pair.excess_q()
         return times(pair.p, d) - excess, excess - times(pair.q, d)
 
@@ -185,9 +185,9 @@ class SkewKL(Divergence):
             pair.p, (1 - self.alpha) * pair.excess_q(), self._log_p_over_mixture(pair)
         )
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         if self.alpha == 0:
-            return KL().slopes(pair)
+            return KL().derivatives(pair)
         x = self._log_p_over_mixture(pair)
         return (
             times(pair.p, x - self.alpha * torch.expm1(x)),
@@ -261,10 +261,10 @@ class JensenShannon(Divergence):
             total = total + weight * kind.terms(pair.swapped() if swap else pair)
         return total
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         by_p, by_q = torch.zeros_like(pair.p), torch.zeros_like(pair.q)
         for weight, kind, swap in self.parts():
-            first, second = kind.slopes(pair.swapped() if swap else pair)
+            first, second = kind.derivatives(pair.swapped() if swap else pair)
             by_p, by_q = (
                 by_p + weight * (second if swap else first),
                 by_q + weight * (first if swap else second),
@@ -315,6 +315,6 @@ class TotalVariation(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         return pair.excess_q().abs() / 2
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         sign = torch.sign(pair.log_ratio) / 2
         return pair.p * sign, -pair.q * sign

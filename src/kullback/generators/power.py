@@ -15,7 +15,7 @@ from kullback.generators.entropic import KL
 __all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger"]
 
 _LARGEST = torch.finfo(torch.float64).max
-# Far enough below _LARGEST that sums of slopes over a row stay finite.
+# Far enough below _LARGEST that sums of derivatives over a row stay finite.
 _LARGEST_SLOPE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
 
@@ -74,10 +74,10 @@ class Alpha(Divergence):
         far = (_power_excess(pair, alpha - 1) + pair.excess_q()) / alpha
         return torch.where(near, pair.q * power_series(_alpha_series(alpha), d), far)
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         alpha = self.alpha
         if alpha < 0.5:
-            by_q, by_p = Alpha(1 - alpha).slopes(pair.swapped())
+            by_q, by_p = Alpha(1 - alpha).derivatives(pair.swapped())
             return by_p, by_q
         if alpha >= 1:  # the classes that make the value infinite
             pair = pair._replace(log_ratio=torch.where(pair.log_ratio == torch.inf, 0, pair.log_ratio))
@@ -138,8 +138,8 @@ class ChiSquared(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         return 2 * Alpha(2.0).terms(pair)
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = Alpha(2.0).slopes(pair)
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_p, by_q = Alpha(2.0).derivatives(pair)
         return 2 * by_p, 2 * by_q
 
 
@@ -178,8 +178,8 @@ class SquaredHellinger(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         return Alpha(0.5).terms(pair) / 4
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = Alpha(0.5).slopes(pair)
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_p, by_q = Alpha(0.5).derivatives(pair)
         return by_p / 4, by_q / 4
 
 
@@ -247,7 +247,7 @@ class Renyi(Divergence):
         far = torch.logsumexp(self._log_affinities(pair), -1)
         return torch.where(near, torch.log1p(torch.where(near, relative, 0)), far) / (alpha - 1)
 
-    def slopes(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         alpha = self.alpha
         if alpha == 0:
             lost = _outside_p(pair)
@@ -256,7 +256,7 @@ class Renyi(Divergence):
             # Up to a multiple of q, which the normalization of Q removes again.
             return torch.zeros_like(pair.p), lost - odds * (pair.q - lost)
         if alpha == 1:
-            return KL().slopes(pair)
+            return KL().derivatives(pair)
         if alpha == math.inf:
             top = pair.log_ratio.argmax(-1, keepdim=True)
             chosen = torch.zeros_like(pair.p).scatter(-1, top, 1.0)
@@ -264,7 +264,7 @@ class Renyi(Divergence):
             return chosen, -chosen
         relative = self._affinity_change(pair).unsqueeze(-1)
         near = relative.abs() < 0.5
-        by_p, by_q = Alpha(alpha).slopes(pair)
+        by_p, by_q = Alpha(alpha).derivatives(pair)
         factor = alpha / (1 + torch.where(near, relative, 0))
         logs = self._log_affinities(pair)
         logs = torch.where(logs == torch.inf, -torch.inf, logs)

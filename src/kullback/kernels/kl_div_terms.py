@@ -91,12 +91,12 @@ class _Terms(torch.autograd.Function):
         log_q, target = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
         if differentiated:
-            slopes = _slopes(log_q, target, ctx.log_target)
+            derivatives = _derivatives(log_q, target, ctx.log_target)
             grad = grad if ctx.divisor is None else grad / ctx.divisor
             return (
                 *(
-                    (grad * slope).to(log_q.dtype) if want else None
-                    for slope, want in zip(slopes, wanted, strict=True)
+                    (grad * derivative).to(log_q.dtype) if want else None
+                    for derivative, want in zip(derivatives, wanted, strict=True)
                 ),
                 None,
                 None,
@@ -106,8 +106,10 @@ class _Terms(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         log_q, target = ctx.saved_tensors
-        slopes = _slopes(log_q, target, ctx.log_target)
-        changes = [slope * t for slope, t in zip(slopes, tangents, strict=False) if t is not None]
+        derivatives = _derivatives(log_q, target, ctx.log_target)
+        changes = [
+            derivative * t for derivative, t in zip(derivatives, tangents, strict=False) if t is not None
+        ]
         change = torch.stack(changes).sum(0)
         return (change if ctx.divisor is None else change.sum() / ctx.divisor).to(log_q.dtype)
 
@@ -186,7 +188,7 @@ def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
     return torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
-def _slopes(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor]:
+def _derivatives(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor]:
     """Return the derivatives of the terms by `log_q` and by `target`, made of differentiable operations."""
     wide = torch.promote_types(log_q.dtype, torch.float32)
     massless, p, log_ratio = _parts(log_q.to(wide), target.to(wide), log_target)

@@ -66,10 +66,10 @@ class Rows(NamedTuple):
         p, q = self._cooled(p, self.p_in_logs), self._cooled(q, self.q_in_logs)
         return pair_from_weights(p, q, self.p_in_logs, self.q_in_logs)
 
-    def slopes(self, kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    def derivatives(self, kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of each row's divergence by the weights, or log-weights, of P and of Q."""
         pair = self.pair(p, q)
-        by_p, by_q = kind.slopes(pair)
+        by_p, by_q = kind.derivatives(pair)
         return self._by_weights(by_p, pair.p, p, self.p_in_logs), self._by_weights(
             by_q, pair.q, q, self.q_in_logs
         )
@@ -120,10 +120,10 @@ def value_and_gradient(
         values[block] = kind.total(rows.pair(p[block], q[block]))
         if not any(wanted):
             continue
-        slopes = rows.slopes(kind, p[block], q[block])
-        for gradient, slope in zip(gradients, slopes, strict=True):
+        derivatives = rows.derivatives(kind, p[block], q[block])
+        for gradient, derivative in zip(gradients, derivatives, strict=True):
             if gradient is not None:
-                weighted = slope if weights is None else _weighted(slope, weights[block])
+                weighted = derivative if weights is None else _weighted(derivative, weights[block])
                 gradient[block] = weighted.to(gradient.dtype)
     return values, gradients[0], gradients[1]
 
@@ -153,9 +153,9 @@ def row_gradients(
     """Return the gradient of the sum of `grad` times the rows' divergences, made of differentiable operations."""
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     for block in _blocks(p):
-        slopes = rows.slopes(kind, p[block], q[block])
-        for part, slope, x in zip(parts, slopes, (p, q), strict=True):
-            part.append(_weighted(slope, grad[block]).to(x.dtype))
+        derivatives = rows.derivatives(kind, p[block], q[block])
+        for part, derivative, x in zip(parts, derivatives, (p, q), strict=True):
+            part.append(_weighted(derivative, grad[block]).to(x.dtype))
     return [
         (torch.cat(part) if part else torch.zeros_like(x)) if want else None
         for part, x, want in zip(parts, (p, q), wanted, strict=True)
@@ -166,19 +166,19 @@ def row_changes(
     kind: Divergence, p: Tensor, q: Tensor, rows: Rows, tangents: tuple[Tensor | None, ...]
 ) -> Tensor:
     """Return the directional derivative of each row's divergence."""
-    slopes = rows.slopes(kind, p, q)
-    changes = [s * t for s, t in zip(slopes, tangents, strict=False) if t is not None]
+    derivatives = rows.derivatives(kind, p, q)
+    changes = [s * t for s, t in zip(derivatives, tangents, strict=False) if t is not None]
     return torch.stack([change.sum(-1) for change in changes]).sum(0)
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
     """Bound what rounding did to `value`, a result of `row_divergence`, in first order.
 
-    Each log-weight carries a relative rounding error of a few units in the last place; the slopes of the divergence
-    say what that does to the sum, and storing the result in its dtype adds half a unit of its own.
+    Each log-weight carries a relative rounding error of a few units in the last place; the derivatives of the
+    divergence say what that does to the sum, and storing the result in its dtype adds half a unit of its own.
     """
     pair = finite_pair(p, q)
-    by_p, by_q = kind.slopes(pair)
+    by_p, by_q = kind.derivatives(pair)
     size = 1 + pair.log_ratio.abs().where(pair.log_ratio.isfinite(), 0).amax(-1)
     unit = 8 * torch.finfo(pair.p.dtype).eps * size
     propagated = unit * (by_p.abs() + by_q.abs()).sum(-1) + unit**2
@@ -188,9 +188,9 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
 
 
 class _RowDivergence(torch.autograd.Function):
-    """The divergence of each row, with the gradient from the kind's slopes rather than from its terms.
+    """The divergence of each row, with the gradient from the kind's derivatives rather than from its terms.
 
-    The slopes are as accurate as the terms where P and Q agree, and are known at the edges, where differentiating
+    The derivatives are as accurate as the terms where P and Q agree, and are known at the edges, where differentiating
     the terms would meet 0 times infinity. They are made of differentiable operations, so further derivatives follow.
     """
 
@@ -222,10 +222,10 @@ class ForwardRowDivergence(_RowDivergence):
         return row_changes(ctx.kind, p, q, ctx.rows, tangents).to(ctx.dtype)
 
 
-def _weighted(slopes: Tensor, weights: Tensor) -> Tensor:
+def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
     """Multiply rows by their weights; a row of weight 0 gives 0, whatever it holds."""
     weights = weights.unsqueeze(-1)
-    return torch.where(weights == 0, 0, weights * slopes)
+    return torch.where(weights == 0, 0, weights * derivatives)
 
 
 class _Normalized(NamedTuple):

@@ -1,8 +1,8 @@
 """The divergences other than KL between two distributions: one integral or sum over both supports, for every kind.
 
 A kind is made of terms q f(p / q), homogeneous in p and q: with p and q times the weights of the nodes it is the same
-sum that a finite distribution has, and `kind.total` and `kind.slopes` serve as they do there. The line is cut where a
-support begins or ends; on each piece the variable of integration runs over all reals, and panels are halved where the
+sum that a finite distribution has, and `kind.total` and `kind.derivatives` serve as they do there. The line is cut where
+a support begins or ends; on each piece the variable of integration runs over all reals, and panels are halved where the
 terms have the largest errors. Powers of p / q of distributions of vectors come from Renyi's divergence in closed form.
 """
 
@@ -254,21 +254,21 @@ def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
 
 
 def _total(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return the divergence of masses along the last dimension; its gradient is that of the kind's slopes."""
+    """Return the divergence of masses along the last dimension; its gradient is that of the kind's derivatives."""
     with torch.no_grad():
         pair = _pair(log_p, log_q)
         value = kind.total(pair)
     if not (log_p.requires_grad or log_q.requires_grad):
         return value
     with torch.no_grad():
-        by_p, by_q = kind.slopes(pair)
+        by_p, by_q = kind.derivatives(pair)
     carrier = _carried(by_p, log_p) + _carried(by_q, log_q)
     return value + carrier - carrier.detach()
 
 
-def _carried(slopes: Tensor, logs: Tensor) -> Tensor:
-    there = (slopes != 0) & logs.detach().isfinite()
-    return (torch.where(there, slopes, 0) * torch.where(there, logs, 0)).sum(-1)
+def _carried(derivatives: Tensor, logs: Tensor) -> Tensor:
+    there = (derivatives != 0) & logs.detach().isfinite()
+    return (torch.where(there, derivatives, 0) * torch.where(there, logs, 0)).sum(-1)
 
 
 def _error_of(kind: Divergence, value: Tensor, nodes: Nodes) -> Tensor:

@@ -106,8 +106,8 @@ def test_coverage_adjusted_is_its_formula():
         one = (squares + after_squares) / (mass + after)
         rate = (after + one) / (mass + one)
         value = math.exp(rate) * scipy.special.exp1(rate)
-        slope = value - 1 / rate
-        return mass * value, (value - rate * slope) ** 2 * squares + slope**2 * after_squares
+        derivative = value - 1 / rate
+        return mass * value, (value - rate * derivative) ** 2 * squares + derivative**2 * after_squares
 
     added, variance_q = predicted((b == 0).numpy(), (b == 1).numpy())
     taken, variance_p = predicted((a == 1).numpy(), (a == 2).numpy())

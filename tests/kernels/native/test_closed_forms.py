@@ -399,7 +399,7 @@ def test_only_derivatives_that_are_wanted_are_made() -> None:
         assert not kl_divergence(Normal(fixed, fixed), Normal(loc, fixed)).requires_grad
 
 
-def test_nothing_times_an_infinite_slope_is_nothing() -> None:
+def test_nothing_times_an_infinite_derivative_is_nothing() -> None:
     scale = torch.full((2,), 1e-30).requires_grad_()
     value = kl_divergence(Normal(torch.ones(2), 1.0), Normal(torch.zeros(2), scale))
     (gradient,) = torch.autograd.grad(value, scale, torch.tensor([0.0, 1.0]))

@@ -109,7 +109,7 @@ def test_large_rows_keep_six_digits(kind: Divergence, spread: float) -> None:
     torch.testing.assert_close(got[0], want[0], rtol=1e-6, atol=1e-14)
     for mine, true in zip(got[1:], want[1:], strict=True):
         assert mine is not None
-        # A gradient may be a small difference of slopes, which carry the rounding of the value.
+        # A gradient may be a small difference of derivatives, which carry the rounding of the value.
         assert (mine - true).norm() <= 2e-5 * true.norm() + 1e-7 * want[0].norm()
 
 

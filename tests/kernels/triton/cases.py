@@ -149,17 +149,17 @@ def test_is_as_close_to_fifty_digits_as_torch_in_that_dtype(
     p = on_device(p, dtype)
     a, b = p[0].tolist(), q[0].tolist()
     true = float(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
-    slopes = [torch.tensor(x, device=DEVICE).double() for x in truth.logit_gradient(kind, a, b)]
+    derivatives = [torch.tensor(x, device=DEVICE).double() for x in truth.logit_gradient(kind, a, b)]
     value, *gradients = ours(kind, p, q)
     torch_value, *torch_gradients = plain_torch(kind, p, q)
     assert abs(value.item() - true) <= abs(torch_value.item() - true) + 5e-7 * true + 1e-13
     unit = torch.finfo(dtype).eps
-    for mine, theirs, slope in zip(gradients, torch_gradients, slopes, strict=True):
+    for mine, theirs, derivative in zip(gradients, torch_gradients, derivatives, strict=True):
         assert mine is not None
         assert mine.dtype == dtype
-        budget = (theirs[0].double() - slope).abs() + unit * slope.abs() + 1e-6 * slope.norm()
+        budget = (theirs[0].double() - derivative).abs() + unit * derivative.abs() + 1e-6 * derivative.norm()
         # The smallest numbers of float16 are coarser than its unit says.
-        assert ((mine[0].double() - slope).abs() <= budget + torch.finfo(dtype).tiny * unit).all()
+        assert ((mine[0].double() - derivative).abs() <= budget + torch.finfo(dtype).tiny * unit).all()
 
 
 def check_edge_rows(kind: Divergence, p: Tensor, q: Tensor) -> None:
@@ -169,8 +169,8 @@ def check_edge_rows(kind: Divergence, p: Tensor, q: Tensor) -> None:
         for a, b in zip(p.tolist(), q.tolist(), strict=True)
     ]
     torch.testing.assert_close(value.tolist(), exact, rtol=1e-6, atol=1e-13)
-    for mine, slope in zip(gradients, in_float64(kind, p, q)[1:], strict=True):
-        assert_within(mine, slope, 2e-6, 1e-7)
+    for mine, derivative in zip(gradients, in_float64(kind, p, q)[1:], strict=True):
+        assert_within(mine, derivative, 2e-6, 1e-7)
     equal = 4
     assert value[equal] == 0
     assert all((side[equal] == 0).all() for side in gradients if side is not None)
@@ -197,10 +197,10 @@ def test_rows_of_many_blocks(kind: Divergence, classes: int, spread: float) -> N
     p[0, :200], q[1, 100:250] = (-INF, -INF) if spread > 1 else (0.0, 0.0)
     weights = on_device(torch.tensor([0.5, -2.0]))
     value, *gradients = ours(kind, p, q, weights, temperature=2.5)
-    true, *slopes = in_float64(kind, p, q, weights, temperature=2.5)
+    true, *derivatives = in_float64(kind, p, q, weights, temperature=2.5)
     torch.testing.assert_close(value, true, rtol=2e-6, atol=1e-13)
-    for mine, slope in zip(gradients, slopes, strict=True):
-        assert_within(mine, slope, 5e-6)
+    for mine, derivative in zip(gradients, derivatives, strict=True):
+        assert_within(mine, derivative, 5e-6)
 
 
 @EACH_KIND

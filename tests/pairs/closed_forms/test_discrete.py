@@ -25,7 +25,7 @@ from torch.distributions import (
 
 from kullback import kl_divergence
 
-DIGITS = 150  # enough for 1 - p with p = 1e-44, and for the differences that give the slopes
+DIGITS = 150  # enough for 1 - p with p = 1e-44, and for the differences that give the derivatives
 COUNT = 7.0
 
 Trial = tuple[str, float]  # "probs" or "logits", and the number
@@ -57,7 +57,7 @@ def true_kl(family: str, p: Trial, q: Trial) -> mpf:
     return kl_of_rows(a, b) * FAMILIES[family][1](a)
 
 
-def slope(f: Callable[[mpf], mpf], kind: str, x: float) -> float:
+def derivative(f: Callable[[mpf], mpf], kind: str, x: float) -> float:
     """Return the derivative of f at x by a central difference of half the digits."""
     room = min(mpf(x), 1 - mpf(x)) if kind == "probs" else max(abs(mpf(x)), mpf(1))
     h = room * mpf(10) ** (-DIGITS // 3)
@@ -71,22 +71,22 @@ def compare(family: str, pairs: list[tuple[Trial, Trial]]) -> None:
     x, y = x.requires_grad_(), y.requires_grad_()
     make = FAMILIES[family][0]
     value = kl_divergence(make(**{kind_p: x}), make(**{kind_q: y}))
-    slopes = torch.autograd.grad(value.sum(), (x, y))
+    derivatives = torch.autograd.grad(value.sum(), (x, y))
     same_kind = kind_p == kind_q
     with mpmath.workdps(DIGITS):
         for i, (p, q) in enumerate(pairs):
             if p == q:
-                assert value[i] == slopes[0][i] == slopes[1][i] == 0, p
+                assert value[i] == derivatives[0][i] == derivatives[1][i] == 0, p
                 continue
             truth = float(true_kl(family, p, q))
             floor = (
                 0.0 if same_kind else 1e-15
             )  # logits and probabilities agree only as far as they are rounded
             assert value[i].item() == pytest.approx(truth, rel=1e-12, abs=floor), (p, q)
-            true_p = slope(lambda v, q=q: true_kl(family, (kind_p, v), q), *p)
-            true_q = slope(lambda v, p=p: true_kl(family, p, (kind_q, v)), *q)
-            assert slopes[0][i].item() == pytest.approx(true_p, rel=1e-10, abs=1e3 * floor), (p, q)
-            assert slopes[1][i].item() == pytest.approx(true_q, rel=1e-10, abs=1e3 * floor), (p, q)
+            true_p = derivative(lambda v, q=q: true_kl(family, (kind_p, v), q), *p)
+            true_q = derivative(lambda v, p=p: true_kl(family, p, (kind_q, v)), *q)
+            assert derivatives[0][i].item() == pytest.approx(true_p, rel=1e-10, abs=1e3 * floor), (p, q)
+            assert derivatives[1][i].item() == pytest.approx(true_q, rel=1e-10, abs=1e3 * floor), (p, q)
 
 
 PROBS = [1e-30, 1e-10, 1e-3, 0.3, 0.5, 0.9, 1 - 1e-10, 1 - 2.0**-53]
@@ -180,8 +180,8 @@ def test_classes_from_logits_and_probabilities(
                     b,
                 )
     finite = torch.where(value.isfinite(), value, 0).sum()
-    for slopes in torch.autograd.grad(finite, (*p.values(), *q.values())):
-        assert slopes.isfinite().all()
+    for derivatives in torch.autograd.grad(finite, (*p.values(), *q.values())):
+        assert derivatives.isfinite().all()
 
 
 def test_many_draws_of_classes() -> None:
@@ -214,8 +214,8 @@ def test_a_distribution_and_itself_give_zero_with_zero_gradient(name: str, dtype
     value = kl_divergence(make(x), make(y))
     assert value.dtype == dtype
     assert (value == 0).all()
-    for slopes in torch.autograd.grad(value.sum(), (x, y)):
-        assert (slopes == 0).all()
+    for derivatives in torch.autograd.grad(value.sum(), (x, y)):
+        assert (derivatives == 0).all()
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -227,8 +227,8 @@ def test_the_edges_of_parameters_have_values_and_gradients_that_are_numbers(name
     assert value.shape == (len(v), len(v))
     assert not value.isnan().any()
     assert (value >= 0).all()
-    for slopes in torch.autograd.grad(torch.where(value.isfinite(), value, 0).sum(), (x, y)):
-        assert not slopes.isnan().any()
+    for derivatives in torch.autograd.grad(torch.where(value.isfinite(), value, 0).sum(), (x, y)):
+        assert not derivatives.isnan().any()
 
 
 @given(
@@ -424,11 +424,11 @@ def test_vmap_and_compile_give_the_same(name: str) -> None:
     assert torch.allclose(torch.vmap(call)(a, b), expected, rtol=1e-12)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(a, b), expected, rtol=1e-12)
-    slopes = torch.func.grad(lambda x: call(x, b).sum())(a)
+    derivatives = torch.func.grad(lambda x: call(x, b).sum())(a)
     x = a.clone().requires_grad_()
     compiled(x, b).sum().backward()
     assert x.grad is not None
-    assert torch.allclose(x.grad, slopes, rtol=1e-12)
+    assert torch.allclose(x.grad, derivatives, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if n not in ("Categorical", "Multinomial")])

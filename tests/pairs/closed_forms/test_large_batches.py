@@ -49,12 +49,12 @@ def test_blocks_of_dirichlets_give_what_the_whole_gives(
         for shape in (shape_p, shape_q)
     ]
     whole = divergence(*at)
-    slopes = torch.autograd.grad(whole.sum(), at)
+    derivatives = torch.autograd.grad(whole.sum(), at)
     monkeypatch.setattr(bounded, "_BLOCK", 12)
     blocks = divergence(*at)
     assert blocks.shape == whole.shape
     torch.testing.assert_close(blocks, whole, rtol=1e-14, atol=0)
-    torch.testing.assert_close(torch.autograd.grad(blocks.sum(), at), slopes, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.autograd.grad(blocks.sum(), at), derivatives, rtol=1e-12, atol=1e-14)
 
 
 def test_blocks_have_gradients_of_all_orders_and_for_one_side_alone(monkeypatch: pytest.MonkeyPatch) -> None:

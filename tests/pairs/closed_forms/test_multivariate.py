@@ -262,8 +262,8 @@ def test_wishart_is_exact(n: float, m: float, step: float) -> None:
     left, right = matrix(scale_p), matrix(scale_q)
     assert relative(value, true_wishart(n, left, m, right)) < 1e-12
     by_df, by_scale = torch.autograd.grad(value, (df, scale_p))
-    slope = mpmath.diff(lambda x: true_wishart(x, left, m, right), mpf(n), h=mpf(10) ** -20)
-    assert relative(by_df, slope) < 1e-7
+    derivative = mpmath.diff(lambda x: true_wishart(x, left, m, right), mpf(n), h=mpf(10) ** -20)
+    assert relative(by_df, derivative) < 1e-7
     assert distance(by_scale, (mpf(n) * right**-1 - mpf(m) * left**-1) / 2) < 1e-7
 
 
@@ -497,13 +497,13 @@ def test_closed_forms_vmap_and_compile(name: str) -> None:
     x, y = numbers(1, 3, 3, 3), numbers(2, 3, 3, 3)
     expected = of(x, y)
     torch.testing.assert_close(torch.func.vmap(of)(x, y), expected)
-    slope = torch.func.vmap(torch.func.grad(total))(x, y)
+    derivative = torch.func.vmap(torch.func.grad(total))(x, y)
     torch._dynamo.reset()
     compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
     x.requires_grad_()
     value = compiled(x, y)
     torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(torch.autograd.grad(value.sum(), x)[0], slope)
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), x)[0], derivative)
 
 
 @pytest.mark.parametrize("name", CLOSED)

@@ -352,8 +352,8 @@ def test_bounds_have_gradients() -> None:
         assert by_centers.isfinite().all()
     step = 1e-5
     upper = [of(weights, centers + double(s, 0.0))[1].item() for s in (step, -step)]
-    slope = torch.autograd.grad(of(weights, centers)[1], centers)[0][0].item()
-    assert slope == pytest.approx((upper[0] - upper[1]) / (2 * step), rel=1e-3)
+    derivative = torch.autograd.grad(of(weights, centers)[1], centers)[0][0].item()
+    assert derivative == pytest.approx((upper[0] - upper[1]) / (2 * step), rel=1e-3)
 
 
 def test_bounds_refuse_what_is_no_distribution() -> None:

@@ -128,7 +128,7 @@ def truth(integral: Integral, alpha: float, p: list[mpf], q: list[mpf]) -> mpf:
     return found / (mpf(alpha) - 1)
 
 
-def slope(integral: Integral, alpha: float, at: list[mpf], i: int) -> mpf:
+def derivative(integral: Integral, alpha: float, at: list[mpf], i: int) -> mpf:
     half, step = len(at) // 2, mpf(10) ** -30 * abs(at[i])
     sides = [[*at[:i], at[i] + sign * step, *at[i + 1 :]] for sign in (1, -1)]
     up, down = (truth(integral, alpha, x[:half], x[half:]) for x in sides)
@@ -155,10 +155,10 @@ def test_renyi_and_its_gradient_are_those_of_the_normalizer(name: str, relative:
                     assert value == math.inf
                     assert torch.equal(gradient, torch.zeros_like(gradient))
                     continue
-                slopes = [slope(integral, alpha, at, i) for i in range(len(at))]
-                natural = max(abs(s * x) for s, x in zip(slopes, at, strict=True))
+                derivatives = [derivative(integral, alpha, at, i) for i in range(len(at))]
+                natural = max(abs(s * x) for s, x in zip(derivatives, at, strict=True))
                 assert abs(value.item() - true) <= 1e-10 * true + 1e-13 * natural, (alpha, first, second)
-                for ours, s, x in zip(gradient.tolist(), slopes, at, strict=True):
+                for ours, s, x in zip(gradient.tolist(), derivatives, at, strict=True):
                     assert abs(ours - s) <= 1e-7 * abs(s) + 1e-13 * natural / (abs(x) or 1), (
                         alpha,
                         first,

@@ -309,8 +309,8 @@ def test_a_batch_may_be_infinite_in_part() -> None:
     s = scale.detach()
     finite = value.detach().isfinite()
     torch.testing.assert_close(value.detach()[finite], (s**2 / (2 * s - 1) - 1)[finite], rtol=1e-9, atol=0)
-    slope = torch.where(finite, 2 * s * (s - 1) / (2 * s - 1) ** 2, 0)
-    torch.testing.assert_close(gradient, slope, rtol=1e-7, atol=1e-9)
+    derivative = torch.where(finite, 2 * s * (s - 1) / (2 * s - 1) ** 2, 0)
+    torch.testing.assert_close(gradient, derivative, rtol=1e-7, atol=1e-9)
 
 
 def test_just_on_this_side_of_infinity_it_is_right_or_an_error() -> None:
@@ -330,8 +330,8 @@ def test_gradients_are_those_of_the_formulas() -> None:
     rate = wide(1.3)[0].requires_grad_()
     divergence(Exponential(rate), Exponential(*wide(0.4)), SquaredHellinger()).backward()
     a, b = 1.3, 0.4
-    slope = -(math.sqrt(b / a) / (a + b) - 2 * math.sqrt(a * b) / (a + b) ** 2)
-    assert float(rate.grad) == pytest.approx(slope, rel=1e-7)
+    derivative = -(math.sqrt(b / a) / (a + b) - 2 * math.sqrt(a * b) / (a + b) ** 2)
+    assert float(rate.grad) == pytest.approx(derivative, rel=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def true_kl(p: Named, q: Named, last: int) -> mpf:
     return mpmath.fsum(terms)
 
 
-def true_slope(pair: tuple[Named, Named], side: int, place: int, last: int) -> float:
+def true_derivative(pair: tuple[Named, Named], side: int, place: int, last: int) -> float:
     """Differentiate the sum by one parameter, by a central difference."""
     name, given = pair[side]
     h = mpf(given[place]) * mpf(10) ** -20
@@ -136,12 +136,12 @@ def test_pairs_without_a_closed_form(p: Named, q: Named, last: int) -> None:
         assert abs(estimate.value.item() - truth) <= estimate.error.item()
         estimate.value.backward()
         for side, place in ((s, i) for s in (0, 1) for i in range(len(leaves[s]))):
-            slope = leaves[side][place].grad
+            derivative = leaves[side][place].grad
             if (p, q)[side][0] == "Binomial" and place == 0:
                 continue  # the number of trials is a whole number
-            assert slope is not None
-            true = true_slope((p, q), side, place, last)
-            assert slope.item() == pytest.approx(true, rel=1e-10, abs=1e-14), (side, place)
+            assert derivative is not None
+            true = true_derivative((p, q), side, place, last)
+            assert derivative.item() == pytest.approx(true, rel=1e-10, abs=1e-14), (side, place)
 
 
 NEAR_AND_FAR: dict[str, tuple[Callable[[Tensor], Distribution], list[float]]] = {
@@ -173,11 +173,13 @@ def test_sums_agree_with_closed_forms_at_any_scale_and_bound_their_error(name: s
     assert (found.value.isfinite() == finite).all()
     assert torch.allclose(found.value[finite], exact[finite], rtol=1e-9, atol=1e-18)
     assert ((found.value - exact).abs() <= found.error + 1e-14 * exact)[finite].all()
-    slopes, exact_slopes = (torch.autograd.grad(x[finite].sum(), sides) for x in (found.value, exact))
-    for slope, exact_slope in zip(slopes, exact_slopes, strict=True):
-        # Two terms of a slope cancel that are as large as the divergence itself.
-        off = (slope - exact_slope).abs()[finite]
-        assert (off <= 1e-7 * exact_slope.abs()[finite] + 1e-14 * exact.abs()[finite]).all()
+    derivatives, exact_derivatives = (
+        torch.autograd.grad(x[finite].sum(), sides) for x in (found.value, exact)
+    )
+    for derivative, exact_derivative in zip(derivatives, exact_derivatives, strict=True):
+        # Two terms of a derivative cancel that are as large as the divergence itself.
+        off = (derivative - exact_derivative).abs()[finite]
+        assert (off <= 1e-7 * exact_derivative.abs()[finite] + 1e-14 * exact.abs()[finite]).all()
 
 
 LARGE_MEANS: list[tuple[Named, list[float]]] = [
@@ -291,9 +293,9 @@ def test_batches_broadcast_and_keep_their_dtype(dtype: torch.dtype) -> None:
     for i, j in itertools.product(range(3), range(2)):
         one = kl_divergence(Poisson(rates[i, 0]), NegativeBinomial(counts[j], torch.tensor(0.5, dtype=dtype)))
         assert value[i, j].item() == pytest.approx(one.item(), rel=1e-6 if dtype == torch.float32 else 1e-12)
-    for slopes in torch.autograd.grad(value.sum(), (rates, counts)):
-        assert slopes.dtype == dtype
-        assert slopes.isfinite().all()
+    for derivatives in torch.autograd.grad(value.sum(), (rates, counts)):
+        assert derivatives.dtype == dtype
+        assert derivatives.isfinite().all()
     assert kl_divergence(Poisson(rates[:0]), NegativeBinomial(counts, 0.5)).shape == (0, 2)
 
 

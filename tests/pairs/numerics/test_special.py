@@ -36,8 +36,8 @@ def remainder(a: mpf, b: mpf) -> mpf:
 
 
 def log_i0(a: mpf, b: mpf) -> mpf:
-    slope = mp.besseli(1, a) / mp.besseli(0, a)
-    return mp.log(mp.besseli(0, b) / mp.besseli(0, a)) - (b - a) * slope
+    derivative = mp.besseli(1, a) / mp.besseli(0, a)
+    return mp.log(mp.besseli(0, b) / mp.besseli(0, a)) - (b - a) * derivative
 
 
 def normalizer(a: mpf, b: mpf) -> mpf:
@@ -76,7 +76,7 @@ TWO: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[mpf, mpf], mp
 }
 
 
-def slope(f: Callable[..., mpf], at: list[mpf], i: int) -> mpf:
+def derivative(f: Callable[..., mpf], at: list[mpf], i: int) -> mpf:
     step = mpf(10) ** -40 * abs(at[i])
     sides = [f(*at[:i], at[i] + sign * step, *at[i + 1 :]) for sign in (1, -1)]
     return (sides[0] - sides[1]) / (2 * step)
@@ -87,14 +87,14 @@ def check(
 ) -> None:
     x = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in at]
     value = f(*x)
-    slopes = torch.autograd.grad(value, x)
+    derivatives = torch.autograd.grad(value, x)
     with mpmath.workdps(120):
         exact = [mpf(a) for a in at]
         true = truth(*exact)
         assert abs(value.item() - true) <= near * abs(true), (at, float(true))
-        expected = [slope(truth, exact, i) for i in range(len(at))]
+        expected = [derivative(truth, exact, i) for i in range(len(at))]
         natural = max(abs(s * a) for s, a in zip(expected, exact, strict=True))
-        for found, s, a in zip(slopes, expected, at, strict=True):
+        for found, s, a in zip(derivatives, expected, at, strict=True):
             assert abs(found.item() - s) <= gradient * abs(s) + 1e-14 * natural / abs(a), (at, float(s))
 
 

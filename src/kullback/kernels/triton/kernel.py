@@ -117,7 +117,7 @@ def _skew(p, q, d, share, rest):
 
 
 @triton.jit
-def _terms_and_slopes(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
+def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
     """Return each class's term of the divergence and its derivatives by log p and log q."""
     excess = _excess(p, q, d)
     if KIND == _KL:
@@ -154,10 +154,10 @@ def _load(row, columns, stride, classes):
 
 
 @triton.jit
-def _store(row, columns, stride, classes, factor, slopes, WANTED: tl.constexpr):
+def _store(row, columns, stride, classes, factor, derivatives, WANTED: tl.constexpr):
     """Write a block of a gradient, if it is wanted; a row of factor 0 gives 0, whatever it holds."""
     if WANTED:
-        gradient = tl.where(factor == 0.0, 0.0, factor * slopes)
+        gradient = tl.where(factor == 0.0, 0.0, factor * derivatives)
         tl.store(row + columns.to(tl.int64) * stride, gradient, mask=columns < classes)
 
 
@@ -222,7 +222,7 @@ def row_kernel(
     KIND: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the divergence of one row to `values`, and `factor` times its weight times its slopes to `out_p`, `out_q`.
+    """Write one row's divergence to `values`, and `factor` times its weight times the derivatives to `out_p`, `out_q`.
 
     `scale` is what the logits are multiplied by. `EARLY` says that the only gradient wanted needs no sum over the row.
     """
@@ -239,17 +239,17 @@ def row_kernel(
     peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
-    terms, slopes_p, slopes_q, gaps = zeros, zeros, zeros, zeros
+    terms, derivatives_p, derivatives_q, gaps = zeros, zeros, zeros, zeros
     for start in range(0, classes, BLOCK):
         columns = start + lanes
         a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
         x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
-        term, by_p, by_q = _terms_and_slopes(
+        term, by_p, by_q = _terms_and_derivatives(
             x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
         )
         terms += term
-        slopes_p += by_p
-        slopes_q += by_q
+        derivatives_p += by_p
+        derivatives_q += by_q
         if KIND == _TOTAL_VARIATION:
             gaps += _excess(x, y, d)
         if EARLY:
@@ -258,16 +258,16 @@ def row_kernel(
     value = _total(terms)
     if KIND == _TOTAL_VARIATION:
         # The rounding of the sums shows in that q - p does not sum to zero. Only this kind feels it in first order.
-        value -= _total(gaps) * _total(slopes_q)
+        value -= _total(gaps) * _total(derivatives_q)
     tl.store(values + row, tl.where(value < 0.0, 0.0, value))
 
     if (WANT_P or WANT_Q) and not EARLY:
-        sum_p, sum_q = _total(slopes_p).to(tl.float32), _total(slopes_q).to(tl.float32)
+        sum_p, sum_q = _total(derivatives_p).to(tl.float32), _total(derivatives_q).to(tl.float32)
         for start in range(0, classes, BLOCK):
             columns = start + lanes
             a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
             x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
-            _, by_p, by_q = _terms_and_slopes(
+            _, by_p, by_q = _terms_and_derivatives(
                 x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
             )
             _store(out_p, columns, out_p_column, classes, factor, by_p - x * sum_p, WANT_P)

@@ -28,7 +28,7 @@ __all__: list[str] = []
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     """Return log(1 + room / width), with P's width and the room that Q leaves at its ends.
 
-    Without any, that is the least value: the gradient is 0, though the slopes inwards are not.
+    Without any, that is the least value: the gradient is 0, though the derivatives inwards are not.
     """
     low, high = wide(p.low), wide(p.high)
     room = (low - wide(q.low)) + (wide(q.high) - high)
@@ -89,19 +89,19 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative, which needs the whole graph
-            return _slopes(rows, ctx.needs_input_grad, *gradients, create_graph=True)
-        slopes: list[tuple[Tensor | None, ...]] = []
+            return _derivatives(rows, ctx.needs_input_grad, *gradients, create_graph=True)
+        derivatives: list[tuple[Tensor | None, ...]] = []
         for *block, gradient in _blocks(*rows, *gradients):
             leaves = [
                 x.detach().requires_grad_(needed)
                 for x, needed in zip(block, ctx.needs_input_grad, strict=True)
             ]
-            slopes.append(_slopes(leaves, ctx.needs_input_grad, gradient))
-        sides = zip(*slopes, strict=True)
+            derivatives.append(_derivatives(leaves, ctx.needs_input_grad, gradient))
+        sides = zip(*derivatives, strict=True)
         return tuple(None if parts[0] is None else torch.cat(parts) for parts in sides)  # pyright: ignore[reportArgumentType]
 
 
-def _slopes(
+def _derivatives(
     sides: Sequence[Tensor], needed: Sequence[bool], gradient: Tensor, *, create_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
@@ -206,7 +206,7 @@ def mean_cosine(k: Tensor) -> Tensor:
     """Return A = I1(k) / I0(k)."""
     small = k.clamp(max=_LARGE)
     of_small = torch.special.i1e(small) / torch.special.i0e(small)
-    return torch.where(k < _LARGE, of_small, 1 + _log_i0_rest_slope(k))
+    return torch.where(k < _LARGE, of_small, 1 + _log_i0_rest_derivative(k))
 
 
 # log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k beyond _LARGE
@@ -221,7 +221,7 @@ def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
     distance = b - a
     near = distance.abs() < 0.05 * (a + b + 2)
     close = bregman_near(_log_i0_curvature, a, torch.where(near, distance, 0))
-    return torch.where(near, close, _log_i0_rest(b) - _log_i0_rest(a) - distance * _log_i0_rest_slope(a))
+    return torch.where(near, close, _log_i0_rest(b) - _log_i0_rest(a) - distance * _log_i0_rest_derivative(a))
 
 
 def _log_i0_rest(k: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def _log_i0_rest(k: Tensor) -> Tensor:
     return torch.where(k < _LARGE, torch.log(torch.special.i0e(small)), series)
 
 
-def _log_i0_rest_slope(k: Tensor) -> Tensor:
+def _log_i0_rest_derivative(k: Tensor) -> Tensor:
     """Return I1(k) / I0(k) - 1."""
     small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
     series = -inverse / 2 - inverse * inverse * polynomial(_LOG_I0_SLOPE, inverse)

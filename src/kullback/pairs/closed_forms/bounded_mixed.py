@@ -54,8 +54,8 @@ def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tu
 def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
     """Return E log(X / E X) for X uniform on an interval from 1 - t = `start` to 1 + t in units of its middle.
 
-    That is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. Its slope at t = 1, where the interval begins at 0,
-    is infinite; the finite part of it stands there.
+    That is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. Its derivative at t = 1, where the interval begins at
+    0, is infinite; the finite part of it stands there.
     """
     series = (-1 / 6, -1 / 20, -1 / 42, -1 / 72, -1 / 110)
     small = t.clamp(max=0.05)

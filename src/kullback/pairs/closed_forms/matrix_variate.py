@@ -67,7 +67,7 @@ def _half_step_remainder(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
     left, right = a + _FAR, b + _FAR
     near = distance.abs() < _NEAR * (left + right)
     close = bregman_near(_curvature, left, torch.where(near, distance, 0))
-    rest = torch.where(near, close, _series(right) - _series(left) - distance * _slope(left))
+    rest = torch.where(near, close, _series(right) - _series(left) - distance * _derivative(left))
     return total + log_ratio_excess(right, left, distance) / 2 + rest
 
 
@@ -75,7 +75,7 @@ def _series(x: Tensor) -> Tensor:
     return polynomial(_HALF_STEP, 1 / (x * x)) / x
 
 
-def _slope(x: Tensor) -> Tensor:
+def _derivative(x: Tensor) -> Tensor:
     return -polynomial(_HALF_STEP_SLOPE, 1 / (x * x)) / (x * x)
 
 

@@ -203,7 +203,7 @@ def _is_there() -> bool:
 class _Operators(NamedTuple):
     closed_form: Callable[..., int]
     closed_form_of_rows: Callable[..., int]
-    scale_slopes: Callable[..., bool]
+    scale_derivatives: Callable[..., bool]
 
 
 @cache
@@ -223,16 +223,16 @@ def _compute(
     if not first.is_contiguous():
         first = torch.empty(first.shape, dtype=first.dtype)
     values = first.new_empty(first.shape[:-1]) if form.of_rows else torch.empty_like(first)
-    slopes = [torch.empty_like(first) if want else None for want in wanted]
+    derivatives = [torch.empty_like(first) if want else None for want in wanted]
     if form.of_rows:
-        code = _operators().closed_form_of_rows(form.number, values, *parameters, *slopes)
-    elif slopes:
+        code = _operators().closed_form_of_rows(form.number, values, *parameters, *derivatives)
+    elif derivatives:
         missing = (None,) * (4 - len(parameters))
-        code = _operators().closed_form(form.number, values, *parameters, *missing, *slopes)
+        code = _operators().closed_form(form.number, values, *parameters, *missing, *derivatives)
     else:
         code = _operators().closed_form(form.number, values, *parameters)
     if code == _DONE:
-        return values, slopes
+        return values, derivatives
     if code == _TOO_EXTREME:
         raise _DeclinedError
     # Another layout, which contiguous tensors of one shape do not have.
@@ -251,7 +251,7 @@ class FusedClosedForm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, form: Form, wanted: list[bool], *parameters: Tensor) -> Tensor:
-        values, ctx.slopes = _compute(form, parameters, wanted)
+        values, ctx.derivatives = _compute(form, parameters, wanted)
         ctx.form, ctx.wanted = form, wanted
         ctx.save_for_backward(*parameters)
         return values
@@ -261,12 +261,12 @@ class FusedClosedForm(torch.autograd.Function):
         (grad,), form, wanted, parameters = grads, ctx.form, ctx.wanted, ctx.saved_tensors
         if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
             return None, None, *_plain_gradients(form, parameters, grad, wanted)
-        slopes, ctx.slopes = ctx.slopes, None
-        if slopes is None:
-            slopes = _compute(form, parameters, wanted)[1]
-        if not _operators().scale_slopes(grad, *slopes):
-            _operators().scale_slopes(grad.contiguous(), *slopes)
-        return None, None, *slopes
+        derivatives, ctx.derivatives = ctx.derivatives, None
+        if derivatives is None:
+            derivatives = _compute(form, parameters, wanted)[1]
+        if not _operators().scale_derivatives(grad, *derivatives):
+            _operators().scale_derivatives(grad.contiguous(), *derivatives)
+        return None, None, *derivatives
 
 
 def _plain_gradients(

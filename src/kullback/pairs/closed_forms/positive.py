@@ -121,7 +121,7 @@ def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
 
-    For P = Q that is the least value: the gradient is 0, though the slope inwards is not.
+    For P = Q that is the least value: the gradient is 0, though the derivative inwards is not.
     """
     alpha_p, alpha_q, scale_p, scale_q = wide(p.alpha), wide(q.alpha), wide(p.scale), wide(q.scale)
     equal = (scale_p == scale_q) & (alpha_p == alpha_q)

@@ -20,23 +20,23 @@ def integrate_kl(p: Law, q: Law, terms: Terms, batch_shape: torch.Size, **option
     With width w they are (1 + log q(low) + log w + KL) / w and minus the same at the other end: what q does next to an
     end decides, on however small a scale, where the nodes of an integral over the whole width are far apart.
     """
-    if isinstance(p, UniformLaw):  # every element has ends of its own, and with them a slope of its own
+    if isinstance(p, UniformLaw):  # every element has ends of its own, and with them a derivative of its own
         p = p.mapped(lambda end: end.expand(*batch_shape, 1))
     found = integrate(p, q, terms, batch_shape, **options)
     if not (isinstance(p, UniformLaw) and found.value.requires_grad):
         return found
     ends = p.lower, p.upper
-    by_nodes = [_slope(found.value, end) for end in ends]
+    by_nodes = [_derivative(found.value, end) for end in ends]
     log_q = [q.log_density(Points(end)) for end in ends]
     value: Tensor = _WithEnds.apply(found.value.unsqueeze(-1), *ends, *log_q, *by_nodes)  # pyright: ignore[reportAssignmentType]
     return found._replace(value=value.squeeze(-1))
 
 
-def _slope(value: Tensor, end: Tensor) -> Tensor:
+def _derivative(value: Tensor, end: Tensor) -> Tensor:
     if not end.requires_grad:
         return torch.zeros_like(end)
-    (slope,) = torch.autograd.grad(value.sum(), end, create_graph=True)
-    return slope
+    (derivative,) = torch.autograd.grad(value.sum(), end, create_graph=True)
+    return derivative
 
 
 class _WithEnds(torch.autograd.Function):
@@ -54,12 +54,12 @@ class _WithEnds(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        value, low, high, log_q_low, log_q_high, slope_low, slope_high = ctx.saved_tensors
+        value, low, high, log_q_low, log_q_high, derivative_low, derivative_high = ctx.saved_tensors
         width = high - low
         level = 1 + torch.log(width) + value
         exact = (level + log_q_low) / width, -(level + log_q_high) / width
         lacking = [
-            gradient * (torch.where(slope.isfinite(), slope, 0) - known)
-            for slope, known in zip(exact, (slope_low, slope_high), strict=True)
+            gradient * (torch.where(derivative.isfinite(), derivative, 0) - known)
+            for derivative, known in zip(exact, (derivative_low, derivative_high), strict=True)
         ]
         return gradient, *lacking, None, None, None, None
