@@ -20,7 +20,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         env={**inherited, **environment},
-        cwd=HERE.parent,
+        cwd=HERE.parents[2],
         capture_output=True,
         text=True,
         check=False,
