@@ -24,7 +24,7 @@ LAYERS = (
     {"control_variate", "kernels", "io", "samples"},
     {"functional", "pairs", "estimators"},
     {"dispatch"},
-    {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "comparison"},
+    {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "predictions"},
     {"report"},
     {"cli"},
     {"__init__", "__main__"},

@@ -545,7 +545,9 @@ def test_the_real_process_keeps_to_the_same_statuses(files):
 
 def test_without_click_the_command_says_what_to_install(tmp_path):
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\", name='click')")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    }
     result = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "kullback: click is not installed. Run: pip install 'kullback[cli]'\n"

@@ -194,7 +194,7 @@ def test_strings_that_were_dropped_as_text_are_read_again_as_categories(monkeypa
 
 
 def test_more_categories_than_any_column_may_have_are_text(monkeypatch):
-    for module in ("kinds", "engines.counters"):
+    for module in ("columns.types", "engines.counters"):
         monkeypatch.setattr(f"kullback.tables.{module}.MAX_CATEGORIES", 2000)
     monkeypatch.setattr("kullback.tables.engines.counters.PENDING", 100)
     monkeypatch.setattr("kullback.tables.engines.in_memory.BATCH_ROWS", 300)

@@ -3,7 +3,8 @@
 A kind is made of terms q f(p / q), homogeneous in p and q: with p and q times the weights of the nodes it is the same
 sum that a finite distribution has, and `kind.total` and `kind.derivatives` serve as they do there. The line is cut
 where a support begins or ends; on each piece the variable of integration runs over all reals, and panels are halved
-where the terms have the largest errors. Powers of p / q of distributions of vectors come from Renyi's divergence in closed form.
+where the terms have the largest errors. Powers of p / q of distributions of vectors come from
+Renyi's divergence in closed form.
 """
 
 from __future__ import annotations

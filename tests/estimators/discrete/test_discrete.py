@@ -14,8 +14,15 @@ import torch
 
 from kullback import Samples
 from kullback.errors import ArgumentValueError
-from kullback.estimators.discrete import api as plugin_estimate, point
-from kullback.estimators.discrete.api import bu, coverage_adjusted, dirichlet, miller_madow, zhang_grabchak
+from kullback.estimators.discrete import point
+from kullback.estimators.discrete.api import (
+    bu,
+    coverage_adjusted,
+    dirichlet,
+    miller_madow,
+    plugin as plugin_estimate,
+    zhang_grabchak,
+)
 from kullback.estimators.discrete.intervals import kl_interval
 from tests.oracles.sample_cases import categorical_case, zipf
 

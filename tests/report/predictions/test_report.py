@@ -401,7 +401,8 @@ def test_rendering_leaves_pyplot_alone():
         "import sys; from tests.report.predictions import test_report as t; from kullback.report import html; "
         "html.render(t.COMPARISON); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
 
 
