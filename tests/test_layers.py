@@ -19,7 +19,7 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 LAYERS = (
     {"estimate"},
     {"errors"},
-    {"inputs", "progress", "streaming"},
+    {"findings", "inputs", "numeric", "optional", "progress", "streaming"},
     {"representations", "generators", "reduction"},
     {"control_variate", "kernels", "io", "samples"},
     {"functional", "pairs", "estimators"},

@@ -22,6 +22,8 @@ __all__ = [
     "OptionalDependencyError",
     "RegistrationError",
     "explain",
+    "invalid_type",
+    "invalid_value",
 ]
 
 
@@ -147,3 +149,13 @@ def explain(call: str, argument: str, *, wanted: str, got: str, instead: str) ->
     """
     arguments = ", ".join(f"{name}=..." for name in argument.split(", "))
     return f"{call}({arguments}): wanted {wanted}; got {got}. Write: {instead}"
+
+
+def invalid_value(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
+    """Return the error for an argument of the right type and a value that cannot be used, in the words of `explain`."""
+    return ArgumentValueError(explain(call, argument, wanted=wanted, got=got, instead=instead))
+
+
+def invalid_type(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentTypeError:
+    """Return the error for an argument of the wrong type, in the words of `explain`."""
+    return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))

@@ -15,13 +15,15 @@ class Estimate:
 
     Arguments:
         value: the divergence, one for each element of the batch, in nats unless a base was asked for.
-        error: how far `value` may be off, same shape and unit: a bound on the rounding for exact methods. None where
-            the rule states none, as torch's own do not.
-        method: how it was obtained: ``"summation"`` over the classes of finite distributions, ``"closed_form"``.
+        error: a bound on how far `value` may be off, same shape and unit. None where there is none: for an estimate
+            from draws, and for a rule that states none, as third parties' do not.
+        method: how it was obtained, as the ``method=`` of the call takes it: ``"closed_form"``, ``"quadrature"`` ...
         interval: for an estimate from draws, the two ends of its confidence interval; an end is infinite where it
             bounds one side only. None for exact methods, and where none can be honest: then `notes` say why.
         n: for an estimate from draws, how many there were of P and of Q.
         notes: what a reader has to know about this value, one sentence each.
+        standard_error: for an estimate from draws, the standard error of `value`. None for exact methods, and where
+            none can be told.
 
     Example:
         >>> import torch
@@ -38,3 +40,4 @@ class Estimate:
     interval: tuple[Tensor, Tensor] | None = None
     n: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    standard_error: Tensor | None = None

@@ -1,0 +1,60 @@
+"""Optional packages, imported where they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import Any
+
+from kullback.errors import OptionalDependencyError
+
+__all__ = ["is_installed", "load"]
+
+# Which extra of kullback brings a package.
+_EXTRAS = {
+    "click": "cli",
+    "duckdb": "tables",
+    "jinja2": "report",
+    "matplotlib": "report",
+    "narwhals": "tables",
+    "pyarrow": "tables",
+    "rich": "cli",
+    "safetensors": "cli",
+    "scipy": "samples",
+    "sklearn": "samples",
+    "torchmetrics": "metrics",
+}
+# Where a package is not installed by the name that it is imported by.
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+
+
+def load(module: str, feature: str) -> Any:
+    """Import the optional package that `feature` needs, or a module of it.
+
+    Raises:
+        OptionalDependencyError: it cannot be imported.
+
+    Example:
+        >>> load("scipy.special", "density_ratio").__name__
+        'scipy.special'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        name = _DISTRIBUTIONS.get(package, package)
+        why = (
+            "which is not installed" if find_spec(package) is None else f"which cannot be imported ({error})"
+        )
+        remedy = f"kullback[{_EXTRAS[package]}]" if package in _EXTRAS else name
+        raise OptionalDependencyError(f"{feature} needs {name}, {why}. Run: pip install '{remedy}'") from None
+
+
+def is_installed(*packages: str) -> bool:
+    """Tell whether all of these packages can be found, without importing them.
+
+    Example:
+        >>> is_installed("torch", "no_such_package")
+        False
+    """
+    return all(find_spec(package) is not None for package in packages)
