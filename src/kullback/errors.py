@@ -22,8 +22,6 @@ __all__ = [
     "OptionalDependencyError",
     "RegistrationError",
     "explain",
-    "invalid_type",
-    "invalid_value",
 ]
 
 
