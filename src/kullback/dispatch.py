@@ -194,8 +194,8 @@ def kl_estimate(
 
     Returns:
         an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds how far
-        it may be off, given the inputs as they are, or is the standard error of draws; ``method`` names the rule;
-        from `Samples` there are also ``interval``, ``n`` and ``notes``.
+        it may be off, given the inputs as they are; ``method`` names the rule. From `Samples` there are
+        ``standard_error`` in place of ``error``, ``interval``, ``n`` and ``notes``.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
@@ -306,6 +306,7 @@ def _in_units(answer: Estimate, unit: float) -> Estimate:
         answer,
         value=answer.value / unit,
         error=None if answer.error is None else answer.error / unit,
+        standard_error=None if answer.standard_error is None else answer.standard_error / unit,
         interval=None if answer.interval is None else (answer.interval[0] / unit, answer.interval[1] / unit),
     )
 
