@@ -1,4 +1,4 @@
-"""`diagnose`: what a call of `torch.nn.functional.kl_div` computes, what is wrong with it, and what to write instead."""
+"""`diagnose`: what a call of `torch.nn.functional.kl_div` computes, what is wrong with it, and its correction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def diagnose(
 
     Looks for mistakes that raise no error: reversed arguments, probabilities in place of log-probabilities, a softmax
     applied twice, along the wrong dimension or not at all, a reduction that does not divide by the number of rows,
-    zeros that become NaN, shapes that broadcast. What the tensors hold is inferred from their values; each finding gives
+    zeros that become NaN, shapes that broadcast. What the tensors hold is inferred from their values; each finding has
     the evidence. The tensors are read a few times, block by block, and not copied.
 
     Arguments:
