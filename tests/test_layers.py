@@ -19,7 +19,8 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 LAYERS = (
     {"estimate"},
     {"errors"},
-    {"findings", "inputs", "numeric", "optional", "progress", "streaming"},
+    {"findings", "inputs", "numeric", "optional"},
+    {"progress", "streaming"},
     {"representations", "generators", "reduction"},
     {"control_variate", "kernels", "io", "samples"},
     {"functional", "pairs", "estimators"},
