@@ -19,7 +19,7 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 LAYERS = (
     {"estimate"},
     {"errors"},
-    {"findings", "inputs", "numeric", "optional", "progress", "streaming"},
+    {"findings", "inputs", "numeric", "optional", "progress", "special", "streaming"},
     {"representations", "generators", "reduction"},
     {"control_variate", "kernels", "io", "samples"},
     {"functional", "pairs", "estimators"},

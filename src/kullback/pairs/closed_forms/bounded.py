@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Beta, ContinuousBernoulli, Dirichlet, Uniform, VonMises
+from torch.distributions import ContinuousBernoulli, Uniform, VonMises
 
-from kullback.pairs.numerics.parameters import given_logits, is_transformed, wide
-from kullback.pairs.numerics.special import (
-    bregman_near,
-    excess,
-    lgamma_remainder,
-    log_ratio,
-    logit_difference,
-    polynomial,
-)
+from kullback.numeric import upcast
+from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.registry import closed_form
+from kullback.special import bregman_by_quadrature, log_ratio, logit_difference, polynomial
 
 __all__: list[str] = []
 
@@ -30,97 +22,9 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
     Without any, that is the least value: the gradient is 0, though the derivatives inwards are not.
     """
-    low, high = wide(p.low), wide(p.high)
-    room = (low - wide(q.low)) + (wide(q.high) - high)
+    low, high = upcast(p.low), upcast(p.high)
+    room = (low - upcast(q.low)) + (upcast(q.high) - high)
     return torch.log1p(torch.where(room > 0, room, 0) / (high - low))
-
-
-@closed_form(Beta, Beta)
-def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
-    """Return KL of Dirichlet distributions over two parts."""
-    return beta_divergence(
-        wide(p.concentration1), wide(p.concentration0), wide(q.concentration1), wide(q.concentration0)
-    )
-
-
-def beta_divergence(a_p: Tensor, b_p: Tensor, a_q: Tensor, b_q: Tensor) -> Tensor:
-    """Return KL between Beta distributions with concentrations a and b."""
-    p = torch.stack(torch.broadcast_tensors(a_p, b_p), -1)
-    q = torch.stack(torch.broadcast_tensors(a_q, b_q), -1)
-    return dirichlet_divergence(p, q)
-
-
-@closed_form(Dirichlet, Dirichlet)
-def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
-    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `lgamma_remainder`.
-
-    Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
-    """
-    return dirichlet_divergence(wide(p.concentration), wide(q.concentration))
-
-
-# Concentrations that are handled at once: what Stirling's series needs of each is hundreds of numbers.
-_BLOCK = 2**15
-
-
-def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:
-    """Return KL between Dirichlet distributions with these concentrations, of a large batch block by block.
-
-    `distance` is q - p where that is known better than from p and q.
-    """
-    distance = q - p if distance is None else distance
-    if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:
-        return _dirichlet_divergence(p, q, distance)
-    shape = distance.shape
-    rows = (x.expand(shape).reshape(-1, shape[-1]) for x in (p, q, distance))
-    value: Tensor = _InBlocks.apply(*rows)  # pyright: ignore[reportAssignmentType]
-    return value.reshape(shape[:-1])
-
-
-class _InBlocks(torch.autograd.Function):
-    """The divergence of rows in blocks, each computed again for its gradient so that nothing is kept until then."""
-
-    @staticmethod
-    def forward(ctx: Any, *rows: Tensor) -> Tensor:
-        ctx.save_for_backward(*rows)
-        return torch.cat([_dirichlet_divergence(*block) for block in _blocks(*rows)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative, which needs the whole graph
-            return _derivatives(rows, ctx.needs_input_grad, *gradients, create_graph=True)
-        derivatives: list[tuple[Tensor | None, ...]] = []
-        for *block, gradient in _blocks(*rows, *gradients):
-            leaves = [
-                x.detach().requires_grad_(needed)
-                for x, needed in zip(block, ctx.needs_input_grad, strict=True)
-            ]
-            derivatives.append(_derivatives(leaves, ctx.needs_input_grad, gradient))
-        sides = zip(*derivatives, strict=True)
-        return tuple(None if parts[0] is None else torch.cat(parts) for parts in sides)  # pyright: ignore[reportArgumentType]
-
-
-def _derivatives(
-    sides: Sequence[Tensor], needed: Sequence[bool], gradient: Tensor, *, create_graph: bool = False
-) -> tuple[Tensor | None, ...]:
-    with torch.enable_grad():
-        value = _dirichlet_divergence(*sides)
-    wanted = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(value, wanted, gradient, create_graph=create_graph))
-    return tuple(next(found) if is_needed else None for is_needed in needed)
-
-
-def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    count = max(1, _BLOCK // rows[0].shape[-1])
-    return zip(*(x.split(count) for x in rows), strict=True)
-
-
-def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
-    total_p, total_q, total_distance = p.sum(-1), q.sum(-1), distance.sum(-1)
-    logs = log_ratio(p, q, -distance) - log_ratio(total_p, total_q, -total_distance).unsqueeze(-1)
-    of_means = (q * excess(logs)).sum(-1)
-    return of_means + lgamma_remainder(p, q).sum(-1) - lgamma_remainder(total_p, total_q, total_distance)
 
 
 @closed_form(ContinuousBernoulli, ContinuousBernoulli)
@@ -132,14 +36,16 @@ def kl_continuous_bernoulli(p: ContinuousBernoulli, q: ContinuousBernoulli) -> T
     logit_p, logit_q = logits_of(p), logits_of(q)
     if given_logits(p) or given_logits(q):
         return continuous_bernoulli_divergence(logit_p, logit_q, logit_q - logit_p)
-    return continuous_bernoulli_divergence(logit_p, logit_q, logit_difference(wide(q.probs), wide(p.probs)))
+    return continuous_bernoulli_divergence(
+        logit_p, logit_q, logit_difference(upcast(q.probs), upcast(p.probs))
+    )
 
 
 def logits_of(d: ContinuousBernoulli) -> Tensor:
     """Return the logits of a ContinuousBernoulli, from what the user gave."""
     if given_logits(d):
-        return wide(d.logits)
-    probs = wide(d.probs)
+        return upcast(d.logits)
+    probs = upcast(d.probs)
     return log_ratio(probs, 1 - probs, 2 * probs - 1)
 
 
@@ -153,7 +59,7 @@ def continuous_bernoulli_divergence(a: Tensor, b: Tensor, distance: Tensor) -> T
     # Not abs(), whose derivative at 0 is neither of its one-sided ones.
     size_a, size_b = torch.where(down_a, -a, a), torch.where(down_b, -b, b)
     near = distance.abs() < 0.05 * (size_a + size_b + 6)
-    close = bregman_near(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
+    close = bregman_by_quadrature(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
     crossed = torch.where(down_a == down_b, 0, size_b)
     tangent = torch.where(down_a, distance, -distance) * mean_from_end(size_a)
     return torch.where(near, close, crossed + log_mean_decay(size_b) - log_mean_decay(size_a) - tangent)
@@ -197,8 +103,8 @@ def kl_von_mises_von_mises(p: VonMises, q: VonMises) -> Tensor:
 
     Directional Statistics (Mardia and Jupp, 2000), for the family and its moments
     """
-    k_p, k_q = wide(p.concentration), wide(q.concentration)
-    sine = torch.sin((wide(p.loc) - wide(q.loc)) / 2)
+    k_p, k_q = upcast(p.concentration), upcast(q.concentration)
+    sine = torch.sin((upcast(p.loc) - upcast(q.loc)) / 2)
     return 2 * mean_cosine(k_p) * k_q * sine * sine + log_i0_bregman(k_p, k_q)
 
 
@@ -220,7 +126,7 @@ def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
     """Return Bregman's divergence of log I0 from a to b, near (x - 1 - log x) / 2 at x = b / a for large a and b."""
     distance = b - a
     near = distance.abs() < 0.05 * (a + b + 2)
-    close = bregman_near(_log_i0_curvature, a, torch.where(near, distance, 0))
+    close = bregman_by_quadrature(_log_i0_curvature, a, torch.where(near, distance, 0))
     return torch.where(near, close, _log_i0_rest(b) - _log_i0_rest(a) - distance * _log_i0_rest_derivative(a))
 
 

@@ -19,10 +19,11 @@ from torch.distributions import (
 from torch.nn.functional import logsigmoid
 
 from kullback.estimate import Estimate
+from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.numerics.parameters import dtype_of, given_logits, wide
-from kullback.pairs.numerics.special import log_total
+from kullback.pairs.numerics.parameters import dtype_of, given_logits
 from kullback.pairs.registry import reduction
+from kullback.special import safe_logsumexp
 
 __all__ = ["sum_of_dimensions"]
 
@@ -101,15 +102,17 @@ def _collapsed(d: Distribution) -> Distribution:
     if isinstance(parts, Categorical | OneHotCategorical):
         family = OneHotCategorical if isinstance(parts, OneHotCategorical) else Categorical
         if not given_logits(getattr(parts, "_categorical", parts)):
-            probs = torch.exp(log_weights).unsqueeze(-1) * wide(parts.probs)
+            probs = torch.exp(log_weights).unsqueeze(-1) * upcast(parts.probs)
             return family(probs=probs.sum(-2), validate_args=False)
         return family(
-            logits=log_total(log_weights.unsqueeze(-1) + wide(parts.logits), -2), validate_args=False
+            logits=safe_logsumexp(log_weights.unsqueeze(-1) + upcast(parts.logits), -2), validate_args=False
         )
     if isinstance(parts, Bernoulli):
         if not given_logits(parts):
-            return Bernoulli(probs=(torch.exp(log_weights) * wide(parts.probs)).sum(-1), validate_args=False)
-        logits = wide(parts.logits)
-        sides = (log_total(log_weights + logsigmoid(x), -1) for x in (logits, -logits))
+            return Bernoulli(
+                probs=(torch.exp(log_weights) * upcast(parts.probs)).sum(-1), validate_args=False
+            )
+        logits = upcast(parts.logits)
+        sides = (safe_logsumexp(log_weights + logsigmoid(x), -1) for x in (logits, -logits))
         return Bernoulli(logits=next(sides) - next(sides), validate_args=False)
     return d
