@@ -1,4 +1,4 @@
-"""Closed forms of families on an interval, the simplex and the circle with themselves."""
+"""Closed forms of two Uniform, ContinuousBernoulli or VonMises distributions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__: list[str] = []
 
 @closed_form(Uniform, Uniform)
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
-    """Return log(1 + room / width), with P's width and the room that Q leaves at its ends.
+    """Return log(1 + room / width), with P's width and the room between its ends and Q's.
 
-    Without any, that is the least value: the gradient is 0, though the derivatives inwards are not.
+    At P = Q, where the one-sided derivatives differ from 0, the gradient is 0.
     """
     low, high = upcast(p.low), upcast(p.high)
     room = (low - upcast(q.low)) + (upcast(q.high) - high)
@@ -112,14 +112,14 @@ def mean_cosine(k: Tensor) -> Tensor:
     """Return A = I1(k) / I0(k)."""
     small = k.clamp(max=_LARGE)
     of_small = torch.special.i1e(small) / torch.special.i0e(small)
-    return torch.where(k < _LARGE, of_small, 1 + _log_i0_rest_derivative(k))
+    return torch.where(k < _LARGE, of_small, 1 + _log_i0_minus_k_derivative(k))
 
 
 # log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k beyond _LARGE
 _LARGE = 40.0
 _LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
-_LOG_I0_SLOPE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
-_LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_SLOPE))
+_LOG_I0_DERIVATIVE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
+_LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_DERIVATIVE))
 
 
 def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
@@ -127,20 +127,22 @@ def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
     distance = b - a
     near = distance.abs() < 0.05 * (a + b + 2)
     close = bregman_by_quadrature(_log_i0_curvature, a, torch.where(near, distance, 0))
-    return torch.where(near, close, _log_i0_rest(b) - _log_i0_rest(a) - distance * _log_i0_rest_derivative(a))
+    return torch.where(
+        near, close, _log_i0_minus_k(b) - _log_i0_minus_k(a) - distance * _log_i0_minus_k_derivative(a)
+    )
 
 
-def _log_i0_rest(k: Tensor) -> Tensor:
+def _log_i0_minus_k(k: Tensor) -> Tensor:
     """Return log I0(k) - k."""
     small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
     series = torch.log(inverse / (2 * math.pi)) / 2 + inverse * polynomial(_LOG_I0, inverse)
     return torch.where(k < _LARGE, torch.log(torch.special.i0e(small)), series)
 
 
-def _log_i0_rest_derivative(k: Tensor) -> Tensor:
+def _log_i0_minus_k_derivative(k: Tensor) -> Tensor:
     """Return I1(k) / I0(k) - 1."""
     small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
-    series = -inverse / 2 - inverse * inverse * polynomial(_LOG_I0_SLOPE, inverse)
+    series = -inverse / 2 - inverse * inverse * polynomial(_LOG_I0_DERIVATIVE, inverse)
     return torch.where(k < _LARGE, torch.special.i1e(small) / torch.special.i0e(small) - 1, series)
 
 

@@ -43,7 +43,7 @@ def _log_room(q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of an interval, or of another one inside the bounds where it is not."""
+    """Return the ends of P's interval; where it is not within the bounds, those of another one that is."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
@@ -53,7 +53,7 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
     """Return E log(X / E X) for X uniform on an interval from 1 - t = `start` to 1 + t in units of its middle.
 
     That is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. Its derivative at t = 1, where the interval begins at
-    0, is infinite; the finite part of it stands there.
+    0, is infinite; the finite part is returned there.
     """
     series = (-1 / 6, -1 / 20, -1 / 42, -1 / 72, -1 / 110)
     small = t.clamp(max=0.05)
@@ -79,7 +79,7 @@ def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
 
 @closed_form(Uniform, HalfNormal)
 def kl_uniform_half_normal(p: Uniform, q: HalfNormal) -> Tensor:
-    """Return KL to the Normal distribution of mean 0, less log 2."""
+    """Return KL to the Normal distribution of mean 0, minus log 2."""
     scale = upcast(q.scale)
     low, high = upcast(p.low) / scale, upcast(p.high) / scale
     width = high - low
@@ -174,7 +174,7 @@ def kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tenso
 
 
 def _from_uniform(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """Return A(l) - l m for a mean m = `below` = 1 - `above`."""
+    """Return A(l) - l m with A(l) = log((e^l - 1) / l), for a mean m = `below` = 1 - `above`."""
     down = logits < 0
     size = torch.where(down, -logits, logits)
     small = size < 1
@@ -214,7 +214,7 @@ def kl_kumaraswamy_uniform(p: Kumaraswamy, q: Uniform) -> Tensor:
 def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) -> Tensor:
     """Return -H(X) + A(l) - l E X."""
     moments = log_moments_of(Kumaraswamy)(p)
-    mean = torch.exp(moments.mean() + moments.gap(1.0))
+    mean = torch.exp(moments.mean() + moments.jensen_gap(1.0))
     return (_from_uniform(logits_of(q), mean, 1 - mean) - moments.entropy - moments.mean()).clamp(min=0)
 
 
@@ -222,7 +222,7 @@ def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) 
 
 
 def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits, E X and -H(X) = l E X - A(l), which is KL to the one with logit 0."""
+    """Return the logits, E X and -H(X) = l E X - A(l), which is KL to the ContinuousBernoulli of logit 0."""
     logits = logits_of(p)
     down = logits < 0
     from_end = mean_from_end(torch.where(down, -logits, logits))
@@ -232,7 +232,7 @@ def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, 
 
 @closed_form(ContinuousBernoulli, Uniform)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
-    """Return KL to the one with logit 0, plus log(high - low)."""
+    """Return KL to the ContinuousBernoulli of logit 0, plus log(high - low)."""
     return _mean_and_negative_entropy(p)[2] + _log_room(q)
 
 

@@ -1,4 +1,4 @@
-"""Closed forms of families on a half-line with themselves, and of Gamma and Weibull with those they contain."""
+"""Closed forms of pairs within the Gamma, Weibull, half-normal, half-Cauchy and Pareto families."""
 
 from __future__ import annotations
 
@@ -98,9 +98,10 @@ def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus what shapes add, which is 0 at k = a = 1.
+    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus a part of the shapes that is 0 at k = a = 1.
 
-    With y = 1 / k: a B(1 -> y) + R(1 -> a) + (a - 1) log y, with B and R the divergences of lgamma and its remainder.
+    With y = 1 / k: a B(1 -> y) + R(1 -> a) + (a - 1) log y, with B and R the Bregman divergences of lgamma and of its
+    Stirling remainder.
     Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
     """
     a, k, scale = upcast(q.concentration), upcast(p.concentration), upcast(p.scale)
@@ -129,7 +130,7 @@ def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
 
-    For P = Q that is the least value: the gradient is 0, though the derivative inwards is not.
+    At P = Q, where the one-sided derivative by s_P differs from 0, the gradient is 0.
     """
     alpha_p, alpha_q, scale_p, scale_q = upcast(p.alpha), upcast(q.alpha), upcast(p.scale), upcast(q.scale)
     equal = (scale_p == scale_q) & (alpha_p == alpha_q)
@@ -163,7 +164,7 @@ def kl_generalized_pareto_normal(p: GeneralizedPareto, q: Normal) -> Tensor:
 
 @closed_form(GeneralizedPareto, HalfNormal)
 def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Tensor:
-    """Return the divergence from the Normal distribution of which Q is the half, less log 2."""
+    """Return KL to the Normal distribution of the same scale and mean 0, minus log 2."""
     scale_q = upcast(q.scale)
     deviation, spread = _moments(p, scale_q, torch.zeros_like(scale_q))
     normalizer = HALF_LOG_2PI - math.log(2)
@@ -177,7 +178,7 @@ def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Te
 
 
 def _moments(p: GeneralizedPareto, unit: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the square of the mean's distance from `center`, and the variance, in units of `unit`."""
+    """Return the squared distance of the mean from `center`, and the variance, both in units of `unit` squared."""
     c = _below(upcast(p.concentration), 0.5)
     size = upcast(p.scale) / unit / (1 - c)
     mean = (upcast(p.loc) - center) / unit + size
@@ -185,7 +186,7 @@ def _moments(p: GeneralizedPareto, unit: Tensor, center: Tensor) -> tuple[Tensor
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
-    """Return c, and 0 where the moment that exists below `limit` is infinite."""
+    """Return c where it is below `limit`, else 0; a moment that is infinite there is replaced by a finite one."""
     return torch.where(c < limit, c, 0)
 
 

@@ -1,8 +1,8 @@
 """Closed forms between different families on the half-line, from the moments of log X.
 
-Most such X are products of powers of independent Gamma variables: log E X^k is then a sum of lgamma's, and what the
-divergences need of it is the gap log E X^k - k E log X, a Bregman divergence of lgamma. Written with gaps and with
-e^d - 1 - d, the divergences have no large terms, and no units.
+Most such X are products of powers of independent Gamma variables: log E X^k is then a sum of lgamma's, and its Jensen
+gap log E X^k - k E log X is a sum of Bregman divergences of lgamma. Written with Jensen gaps and with e^d - 1 - d, the
+divergences have no large terms that cancel.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ __all__ = ["LogMoments", "log_moments_of"]
 
 @dataclass(frozen=True)
 class LogMoments(ABC):
-    """What a positive variable X is through log X.
+    """Entropy, mean, variance and Jensen gaps of log X for a positive variable X.
 
-    Where an expectation is infinite, something finite stands for it: such divergences are found infinite before.
+    Where an expectation is infinite a finite number is returned: such divergences are found infinite before.
     """
 
-    entropy: Tensor  # of log X, that is of X less the mean of log X
+    entropy: Tensor  # of log X, which is the entropy of X minus the mean of log X
 
     @abstractmethod
     def mean(self) -> Tensor:
@@ -68,13 +68,13 @@ class LogMoments(ABC):
         """Return the variance of log X."""
 
     @abstractmethod
-    def gap(self, k: Tensor | float) -> Tensor:
-        """Return log E X^k - k E log X, which is not negative."""
+    def jensen_gap(self, k: Tensor | float) -> Tensor:
+        """Return log E X^k - k E log X, which is not negative by Jensen's inequality."""
 
     def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return E X / scale, and the variance of X / E X: infinite where the variance of X / scale overflows."""
-        gap = self.gap(1.0)
-        log_mean, log_square = self.mean() + gap - torch.log(scale), self.gap(2.0) - 2 * gap
+        gap = self.jensen_gap(1.0)
+        log_mean, log_square = self.mean() + gap - torch.log(scale), self.jensen_gap(2.0) - 2 * gap
         large = (log_square > 700) | (log_mean > 350) | (2 * log_mean + log_square > 700)
         return torch.exp(torch.where(large, 0, log_mean)), torch.where(
             large, torch.inf, torch.expm1(torch.where(large, 0, log_square))
@@ -82,15 +82,15 @@ class LogMoments(ABC):
 
     def log_mean(self) -> Tensor:
         """Return log E X."""
-        return self.mean() + self.gap(1.0)
+        return self.mean() + self.jensen_gap(1.0)
 
     def log_square(self) -> Tensor:
         """Return log E X^2."""
-        return 2 * self.mean() + self.gap(2.0)
+        return 2 * self.mean() + self.jensen_gap(2.0)
 
 
 class Factor(NamedTuple):
-    """G^power for a Gamma variable G of this concentration and rate 1; sign -1 takes it away again, as from a Beta."""
+    """G^power for a Gamma variable G of this concentration and rate 1; with sign -1 a divisor, as in a Beta."""
 
     concentration: Tensor
     power: Tensor | float = 1.0
@@ -117,7 +117,7 @@ class GammaProduct(LogMoments):
             total = total + sign * power * power * trigamma(a)
         return total
 
-    def gap(self, k: Tensor | float) -> Tensor:
+    def jensen_gap(self, k: Tensor | float) -> Tensor:
         total = torch.zeros_like(self.shift)
         for a, power, sign in self.factors:
             step = a * 0 + power * k
@@ -151,7 +151,7 @@ class NormalLog(LogMoments):
     def variance(self) -> Tensor:
         return self.scale * self.scale
 
-    def gap(self, k: Tensor | float) -> Tensor:
+    def jensen_gap(self, k: Tensor | float) -> Tensor:
         return (k * self.scale) ** 2 / 2
 
 
@@ -271,29 +271,29 @@ def log_moments_of(family: type[Distribution]) -> Callable[[Any], LogMoments]:
 
 
 def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) + a gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
+    """Return a (x - 1 - log x) + a jensen_gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
     a = upcast(q.concentration)
     log_means = p.log_mean() + torch.log(upcast(q.rate) / a)
-    return a * (expm1mx(log_means) + p.gap(1.0)) + stirling_remainder(a) - p.entropy
+    return a * (expm1mx(log_means) + p.jensen_gap(1.0)) + stirling_remainder(a) - p.entropy
 
 
 def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
     """Return KL to the Gamma distribution of concentration 1."""
-    return expm1mx(p.log_mean() + torch.log(upcast(q.rate))) + p.gap(1.0) + 1 - p.entropy
+    return expm1mx(p.log_mean() + torch.log(upcast(q.rate))) + p.jensen_gap(1.0) + 1 - p.entropy
 
 
 def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
     """Return KL from 1 / X to the Gamma distribution."""
     a = upcast(q.concentration)
-    gap = p.gap(-1.0)
+    gap = p.jensen_gap(-1.0)
     log_means = gap - p.mean() + torch.log(upcast(q.rate) / a)
     return a * (expm1mx(log_means) + gap) + stirling_remainder(a) - p.entropy
 
 
 def _to_weibull(p: LogMoments, q: Weibull) -> Tensor:
-    """Return x - 1 - log x + 1 + gap(k) - log k - H(log X), at x = E (X / scale)^k."""
+    """Return x - 1 - log x + 1 + jensen_gap(k) - log k - H(log X), at x = E (X / scale)^k."""
     k = upcast(q.concentration)
-    gap = p.gap(k)
+    gap = p.jensen_gap(k)
     return expm1mx(k * (p.mean() - torch.log(upcast(q.scale))) + gap) + 1 + gap - torch.log(k) - p.entropy
 
 
@@ -305,8 +305,8 @@ def _to_log_normal(p: LogMoments, q: LogNormal) -> Tensor:
 
 
 def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
-    """Return (x - 1 - log x + 1 + gap(2) + log(pi / 2)) / 2 - H(log X), at x = E (X / scale)^2."""
-    gap = p.gap(2.0)
+    """Return (x - 1 - log x + 1 + jensen_gap(2) + log(pi / 2)) / 2 - H(log X), at x = E (X / scale)^2."""
+    gap = p.jensen_gap(2.0)
     log_square = p.log_square() - 2 * torch.log(upcast(q.scale))
     return (expm1mx(log_square) + gap + (1 + math.log(math.pi / 2))) / 2 - p.entropy
 
@@ -333,8 +333,8 @@ _TARGETS: dict[type[Distribution], Callable[[LogMoments, Any], Tensor]] = {
     Normal: _to_normal,
 }
 
-# These have their own rules, in positive.py and normal.py.
-_ELSEWHERE: set[tuple[type[Distribution], type[Distribution]]] = {
+# These pairs have closed forms of their own, in positive.py and real.py.
+_OWN_CLOSED_FORM: set[tuple[type[Distribution], type[Distribution]]] = {
     *((family, family) for family in (Gamma, Exponential, InverseGamma, Weibull, LogNormal, HalfNormal)),
     (Exponential, Gamma),
     (Gamma, Exponential),
@@ -342,7 +342,7 @@ _ELSEWHERE: set[tuple[type[Distribution], type[Distribution]]] = {
     (Weibull, Exponential),
     (Weibull, Gamma),
 }
-# These are +inf at all parameters: E X, or E 1 / X, is.
+# These are +inf at all parameters, as E X or E 1 / X is.
 _INFINITE: set[tuple[type[Distribution], type[Distribution]]] = {
     *((HalfCauchy, family) for family in (Gamma, Exponential, InverseGamma, HalfNormal, Normal)),
     (Exponential, InverseGamma),
@@ -362,7 +362,7 @@ def _enter(family: type[Distribution], target: type[Distribution]) -> None:
 
 for _family in _MOMENTS:
     for _target in _TARGETS:
-        if (_family, _target) not in _ELSEWHERE | _INFINITE:
+        if (_family, _target) not in _OWN_CLOSED_FORM | _INFINITE:
             _enter(_family, _target)
 
 

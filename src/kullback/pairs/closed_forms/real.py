@@ -1,4 +1,4 @@
-"""Closed forms for the families on the whole line: Normal, Laplace, Cauchy, Gumbel and their like."""
+"""Closed forms of families on the real line: Normal, Laplace, Cauchy, Gumbel and StudentT."""
 
 from __future__ import annotations
 

@@ -95,9 +95,9 @@ def _log_weights(d: ExpRelaxedCategorical) -> Tensor:
     return upcast(d.logits) if given else torch.log(upcast(d.probs))
 
 
-def _softplus_bregman(chance: Tensor, d: Tensor) -> Tensor:
-    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `chance` is its derivative at s."""
+def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:
+    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `sigmoid` is its derivative at s."""
     near = d.abs() < _SOFTPLUS_NEAR
-    rise = chance * torch.expm1(d)
-    rest = chance * torch.where(near, expm1mx(d), -d)
+    rise = sigmoid * torch.expm1(d)
+    rest = sigmoid * torch.where(near, expm1mx(d), -d)
     return rest + torch.where(near, log1pmx(torch.where(near, rise, 0)), torch.log1p(rise))

@@ -1,9 +1,9 @@
-"""Renyi's divergence in closed form: of Gaussians, and of exponential families by way of KL.
+"""Renyi divergences in closed form: of normal distributions, and of other exponential families from their KL.
 
-For R in proportion to p^a q^(1 - a) it is KL(R || Q) + a / (1 - a) KL(R || P), at every order a but 0 and 1: the
-logarithms of the density's normalizer are in it, but none of them alone, so that nearly equal P and Q keep their
-digits. The natural parameters of R are those of P and Q, mixed; where they are none of a distribution, the integral
-of p^a q^(1 - a) is infinite.
+For R in proportion to p^a q^(1 - a) it is KL(R || Q) + a / (1 - a) KL(R || P), at every order a but 0 and 1: no
+log-normalizer stands alone in it, so that nearly equal P and Q keep their digits. The natural parameters of R are
+a times those of P plus 1 - a times those of Q; where these are not valid parameters, the integral of p^a q^(1 - a) is
+infinite.
 
 Rényi Divergence and Kullback-Leibler Divergence (van Erven and Harremoës, 2014), theorem 30
 """
