@@ -19,7 +19,8 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 LAYERS = (
     {"estimate", "numeric", "special"},
     {"errors"},
-    {"findings", "inputs", "optional", "progress", "streaming"},
+    {"findings", "inputs", "optional"},
+    {"progress", "streaming"},
     {"representations", "generators", "reduction"},
     {"control_variate", "kernels", "io", "samples"},
     {"functional", "pairs", "estimators"},
