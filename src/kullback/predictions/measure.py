@@ -71,7 +71,7 @@ def _against_labels(
     known = labels != IGNORED
     index = torch.where(known, labels, 0)
     at_label = FinitePair(*(_at(part, index) for part in pair))
-    change = at_label.excess_q()
+    change = at_label.q_minus_p()
     cross_entropies = [
         _negative_log(probs, side, top, index)
         for probs, side, top in zip((pair.p, pair.q), sides, tops, strict=True)
