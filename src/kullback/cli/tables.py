@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["TABLE_METRICS_IN_WORDS", "TableGate", "parse_table_gate", "run_table_comparison", "run_watch"]
 
 QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
-CHANCES = ("p_value", "p_adjusted")
+P_VALUES = ("p_value", "p_adjusted")
 WHOLE = "findings"
 TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*QUANTITIES, *CHANCES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
+    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
 )
 
 
@@ -58,7 +58,7 @@ class TableGate:
     side: Side
 
     def verdict(self, found: TableComparison) -> Verdict:
-        """Say where the limit is broken; where nothing was compared, nothing is kept."""
+        """Return the columns that break the limit; it is broken where nothing was compared, too."""
         bound = "at most" if self.side == "above" else "at least"
         of = "" if self.column is None else f" of '{self.column}'"
         failures = tuple(filter(None, (self._failure(*each) for each in self._values(found))))
@@ -76,7 +76,7 @@ class TableGate:
             return [(WHOLE, float(len(found.findings)))]
         values = [(column.name, getattr(column, self.metric)) for column in self._columns(found)]
         return [
-            (f"{self.metric} of '{name}'", value if self.metric in CHANCES else value.value)
+            (f"{self.metric} of '{name}'", value if self.metric in P_VALUES else value.value)
             for name, value in values
         ]
 
@@ -91,7 +91,7 @@ def parse_table_gate(text: str, side: Side) -> TableGate:
     name, _, number = text.rpartition("=")
     metric, bracket, column = name.partition("[")
     if (
-        metric not in (*QUANTITIES, *CHANCES, WHOLE)
+        metric not in (*QUANTITIES, *P_VALUES, WHOLE)
         or (bracket and not (column.endswith("]") and len(column) > 1))
         or (bracket and metric == WHOLE)
     ):
@@ -180,7 +180,7 @@ def run_watch(
         batches: the files to compare with it, or their profiles.
         outputs: where the reports go.
         gates: the limits to keep.
-        profile: where the reference's profile is kept; None for beside the reference.
+        profile: the path of the reference's profile; None for beside the reference.
         rebuild: whether to count the reference anew.
         merge: whether to take all batches as one.
         save_batch: where to write the batch's profile, or None.
@@ -199,11 +199,11 @@ def run_watch(
     """
     _check_watch(reference, batches, outputs, profile, save_batch, merge=merge)
     with _saying(show_progress) as progress:
-        kept = reference_profile(
+        saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
         )
         found = [
-            (str(batch), batch_profile(batch, kept, columns=columns, progress=progress)) for batch in batches
+            (str(batch), batch_profile(batch, saved, columns=columns, progress=progress)) for batch in batches
         ]
     if merge and len(found) > 1:
         found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
@@ -211,20 +211,20 @@ def run_watch(
         found[0][1].save(save_batch)
     if not found:
         place = reference if is_profile(reference) else profile or profile_path(reference)
-        click.echo(f"{place}: the profile of {kept.rows:,} rows and {len(kept.columns):,} columns")
+        click.echo(f"{place}: the profile of {saved.rows:,} rows and {len(saved.columns):,} columns")
     failures: list[str] = []
     for name, batch in found:
-        compared = _compared(kept, batch, (str(reference), name), bins, confidence, seed)
+        compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
         broken = _reported(compared, gates, outputs)
         failures += broken if len(found) == 1 else [f"{name}: {failure}" for failure in broken]
     return failures
 
 
 def _compared(
-    kept: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
+    saved: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
 ) -> TableComparison:
     generator = torch.Generator().manual_seed(seed)
-    return compare_profiles(kept, batch, bins=bins, confidence=confidence, generator=generator, names=names)
+    return compare_profiles(saved, batch, bins=bins, confidence=confidence, generator=generator, names=names)
 
 
 def _check_watch(

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.checks import Finding
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.suggestion import Suggestion
 from kullback.diagnosis.values import Reductions, RowValues
+from kullback.findings import Finding
 from kullback.reduction import REDUCTIONS, Reduction
 
 __all__ = ["Diagnosis", "TensorSummary", "conclude"]
@@ -25,7 +25,7 @@ class TensorSummary:
 
     Attributes:
         shape, dtype, device: as torch says.
-        kind: what it seems to hold, such as ``"logits"`` or ``"probabilities"``.
+        representation: what it seems to hold, such as ``"logits"`` or ``"probabilities"``.
         why: what about its values says so.
         row_sums: the least and the greatest sum of a row (of its exponentials, where it holds logarithms), and None
             where no row has a sum.
@@ -35,7 +35,7 @@ class TensorSummary:
     shape: tuple[int, ...]
     dtype: str
     device: str
-    kind: str | None = None
+    representation: str | None = None
     why: str | None = None
     row_sums: tuple[float, float] | None = None
     zeros: tuple[int, tuple[int, ...] | None] = (0, None)
@@ -118,8 +118,8 @@ class Diagnosis:
         lines = [self.call, *_wrapped(self.direction, "  "), ""]
         for name, x in (("input", self.input), ("target", self.target)):
             lines.append(f"  {name:<6}  {x.shape} {x.dtype} on {x.device}")
-            if x.kind:
-                lines += _wrapped(f"seems to hold {x.kind}: {x.why}", " " * 10)
+            if x.representation:
+                lines += _wrapped(f"seems to hold {x.representation}: {x.why}", " " * 10)
             lines += _wrapped(_oddities(x), " " * 10)
         return lines
 
@@ -214,8 +214,10 @@ def _summary(x: Any, reading: Reading | None) -> TensorSummary:
         return TensorSummary(*basics)
     scan, sums = reading.scan, reading.sums
     spots = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
-    row_sums = (sums.low, sums.high) if sums.rows and reading.kind != "class indices" else None
-    return TensorSummary(*basics, reading.kind, reading.why, row_sums, *((s.count, s.first) for s in spots))
+    row_sums = (sums.low, sums.high) if sums.rows and reading.representation != "class indices" else None
+    return TensorSummary(
+        *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in spots)
+    )
 
 
 def _oddities(x: TensorSummary) -> str:

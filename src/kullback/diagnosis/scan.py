@@ -41,6 +41,11 @@ class Spots:
     count: int
     first: Index | None
 
+    @property
+    def where(self) -> str:
+        """The index of the first one, in words."""
+        return f"the first at index {self.first}"
+
 
 @dataclass(frozen=True)
 class RowSums:
@@ -75,7 +80,7 @@ class Scan:
     sums: RowSums
     masses: RowSums
     log_chance_of_floor: float
-    """The logarithm of the chance that scores of this spread would all stay as near each other as they do here."""
+    """The logarithm of the probability that scores of this spread are all as close together as these."""
 
     @property
     def classes(self) -> int:
@@ -177,7 +182,7 @@ class _Floor:
     r"""Evidence that scores are themselves probabilities, as after a second softmax.
 
     The logarithms of softmax(p) are p shifted: no lower than 1/V below their mean, because no probability is below
-    0. Independent scores with the spread seen here would respect that floor with a chance that shrinks with each
+    0. Independent scores with the spread seen here would respect that floor with a probability that shrinks with each
     row and class; this class works out its logarithm.
     """
 

@@ -86,19 +86,19 @@ def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tup
 
 
 def row_values(
-    p: Tensor, q: Tensor, kind_p: Reading, kind_q: Reading, dim: int
+    p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
 ) -> tuple[RowValues, RowValues, Overlap]:
     """Compute KL(P || Q) and KL(Q || P) of each pair of rows as their readings say, and where there is no mass."""
     p, q = torch.broadcast_tensors(p, q)
     forward, backward = _RowTally(), _RowTally()
     empty, seen = (Spotter(), Spotter(), Spotter()), 0
     for a, b in aligned_blocks(p, q, dim):
-        pair = finite_pair(_represented(a, kind_p), _represented(b, kind_q))
+        pair = finite_pair(_represented(a, reading_p), _represented(b, reading_q))
         forward.add(KL().total(pair))
         backward.add(KL().total(pair.swapped()))
-        if not (_zeros(kind_p) or _zeros(kind_q)):
+        if not (_zeros(reading_p) or _zeros(reading_q)):
             continue
-        empty_p, empty_q = _empty(a, kind_p), _empty(b, kind_q)
+        empty_p, empty_q = _empty(a, reading_p), _empty(b, reading_q)
         masks = (empty_p & empty_q, empty_p & ~empty_q, empty_q & ~empty_p)
         for spotter, mask in zip(empty, masks, strict=True):
             spotter.add(mask, seen)
