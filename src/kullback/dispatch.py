@@ -17,8 +17,8 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
 from kullback.pairs.closed_forms.native import fused_divergence
-from kullback.pairs.kinds import as_kl, estimate_kind
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
+from kullback.pairs.solve import as_kl
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
@@ -321,7 +321,7 @@ def _between_distributions(
         return estimate(call, q, p, options)
     if isinstance(kind, Jeffreys):
         return _sum(estimate(call, p, q, options), estimate(call, q, p, options))
-    return estimate_kind(call, p, q, kind, options)
+    return estimate(call, p, q, options, kind)
 
 
 def _sum(a: Estimate, b: Estimate) -> Estimate:
