@@ -17,7 +17,7 @@ from kullback.errors import (
 )
 from kullback.generators import KL
 from kullback.kernels import row_divergence
-from kullback.kernels.kl_div_terms import kl_of_weights
+from kullback.kernels.native.terms import kl_of_weights
 from kullback.representations import SUM_TOLERANCE, Counts, Logits, LogProbs, Probs, Representation
 from kullback.streaming import wide_dtype
 
