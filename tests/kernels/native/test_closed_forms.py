@@ -282,8 +282,8 @@ def test_what_leaves_the_range_of_float64_is_left_to_plain_torch(number: float) 
 
 @DTYPES
 def test_certain_outcomes_and_supports_that_reach_out(dtype: torch.dtype) -> None:
-    chances = torch.tensor([0.0, 1e-30, 0.3, 1.0], dtype=dtype)
-    p, q = (x.flatten() for x in torch.meshgrid(chances, chances, indexing="ij"))
+    probabilities = torch.tensor([0.0, 1e-30, 0.3, 1.0], dtype=dtype)
+    p, q = (x.flatten() for x in torch.meshgrid(probabilities, probabilities, indexing="ij"))
     for name, given in (
         ("Bernoulli(probs)", [[p], [q]]),
         ("Binomial(probs)", [[torch.full_like(p, 3), p], [torch.full_like(q, 3), q]]),
