@@ -180,8 +180,8 @@ def test_distributions_are_answered_with_method_and_error() -> None:
         assert estimate.error is not None
         assert (estimate.value - forward).abs().le(estimate.error + 1e-6 * forward).all()
     drawn = kl_estimate(p, q, method="monte_carlo", generator=torch.Generator().manual_seed(0))
-    assert drawn.error is not None
-    assert (drawn.value - forward).abs().le(5 * drawn.error).all()
+    assert drawn.standard_error is not None
+    assert (drawn.value - forward).abs().le(5 * drawn.standard_error).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

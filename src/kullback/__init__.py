@@ -4,7 +4,7 @@ from kullback import errors, estimators, functional, io, metrics, nn, tables
 from kullback.diagnosis import diagnose
 from kullback.dispatch import divergence, kl_divergence, kl_estimate
 from kullback.estimate import Estimate
-from kullback.estimators import SameTest, test_same
+from kullback.estimators import TwoSampleTest, two_sample_test
 from kullback.generators import (
     KL,
     Alpha,
@@ -42,7 +42,7 @@ __all__ = [
     "Probs",
     "Renyi",
     "ReverseKL",
-    "SameTest",
+    "TwoSampleTest",
     "Samples",
     "SkewKL",
     "SquaredHellinger",
@@ -65,7 +65,7 @@ __all__ = [
     "nn",
     "register_kl",
     "tables",
-    "test_same",
+    "two_sample_test",
     "uninstall",
 ]
 

@@ -59,7 +59,7 @@ def test_every_entry_is_what_kl_estimate_does(p: str) -> None:
         elif rule == "monte_carlo":
             with pytest.raises(NoRuleError):
                 kl_estimate(first, second)
-            assert kl_estimate(first, second, method="monte_carlo", samples=8).method == rule
+            assert kl_estimate(first, second, method="monte_carlo", draws=8).method == rule
         else:
             found = kl_estimate(first, second)
             assert not bool(found.value.isnan().any()), (p, q)

@@ -1,9 +1,8 @@
-"""Where the reports of a comparison go, and how they get there."""
+"""The files and the standard output that the reports of a comparison are written to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,8 @@ import click
 from rich.console import Console
 
 from kullback import report
-from kullback.errors import FileError, OptionalDependencyError
+from kullback.errors import FileError
+from kullback.optional import load
 
 __all__ = ["Outputs", "check_outputs", "write_reports"]
 
@@ -19,7 +19,7 @@ STANDARD_OUTPUT = "-"
 
 
 class Outputs(NamedTuple):
-    """Where the reports go: the JSON's path or ``-`` or None, the page's path or None."""
+    """The path of the JSON, or ``-`` or None, and the path of the page, or None."""
 
     json: str | None
     html: Path | None
@@ -32,9 +32,10 @@ class Outputs(NamedTuple):
 
 
 def check_outputs(outputs: Outputs, inputs: Sequence[Path | None]) -> None:
-    """Refuse before the work what could not be written after it."""
-    if outputs.html and not (find_spec("jinja2") and find_spec("matplotlib")):
-        raise OptionalDependencyError("--html needs jinja2 and matplotlib. Run: pip install 'kullback[cli]'")
+    """Refuse outputs that cannot be written, before the computation."""
+    if outputs.html:
+        for library in ("jinja2", "matplotlib"):
+            load(library, "--html")
     read = {path.resolve() for path in inputs if path}
     for path in outputs.files:
         if path.resolve() in read:

@@ -1,22 +1,19 @@
-"""The command ``kullback pairs``: which rule serves each pair of torch's distributions."""
+"""The command ``kullback pairs``: the rule for each pair of torch's distributions."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import ArgumentValueError
 from kullback.pairs.coverage import MEANING, WRAPPERS, Entry, families, is_univariate, matrix
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["page", "print_pairs"]
+__all__ = ["page", "pairs"]
 
 SCHEMA = "kullback.pairs/1"
 # One sign and one color for each rule, so that the whole matrix fits a screen.
@@ -31,37 +28,26 @@ SIGNS = {
 }
 
 
-def print_pairs(family: str | None, style: str | None, console: Console) -> None:
-    """Print the rules of all pairs, or of those with one family.
-
-    Arguments:
-        family: the name of one of torch's classes, None for all.
-        style: ``"json"``, ``"markdown"`` for the page of the documentation, None for the terminal.
-        console: the rich console to print on.
-
-    Raises:
-        ArgumentValueError: torch has no distribution of that name.
-    """
+@click.command()
+@click.argument("family", required=False)
+@click.option("--json", "style", flag_value="json", help="Print JSON and nothing else.")
+@click.option("--markdown", "style", flag_value="markdown", help="Print the page of the documentation.")
+def pairs(family: str | None, style: str | None) -> None:
+    """Show which rule serves each pair of torch's distributions, or only those of one FAMILY, such as Gamma."""
     entries = [entry for entry in matrix() if family in (None, entry.p, entry.q)]
     if not entries:
         names = ", ".join(kind.__name__ for kind in families())
         raise ArgumentValueError(
-            explain(
-                "kullback pairs",
-                "family",
-                wanted=f"one of {names}",
-                got=repr(family),
-                instead="kullback pairs Gamma",
-            )
+            f"kullback pairs FAMILY: wanted one of {names}; got {family!r}. Write: kullback pairs Gamma"
         )
     if style == "json":
         click.echo(json.dumps({"schema": SCHEMA, "pairs": [entry._asdict() for entry in entries]}, indent=1))
     elif style == "markdown":
         click.echo(page(entries), nl=False)
     elif family is not None:
-        _print_family(family, entries, console)
+        _print_family(family, entries, Console())
     else:
-        _print_matrix(entries, console)
+        _print_matrix(entries, Console())
 
 
 def _print_family(family: str, entries: list[Entry], console: Console) -> None:

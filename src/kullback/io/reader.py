@@ -1,4 +1,4 @@
-"""What a format must offer so that `RowSource` can read it: shape, dtype, and rows on demand."""
+"""The interface of a file format's reader: shape, dtype, and rows on demand."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kullback.io.checks import Kind
-    from kullback.io.files import Place
+    from kullback.io.checks import RepresentationName
+    from kullback.io.files import FileReference
 
-__all__ = ["Store", "StoredMass", "flat_shape", "regroup"]
+__all__ = ["Reader", "StoredMass", "flat_shape", "regroup"]
 
 
 @dataclass(frozen=True)
 class StoredMass:
-    """What the stored probabilities of a row sum to, over the rows read: 1 but for the file's rounding.
+    """The sums of the stored probabilities of the rows read: 1 up to the file's rounding.
 
     Attributes:
         rows: how many rows.
@@ -42,7 +42,7 @@ class StoredMass:
     highest: float = -float("inf")
 
     def joined(self, masses: Tensor) -> StoredMass:
-        """With the sums of further rows."""
+        """Return the statistics with the sums of further rows added."""
         rows = self.rows + len(masses)
         mean = self.mean + (float(masses.sum()) - len(masses) * self.mean) / rows
         return StoredMass(
@@ -50,11 +50,11 @@ class StoredMass:
         )
 
 
-class Store(ABC):
-    """How one format yields rows; `RowSource` adds what they mean and checks them.
+class Reader(ABC):
+    """A reader of one file format; `RowSource` adds the representation and checks the rows.
 
     Attributes:
-        place: the file.
+        ref: the path and the argument it was passed as.
         format: the format's name.
         key: the array inside the file, or None.
         shape: the shape as stored, or None where only reading tells.
@@ -62,13 +62,13 @@ class Store(ABC):
         classes: the number of classes.
         dtype: the dtype of the blocks.
         stored: the dtype in the file, where it may differ from that of the blocks.
-        kind: what the values are, where the format says so.
+        representation: what the values are, where the format says so.
         labels: the true class of each row, where the format holds them.
-        stored_mass: what the stored probabilities sum to in the latest pass, where that is not 1 exactly.
-        alignment: what to do about a partner with another number of rows.
+        stored_mass: the sums of the stored probabilities in the latest pass, for formats that round them.
+        alignment: the remedy where the other file has another number of rows.
     """
 
-    place: Place
+    ref: FileReference
     format: str
     key: str | None = None
     shape: tuple[int, ...] | None
@@ -76,31 +76,31 @@ class Store(ABC):
     classes: int
     dtype: torch.dtype
     stored: torch.dtype | None = None
-    kind: Kind | None = None
+    representation: RepresentationName | None = None
     labels: Tensor | None = None
     stored_mass: StoredMass | None = None
     alignment: str = "compare files written from the same positions"
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop`, as a new tensor; fewer only if the file ends, where `rows` is None."""
+        """Return rows `start` to `stop` as a new tensor; fewer only at the end of a file whose `rows` is None."""
 
     def stream(self, rows: int) -> Iterator[Tensor]:
-        """All rows in order, in blocks of `rows`, the last one perhaps shorter."""
+        """Iterate over all rows in order, in blocks of `rows`; the last block may be shorter."""
         for start in range(0, self.rows or 0, rows):
             yield self.read(start, min(start + rows, self.rows or 0))
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     def caveats(self) -> list[str]:
-        """What a reader of the results should know of this format, in sentences."""
+        """Return remarks on the contents that a report should repeat, as sentences."""
         return []
 
 
 def regroup(batches: Iterable[Tensor], rows: int, *, skip: int = 0) -> Iterator[Tensor]:
-    """Cut a stream of batches of any length into blocks of exactly `rows` (the last one perhaps shorter)."""
+    """Regroup batches of any length into blocks of exactly `rows`; the last block may be shorter."""
     held: list[Tensor] = []
     count = 0
     for batch in batches:
@@ -119,17 +119,17 @@ def regroup(batches: Iterable[Tensor], rows: int, *, skip: int = 0) -> Iterator[
         yield torch.cat(held)
 
 
-def flat_shape(place: Place, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and classes of an array whose last dimension holds the classes."""
+def flat_shape(ref: FileReference, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the number of rows and of classes of an array whose last dimension holds the classes."""
     if len(shape) < 2:
-        raise place.error(
+        raise ref.error(
             wanted="an array of at least two dimensions, (positions, classes)",
             got=f"shape {shape}",
             instead="write one distribution as x[None, :]; label files go to --labels",
         )
     rows = math.prod(shape[:-1])
     if rows == 0 or shape[-1] == 0:
-        raise place.error(
+        raise ref.error(
             wanted="at least one position and one class",
             got=f"shape {shape}",
             instead="write the file again with data",

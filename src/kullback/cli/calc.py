@@ -1,36 +1,32 @@
-"""The commands ``kullback calc`` and ``kullback backends``."""
+"""The command ``kullback calc``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from kullback.cli.expressions import Operand, parse_distribution
 from kullback.dispatch import kl_estimate
 from kullback.errors import ArgumentValueError, NoRuleError
-from kullback.kernels.backends import Backend, backends
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
-__all__ = ["print_backends", "print_divergences"]
+__all__ = ["calc"]
 
 UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
 
 
-def print_divergences(p: str, q: str, base: float | None) -> None:
-    """Print KL(P || Q) and KL(Q || P) of two distributions written as text.
+@click.command()
+@click.argument("p")
+@click.argument("q")
+@click.option("--base", type=float, help="The base of the logarithm: 2 gives bits. Without it: nats.")
+def calc(p: str, q: str, base: float | None) -> None:
+    """Print KL(P || Q) and KL(Q || P) of two distributions, such as 'Normal(0, 1)' and 'Laplace(0, 1)'.
 
-    Arguments:
-        p: P.
-        q: Q.
-        base: the base of the logarithm, None for nats.
-
-    Raises:
-        ArgumentValueError: a text cannot be read, the two cannot be compared, or neither direction is known.
+    Any distribution of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]), Logits([...]),
+    LogProbs([...]), Counts([...]). Numbers are taken in float64.
     """
     first, second = parse_distribution(p), parse_distribution(q)
     found = {
@@ -60,20 +56,3 @@ def _numbers(value: Tensor) -> str:
     if value.ndim == 0:
         return f"{float(value):.10g}"
     return "[" + ", ".join(map(_numbers, value)) + "]"
-
-
-def print_backends(console: Console) -> None:
-    """Print which implementations there are, and why one does not run.
-
-    Arguments:
-        console: the rich console to print on.
-    """
-    table = Table("backend", "runs", "devices", "dtypes", "computes", "why")
-    for cells in map(_cells, backends()):
-        table.add_row(*cells)
-    console.print(table)
-
-
-def _cells(backend: Backend) -> list[str]:
-    lists = (", ".join(names) or "-" for names in (backend.devices, backend.dtypes, backend.operations))
-    return [backend.name, "yes" if backend.available else "no", *lists, backend.reason]

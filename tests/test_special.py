@@ -11,6 +11,7 @@ import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
+from kullback import special
 from kullback.pairs.closed_forms.bounded import (
     continuous_bernoulli_divergence,
     continuous_bernoulli_variance,
@@ -19,7 +20,6 @@ from kullback.pairs.closed_forms.bounded import (
     mean_cosine,
     mean_from_end,
 )
-from kullback.pairs.numerics import special
 
 SMALL = (1e-8, 3e-5, 2e-3, 0.0039, 0.0041, 0.019, 0.021, 0.1, 0.3)
 SIGNED = tuple(sign * x for sign in (1, -1) for x in (*SMALL, 0.45, 0.51, 0.69, 0.71, 1.0, 5.0, 30.0, 300.0))
@@ -49,10 +49,10 @@ def logit_difference(p: mpf, q: mpf) -> mpf:
 
 
 ONE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[mpf], mpf], tuple[float, ...]]] = {
-    "excess": (special.excess, lambda d: mp.exp(d) - 1 - d, SIGNED),
-    "log1p_excess": (special.log1p_excess, lambda z: z - mp.log(1 + z), (*NEARBY, 2.0, 1e10, -0.9)),
-    "lgamma_rest": (special.lgamma_rest, lambda x: mp.loggamma(x) - x * mp.log(x) + x, SIZES),
-    "digamma_rest": (special.digamma_rest, lambda x: mp.digamma(x) - mp.log(x), SIZES),
+    "expm1mx": (special.expm1mx, lambda d: mp.exp(d) - 1 - d, SIGNED),
+    "log1pmx": (special.log1pmx, lambda z: mp.log(1 + z) - z, (*NEARBY, 2.0, 1e10, -0.9)),
+    "stirling_remainder": (special.stirling_remainder, lambda x: mp.loggamma(x) - x * mp.log(x) + x, SIZES),
+    "digamma_minus_log": (special.digamma_minus_log, lambda x: mp.digamma(x) - mp.log(x), SIZES),
     "digamma": (special.digamma, mp.digamma, SIZES),
     "trigamma": (special.trigamma, lambda x: mp.psi(1, x), SIZES),
     "bounded_exp": (special.bounded_exp, mp.exp, SIGNED),
@@ -63,12 +63,18 @@ ONE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[mpf], mpf], tuple[flo
         lambda x: 1 / x**2 - 1 / (4 * mp.sinh(x / 2) ** 2),
         SIGNED,
     ),
+    "ein": (special.ein, lambda y: mp.quad(lambda t: -mp.expm1(-t) / t, [0, y]), (1e-9, 0.01, 0.7, 1.9)),
+    "scaled_e1": (
+        special.scaled_e1,
+        lambda y: mp.exp(y) * mp.e1(y),
+        (1e-300, 1e-9, 0.3, 1.0, 1.99, 2.01, 5.0, 80.0, 1e4),
+    ),
     "mean_cosine": (mean_cosine, lambda k: mp.besseli(1, k) / mp.besseli(0, k), SIZES),
 }
 TWO: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[mpf, mpf], mpf]]] = {
     "log_ratio": (special.log_ratio, lambda a, b: mp.log(a / b)),
-    "log_ratio_excess": (special.log_ratio_excess, lambda a, b: a / b - 1 - mp.log(a / b)),
-    "lgamma_remainder": (special.lgamma_remainder, remainder),
+    "itakura_saito": (special.itakura_saito, lambda a, b: a / b - 1 - mp.log(a / b)),
+    "stirling_bregman": (special.stirling_bregman, remainder),
     "lgamma_bregman": (special.lgamma_bregman, lgamma_bregman),
     "log_i0_bregman": (log_i0_bregman, log_i0),
     "normalizer": (lambda a, b: continuous_bernoulli_divergence(a, b, b - a), normalizer),
@@ -123,7 +129,7 @@ def test_functions_of_two_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["log_ratio", "log_ratio_excess", "lgamma_remainder", "lgamma_bregman", "log_i0_bregman"]
+    "name", ["log_ratio", "itakura_saito", "stirling_bregman", "lgamma_bregman", "log_i0_bregman"]
 )
 def test_equal_arguments_give_0_with_gradient_0(name: str) -> None:
     a = torch.tensor(SIZES, dtype=torch.float64, requires_grad=True)
@@ -137,6 +143,6 @@ def test_equal_arguments_give_0_with_gradient_0(name: str) -> None:
 
 def test_an_overflow_leaves_a_finite_number_and_no_nan() -> None:
     d = torch.tensor([1e4, 1e300, -1e300], dtype=torch.float64, requires_grad=True)
-    value = special.excess(d)
+    value = special.expm1mx(d)
     assert bool(value.isfinite().all())
     assert bool(torch.autograd.grad(0 * value.sum(), d)[0].eq(0).all())
