@@ -50,10 +50,10 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.kernels": (
-        {"divergence_codes", "reference"},
-        {"row_autograd"},
+        {"codes", "reference"},
+        {"divergence_codes", "row_autograd"},
         {"native", "triton"},
-        {"backends", "kl_div_terms"},
+        {"backends", "choose", "kl_div_terms"},
         {"__init__"},
     ),
     "kullback.pairs": (
