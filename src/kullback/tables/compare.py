@@ -86,7 +86,7 @@ def compare_tables(
         ArgumentValueError: a column that is asked for is in neither table, weights or clusters are missing in one,
             or a number is out of range.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
+        OptionalDependencyError: a package is missing; the error names it.
 
     Example:
         >>> import pyarrow as pa, torch

@@ -21,5 +21,5 @@ def library(module: str, feature: str) -> Any:
     except ImportError as error:
         raise OptionalDependencyError(
             f"{feature} needs {module.split('.', maxsplit=1)[0]}, which cannot be imported ({error}). "
-            "Run: pip install 'kullback[tables]'"
+            f"Run: pip install {module.split('.', maxsplit=1)[0]}"
         ) from None
