@@ -156,7 +156,7 @@ def run_watch(
         batches: the files to compare with it, or their profiles.
         outputs: where the reports go.
         gates: the limits to keep.
-        profile: where the reference's profile is kept; None for beside the reference.
+        profile: the path of the reference's profile; None for beside the reference.
         rebuild: whether to count the reference anew.
         merge: whether to take all batches as one.
         save_batch: where to write the batch's profile, or None.
@@ -175,11 +175,11 @@ def run_watch(
     """
     _check_watch(reference, batches, outputs, profile, save_batch, merge=merge)
     with progress_text(show=show_progress) as progress:
-        kept = reference_profile(
+        saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
         )
         found = [
-            (str(batch), batch_profile(batch, kept, columns=columns, progress=progress)) for batch in batches
+            (str(batch), batch_profile(batch, saved, columns=columns, progress=progress)) for batch in batches
         ]
     if merge and len(found) > 1:
         found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
@@ -187,20 +187,20 @@ def run_watch(
         found[0][1].save(save_batch)
     if not found:
         place = reference if is_profile(reference) else profile or profile_path(reference)
-        click.echo(f"{place}: the profile of {kept.rows:,} rows and {len(kept.columns):,} columns")
+        click.echo(f"{place}: the profile of {saved.rows:,} rows and {len(saved.columns):,} columns")
     failures: list[str] = []
     for name, batch in found:
-        compared = _compared(kept, batch, (str(reference), name), bins, confidence, seed)
+        compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
         broken = _reported(compared, gates, outputs)
         failures += broken if len(found) == 1 else [f"{name}: {failure}" for failure in broken]
     return failures
 
 
 def _compared(
-    kept: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
+    saved: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
 ) -> TableComparison:
     generator = torch.Generator().manual_seed(seed)
-    return compare_profiles(kept, batch, bins=bins, confidence=confidence, generator=generator, names=names)
+    return compare_profiles(saved, batch, bins=bins, confidence=confidence, generator=generator, names=names)
 
 
 def _check_watch(

@@ -100,7 +100,7 @@ def _by_closed_form(
     form = find_closed_form(type(p), type(q))
     if form is None or options.method not in ("auto", form.method):
         return None
-    value = fused_divergence(p, q)
+    value = fused_divergence(p, q) if options.try_native else None
     if value is None:
         value = form.function(p, q)
         if value is None:
@@ -132,7 +132,8 @@ def _by_reduction(
     reduction = find_reduction(type(p), type(q))
     if reduction is None:
         return None
-    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, options))
+    others = options._replace(try_native=True)
+    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, others))
 
 
 def _by_rule_of_torch(
