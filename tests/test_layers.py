@@ -17,7 +17,7 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 
 # From the bottom up: a part imports from layers below its own and from itself, never from a neighbor.
 LAYERS = (
-    {"estimate", "numeric", "special"},
+    {"estimate", "numeric", "special", "words"},
     {"errors"},
     {"findings", "inputs", "optional"},
     {"progress", "streaming"},
