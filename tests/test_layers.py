@@ -19,7 +19,7 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 # or an inner folder. Every folder that has inner folders is listed: their files import no decision of the parent's.
 LAYERS = {
     "kullback": (
-        {"estimate", "numeric", "special"},
+        {"estimate", "numeric", "special", "words"},
         {"errors"},
         {"findings", "inputs", "optional"},
         {"progress", "streaming"},

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.gates import Limit
-from kullback.cli.tables import parse_table_gate
+from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import Profile, profile_table
 from kullback.tables.compare import compare_tables
