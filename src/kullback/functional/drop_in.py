@@ -8,6 +8,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from kullback.errors import IncompatibleTensorError, explain, invalid_type
 from kullback.kernels import kl_div_terms
+from kullback.kernels.native import terms
 from kullback.reduction import Reduction, reduce_terms, torch_reduction
 
 __all__ = ["kl_div"]
@@ -113,7 +114,7 @@ def _is_native(log_q: Tensor, target: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and isinstance(log_q, Tensor)
         and isinstance(target, Tensor)
-        and kl_div_terms.serves(log_q, target)
+        and terms.serves(log_q, target)
         and _result_dtype(log_q, target) == log_q.dtype
     )
 

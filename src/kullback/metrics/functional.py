@@ -11,7 +11,7 @@ from torch import Tensor
 from kullback.errors import IncompatibleTensorError, KullbackError, explain, invalid_type, invalid_value
 from kullback.generators import KL
 from kullback.kernels import row_divergence
-from kullback.kernels.kl_div_terms import kl_of_weights
+from kullback.kernels.native.terms import kl_of_weights
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, Counts, Logits, LogProbs, Probs, Representation
 from kullback.words import REPRESENTATION_NAMES, RepresentationName

@@ -1,5 +1,5 @@
 // The closed forms of families with a vector of parameters, for blocks of rows: what is costly is done for all numbers
-// of a block at once, as rows are short. Included by special_kernel.h.
+// of a block at once, as rows are short. Included by kernel.cpp.
 #pragma once
 
 namespace kullback {
@@ -27,64 +27,64 @@ static void repeat_rows(const RowBlock& block, const double* rows, double* to) {
 }
 
 struct DirichletForm {
-  KULLBACK_SPECIAL_INLINE bool is_inside(double x) { return is_within(Range::kPositive, x); }
+  KULLBACK_INLINE bool is_inside(double x) { return is_within(Range::kPositive, x); }
 
   template <bool with_derivatives>
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     const double *p = block.p, *q = block.q;
-    double more[kElements], total_p[kElements], total_q[kElements], total_more[kElements];
-    double all_p[kElements], all_q[kElements], all_more[kElements], terms[kElements];
+    double difference[kElements], total_p[kElements], total_q[kElements], total_difference[kElements];
+    double all_p[kElements], all_q[kElements], all_differences[kElements], terms[kElements];
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) more[i] = q[i] - p[i];
+    for (int64_t i = 0; i < n; ++i) difference[i] = q[i] - p[i];
     sum_rows(block, p, total_p);
     sum_rows(block, q, total_q);
-    sum_rows(block, more, total_more);
-    Remainders of_parts, of_totals;
-    compute_remainders<with_derivatives>(n, p, q, more, of_parts);
-    compute_remainders<with_derivatives>(block.rows, total_p, total_q, total_more, of_totals);
+    sum_rows(block, difference, total_difference);
+    StirlingBregmans of_parts, of_totals;
+    compute_bregman<with_derivatives>(n, p, q, difference, of_parts);
+    compute_bregman<with_derivatives>(block.rows, total_p, total_q, total_difference, of_totals);
     repeat_rows(block, total_p, all_p);
     repeat_rows(block, total_q, all_q);
-    repeat_rows(block, total_more, all_more);
-    double logs[kElements], cross[kElements];
+    repeat_rows(block, total_difference, all_differences);
+    double logs[kElements], determinant[kElements];
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
-      cross[i] = cross_of(p[i], all_p[i], q[i], all_q[i], more[i], all_more[i]);
-      logs[i] = log_quotient_of(p[i] * all_q[i], q[i] * all_p[i], cross[i]).value();
-      terms[i] = q[i] * exponential_of(logs[i]).excess + of_parts.value[i];
+      determinant[i] = determinant_of(p[i], all_p[i], q[i], all_q[i], difference[i], all_differences[i]);
+      logs[i] = log_quotient(p[i] * all_q[i], q[i] * all_p[i], determinant[i]).value();
+      terms[i] = q[i] * exponential_of(logs[i]).expm1_minus_x + of_parts.value[i];
     }
     sum_rows(block, terms, block.value);
     for (int64_t i = 0; i < block.rows; ++i) block.value[i] -= of_totals.value[i];
     if constexpr (with_derivatives) {
       repeat_rows(block, of_totals.by_a, all_q);
-      repeat_rows(block, of_totals.by_b, all_more);
+      repeat_rows(block, of_totals.by_b, all_differences);
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) {
-        block.by_p[i] = cross[i] / (p[i] * all_p[i]) + (of_parts.by_a[i] - all_q[i]);
-        block.by_q[i] = (of_parts.by_b[i] - all_more[i]) - logs[i];
+        block.by_p[i] = determinant[i] / (p[i] * all_p[i]) + (of_parts.by_a[i] - all_q[i]);
+        block.by_q[i] = (of_parts.by_b[i] - all_differences[i]) - logs[i];
       }
     }
   }
 };
 
-// Of a class, its chances in P and Q and the logarithm d of their quotient, 0 where one of them is 0.
+// Of a class, its probabilities in P and Q and the logarithm d of their quotient, 0 where one of them is 0.
 struct ClassTerm {
-  double value, gap;  // P (e^-d - 1 + d), which is Q - P + P d, and Q - P
+  double value, mass_difference;  // P (e^-d - 1 + d), which is Q - P + P d, and Q - P
 };
 
-// `mass_p` and `mass_q` are 0 where P or Q has none at all, which a chance that underflows does not say, else positive.
-KULLBACK_SPECIAL_INLINE ClassTerm class_term(double p, double q, double d, double mass_p, double mass_q) {
+// `mass_p` and `mass_q` are 0 where P or Q has none at all, which a probability that underflows does not say.
+KULLBACK_INLINE ClassTerm class_term(double p, double q, double d, double mass_p, double mass_q) {
   const double size = mass_p == 0.0 ? 1.0 : mass_q == 0.0 ? 1.0 : __builtin_fabs(d);
-  const double far = q - p, small = size < 0.3 ? -d : 0.0, excess = small_excess(small);
-  const double gap = size < 0.3 ? p * (excess + small) : far;
-  const double value = size < 0.3 ? p * excess : far + p * d;
+  const double far = q - p, x = size < 0.3 ? -d : 0.0, bracket = small_expm1_minus_x(x);
+  const double mass_difference = size < 0.3 ? p * (bracket + x) : far;
+  const double value = size < 0.3 ? p * bracket : far + p * d;
   const double outside = mass_p == 0.0 ? value : kInfinity;
-  return {mass_q == 0.0 ? outside : value, gap};
+  return {mass_q == 0.0 ? outside : value, mass_difference};
 }
 
-// The derivatives from chances p, logarithms d and factors of the derivatives. By a logarithm of p it is p (d - mean of d):
-// as the mean is that of these d, what they all are off by cancels. Where a row is infinite it has no derivatives.
-static void finish_rows(const RowBlock& block, const double* p, const double* logs, const double* gap,
+// The derivatives from probabilities p, logarithms d and factors of the derivatives. By a logarithm of p it is
+// p (d - mean of d): as the mean is that of these d, what they all are off by cancels. An infinite row has none.
+static void finish_rows(const RowBlock& block, const double* p, const double* logs, const double* mass_difference,
                         const double* factor_p, const double* factor_q) {
   const int64_t n = block.rows * block.classes;
   double *by_p = block.by_p, *by_q = block.by_q;
@@ -98,15 +98,15 @@ static void finish_rows(const RowBlock& block, const double* p, const double* lo
 #pragma omp simd
   for (int64_t k = 0; k < n; ++k) {
     by_p[k] = factor_p[k] * finite[k] * (logs[k] - all_means[k]);
-    by_q[k] = factor_q[k] * finite[k] * gap[k];
+    by_q[k] = factor_q[k] * finite[k] * mass_difference[k];
   }
 }
 
 struct CategoricalLogitsForm {
-  KULLBACK_SPECIAL_INLINE bool is_inside(double x) { return x <= 1e75; }
+  KULLBACK_INLINE bool is_inside(double x) { return x <= 1e75; }
 
-  // The chances, as e^(x - greatest) / sum, and what is subtracted from x for their logarithms.
-  static void normalize(const RowBlock& block, const double* x, double* chances, double* shifts) {
+  // The probabilities, as e^(x - greatest) / sum, and what is subtracted from x for their logarithms.
+  static void normalize(const RowBlock& block, const double* x, double* probabilities, double* shifts) {
     const int64_t n = block.rows * block.classes;
     double peaks[kElements], sums[kElements], inverses[kElements];
     for (int64_t i = 0; i < block.rows; ++i) {
@@ -122,25 +122,25 @@ struct CategoricalLogitsForm {
     for (int64_t i = 0; i < n; ++i) {
       const double below = x[i] - shifts[i];
       const double e = exponential_of(below > -690.0 ? below : -690.0).value;
-      chances[i] = below >= -700.0 ? e : below < -700.0 ? 0.0 : kNotANumber;
+      probabilities[i] = below >= -700.0 ? e : below < -700.0 ? 0.0 : kNotANumber;
     }
-    sum_rows(block, chances, sums);
+    sum_rows(block, probabilities, sums);
 #pragma omp simd
     for (int64_t i = 0; i < block.rows; ++i) {
-      peaks[i] += log_quotient_of(sums[i], 1.0, sums[i] - 1.0).value();
+      peaks[i] += log_of(sums[i]);
       sums[i] = 1.0 / sums[i];
     }
     repeat_rows(block, peaks, shifts);
     repeat_rows(block, sums, inverses);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) chances[i] *= inverses[i];
+    for (int64_t i = 0; i < n; ++i) probabilities[i] *= inverses[i];
   }
 
   template <bool with_derivatives>
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     double p[kElements], q[kElements], shift_p[kElements], shift_q[kElements];
-    double terms[kElements], gap[kElements], logs[kElements], ones[kElements];
+    double terms[kElements], mass_difference[kElements], logs[kElements], ones[kElements];
     double mass_p[kElements], mass_q[kElements];
     const double *logits_p = block.p, *logits_q = block.q;
     normalize(block, logits_p, p, shift_p);
@@ -157,71 +157,73 @@ struct CategoricalLogitsForm {
     for (int64_t i = 0; i < n; ++i) {
       const ClassTerm term = class_term(p[i], q[i], logs[i], mass_p[i], mass_q[i]);
       terms[i] = term.value;
-      gap[i] = term.gap;
+      mass_difference[i] = term.mass_difference;
     }
     sum_rows(block, terms, block.value);
     if constexpr (with_derivatives) {
-      finish_rows(block, p, logs, gap, p, ones);
+      finish_rows(block, p, logs, mass_difference, p, ones);
     }
   }
 };
 
 struct CategoricalProbsForm {
-  KULLBACK_SPECIAL_INLINE bool is_inside(double x) { return (x <= 1e75) & ((x >= 1e-75) | (x == 0.0)); }
+  KULLBACK_INLINE bool is_inside(double x) { return (x <= 1e75) & ((x >= 1e-75) | (x == 0.0)); }
 
   template <bool with_derivatives>
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     const double *p = block.p, *q = block.q;
-    double more[kElements], total_p[kElements], total_q[kElements], total_more[kElements];
-    double all_p[kElements], all_q[kElements], all_more[kElements];
-    double terms[kElements], gap[kElements], logs[kElements];
-    double chances[kElements], by_p[kElements], by_q[kElements];
+    double difference[kElements], total_p[kElements], total_q[kElements], total_difference[kElements];
+    double all_p[kElements], all_q[kElements], all_differences[kElements];
+    double terms[kElements], mass_difference[kElements], logs[kElements];
+    double probabilities[kElements], by_p[kElements], by_q[kElements];
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) more[i] = q[i] - p[i];
+    for (int64_t i = 0; i < n; ++i) difference[i] = q[i] - p[i];
     sum_rows(block, p, total_p);
     sum_rows(block, q, total_q);
-    sum_rows(block, more, total_more);
+    sum_rows(block, difference, total_difference);
     repeat_rows(block, total_p, all_p);
     repeat_rows(block, total_q, all_q);
-    repeat_rows(block, total_more, all_more);
+    repeat_rows(block, total_difference, all_differences);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       const double least = p[i] < q[i] ? p[i] : q[i];
-      const double cross = cross_of(p[i], all_p[i], q[i], all_q[i], more[i], all_more[i]);
+      const double determinant = determinant_of(p[i], all_p[i], q[i], all_q[i], difference[i], all_differences[i]);
       const double left = least == 0.0 ? 1.0 : p[i] * all_q[i], right = least == 0.0 ? 1.0 : q[i] * all_p[i];
-      logs[i] = log_quotient_of(left, right, least == 0.0 ? 0.0 : cross).value();
-      chances[i] = p[i] / all_p[i];
-      const ClassTerm term = class_term(chances[i], q[i] / all_q[i], logs[i], p[i], q[i]);
+      logs[i] = log_quotient(left, right, least == 0.0 ? 0.0 : determinant).value();
+      probabilities[i] = p[i] / all_p[i];
+      const ClassTerm term = class_term(probabilities[i], q[i] / all_q[i], logs[i], p[i], q[i]);
       terms[i] = term.value;
-      gap[i] = term.gap;
+      mass_difference[i] = term.mass_difference;
       by_p[i] = p[i] == 0.0 ? 0.0 : 1.0 / all_p[i];
       by_q[i] = q[i] == 0.0 ? 0.0 : 1.0 / q[i];
     }
     sum_rows(block, terms, block.value);
     if constexpr (with_derivatives) {
-      finish_rows(block, chances, logs, gap, by_p, by_q);
+      finish_rows(block, probabilities, logs, mass_difference, by_p, by_q);
     }
   }
 };
 
 template <class Form, bool with_derivatives>
 static bool run_rows(const FormRowTask& task) {
-  alignas(64) double p[kElements], q[kElements], values[kElements], by_p[kElements], by_q[kElements];
+  alignas(64) double buffer_p[kElements], buffer_q[kElements];
+  alignas(64) double values[kElements], by_p[kElements], by_q[kElements];
   const int64_t most = kElements / task.classes;
   for (int64_t start = 0; start < task.rows; start += most) {
     const int64_t rows = task.rows - start < most ? task.rows - start : most;
     const int64_t first = start * task.classes, n = rows * task.classes;
-    load_numbers(task.is_float64, {task.p, 1}, first, n, p);
-    load_numbers(task.is_float64, {task.q, 1}, first, n, q);
+    const int64_t offset = first * size_of(task.dtype);
+    const double* p = load(task.dtype, static_cast<const char*>(task.p) + offset, 1, n, buffer_p);
+    const double* q = load(task.dtype, static_cast<const char*>(task.q) + offset, 1, n, buffer_q);
     int64_t faults = 0;
 #pragma omp simd reduction(+ : faults)
     for (int64_t i = 0; i < n; ++i) faults += Form::is_inside(p[i]) & Form::is_inside(q[i]) ? 0 : 1;
     if (faults) return false;
     Form::template sweep<with_derivatives>({rows, task.classes, p, q, values, by_p, by_q});
-    faults += store(task.is_float64, true, rows, values, task.values, start);
-    if (task.by_p) faults += store(task.is_float64, false, n, by_p, task.by_p, first);
-    if (task.by_q) faults += store(task.is_float64, false, n, by_q, task.by_q, first);
+    faults += store(task.dtype, true, rows, values, task.values, start);
+    if (task.by_p) faults += store(task.dtype, false, n, by_p, task.by_p, first);
+    if (task.by_q) faults += store(task.dtype, false, n, by_q, task.by_q, first);
     if (faults) return false;
   }
   return true;

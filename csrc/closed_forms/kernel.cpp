@@ -1,7 +1,7 @@
-// Sweeps over the elements of a batch. This file is compiled once for every instruction set, each time into a namespace
-// of its own; plain loops, which the compiler vectorizes.
-#include "special_forms.h"
-#include "special_kernel_api.h"
+// Sweeps over the elements of a batch. Plain loops, which the compiler vectorizes.
+#include "../common/convert.h"
+#include "elements.h"
+#include "task.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
@@ -41,18 +41,18 @@ static void sweep_elements(const Block& block) {
 
 // Bregman's divergences from a to b = a + distance of lgamma(x) - x log x + x. Those of near a and b, which are few as
 // a rule, are brought together and computed in a second loop.
-struct Remainders {
+struct StirlingBregmans {
   double value[kElements], by_a[kElements], by_b[kElements];
 };
 
 template <bool with_derivatives>
-static void compute_remainders(int64_t n, const double* a, const double* b, const double* distance, Remainders& to) {
+static void compute_bregman(int64_t n, const double* a, const double* b, const double* distance, StirlingBregmans& to) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const Remainder far = far_remainder(a[i], b[i], distance[i]);
+    const StirlingBregman far = far_bregman(a[i], b[i], distance[i]);
     to.value[i] = far.value;
     if constexpr (with_derivatives) {
-      to.by_a[i] = -distance[i] * trigamma_rest(a[i]);
+      to.by_a[i] = -distance[i] * stirling_curvature(a[i]);
       to.by_b[i] = far.by_b;
     }
   }
@@ -67,7 +67,7 @@ static void compute_remainders(int64_t n, const double* a, const double* b, cons
   double value[kElements], by_b[kElements];
 #pragma omp simd
   for (int64_t i = 0; i < found; ++i) {
-    const Remainder near = near_remainder(near_a[i], near_distance[i]);
+    const StirlingBregman near = near_bregman(near_a[i], near_distance[i]);
     value[i] = near.value;
     if constexpr (with_derivatives) by_b[i] = near.by_b;
   }
@@ -88,23 +88,23 @@ static void sweep_gamma(const Block& block) {
   double distance[kElements];
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) distance[i] = a_q[i] - a_p[i];
-  Remainders rest;
-  compute_remainders<with_derivatives>(block.size, a_p, a_q, distance, rest);
+  StirlingBregmans remainders;
+  compute_bregman<with_derivatives>(block.size, a_p, a_q, distance, remainders);
   double *value = block.value, *by_a_p = block.derivative[0], *by_rate_p = block.derivative[1];
   double *by_a_q = block.derivative[2], *by_rate_q = block.derivative[3];
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) {
-    const double more = rate_q[i] - rate_p[i];
-    const double cross = cross_of(a_p[i], rate_p[i], a_q[i], rate_q[i], distance[i], more);
-    const double log_means = log_quotient_of(a_p[i] * rate_q[i], a_q[i] * rate_p[i], cross).value();
+    const double rate_difference = rate_q[i] - rate_p[i];
+    const double determinant = determinant_of(a_p[i], rate_p[i], a_q[i], rate_q[i], distance[i], rate_difference);
+    const double log_means = log_quotient(a_p[i] * rate_q[i], a_q[i] * rate_p[i], determinant).value();
     const Exponential e = exponential_of(log_means);
-    value[i] = a_q[i] * e.excess + rest.value[i];
+    value[i] = a_q[i] * e.expm1_minus_x + remainders.value[i];
     if constexpr (with_derivatives) {
-      const double force = a_q[i] * e.minus_one;
-      by_a_p[i] = force / a_p[i] + rest.by_a[i];
-      by_rate_p[i] = -force / rate_p[i];
-      by_a_q[i] = rest.by_b[i] - log_means;
-      by_rate_q[i] = force / rate_q[i];
+      const double by_log_rate = a_q[i] * e.expm1;
+      by_a_p[i] = by_log_rate / a_p[i] + remainders.by_a[i];
+      by_rate_p[i] = -by_log_rate / rate_p[i];
+      by_a_q[i] = remainders.by_b[i] - log_means;
+      by_rate_q[i] = by_log_rate / rate_q[i];
     }
   }
 }
@@ -117,32 +117,33 @@ template <bool with_derivatives>
 static void sweep_beta(const Block& block) {
   const double *a_p = block.parameter[0], *b_p = block.parameter[1];
   const double *a_q = block.parameter[2], *b_q = block.parameter[3];
-  double a_more[kElements], b_more[kElements], total_p[kElements], total_q[kElements], more[kElements];
+  double a_difference[kElements], b_difference[kElements];
+  double total_p[kElements], total_q[kElements], total_difference[kElements];
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) {
-    a_more[i] = a_q[i] - a_p[i];
-    b_more[i] = b_q[i] - b_p[i];
-    more[i] = a_more[i] + b_more[i];
+    a_difference[i] = a_q[i] - a_p[i];
+    b_difference[i] = b_q[i] - b_p[i];
+    total_difference[i] = a_difference[i] + b_difference[i];
     total_p[i] = a_p[i] + b_p[i];
     total_q[i] = a_q[i] + b_q[i];
   }
-  Remainders of_a, of_b, of_total;
-  compute_remainders<with_derivatives>(block.size, a_p, a_q, a_more, of_a);
-  compute_remainders<with_derivatives>(block.size, b_p, b_q, b_more, of_b);
-  compute_remainders<with_derivatives>(block.size, total_p, total_q, more, of_total);
+  StirlingBregmans of_a, of_b, of_total;
+  compute_bregman<with_derivatives>(block.size, a_p, a_q, a_difference, of_a);
+  compute_bregman<with_derivatives>(block.size, b_p, b_q, b_difference, of_b);
+  compute_bregman<with_derivatives>(block.size, total_p, total_q, total_difference, of_total);
   double *value = block.value, *by_a_p = block.derivative[0], *by_b_p = block.derivative[1];
   double *by_a_q = block.derivative[2], *by_b_q = block.derivative[3];
 #pragma omp simd
   for (int64_t i = 0; i < block.size; ++i) {
-    const double cross = cross_of(a_p[i], b_p[i], a_q[i], b_q[i], a_more[i], b_more[i]);
-    const double log_a = log_quotient_of(a_p[i] * total_q[i], a_q[i] * total_p[i], cross).value();
-    const double log_b = log_quotient_of(b_p[i] * total_q[i], b_q[i] * total_p[i], -cross).value();
-    const double of_means = a_q[i] * exponential_of(log_a).excess + b_q[i] * exponential_of(log_b).excess;
+    const double determinant = determinant_of(a_p[i], b_p[i], a_q[i], b_q[i], a_difference[i], b_difference[i]);
+    const double log_a = log_quotient(a_p[i] * total_q[i], a_q[i] * total_p[i], determinant).value();
+    const double log_b = log_quotient(b_p[i] * total_q[i], b_q[i] * total_p[i], -determinant).value();
+    const double of_means = a_q[i] * exponential_of(log_a).expm1_minus_x + b_q[i] * exponential_of(log_b).expm1_minus_x;
     value[i] = of_means + (of_a.value[i] + of_b.value[i]) - of_total.value[i];
     if constexpr (with_derivatives) {
-      const double force = cross / total_p[i];
-      by_a_p[i] = force / a_p[i] + (of_a.by_a[i] - of_total.by_a[i]);
-      by_b_p[i] = -force / b_p[i] + (of_b.by_a[i] - of_total.by_a[i]);
+      const double by_log_a = determinant / total_p[i];
+      by_a_p[i] = by_log_a / a_p[i] + (of_a.by_a[i] - of_total.by_a[i]);
+      by_b_p[i] = -by_log_a / b_p[i] + (of_b.by_a[i] - of_total.by_a[i]);
       by_a_q[i] = (of_a.by_b[i] - of_total.by_b[i]) - log_a;
       by_b_q[i] = (of_b.by_b[i] - of_total.by_b[i]) - log_b;
     }
@@ -179,18 +180,6 @@ static bool is_inside(const Block& block, const bool* constant) {
   }
 }
 
-template <typename Real>
-static void load(const Parameter& from, int64_t start, int64_t n, double* to) {
-  const Real* x = static_cast<const Real*>(from.data) + start * from.step;
-  const double first = x[0];
-  if (from.step == 0) {
-    for (int64_t i = 0; i < n; ++i) to[i] = first;
-    return;
-  }
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) to[i] = x[i];
-}
-
 // A divergence is not negative: what rounding makes of 0 is 0.
 template <typename Real>
 static int64_t store_values(int64_t n, const double* from, Real* to) {
@@ -215,13 +204,9 @@ static int64_t store_derivatives(int64_t n, const double* from, Real* to) {
   return faults;
 }
 
-static void load_numbers(bool is_float64, const Parameter& from, int64_t start, int64_t n, double* to) {
-  is_float64 ? load<double>(from, start, n, to) : load<float>(from, start, n, to);
-}
-
 // Returns how many numbers are of no use.
-static int64_t store(bool is_float64, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
-  if (is_float64) {
+static int64_t store(Dtype dtype, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
+  if (dtype == Dtype::kFloat64) {
     double* numbers = static_cast<double*>(to) + start;
     return are_values ? store_values<double>(n, from, numbers) : store_derivatives<double>(n, from, numbers);
   }
@@ -237,22 +222,26 @@ static bool run(const FormTask& task) {
   block.value = values;
   bool constant[count];
   for (int j = 0; j < count; ++j) {
-    block.parameter[j] = parameters[j];
     constant[j] = task.parameter[j].step == 0;
-    const int64_t first = kElements < task.size ? kElements : task.size;
-    if (constant[j]) load_numbers(task.is_float64, task.parameter[j], 0, first, parameters[j]);
+    if (!constant[j] || task.size == 0) continue;
+    const double* number = load(task.dtype, task.parameter[j].data, 1, 1, parameters[j]);
+    for (int64_t i = kElements - 1; i >= 0; --i) parameters[j][i] = *number;
+    block.parameter[j] = parameters[j];
   }
   for (int j = 0; j < kMostParameters; ++j) block.derivative[j] = derivatives[j];
   for (int64_t start = 0; start < task.size; start += kElements) {
     block.size = task.size - start < kElements ? task.size - start : kElements;
     for (int j = 0; j < count; ++j) {
-      if (!constant[j]) load_numbers(task.is_float64, task.parameter[j], start, block.size, parameters[j]);
+      if (constant[j]) continue;
+      const char* data = static_cast<const char*>(task.parameter[j].data) + start * size_of(task.dtype);
+      block.parameter[j] = load(task.dtype, data, 1, block.size, parameters[j]);
     }
     if (!is_inside<Form, 0>(block, constant)) return false;
     sweep<Form, with_derivatives>(block);
-    int64_t faults = store(task.is_float64, true, block.size, values, task.values, start);
+    int64_t faults = store(task.dtype, true, block.size, values, task.values, start);
     for (int j = 0; with_derivatives && j < count; ++j) {
-      if (task.derivatives[j]) faults += store(task.is_float64, false, block.size, derivatives[j], task.derivatives[j], start);
+      void* to = task.derivatives[j];
+      if (to) faults += store(task.dtype, false, block.size, derivatives[j], to, start);
     }
     if (faults) return false;
   }
@@ -268,24 +257,24 @@ static bool run_form(const FormTask& task) {
 
 bool compute_form(const FormTask& task) {
   switch (task.form) {
-    case Form::kNormal: return run_form<NormalForm>(task);
-    case Form::kLaplace: return run_form<LaplaceForm>(task);
-    case Form::kCauchy: return run_form<CauchyForm>(task);
-    case Form::kGumbel: return run_form<GumbelForm>(task);
-    case Form::kExponential: return run_form<ExponentialForm>(task);
-    case Form::kGamma: return run_form<GammaForm>(task);
-    case Form::kHalfNormal: return run_form<HalfNormalForm>(task);
-    case Form::kHalfCauchy: return run_form<HalfCauchyForm>(task);
-    case Form::kPareto: return run_form<ParetoForm>(task);
-    case Form::kUniform: return run_form<UniformForm>(task);
-    case Form::kBeta: return run_form<BetaForm>(task);
-    case Form::kBernoulliLogits: return run_form<BernoulliLogitsForm>(task);
-    case Form::kBernoulliProbs: return run_form<BernoulliProbsForm>(task);
-    case Form::kBinomialLogits: return run_form<BinomialForm<BernoulliLogitsForm, Range::kLogit>>(task);
-    case Form::kBinomialProbs: return run_form<BinomialForm<BernoulliProbsForm, Range::kChance>>(task);
-    case Form::kGeometricLogits: return run_form<GeometricLogitsForm>(task);
-    case Form::kGeometricProbs: return run_form<GeometricProbsForm>(task);
-    case Form::kPoisson: return run_form<PoissonForm>(task);
+    case ElementForm::kNormal: return run_form<NormalForm>(task);
+    case ElementForm::kLaplace: return run_form<LaplaceForm>(task);
+    case ElementForm::kCauchy: return run_form<CauchyForm>(task);
+    case ElementForm::kGumbel: return run_form<GumbelForm>(task);
+    case ElementForm::kExponential: return run_form<ExponentialForm>(task);
+    case ElementForm::kGamma: return run_form<GammaForm>(task);
+    case ElementForm::kHalfNormal: return run_form<HalfNormalForm>(task);
+    case ElementForm::kHalfCauchy: return run_form<HalfCauchyForm>(task);
+    case ElementForm::kPareto: return run_form<ParetoForm>(task);
+    case ElementForm::kUniform: return run_form<UniformForm>(task);
+    case ElementForm::kBeta: return run_form<BetaForm>(task);
+    case ElementForm::kBernoulliLogits: return run_form<BernoulliLogitsForm>(task);
+    case ElementForm::kBernoulliProbs: return run_form<BernoulliProbsForm>(task);
+    case ElementForm::kBinomialLogits: return run_form<BinomialForm<BernoulliLogitsForm, Range::kLogit>>(task);
+    case ElementForm::kBinomialProbs: return run_form<BinomialForm<BernoulliProbsForm, Range::kProbability>>(task);
+    case ElementForm::kGeometricLogits: return run_form<GeometricLogitsForm>(task);
+    case ElementForm::kGeometricProbs: return run_form<GeometricProbsForm>(task);
+    case ElementForm::kPoisson: return run_form<PoissonForm>(task);
   }
   return false;
 }
@@ -293,4 +282,4 @@ bool compute_form(const FormTask& task) {
 }  // namespace KULLBACK_ISA
 }  // namespace kullback
 
-#include "special_rows.h"
+#include "rows.h"

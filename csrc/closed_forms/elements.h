@@ -1,25 +1,23 @@
 // The closed forms themselves: at each element the value and its derivatives by the parameters, P's before Q's.
-// Formulas and sources stand beside their twins in pairs/*.py. A value that is NaN asks for those.
+// Formulas and sources stand beside their twins in pairs/closed_forms. A value that is NaN asks for those.
 #pragma once
-#include <limits>
-
-#include "special_kernel_api.h"
-#include "special_math.h"
+#include "math.h"
+#include "task.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = kInf<double>;
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 // What a parameter may be for the arithmetic to stay within float64.
-enum class Range { kReal, kPositive, kLogit, kChance, kCount };
+enum class Range { kReal, kPositive, kLogit, kProbability, kCount };
 
-KULLBACK_SPECIAL_INLINE bool is_within(Range range, double x) {
+KULLBACK_INLINE bool is_within(Range range, double x) {
   switch (range) {
     case Range::kPositive: return (x >= 1e-75) & (x <= 1e75);
     case Range::kLogit: return (x >= -340.0) & (x <= 340.0);
-    case Range::kChance: return (x <= 1.0) & ((x >= 1e-75) | (x == 0.0));
+    case Range::kProbability: return (x <= 1.0) & ((x >= 1e-75) | (x == 0.0));
     case Range::kCount: return (x >= 0.0) & (x <= 1e75);
     default: return (x >= -1e75) & (x <= 1e75);
   }
@@ -33,22 +31,22 @@ struct Answer {
 struct NormalForm {
   static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
+  KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, difference = scale_p - scale_q;
-    const double shift = (loc_p - loc_q) * inverse, more = difference * inverse;
-    const LogQuotient log = log_quotient_of(scale_p, scale_q, difference);
-    const double value = 0.5 * (shift * shift + more * more) + excess_of(log, more);
+    const double shift = (loc_p - loc_q) * inverse, relative = difference * inverse;
+    const LogQuotient log = log_quotient(scale_p, scale_q, difference);
+    const double value = 0.5 * (shift * shift + relative * relative) + log.x_minus_log1p(relative);
     const double by_loc = shift * inverse;
     return {value,
-            {by_loc, more * (scale_p + scale_q) / (scale_p * scale_q), -by_loc,
-             -inverse * (more * (more + 2.0) + shift * shift)}};
+            {by_loc, relative * (scale_p + scale_q) / (scale_p * scale_q), -by_loc,
+             -inverse * (relative * (relative + 2.0) + shift * shift)}};
   }
 };
 
 struct HalfNormalForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double scale_p, double scale_q, double, double) {
+  KULLBACK_INLINE Answer at(double scale_p, double scale_q, double, double) {
     const Answer answer = NormalForm::at(0.0, scale_p, 0.0, scale_q);
     return {answer.value, {answer.derivative[1], answer.derivative[3]}};
   }
@@ -57,38 +55,39 @@ struct HalfNormalForm {
 struct LaplaceForm {
   static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
-    const double inverse = 1.0 / scale_q, difference = scale_p - scale_q, more = difference * inverse;
+  KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
+    const double inverse = 1.0 / scale_q, difference = scale_p - scale_q, relative = difference * inverse;
     const double shift = loc_p - loc_q, y = __builtin_fabs(shift) / scale_p;
     const bool far = y > 690.0;
     const Exponential e = exponential_of(far ? -690.0 : -y);
-    const double excess = far ? y - 1.0 : e.excess, ratio = scale_p * inverse;
-    const double value = excess_of(log_quotient_of(scale_p, scale_q, difference), more) + ratio * excess;
-    const double by_loc = (shift < 0.0 ? e.minus_one : -e.minus_one) * inverse;
-    // 1 - (1 + y) e^-y
-    const double held = far ? 1.0 : y * y - e.excess * (1.0 + y);
-    return {value, {by_loc, (more / scale_p) - held * inverse, -by_loc, -inverse * (more + ratio * excess)}};
+    const double bracket = far ? y - 1.0 : e.expm1_minus_x, ratio = scale_p * inverse;
+    const double value = log_quotient(scale_p, scale_q, difference).x_minus_log1p(relative) + ratio * bracket;
+    const double by_loc = (shift < 0.0 ? e.expm1 : -e.expm1) * inverse;
+    // 1 - (1 + y) e^-y, the lower incomplete gamma function of order 2
+    const double gamma_2 = far ? 1.0 : y * y - e.expm1_minus_x * (1.0 + y);
+    const double by_scale_q = -inverse * (relative + ratio * bracket);
+    return {value, {by_loc, (relative / scale_p) - gamma_2 * inverse, -by_loc, by_scale_q}};
   }
 };
 
 struct CauchyForm {
   static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
-    const double shift = loc_p - loc_q, more = scale_p - scale_q, sum = scale_p + scale_q;
+  KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
+    const double shift = loc_p - loc_q, difference = scale_p - scale_q, sum = scale_p + scale_q;
     const double square = shift * shift;
-    const double z = 0.25 * (more * more + square) / (scale_p * scale_q);
-    const double inverse = 1.0 / (sum * sum + square), cross = more * sum;
+    const double z = 0.25 * (difference * difference + square) / (scale_p * scale_q);
+    const double inverse = 1.0 / (sum * sum + square), product = difference * sum;
     const double by_loc = 2.0 * shift * inverse;
     return {log1p_of(z).value(),
-            {by_loc, (cross - square) * inverse / scale_p, -by_loc, -(cross + square) * inverse / scale_q}};
+            {by_loc, (product - square) * inverse / scale_p, -by_loc, -(product + square) * inverse / scale_q}};
   }
 };
 
 struct HalfCauchyForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double scale_p, double scale_q, double, double) {
+  KULLBACK_INLINE Answer at(double scale_p, double scale_q, double, double) {
     const Answer answer = CauchyForm::at(0.0, scale_p, 0.0, scale_q);
     return {answer.value, {answer.derivative[1], answer.derivative[3]}};
   }
@@ -98,61 +97,62 @@ struct HalfCauchyForm {
 struct GumbelForm {
   static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
+  KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, difference = scale_p - scale_q;
     const double shift = (loc_q - loc_p) * inverse, ratio = scale_p * inverse, z = difference * inverse;
-    const LogQuotient log = log_quotient_of(scale_p, scale_q, difference);
+    const LogQuotient log = log_quotient(scale_p, scale_q, difference);
     const double log_ratio = log.value();
     const bool near = __builtin_fabs(z) < kLgammaNear;
     const double small = near ? z : 0.0, series = small * small * polynomial(kLgammaSeries, small);
     const double series_derivative = small * polynomial(kDigammaSeries, small);
-    const LogGammaRest far = lgamma_of(near ? 3.0 : ratio);
+    const LogGamma far = lgamma_of(near ? 3.0 : ratio);
     const double beyond = near ? (1.0 - kEuler) * small + series : far.value + log_ratio;  // lgamma(1 + r)
-    const double bregman = near ? excess_of(log, z) + series : far.value + kEuler * z;
+    const double bregman = near ? log.x_minus_log1p(z) + series : far.value + kEuler * z;
     const double inverse_ratio = scale_q / scale_p;
     const double beyond_derivative = near ? 1.0 - kEuler + series_derivative : far.derivative + inverse_ratio;
     const double bregman_derivative = near ? z * inverse_ratio + series_derivative : far.derivative + kEuler;
     const double d = shift + beyond;
     const Exponential e = exponential_of(d < -690.0 ? -690.0 : d > 690.0 ? 690.0 : d);
-    const double excess = d < -690.0 ? -1.0 - d : e.excess;
-    const double by_ratio = e.minus_one * beyond_derivative + bregman_derivative;
-    const double by_loc = e.minus_one * inverse;
-    return {d > 690.0 ? kNotANumber : excess + bregman,
-            {-by_loc, by_ratio * inverse, by_loc, -inverse * (e.minus_one * shift + ratio * by_ratio)}};
+    const double bracket = d < -690.0 ? -1.0 - d : e.expm1_minus_x;
+    const double by_ratio = e.expm1 * beyond_derivative + bregman_derivative;
+    const double by_loc = e.expm1 * inverse;
+    return {d > 690.0 ? kNotANumber : bracket + bregman,
+            {-by_loc, by_ratio * inverse, by_loc, -inverse * (e.expm1 * shift + ratio * by_ratio)}};
   }
 };
 
 struct ExponentialForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double rate_p, double rate_q, double, double) {
+  KULLBACK_INLINE Answer at(double rate_p, double rate_q, double, double) {
     const double difference = rate_q - rate_p, z = difference / rate_p;
-    return {excess_of(log_quotient_of(rate_q, rate_p, difference), z), {-z / rate_p, z / rate_q}};
+    return {log_quotient(rate_q, rate_p, difference).x_minus_log1p(z), {-z / rate_p, z / rate_q}};
   }
 };
 
 struct ParetoForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double scale_p, double alpha_p, double scale_q, double alpha_q) {
+  KULLBACK_INLINE Answer at(double scale_p, double alpha_p, double scale_q, double alpha_q) {
     const double difference = alpha_q - alpha_p, z = difference / alpha_p;
     const bool outside = scale_p < scale_q, equal = (scale_p == scale_q) & (difference == 0.0);
-    const double logs = log_quotient_of(scale_p, scale_q, scale_p - scale_q).value();
-    const double value = excess_of(log_quotient_of(alpha_q, alpha_p, difference), z) + alpha_q * logs;
-    const double force = (outside | equal) ? 0.0 : alpha_q;
+    const double logs = log_quotient(scale_p, scale_q, scale_p - scale_q).value();
+    const double value = log_quotient(alpha_q, alpha_p, difference).x_minus_log1p(z) + alpha_q * logs;
+    const double by_log_scale = (outside | equal) ? 0.0 : alpha_q;
     return {outside ? kInfinity : value,
-            {force / scale_p, outside ? 0.0 : -z / alpha_p, -force / scale_q, outside ? 0.0 : z / alpha_q + logs}};
+            {by_log_scale / scale_p, outside ? 0.0 : -z / alpha_p, -by_log_scale / scale_q,
+             outside ? 0.0 : z / alpha_q + logs}};
   }
 };
 
 struct UniformForm {
   static constexpr Range ranges[] = {Range::kReal, Range::kReal, Range::kReal, Range::kReal};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double low_p, double high_p, double low_q, double high_q) {
-    const double width = high_p - low_p, room = (low_p - low_q) + (high_q - high_p);
-    const bool outside = (low_p < low_q) | (high_p > high_q), moves = (room > 0.0) & !outside;
-    const double inverse = 1.0 / width, z = moves ? room * inverse : 0.0;
-    const double by_p = moves ? inverse : 0.0, by_q = moves ? 1.0 / (width + room) : 0.0;
+  KULLBACK_INLINE Answer at(double low_p, double high_p, double low_q, double high_q) {
+    const double width = high_p - low_p, margin = (low_p - low_q) + (high_q - high_p);
+    const bool outside = (low_p < low_q) | (high_p > high_q), moves = (margin > 0.0) & !outside;
+    const double inverse = 1.0 / width, z = moves ? margin * inverse : 0.0;
+    const double by_p = moves ? inverse : 0.0, by_q = moves ? 1.0 / (width + margin) : 0.0;
     const double value = outside ? kInfinity : log1p_of(z).value();
     return {(width >= 1e-75) & (z <= 1e150) ? value : kNotANumber, {by_p, -by_p, -by_q, by_q}};
   }
@@ -161,38 +161,39 @@ struct UniformForm {
 struct PoissonForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double rate_p, double rate_q, double, double) {
+  KULLBACK_INLINE Answer at(double rate_p, double rate_q, double, double) {
     const double difference = rate_q - rate_p;
-    const LogQuotient log = log_quotient_of(rate_q, rate_p, difference);
-    return {rate_p * excess_of(log, difference / rate_p), {-log.value(), difference / rate_q}};
+    const LogQuotient log = log_quotient(rate_q, rate_p, difference);
+    return {rate_p * log.x_minus_log1p(difference / rate_p), {-log.value(), difference / rate_q}};
   }
 };
 
-// One trial of chances p and q. Where the failures are more likely in P, success and failure change their names.
+// One trial with success of probability p and q. Where failure is more likely in P, the two are exchanged.
 struct TrialOfLogits {
-  double value, chance, difference, exp, by_q;  // of P's rarer outcome; logit_p - logit_q; e^-|logit_p|; derivative
-  double log_likelier;                          // log P / Q of its likelier outcome
+  double value, by_q;
+  double probability, difference, exp;  // of P's rarer outcome; its logit_p - logit_q; e^-|logit_p|
+  double log_likelier;                  // log P / Q of its likelier outcome
   bool flipped;
 };
 
-KULLBACK_SPECIAL_INLINE TrialOfLogits trial_of_logits(double logit_p, double logit_q) {
+KULLBACK_INLINE TrialOfLogits trial_of_logits(double logit_p, double logit_q) {
   const bool flipped = logit_p > 0.0;
   const double d = flipped ? logit_q - logit_p : logit_p - logit_q;
-  const double exp = exponential_of(flipped ? -logit_p : logit_p).value, chance = exp / (1.0 + exp);
+  const double exp = exponential_of(flipped ? -logit_p : logit_p).value, probability = exp / (1.0 + exp);
   const Exponential e = exponential_of(-d);
-  const double w = chance * e.minus_one;
+  const double w = probability * e.expm1;
   const LogQuotient log = log1p_of(w);
-  const double near = chance * e.excess - excess_of(log, w), log_likelier = log.value();
-  const double value = __builtin_fabs(d) < 1.0 ? near : log_likelier + d * chance;
-  return {value, chance, d, exp, w * (1.0 - chance) / (1.0 + w), log_likelier, flipped};
+  const double near = probability * e.expm1_minus_x - log.x_minus_log1p(w), log_likelier = log.value();
+  const double value = __builtin_fabs(d) < 1.0 ? near : log_likelier + d * probability;
+  return {value, w * (1.0 - probability) / (1.0 + w), probability, d, exp, log_likelier, flipped};
 }
 
 struct BernoulliLogitsForm {
   static constexpr Range ranges[] = {Range::kLogit, Range::kLogit};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double logit_p, double logit_q, double, double) {
+  KULLBACK_INLINE Answer at(double logit_p, double logit_q, double, double) {
     const TrialOfLogits t = trial_of_logits(logit_p, logit_q);
-    const double by_p = t.difference * t.chance * (1.0 - t.chance);
+    const double by_p = t.difference * t.probability * (1.0 - t.probability);
     return {t.value, {t.flipped ? -by_p : by_p, t.flipped ? -t.by_q : t.by_q}};
   }
 };
@@ -200,7 +201,7 @@ struct BernoulliLogitsForm {
 struct GeometricLogitsForm {
   static constexpr Range ranges[] = {Range::kLogit, Range::kLogit};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double logit_p, double logit_q, double, double) {
+  KULLBACK_INLINE Answer at(double logit_p, double logit_q, double, double) {
     const TrialOfLogits t = trial_of_logits(logit_p, logit_q);
     const double odds = t.flipped ? t.exp : 1.0 / t.exp;  // of failure
     const double log_failure = t.flipped ? t.difference + t.log_likelier : t.log_likelier;
@@ -213,30 +214,30 @@ struct TrialOfProbs {
   double value, by_p, by_q, log_failure;  // log Q / P of failure
 };
 
-struct Outcome {
-  double excess, log;  // p (x - 1 - log x) and log x at x = q / p
+struct OutcomeTerm {
+  double value, log;  // p (x - 1 - log x) and log x at x = q / p
 };
 
-KULLBACK_SPECIAL_INLINE Outcome outcome_of(double p, double q, double difference) {
+KULLBACK_INLINE OutcomeTerm outcome_term(double p, double q, double difference) {
   const double least = p < q ? p : q;
   const double safe_p = least == 0.0 ? 1.0 : p, safe = least == 0.0 ? 0.0 : difference;
-  const LogQuotient log = log_quotient_of(least == 0.0 ? 1.0 : q, safe_p, safe);
+  const LogQuotient log = log_quotient(least == 0.0 ? 1.0 : q, safe_p, safe);
   const double at_edge = p == 0.0 ? q : kInfinity;
-  return {least == 0.0 ? at_edge : p * excess_of(log, safe / safe_p), log.value()};
+  return {least == 0.0 ? at_edge : p * log.x_minus_log1p(safe / safe_p), log.value()};
 }
 
-KULLBACK_SPECIAL_INLINE TrialOfProbs trial_of_probs(double p, double q) {
+KULLBACK_INLINE TrialOfProbs trial_of_probs(double p, double q) {
   const double difference = q - p;
-  const Outcome success = outcome_of(p, q, difference), failure = outcome_of(1.0 - p, 1.0 - q, -difference);
+  const OutcomeTerm success = outcome_term(p, q, difference), failure = outcome_term(1.0 - p, 1.0 - q, -difference);
   const double spread_p = p * (1.0 - p), spread_q = q * (1.0 - q), both = spread_p * spread_q;
-  return {success.excess + failure.excess, both == 0.0 ? 0.0 : failure.log - success.log,
+  return {success.value + failure.value, both == 0.0 ? 0.0 : failure.log - success.log,
           spread_q == 0.0 ? 0.0 : difference / spread_q, both == 0.0 ? 0.0 : failure.log};
 }
 
 struct BernoulliProbsForm {
-  static constexpr Range ranges[] = {Range::kChance, Range::kChance};
+  static constexpr Range ranges[] = {Range::kProbability, Range::kProbability};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double p, double q, double, double) {
+  KULLBACK_INLINE Answer at(double p, double q, double, double) {
     const TrialOfProbs t = trial_of_probs(p, q);
     return {t.value, {t.by_p, t.by_q}};
   }
@@ -245,7 +246,7 @@ struct BernoulliProbsForm {
 struct GeometricProbsForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double p, double q, double, double) {
+  KULLBACK_INLINE Answer at(double p, double q, double, double) {
     const TrialOfProbs t = trial_of_probs(p, q);
     const double trials = 1.0 / p;
     return {(p <= 1.0) & (q <= 1.0) ? t.value * trials : kNotANumber,
@@ -258,10 +259,11 @@ template <class Trial, Range range>
 struct BinomialForm {
   static constexpr Range ranges[] = {Range::kCount, range, Range::kCount, range};
 
-  KULLBACK_SPECIAL_INLINE Answer at(double count_p, double p, double count_q, double q) {
+  KULLBACK_INLINE Answer at(double count_p, double p, double count_q, double q) {
     const Answer trial = Trial::at(p, q, 0.0, 0.0);
     const double value = count_p == 0.0 ? 0.0 : count_p * trial.value;
-    return {count_p == count_q ? value : kNotANumber, {0.0, count_p * trial.derivative[0], 0.0, count_p * trial.derivative[1]}};
+    return {count_p == count_q ? value : kNotANumber,
+            {0.0, count_p * trial.derivative[0], 0.0, count_p * trial.derivative[1]}};
   }
 };
 

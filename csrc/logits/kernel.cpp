@@ -1,9 +1,7 @@
-// One row of logits of P and one of Q: their divergence and its gradients. This file is compiled once for every
-// instruction set, each time into a namespace of its own; plain loops, which the compiler vectorizes.
-#include "row_kernel_api.h"
-#include "row_math.h"
-#include "row_memory.h"
-#include "row_terms.h"
+// One row of logits of P and one of Q: their divergence and its gradients. Plain loops, which the compiler vectorizes.
+#include "../common/convert.h"
+#include "task.h"
+#include "terms.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
@@ -73,14 +71,14 @@ static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Re
   for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
 }
 
-// Derivatives by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at once;
-// their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
+// Derivatives by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at
+// once; their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
 template <bool at_once, class Real>
 static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, DerivativeSums sums, Real weight) {
   const Real factor = scale * static_cast<Real>(sums.sum);
   if constexpr (!at_once) {
     project(derivatives, e, n, factor, weight);
-  } else if (std::fabs(sums.sum) > (kIsWide<Real> ? 1e-15 : 1e-6) * sums.size) {
+  } else if (std::fabs(sums.sum) > (kIsDouble<Real> ? 1e-15 : 1e-6) * sums.size) {
     project(derivatives, e, n, weight * factor, Real(1));
   }
 }
@@ -105,12 +103,12 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
   const Real *exp_p = row.exp_p, *exp_q = row.exp_q;
   Real *out_p = row.gradient_p, *out_q = row.gradient_q;
-  const Sides<Real> sides{Side<Real>(t.kind.p), Side<Real>(t.kind.q)};
-  double value = 0, sum_p = 0, sum_q = 0, size = 0, gap = 0;
+  const Sides<Real> sides{Side<Real>(t.p), Side<Real>(t.q)};
+  double value = 0, sum_p = 0, sum_q = 0, size = 0, difference = 0;
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t stop = start + kBlock < n ? start + kBlock : n;
-    Real part = 0, part_p = 0, part_q = 0, part_size = 0, part_gap = 0;
-#pragma omp simd reduction(+ : part, part_p, part_q, part_size, part_gap)
+    Real part = 0, part_p = 0, part_q = 0, part_size = 0, part_difference = 0;
+#pragma omp simd reduction(+ : part, part_p, part_q, part_size, part_difference)
     for (int64_t i = start; i < stop; ++i) {
       const Real mass_p = exp_p[i] * scale_p, mass_q = exp_q[i] * scale_q;
       const Real d = ((logits_p[i] - logits_q[i]) * inverse_temperature - high) - low;
@@ -120,7 +118,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
       if constexpr (is_variation || to_q) part_q += term.derivative_q;
       if constexpr (to_p && p_at_once) part_size += std::fabs(term.derivative_p);
       if constexpr (to_q && q_at_once) part_size += std::fabs(term.derivative_q);
-      if constexpr (is_variation) part_gap += excess_q(mass_p, mass_q, d);
+      if constexpr (is_variation) part_difference += difference_of(mass_p, mass_q, d);
       if constexpr (to_p) out_p[i] = p_at_once ? weight * term.derivative_p : term.derivative_p;
       if constexpr (to_q) out_q[i] = q_at_once ? weight * term.derivative_q : term.derivative_q;
     }
@@ -128,10 +126,10 @@ static void sweep(const Row<Real>& row, RowTask& t) {
     sum_p += part_p;
     sum_q += part_q;
     size += part_size;
-    gap += part_gap;
+    difference += part_difference;
   }
   // Only this kind feels the rounding of `shift`, which shows in that q - p does not sum to zero, in first order.
-  if constexpr (is_variation) value -= gap * sum_q;
+  if constexpr (is_variation) value -= difference * sum_q;
   t.value = value > 0 ? value : (value == value ? 0.0 : value);
   if constexpr (to_p) finish<p_at_once>(out_p, exp_p, n, scale_p, {sum_p, size}, weight);
   if constexpr (to_q) finish<q_at_once>(out_q, exp_q, n, scale_q, {sum_q, size}, weight);
@@ -146,19 +144,19 @@ static void sweep_as_wanted(const Row<Real>& row, RowTask& t) {
 }
 
 template <class Real>
-static void sweep_of_kind(const Row<Real>& row, RowTask& t) {
-  const Mixing &p = t.kind.p, &q = t.kind.q;
-  switch (t.kind.kind) {
-    case kKL: return sweep_as_wanted<Real, kKLForm>(row, t);
-    case kReverseKL: return sweep_as_wanted<Real, kReverseKLForm>(row, t);
-    case kJeffreys: return sweep_as_wanted<Real, kJeffreysForm>(row, t);
-    case kTotalVariation: return sweep_as_wanted<Real, kTotalVariationForm>(row, t);
+static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
+  switch (t.divergence) {
+    case DivergenceCode::kKL: return sweep_as_wanted<Real, kKLForm>(row, t);
+    case DivergenceCode::kReverseKL: return sweep_as_wanted<Real, kReverseKLForm>(row, t);
+    case DivergenceCode::kJeffreys: return sweep_as_wanted<Real, kJeffreysForm>(row, t);
+    case DivergenceCode::kTotalVariation: return sweep_as_wanted<Real, kTotalVariationForm>(row, t);
     default: break;
   }
-  if constexpr (!kIsWide<Real>) {
-    if (p.share == 0.5 && q.share == 0.5 && p.weight == q.weight) return sweep_as_wanted<Real, kEvenForm>(row, t);
+  if constexpr (!kIsDouble<Real>) {
+    const bool even = t.p.share == 0.5 && t.q.share == 0.5 && t.p.weight == t.q.weight;
+    if (even) return sweep_as_wanted<Real, kEvenForm>(row, t);
   }
-  if (q.weight == 0) return sweep_as_wanted<Real, kSkewForm>(row, t);
+  if (t.q.weight == 0) return sweep_as_wanted<Real, kSkewForm>(row, t);
   return sweep_as_wanted<Real, kMixtureForm>(row, t);
 }
 
@@ -174,21 +172,21 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   row.exp_p = scratch;
   row.exp_q = scratch + n;
   row.spare = scratch + 2 * n;
-  row.p = load(v.p, n, scratch + 2 * n);
-  row.q = load(v.q, n, scratch + 3 * n);
+  row.p = load(v.p.dtype, v.p.data, v.p.stride, n, scratch + 2 * n);
+  row.q = load(v.q.dtype, v.q.data, v.q.stride, n, scratch + 3 * n);
   row.gradient_p = target(v.gradient_p, scratch + 2 * n);
   row.gradient_q = target(v.gradient_q, scratch + 3 * n);
-  sweep_of_kind(row, t);
+  sweep_of_divergence(row, t);
   if (t.weight == 0) {  // such a row gives 0 whatever it holds
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
   }
-  if (row.gradient_p) store(row.gradient_p, n, v.gradient_p);
-  if (row.gradient_q) store(row.gradient_q, n, v.gradient_q);
+  if (row.gradient_p) store(row.gradient_p, n, v.gradient_p.dtype, v.gradient_p.data);
+  if (row.gradient_q) store(row.gradient_q, n, v.gradient_q.dtype, v.gradient_q.data);
 }
 
 void compute_row(const RowViews& v, RowTask& t, void* scratch) {
-  if (v.are_wide()) {
+  if (v.in_float64()) {
     compute(v, t, static_cast<double*>(scratch));
   } else {
     compute(v, t, static_cast<float*>(scratch));

@@ -1,15 +1,14 @@
-// What the kernels of single terms and the operators that call them share.
+// What the kernels of kl_div's terms and the operators that call them share.
 #pragma once
-#include <cstdint>
+#include "../common/dtypes.h"
+#include "../common/variants.h"
 
 namespace kullback {
-
-enum class Number { kFloat32, kFloat64, kBFloat16, kFloat16 };
 
 // Some terms p (log p - log q), everything contiguous and of one dtype; what is null is not there or not wanted.
 // `logs` are those of `target`, in the dtype computed in: float32 for 16 bits. Results may overwrite them.
 struct TermTask {
-  Number number;
+  Dtype dtype;
   int64_t size;
   const void* log_q;
   const void* target;
@@ -23,7 +22,7 @@ struct TermTask {
 
 // One row of weights of P and one of Q, float32 or float64, contiguous.
 struct WeightsTask {
-  Number number;
+  Dtype dtype;
   int64_t classes;
   const void* p;
   const void* q;
@@ -31,23 +30,10 @@ struct WeightsTask {
 };
 
 // Returns the sum of the terms.
-using TermFunction = double (*)(const TermTask&);
+KULLBACK_DECLARE_VARIANTS(double compute_terms(const TermTask&))
 
 // Returns KL of the two normalized rows, or a negative number for rows it does not take: negative or NaN, without mass,
 // off in their sum, or with numbers so large or small that their quotients leave the range of float64.
-using WeightsFunction = double (*)(const WeightsTask&);
-
-namespace baseline {
-double compute_terms(const TermTask&);
-double compute_weights(const WeightsTask&);
-}
-namespace v3 {
-double compute_terms(const TermTask&);
-double compute_weights(const WeightsTask&);
-}
-namespace v4 {
-double compute_terms(const TermTask&);
-double compute_weights(const WeightsTask&);
-}
+KULLBACK_DECLARE_VARIANTS(double compute_kl_of_weights(const WeightsTask&))
 
 }  // namespace kullback
