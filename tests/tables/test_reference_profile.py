@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.tables import TableGate, parse_table_gate
+from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import Profile, profile_table
 from kullback.tables.compare import compare_tables
@@ -305,14 +305,14 @@ def test_a_damaged_table_is_one_line(files):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("psi=0.2", TableGate("psi", None, 0.2, "above")),
-        ("tv[a=b]=1", TableGate("tv", "a=b", 1, "above")),
-        ("findings=0", TableGate("findings", None, 0, "above")),
-        ("p_adjusted[x[1]]=1e-3", TableGate("p_adjusted", "x[1]", 1e-3, "above")),
+        ("psi=0.2", Limit("psi", None, 0.2, "above")),
+        ("tv[a=b]=1", Limit("tv", "a=b", 1, "above")),
+        ("findings=0", Limit("findings", None, 0, "above")),
+        ("p_adjusted[x[1]]=1e-3", Limit("p_adjusted", "x[1]", 1e-3, "above")),
     ],
 )
 def test_gates_are_read(text, expected):
-    assert parse_table_gate(text, "above") == expected
+    assert parse_table_gate(text, "above").limit == expected
 
 
 @pytest.mark.parametrize(

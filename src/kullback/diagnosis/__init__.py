@@ -1,4 +1,4 @@
-"""What a call of `torch.nn.functional.kl_div` computes, what seems wrong with it, and what to write instead."""
+"""`diagnose`: what a call of `torch.nn.functional.kl_div` computes, what is wrong with it, and its correction."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def diagnose(
     .. math:: \texttt{F.kl\_div(input, target)} = \sum_i p_i (\log p_i - x_i) = KL(P \| Q),
         \quad p = \texttt{target},\; x = \texttt{input} = \log q
 
-    Looks for what goes wrong without an error: reversed arguments, probabilities for log-probabilities, a softmax
-    taken twice, along the wrong dimension or not at all, a reduction that divides by something else than the rows,
-    zeros that become NaN, shapes that broadcast. What the tensors hold is told from their values, so it is a guess,
-    and each finding says what speaks for it. The tensors are read a few times, block by block, and never copied.
+    Looks for mistakes that raise no error: reversed arguments, probabilities in place of log-probabilities, a softmax
+    applied twice, along the wrong dimension or not at all, a reduction that does not divide by the number of rows,
+    zeros that become NaN, shapes that broadcast. What the tensors hold is inferred from their values; each finding has
+    the evidence. The tensors are read a few times, block by block, and not copied.
 
     Arguments:
-        input: what the call takes for the log-probabilities of Q, shape (..., classes); nats.
-        target: what the call takes for the probabilities of P, or their logarithms with `log_target`; a shape that
-            broadcasts with `input`, if the call is right.
+        input: the first argument of the call, log-probabilities of Q, shape (..., classes); nats.
+        target: the second argument, probabilities of P, or their logarithms with `log_target`, of a shape that
+            broadcasts with `input`.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, as torch has them.
-        log_target: whether the call says that `target` holds logarithms.
+        log_target: the argument of the call: whether `target` holds logarithms.
         dim: the dimension that holds the classes.
 
     Returns:

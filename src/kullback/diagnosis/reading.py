@@ -1,4 +1,4 @@
-"""What a tensor seems to hold, told from its values."""
+"""What a tensor holds, inferred from its values."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Representation: TypeAlias = Literal[
 ]
 
 _IN_LOGS: tuple[Representation, ...] = ("log-probabilities", "logits")
-_NORMALISED: tuple[Representation, ...] = ("log-probabilities", "probabilities", "one-hot rows")
+_NORMALIZED: tuple[Representation, ...] = ("log-probabilities", "probabilities", "one-hot rows")
 
-# Below this log-probability, one in ten thousand, chance is ruled out.
-_NO_CHANCE = -9.2
+# The logarithm of the probability, one in ten thousand, below which an event is not taken for chance.
+_LOG_SIGNIFICANCE = -9.2
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a tensor seems to hold, and the evidence."""
+    """What a tensor holds, with the evidence."""
 
     scan: Scan
     representation: Representation
@@ -47,22 +47,22 @@ class Reading:
     @property
     def normalized(self) -> bool:
         """Whether the rows are distributions, up to rounding and stray rows."""
-        return self.representation in _NORMALISED
+        return self.representation in _NORMALIZED
 
     @property
     def sums(self) -> RowSums:
-        """What the rows add up to, as weights."""
+        """The sums of the rows, as weights."""
         return self.scan.masses if self.in_logs else self.scan.sums
 
     @property
     def empty_rows(self) -> Spots:
-        """Rows that have no mass at all."""
+        """Rows in which every class has probability 0."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
         return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
 
     @property
     def invalid(self) -> int:
-        """How many entries are no number that such a tensor can hold."""
+        """The number of entries that are NaN or +inf."""
         return self.scan.nan.count + self.scan.plus_infinity.count
 
     @property
@@ -75,11 +75,11 @@ class Reading:
     @property
     def softmaxed_twice(self) -> bool:
         """Whether the distributions are probably the softmax of probabilities."""
-        return self.normalized and self.scan.log_chance_of_floor < _NO_CHANCE
+        return self.normalized and self.scan.log_probability_of_floor < _LOG_SIGNIFICANCE
 
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
-    """Tell what `x`, with its classes along `dim`, seems to hold."""
+    """Infer what `x` holds, with its classes along `dim`."""
     found = scan(x, dim)
     representation = _representation(found, logs_expected)
     reading = Reading(found, representation, _why(found, representation))
@@ -111,7 +111,7 @@ def _representation(found: Scan, logs_expected: bool) -> Representation:
 
 
 def _are_one(sums: RowSums) -> bool:
-    """Whether rows are distributions: half of them to the digit, or all of them nearly."""
+    """Return whether rows are distributions: half of them within rounding, or all of them approximately."""
     return sums.rows > 0 and (2 * sums.exact >= sums.rows or sums.near == sums.rows)
 
 
@@ -142,16 +142,16 @@ def _why(found: Scan, representation: Representation) -> str:
         "counts": f"whole numbers {span}; the rows add up to {sums}",
         "weights": f"values {span}{within}; the rows add up to {sums}",
         "class indices": f"whole numbers {span}, one for each row of input",
-        "nothing": "no row has both mass and only finite numbers",
+        "nothing": "no row has positive probability and only finite numbers",
     }
     return reasons[representation]
 
 
 def number(x: float) -> str:
-    """Write a number in the few digits that a reader compares."""
+    """Format a number with few digits; with more where it is close to 1."""
     return f"{x:.6g}" if 1e-6 < abs(x - 1) < 5e-4 else f"{x:.4g}"
 
 
 def interval(low: float, high: float) -> str:
-    """Write the range of some numbers."""
+    """Format the range of some numbers."""
     return number(low) if number(low) == number(high) else f"between {number(low)} and {number(high)}"

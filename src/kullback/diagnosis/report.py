@@ -1,4 +1,4 @@
-"""A diagnosis as a person reads it, and as a script does."""
+"""The result of `diagnose`, as a text to read and as a dict."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _WIDTH = 88
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """What one argument is.
+    """A description of one argument.
 
     Attributes:
-        shape, dtype, device: as torch says.
-        representation: what it seems to hold, such as ``"logits"`` or ``"probabilities"``.
-        why: what about its values says so.
+        shape, dtype, device: those of the tensor.
+        representation: what it holds, inferred from its values, such as ``"logits"`` or ``"probabilities"``.
+        why: the evidence in its values.
         row_sums: the least and the greatest sum of a row (of its exponentials, where it holds logarithms), and None
             where no row has a sum.
         zeros, minus_infinities, plus_infinities, nans: how many entries are these, and the index of the first.
@@ -46,12 +46,12 @@ class TensorSummary:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What `diagnose` found. ``str`` is a report to read, ``to_dict()`` one for scripts.
+    """The result of `diagnose`: ``str()`` gives a report to read, ``to_dict()`` one for scripts.
 
     Attributes:
-        call: the call, as it would be written.
+        call: the code of the call.
         direction: what it computes.
-        input, target: what each argument is and seems to hold.
+        input, target: a description of each argument.
         dim: the dimension of the classes, negative.
         values: what torch returns under each reduction; for ``"none"`` the shape. Empty where the call raises.
         raises: the message of the error that the call raises, None where it returns.
@@ -169,7 +169,7 @@ class Diagnosis:
 
 
 def conclude(case: Case, findings: list[Finding], suggestion: Suggestion | None) -> Diagnosis:
-    """Put together what was found out about a call."""
+    """Return the diagnosis of a call."""
     q = "exp(input)"
     p = "exp(target)" if case.log_target else "target"
     return Diagnosis(

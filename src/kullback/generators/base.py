@@ -1,4 +1,4 @@
-"""What every divergence is made of: a pair of finite distributions, and the members of a kind."""
+"""The base class of all divergences, and the pair of finite distributions that they are computed from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import invalid_value
 
 __all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
 
-# Below this |d| the brackets are summed as power series: twelve terms reach float64's last digit there.
+# Below this |d|, functions such as e^d - 1 - d are summed as power series: SERIES_TERMS reach float64's last digit.
 NEAR = 0.3
 SERIES_TERMS = 13
 
@@ -21,7 +21,7 @@ SERIES_TERMS = 13
 class FinitePair(NamedTuple):
     """Two finite distributions on the same classes, along the last dimension.
 
-    ``log_ratio`` is log p - log q, known better than from p and q: +inf where only q is 0, -inf where only p is,
+    ``log_ratio`` is log p - log q, more accurate than from p and q: +inf where only q is 0, -inf where only p is 0,
     0 where both are.
     """
 
@@ -33,7 +33,7 @@ class FinitePair(NamedTuple):
         """Return the same pair with P and Q exchanged."""
         return FinitePair(self.q, self.p, -self.log_ratio)
 
-    def excess_q(self) -> Tensor:
+    def q_minus_p(self) -> Tensor:
         """Return q - p, to full relative precision also where they agree."""
         near = self.log_ratio.abs() < NEAR
         return torch.where(near, self.p * torch.expm1(-torch.where(near, self.log_ratio, 0)), self.q - self.p)
@@ -60,9 +60,9 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """The common part of all kinds; a new one gives `terms`, `derivatives` and the two limits.
+    """The base class of all divergences; a subclass defines `terms`, `derivatives` and the two limits.
 
-    The text of `kullback.generators` says what the members mean.
+    The docstring of `kullback.generators` says what these mean.
 
     Example:
         >>> from kullback import KL, Counts
@@ -101,12 +101,10 @@ class Divergence(ABC):
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if not low <= value <= high:
-            raise ArgumentValueError(
-                explain(
-                    type(self).__name__,
-                    name,
-                    wanted=f"a number from {low:g} to {high:g}",
-                    got=repr(value),
-                    instead=f"{type(self).__name__}({name}=...) with a number in that range",
-                )
+            raise invalid_value(
+                type(self).__name__,
+                name,
+                wanted=f"a number from {low:g} to {high:g}",
+                got=repr(value),
+                instead=f"{type(self).__name__}({name}=...) with a number in that range",
             )

@@ -1,4 +1,4 @@
-"""The divergences made of powers of p/q: the alpha family, and the two of its members that have names; Renyi's."""
+"""Divergences made of powers of p/q: alpha, chi-squared, squared Hellinger and Renyi."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger"]
 
 _LARGEST = torch.finfo(torch.float64).max
 # Far enough below _LARGEST that sums of derivatives over a row stay finite.
-_LARGEST_SLOPE = 1e290
+_LARGEST_DERIVATIVE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
 
 
@@ -71,7 +71,7 @@ class Alpha(Divergence):
             return Alpha(1 - alpha).terms(pair.swapped())
         near = pair.log_ratio.abs() * alpha < NEAR
         d = torch.where(near, pair.log_ratio, 0)
-        far = (_power_excess(pair, alpha - 1) + pair.excess_q()) / alpha
+        far = (_box_cox(pair, alpha - 1) + pair.q_minus_p()) / alpha
         return torch.where(near, pair.q * power_series(_alpha_series(alpha), d), far)
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
@@ -81,8 +81,8 @@ class Alpha(Divergence):
             return by_p, by_q
         if alpha >= 1:  # the classes that make the value infinite
             pair = pair._replace(log_ratio=torch.where(pair.log_ratio == torch.inf, 0, pair.log_ratio))
-        by_p = _power_excess(pair, alpha - 1, largest=_LARGEST_SLOPE)
-        return by_p, (pair.excess_q() - (alpha - 1) * by_p) / alpha
+        by_p = _box_cox(pair, alpha - 1, largest=_LARGEST_DERIVATIVE)
+        return by_p, (pair.q_minus_p() - (alpha - 1) * by_p) / alpha
 
 
 def _alpha_series(alpha: float) -> list[float]:
@@ -90,8 +90,11 @@ def _alpha_series(alpha: float) -> list[float]:
     return [sum([alpha**k for k in range(n - 1)]) / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
-def _power_excess(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
-    """Return p (r^c - 1) / c with r = p/q, which is p log r at c = 0; r^c alone may overflow, p r^c up to `largest`."""
+def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
+    """Return p (r^c - 1) / c with r = p/q, p times the Box-Cox transform of r; at c = 0 that is p log r.
+
+    r^c alone may overflow; the result is at most about `largest`.
+    """
     exponent = c * pair.log_ratio if c else pair.log_ratio
     if c == 0:
         return times(pair.p, exponent)

@@ -1,4 +1,4 @@
-"""The kernels in plain torch: any device, any dtype, any divergence. They define what is correct.
+"""The reference: plain torch, for any device, dtype and divergence. It defines what is correct.
 
 Arithmetic is in float64 (float32 on devices without it) whatever the inputs are, over blocks of rows, so that the
 temporaries stay small however many rows there are.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence, FinitePair
+from kullback.numeric import upcast
 from kullback.representations import Representation
 
 __all__ = [
@@ -32,7 +33,7 @@ _BLOCK = 1 << 17
 
 def finite_pair(p: Representation, q: Representation) -> FinitePair:
     """Normalize two representations, as they are given, into probabilities and their log-ratio, in float64."""
-    return pair_from_weights(_widen(p.weights()), _widen(q.weights()), p.in_logs, q.in_logs)
+    return pair_from_weights(upcast(p.weights()), upcast(q.weights()), p.in_logs, q.in_logs)
 
 
 def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) -> FinitePair:
@@ -63,7 +64,7 @@ class Rows(NamedTuple):
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:
         """Normalize two tensors of rows, of any dtype."""
-        p, q = self._cooled(p, self.p_in_logs), self._cooled(q, self.q_in_logs)
+        p, q = self._scaled(p, self.p_in_logs), self._scaled(q, self.q_in_logs)
         return pair_from_weights(p, q, self.p_in_logs, self.q_in_logs)
 
     def derivatives(self, kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,9 +75,9 @@ class Rows(NamedTuple):
             by_q, pair.q, q, self.q_in_logs
         )
 
-    def _cooled(self, weights: Tensor, in_logs: bool) -> Tensor:
-        wide = _widen(weights)
-        return wide / self.temperature if in_logs and self.temperature != 1 else wide
+    def _scaled(self, weights: Tensor, in_logs: bool) -> Tensor:
+        weights = upcast(weights)
+        return weights / self.temperature if in_logs and self.temperature != 1 else weights
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
         """Turn a derivative by log-probabilities into one by the weights they were normalized from."""
@@ -87,7 +88,7 @@ class Rows(NamedTuple):
         by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
         if in_logs:
             return by_log_weight / self.temperature
-        weights = _widen(weights)
+        weights = upcast(weights)
         empty = weights == 0
         return torch.where(empty, 0, by_log_weight / torch.where(empty, 1, weights))
 
@@ -111,7 +112,7 @@ def value_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
     rows = Rows(temperature=temperature)
-    values = torch.empty(p.shape[0], dtype=_widen(p[:0]).dtype, device=p.device)
+    values = torch.empty(p.shape[0], dtype=upcast(p[:0]).dtype, device=p.device)
     gradients = [
         (x if inplace else torch.empty_like(x)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
@@ -258,10 +259,6 @@ def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
     return torch.where(
         close, torch.log1p(torch.where(close, (a - b) / torch.where(close, b, 1), 0)), difference_of_logs
     )
-
-
-def _widen(x: Tensor) -> Tensor:
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:

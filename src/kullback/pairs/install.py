@@ -1,4 +1,4 @@
-"""Torch's own `kl_divergence` answered by kullback, for as long as the user wants."""
+"""`install` and `uninstall`: whether `torch.distributions.kl_divergence` is answered by kullback."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.distributions import Distribution
 from kullback.errors import ConvergenceError, NoRuleError
 from kullback.pairs.coverage import WRAPPERS, families, rule_of
 from kullback.pairs.options import Options
-from kullback.pairs.registry import _USER_RULES
+from kullback.pairs.registry import user_pairs
 from kullback.pairs.solve import estimate
-from kullback.pairs.torch_registry import find_foreign_rule, forget_found, is_ours, mark_as_ours, registry
+from kullback.pairs.torch_registry import find_third_party_rule, forget_found, is_ours, mark_as_ours, registry
 
 __all__ = ["Installation", "install", "uninstall"]
 
@@ -23,13 +23,13 @@ TypePair = tuple[type, type]
 Rule = Callable[[Any, Any], Tensor]
 
 _lock = threading.Lock()
-# What stood in torch's table where kullback now stands; None where nothing did.
+# The rules of torch's table that kullback's replaced; None for pairs that had none.
 _replaced: dict[TypePair, Rule | None] = {}
 
 
 @mark_as_ours
 def _serve(p: Distribution, q: Distribution) -> Tensor:
-    """Answer for torch; callers of torch fall back on draws where they see NotImplementedError, so give them that."""
+    """Answer a call of torch's; a divergence without a rule is a NotImplementedError, on which callers fall back."""
     try:
         return estimate("kl_divergence", p, q, Options()).value
     except ConvergenceError as error:
@@ -37,7 +37,7 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
 
 
 class Installation:
-    """What `install` returns: leaving a ``with`` block over it puts torch back as it was before that `install`."""
+    """The result of `install`; at the end of a ``with`` block over it, torch is as it was before."""
 
     def __init__(self, *, was_installed: bool) -> None:
         self._was_installed = was_installed
@@ -89,9 +89,9 @@ def install() -> Installation:
         was_installed = bool(_replaced)
         table = registry()
         forget_found()
-        # All are chosen before any is entered: what torch finds for a pair must not yet be kullback's.
+        # All are chosen before the first is entered, while torch still finds its own rules and third parties'.
         chosen = [
-            pair for pair in _pairs() if not is_ours(table.get(pair)) and find_foreign_rule(*pair) is None
+            pair for pair in _pairs() if not is_ours(table.get(pair)) and find_third_party_rule(*pair) is None
         ]
         for pair in chosen:
             _replaced[pair] = table.get(pair)
@@ -101,9 +101,9 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """Give `torch.distributions.kl_divergence` its own rules back; nothing happens where kullback is not installed.
+    """Give `torch.distributions.kl_divergence` its own rules back; without an installation, do nothing.
 
-    What other packages registered with torch in the meantime stays.
+    Rules that other packages registered with torch in the meantime stay.
 
     Returns:
         nothing.
@@ -136,12 +136,12 @@ def uninstall() -> None:
 
 
 def _pairs() -> list[TypePair]:
-    """Return the pairs to answer for: those of torch's classes with a deterministic rule, and the user's own."""
+    """Return the pairs of types to serve: those of torch's classes with a deterministic rule, and the user's own."""
     of_torch = [(a, b) for a, p in families().items() for b, q in families().items() if _is_served(p, q)]
-    return list(dict.fromkeys([*of_torch, *_USER_RULES]))
+    return list(dict.fromkeys([*of_torch, *user_pairs()]))
 
 
 def _is_served(p: Distribution, q: Distribution) -> bool:
-    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # it depends on what they wrap
+    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # depends on the distributions they wrap
         return True
     return rule_of(p, q) not in ("monte_carlo", "not_comparable")

@@ -1,4 +1,4 @@
-"""Which function serves a pair of types: the most specific one, those of users first."""
+"""The rules by pairs of types: closed forms, reductions and those that users register; the most specific wins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.errors import ArgumentTypeError, NoRuleError, RegistrationError, explain
+from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type
 from kullback.estimate import Estimate
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "has_user_rules",
     "reduction",
     "register_kl",
+    "user_pairs",
 ]
 
 Rule = Callable[..., Tensor]
@@ -28,13 +29,13 @@ RuleT = TypeVar("RuleT", bound=Rule)
 TypePair = tuple[type, type]
 
 
-# One of kullback's own formulas; None where it does not hold for these parameters.
+# A formula of kullback's; returns None where it does not hold for the parameters.
 Form = Callable[..., Tensor | None]
 FormT = TypeVar("FormT", bound=Form)
 
 
 class ClosedForm(NamedTuple):
-    """One of kullback's own rules: the function, and whether it is a formula or a convergent series."""
+    """A closed form, and its method: ``"closed_form"`` or ``"series"``."""
 
     function: Form
     method: str
@@ -51,11 +52,11 @@ _FOUND: dict[TypePair, ClosedForm | None] = {}
 
 
 def closed_form(type_p: type, type_q: type, *, method: str = "closed_form") -> Callable[[FormT], FormT]:
-    """Enter kullback's own rule for a pair of types; subclasses are served too, unless they have one of their own.
+    """Enter a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
-    The function takes the two distributions, reads their parameters through `wide` and returns a float64 tensor that
-    broadcasts to the batch shape, or None where it does not hold for the parameters. It need not look at supports,
-    event shapes or dtypes: that is done for all pairs.
+    The function takes the two distributions, reads their parameters through `upcast` and returns a float64 tensor that
+    broadcasts to the batch shape, or None where it does not hold for the parameters. Supports, event shapes and dtypes
+    are checked for all pairs, not here.
     """
 
     def enter(function: FormT) -> FormT:
@@ -99,8 +100,13 @@ def find_closed_form(type_p: type, type_q: type) -> ClosedForm | None:
 
 
 def has_user_rules() -> bool:
-    """Tell whether a user registered any rule."""
+    """Tell whether there is any rule of `register_kl`."""
     return bool(_USER_RULES)
+
+
+def user_pairs() -> Iterator[TypePair]:
+    """Yield every pair of types with a rule of `register_kl`."""
+    yield from _USER_RULES
 
 
 def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:
@@ -123,7 +129,7 @@ def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
-    """Return the one pair that is narrower than all others that match; all of them where there is no such pair."""
+    """Return the most specific of the matching pairs alone, or all of them where none is the most specific."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
     best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
     return best or matches
@@ -171,16 +177,14 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     References:
         TensorFlow Distributions (Dillon et al., 2017)
     """
-    for argument, kind in (("type_p", type_p), ("type_q", type_q)):
-        if not (isinstance(kind, type) and issubclass(kind, Distribution)):
-            raise ArgumentTypeError(
-                explain(
-                    "register_kl",
-                    argument,
-                    wanted="a subclass of torch.distributions.Distribution",
-                    got=repr(kind),
-                    instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
-                )
+    for argument, given in (("type_p", type_p), ("type_q", type_q)):
+        if not (isinstance(given, type) and issubclass(given, Distribution)):
+            raise invalid_type(
+                "register_kl",
+                argument,
+                wanted="a subclass of torch.distributions.Distribution",
+                got=repr(given),
+                instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
             )
     if (type_p, type_q) in _USER_RULES:
         raise RegistrationError(
@@ -202,7 +206,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
 
 def _refuse_ambiguity(type_p: type, type_q: type) -> None:
-    """Refuse a pair when some types would match it and a known one, and neither pair is the more specific."""
+    """Refuse a pair if some types would match it and a registered pair, and neither of these is more specific."""
     for known_p, known_q in _USER_RULES:
         first, second = _narrower(type_p, known_p), _narrower(type_q, known_q)
         if (

@@ -1,4 +1,4 @@
-"""What torch's registry of rules holds that is not torch's own: the rules of other packages."""
+"""Torch's registry of rules: access to it, and the rules that third parties such as Pyro or GPyTorch put there."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.distributions import Distribution, kl
 
-__all__ = ["ForeignRule", "find_foreign_rule", "forget_found", "is_ours", "mark_as_ours", "registry"]
+__all__ = ["ThirdPartyRule", "find_third_party_rule", "forget_found", "is_ours", "mark_as_ours", "registry"]
 
 Rule = Callable[[Any, Any], Tensor]
 _OURS: set[Rule] = set()
 
 
-class ForeignRule(NamedTuple):
-    """Another package's rule, and whether it is for a class that is not torch's."""
+class ThirdPartyRule(NamedTuple):
+    """The rule of another package, and whether it is for a class that is not torch's."""
 
     function: Rule
     for_own_class: bool
 
 
 def registry() -> dict[tuple[type, type], Rule]:
-    """Return torch's table of rules itself."""
+    """Return torch's table of rules, not a copy."""
     return kl._KL_REGISTRY  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def forget_found() -> None:
-    """Have torch search its table anew, as it does after every change of its own."""
+    """Clear torch's cache of the rules that it found."""
     kl._KL_MEMOIZE.clear()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def mark_as_ours(rule: Rule) -> Rule:
-    """Remember a function that hands torch's calls to kullback, so that kullback does not hand them back."""
+    """Mark a rule as kullback's own, so that kullback does not take it for a third party's."""
     _OURS.add(rule)
     return rule
 
 
 def is_ours(rule: object) -> bool:
-    """Tell whether a rule in torch's table is one that kullback put there."""
+    """Tell whether kullback put a rule into torch's table."""
     return rule in _OURS
 
 
-def find_foreign_rule(type_p: type, type_q: type) -> ForeignRule | None:
-    """Return what torch would call for two types, if neither torch nor kullback wrote it.
+def find_third_party_rule(type_p: type, type_q: type) -> ThirdPartyRule | None:
+    """Return the rule that torch would call for two types; None if it is torch's own or kullback's.
 
-    For classes that are not torch's, its rule for any exponential family counts too.
+    Torch's generic rule for exponential families counts for classes that are not torch's.
     """
     rule = _found_by_torch(type_p, type_q)
     if rule is NotImplemented or rule in _OURS:
         return None
     if rule.__module__ == kl.__name__:
         is_generic = rule.__name__ == "_kl_expfamily_expfamily"
-        return None if not is_generic or _is_of_torch(type_p) else ForeignRule(rule, for_own_class=False)
+        return None if not is_generic or _is_of_torch(type_p) else ThirdPartyRule(rule, for_own_class=False)
     pairs = (pair for pair, known in registry().items() if known is rule)
     matching = [(a, b) for a, b in pairs if issubclass(type_p, a) and issubclass(type_q, b)]
-    return ForeignRule(rule, any(not _is_of_torch(kind) for pair in matching for kind in pair))
+    return ThirdPartyRule(rule, any(not _is_of_torch(kind) for pair in matching for kind in pair))
 
 
 def _found_by_torch(type_p: type, type_q: type) -> Any:

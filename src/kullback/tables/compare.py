@@ -88,7 +88,7 @@ def compare_tables(
         ArgumentValueError: a column that is asked for is in neither table, a table lacks the column of weights or of
             clusters, or a number is out of range.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
+        OptionalDependencyError: a package is missing; the error names it.
 
     Example:
         >>> import pyarrow as pa, torch

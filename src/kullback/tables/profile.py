@@ -185,7 +185,7 @@ def profile_table(
         ArgumentValueError: a column asked for is not there or cannot be profiled, two have the same name, or the
             weights are not finite numbers of 0 or more.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
+        OptionalDependencyError: a package is missing; the error names it.
 
     Example:
         >>> import pyarrow as pa

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kullback.report.predictions.html import page_environment
+from kullback.report.shared.page import render_page
 from kullback.report.tables.plots import draw_column
 from kullback.report.tables.wording import (
     SIGNIFICANT,
@@ -24,13 +24,13 @@ from kullback.report.tables.wording import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kullback.report.predictions.plots import Plot
+    from kullback.report.shared.plots import Plot
     from kullback.report.tables.wording import Compared
     from kullback.tables.result import Bin, ColumnComparison, TableComparison
 
 __all__ = ["MOST_DRAWN", "render"]
 
-WRITERS: tuple[Callable[..., str], ...] = (p_value_text, interval, name_of, percentage, value_text)
+FILTERS: tuple[Callable[..., str], ...] = (p_value_text, interval, name_of, percentage, value_text)
 MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
 MOST_BINS = 8  # categories of a column that are shown
 MOST_CONTRIBUTORS = 3
@@ -70,10 +70,10 @@ def render(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str
         >>> page.startswith("<!doctype html>"), "<script" in page
         (True, False)
     """
-    environment = page_environment()
-    environment.filters.update({write.__name__: write for write in WRITERS})
     drawn = comparison.columns[:MOST_DRAWN]
-    return environment.get_template("table.html.j2").render(
+    return render_page(
+        "tables.html.j2",
+        FILTERS,
         comparison=comparison,
         size=size(comparison),
         verdicts=verdicts,

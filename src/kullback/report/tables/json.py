@@ -21,11 +21,10 @@ no number for. Within version 2 names and codes may be added, never removed or c
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kullback.report.predictions.json import encoded
+from kullback.report.shared.json import document, to_text
 
 if TYPE_CHECKING:
     from kullback.tables.result import TableComparison
@@ -54,7 +53,7 @@ def to_dict(comparison: TableComparison) -> dict[str, Any]:
     """
     fields = asdict(comparison)
     fields |= {key: [_named_first(each) for each in fields[key]] for key in ("columns", "joint")}
-    return {"schema": SCHEMA, "unit": "nats", **encoded(fields)}
+    return document(SCHEMA, fields)
 
 
 def dumps(comparison: TableComparison) -> str:
@@ -73,7 +72,7 @@ def dumps(comparison: TableComparison) -> str:
         >>> json.loads(dumps(compare_tables(table, table)))["columns"][0]["psi"]["value"]
         0.0
     """
-    return json.dumps(to_dict(comparison), indent=2, allow_nan=False) + "\n"
+    return to_text(to_dict(comparison))
 
 
 def _named_first(fields: dict[str, Any]) -> dict[str, Any]:

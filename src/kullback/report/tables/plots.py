@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from kullback.report.predictions.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
+from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
 from kullback.report.tables.wording import percentage, totals
 
 if TYPE_CHECKING:

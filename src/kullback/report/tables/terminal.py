@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kullback.report.predictions.terminal import Speaker
-from kullback.report.predictions.wording import count, number
+from kullback.report.shared.console import Printer
+from kullback.report.shared.formats import count, number
 from kullback.report.tables.wording import (
     SIGNIFICANT,
     Verdict,
@@ -63,11 +63,8 @@ def render(comparison: TableComparison, console: Console, verdicts: Sequence[Ver
         How far is Q from P?
         ...
     """
-    say = Speaker(console)
-    say.line("How far is Q from P?", style="bold")
-    say.line(f"P  {comparison.p_name}")
-    say.line(f"Q  {comparison.q_name}")
-    say.line(size(comparison))
+    say = Printer(console)
+    say.heading(comparison.p_name, comparison.q_name, size(comparison))
     heading = f"{100 * comparison.confidence:g}% CI"
     headings = ["", "PSI", heading, "KL(P||Q)", "KL(Q||P)", "TV", "p"]
     if comparison.columns:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kullback.report.predictions.wording import count, number, percent
+from kullback.report.shared.formats import count, number, percent
 from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison
 
 __all__ = [
