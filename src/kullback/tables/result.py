@@ -17,10 +17,12 @@ class Quantity:
     """The estimate of a divergence between the bins of two columns.
 
     Attributes:
-        value: the estimate, corrected for the bias of counts of few rows; at least 0.
+        value: the estimate, corrected for the bias of counts of few rows; at least 0. None where most values are too
+            rare to tell.
         standard_error: its standard error; None where there are too few rows to tell.
-        interval: the confidence interval, whose upper end is infinite where one side has no row in a bin of the other;
-            None where there is none: the column's notes say why.
+        interval: the confidence interval; its upper end is infinite (for JS and TV: larger) where one side has no row
+            in a bin of the other, or rare values may differ unseen. None where there are too few rows; the column's
+            notes say why.
 
     Example:
         >>> from kullback.tables import Quantity
@@ -28,9 +30,16 @@ class Quantity:
         (0.07, 0.15)
     """
 
-    value: float
+    value: float | None
     standard_error: float | None
     interval: Interval | None
+
+
+def least(quantity: Quantity) -> float:
+    """Return the value of a divergence, or the lower end of its interval where it has no value."""
+    if quantity.value is not None:
+        return quantity.value
+    return quantity.interval[0] if quantity.interval else 0.0
 
 
 @dataclass(frozen=True)
