@@ -34,7 +34,7 @@ from kullback.tables.findings import (
 )
 from kullback.tables.inference.significance import adjusted
 from kullback.tables.profile import Profile, profile_table
-from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
+from kullback.tables.result import ColumnComparison, JointComparison, TableComparison, least
 from kullback.tables.settings import Settings, effective_rows
 
 __all__ = ["compare_profiles", "compare_tables"]
@@ -242,7 +242,7 @@ def _compared(
         *names,
         p.rows,
         q.rows,
-        tuple(sorted(columns, key=lambda column: (-column.psi.value, column.name))),
+        tuple(sorted(columns, key=lambda column: (-least(column.psi), column.name))),
         tuple(joint),
         tuple(found),
         settings.confidence,
