@@ -10,24 +10,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import (
-    Array,
-    about_sign,
-    check_confidence,
-    check_samples,
-    effective_number,
-    numpy_of,
-)
+from kullback.estimators.checks import check_confidence, check_finite, check_samples
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import SymbolCounts, describe, tabulate
+from kullback.estimators.discrete.api import CategoryCounts, describe, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
+from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
+from kullback.estimators.normal_interval import note_on_sign
 from kullback.samples import Samples
 
 __all__ = ["histogram"]
@@ -45,9 +39,6 @@ _QUANTILES_IN_A_BIN = 4
 _FEW_TIES = 0.01
 
 
-Places = np.ndarray[Any, np.dtype[np.int64]]
-
-
 @dataclass(frozen=True)
 class _Sorted:
     """Finite numbers in order, and the share of the weight that the first k have; None if all weigh the same."""
@@ -63,7 +54,7 @@ class _Sorted:
             place = np.searchsorted(self.below[1:], levels)
         return self.values[np.clip(place, 0, len(self.values) - 1)]
 
-    def places(self, edges: Array) -> Places:
+    def places(self, edges: Array) -> Integers:
         """Return how many draws are at or below each edge."""
         return np.searchsorted(self.values, edges, side="right")
 
@@ -109,7 +100,7 @@ def histogram(
         infinite where more than 5 % of P's draws lie in bins that Q never showed.
 
     Raises:
-        ArgumentValueError: the draws are symbols, vectors or infinite, or `bins` is less than 2.
+        ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
 
     Example:
         >>> import torch
@@ -130,29 +121,30 @@ def histogram(
     edges = _edges(first, second, bins)
     table = _count(p, q, first, second, edges)
     estimate = point.zhang_grabchak(table.a, table.b)
-    predicted = point.discovery(table.a, table.b).kept
-    added = predicted.clamp(min=_beyond(first, second, edges))
+    corrected = point.coverage_correction(table.a, table.b).shrunken
+    added = corrected.clamp(min=_beyond(first, second, edges))
     raw = estimate + added
     value = raw.clamp(min=0)
     error, interval, notes = describe(table, value, confidence, "histogram", "bins")
     if interval is not None:
         coarse = _count(p, q, first, second, edges[1::2])
         tails = _count(p, q, first, second, _with_tails(first.values, edges))
-        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - predicted
+        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - corrected
         in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
         high = kl_interval(tails.a, tails.b, confidence, tails.inflation)[1] + 2 * in_tails
         # A few draws of P alone in a tail are no reason to give up an upper end.
         high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1])
         interval = interval[0], high + lost
-    notes = [*about_sign(float(raw)), *notes, *_about_ties(first, second), *table.notes]
+    notes = [*note_on_sign(float(raw)), *notes, *_notes_on_ties(first, second), *table.notes]
     device = p.tensor.device
     return Estimate(
         value.to(device),
-        None if error is None else error.to(device),
+        None,
         "histogram",
         None if interval is None else (interval[0].to(device), interval[1].to(device)),
         table.n,
         tuple(notes),
+        None if error is None else error.to(device),
     )
 
 
@@ -160,35 +152,19 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
     check_samples(call, p, q)
     check_confidence(call, confidence)
     if p.discrete or p.tensor.shape[1] != 1:
-        raise _refused(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="draws of numbers",
             got=f"{p!r} and {q!r}",
-            instead="method='coverage_adjusted' for symbols, method='neighbors' for vectors",
+            instead="method='coverage_adjusted' for categories, method='nearest_neighbors' for vectors",
         )
-    for name, samples in (("p", p), ("q", q)):
-        infinite = int(samples.tensor.isinf().sum())
-        if infinite:
-            raise _refused(
-                call,
-                wanted="finite numbers",
-                got=f"{infinite} infinite draws in {name}",
-                instead="Samples(x[x.isfinite()]), if they may be left out",
-            )
+    check_finite(call, "p", p)
+    check_finite(call, "q", q)
     if bins is not None and bins < 2:
-        raise ArgumentValueError(
-            explain(
-                call,
-                "bins",
-                wanted="2 or more",
-                got=repr(bins),
-                instead="bins=None for a number that suits n",
-            )
+        raise invalid_value(
+            call, "bins", wanted="2 or more", got=repr(bins), instead="bins=None for a number that suits n"
         )
-
-
-def _refused(call: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    return ArgumentValueError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
 
 
 def _sorted(samples: Samples) -> _Sorted:
@@ -207,7 +183,7 @@ def _number_of_bins(n: float) -> int:
 
 def _independent_draws(p: Samples, q: Samples, first: _Sorted, second: _Sorted) -> float:
     """Return the harmonic mean of the effective numbers of draws; those of clusters are seen in ten bins."""
-    if p.clusters is None and q.clusters is None:
+    if p.cluster is None and q.cluster is None:
         n, m = effective_number(p.weights, len(p)), effective_number(q.weights, len(q))
     else:
         table = _count(p, q, first, second, _edges(first, second, 10))
@@ -237,14 +213,14 @@ def _halves(k: int) -> list[int]:
     return [half for half in halves if half >= _DRAWS_IN_A_TAIL]
 
 
-def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array) -> SymbolCounts:
+def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array) -> CategoryCounts:
     """Count the draws at or below the first edge, above it and at or below the second, and so on."""
-    if all(x is None for x in (p.weights, p.clusters, q.weights, q.clusters)):
+    if all(x is None for x in (p.weights, p.cluster, q.weights, q.cluster)):
         a, b = (
             torch.from_numpy(np.diff(s.places(edges), prepend=0, append=len(s.values)).astype(np.float64))
             for s in (first, second)
         )
-        return SymbolCounts(a, b, (1.0, 1.0), (len(p), len(q)))
+        return CategoryCounts(a, b, (1.0, 1.0), (len(p), len(q)))
     codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
     return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
 
@@ -259,8 +235,8 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
         # Halves, so that the difference of two huge numbers is finite.
         half_width = float(x[-1] / 2 - x[0] / 2) * (len(x) + 1) / (len(x) - 1)
         if half_width > 0:
-            excess = float(np.mean(np.log(_distances(x, second.values)))) - math.log(half_width)
-            total += first.share_between(int(ends[i]), int(ends[i + 1])) * max(0.0, excess)
+            farther = float(np.mean(np.log(_distances(x, second.values)))) - math.log(half_width)
+            total += first.share_between(int(ends[i]), int(ends[i + 1])) * max(0.0, farther)
     return total
 
 
@@ -272,7 +248,7 @@ def _distances(x: Array, y: Array) -> Array:
     return np.maximum(2 * np.minimum(up, down), np.finfo(np.float64).tiny)
 
 
-def _about_ties(first: _Sorted, second: _Sorted) -> list[str]:
+def _notes_on_ties(first: _Sorted, second: _Sorted) -> list[str]:
     if len(first.values) == len(second.values) and np.array_equal(first.values, second.values):
         return ["P and Q are the same draws."]
     notes: list[str] = []

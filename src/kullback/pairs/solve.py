@@ -26,10 +26,10 @@ from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits
 from kullback.pairs.options import Options
-from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule
+from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule, is_narrower
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
-from kullback.pairs.torch_registry import find_foreign_rule
+from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
 from kullback.pairs.univariate import divergence_of_densities, method_for
 
 __all__ = ["as_kl", "estimate"]
@@ -87,11 +87,21 @@ def estimate(
 
 
 def _by_rule_of_users(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate | None:
-    """Use a rule that the user registered, here or with torch for a class of their own."""
-    rule = find_user_rule(call, type(p), type(q))
-    if rule is not None and options.method in ("auto", "closed_form"):
-        return Estimate(rule(p, q), None, "closed_form")
-    return _by_third_party_rule(p, q, options, for_own_class=True)
+    """Use the most specific rule that the user registered, here or with torch for a class of their own."""
+    if options.method not in ("auto", "closed_form"):
+        return None
+    own, third_party = find_user_rule(call, type(p), type(q)), find_third_party_rule(type(p), type(q))
+    if third_party is not None and (
+        third_party.for_own_class
+        if own is None
+        else not third_party.is_of_torch
+        and third_party.pair != own.pair
+        and is_narrower(third_party.pair, own.pair)
+    ):
+        found = _of_third_party(third_party, p, q)
+        if found is not None:
+            return found
+    return None if own is None else Estimate(own.function(p, q), None, "closed_form")
 
 
 def _by_closed_form(
@@ -100,7 +110,7 @@ def _by_closed_form(
     form = find_closed_form(type(p), type(q))
     if form is None or options.method not in ("auto", form.method):
         return None
-    value = fused_divergence(p, q)
+    value = fused_divergence(p, q) if options.try_native else None
     if value is None:
         value = form.function(p, q)
         if value is None:
@@ -133,24 +143,21 @@ def _by_reduction(
     reduction = find_reduction(type(p), type(q))
     if reduction is None:
         return None
-    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, options))
+    others = options._replace(try_native=True)
+    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, others))
 
 
 def _by_rule_of_torch(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
-    return _by_third_party_rule(p, q, options, for_own_class=False)
+    """Use a rule that a third party registered with torch for torch's classes; torch's own have better ones here."""
+    found = find_third_party_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
+    return None if found is None or found.for_own_class else _of_third_party(found, p, q)
 
 
-def _by_third_party_rule(
-    p: Distribution, q: Distribution, options: Options, *, for_own_class: bool
-) -> Estimate | None:
-    """Use a rule that somebody else registered with torch; torch's own are all replaced by better ones."""
-    found = find_foreign_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
-    if found is None or found.for_own_class != for_own_class:
-        return None
+def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
     try:
-        return Estimate(found.function(p, q), None, "closed_form")
+        return Estimate(rule.function(p, q), None, "closed_form")
     except NotImplementedError:  # how a rule of torch says that it does not serve these two after all
         return None
 

@@ -41,7 +41,7 @@ def double(*values: object) -> Tensor:
 
 def draw(p: Distribution, q: Distribution, samples: int = 4000, seed: int = 0) -> Estimate:
     generator = torch.Generator().manual_seed(seed)
-    return kl_estimate(p, q, method="monte_carlo", samples=samples, generator=generator)
+    return kl_estimate(p, q, method="monte_carlo", draws=samples, generator=generator)
 
 
 def two_parts(centers: Tensor, weights: Tensor | None = None) -> MixtureSameFamily:
@@ -121,9 +121,9 @@ def test_the_same_seed_gives_the_same_number_and_leaves_the_global_one_alone() -
     assert not torch.equal(first.value, other.value)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(0)
-    free = kl_divergence(p, q, method="monte_carlo", samples=100)
+    free = kl_divergence(p, q, method="monte_carlo", draws=100)
     torch.manual_seed(0)
-    assert torch.equal(free, kl_divergence(p, q, method="monte_carlo", samples=100))
+    assert torch.equal(free, kl_divergence(p, q, method="monte_carlo", draws=100))
 
 
 def test_the_control_variate_wins_where_p_and_q_are_close_and_costs_nothing_where_they_are_far() -> None:

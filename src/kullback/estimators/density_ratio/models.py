@@ -5,18 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from kullback.estimators.checks import Array
 from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
+from kullback.estimators.draws import Array, Integers
+from kullback.optional import load
 
 __all__ = [
     "GAUSSIAN",
     "Candidate",
     "Fit",
-    "Folds",
     "Labeled",
     "LogOdds",
     "Mask",
@@ -28,14 +28,13 @@ __all__ = [
 
 LogOdds = Callable[[Array], Array]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Folds = np.ndarray[Any, np.dtype[np.int64]]
 
 GAUSSIAN = "Gaussian densities"
 
 # Features beyond which a regression's normal equations cost more than the other candidates together.
 _MOST_FEATURES = 1500
 # Beyond, the splines with products serve heavy tails as well.
-_MOST_TAMED = 10
+_MOST_ASINH = 10
 _KNOTS = 7
 _BINS = 250
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
@@ -45,13 +44,13 @@ _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 class Labeled:
     """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
 
-    Weights add up to n over P and to m over Q. A unit is a draw, or a cluster of draws that stay together.
+    Weights add up to n over P and to m over Q. A unit is a cluster of draws, or a single draw.
     """
 
     x: Array
     from_p: Mask
     weights: Array
-    units: Folds
+    units: Integers
 
     def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
         """Return the chosen draws."""
@@ -90,8 +89,10 @@ def candidates_for(draws: Labeled, seed: int) -> list[Candidate]:
         found.append(Candidate(GAUSSIAN, (_gaussian,)))
     if d * (d + 3) // 2 < _MOST_FEATURES:
         found.append(_regressions("quadratic logistic regression", _quadratic))
-    if d <= _MOST_TAMED:
-        found.append(_regressions("quadratic logistic regression of tamed coordinates", _tamed_quadratic))
+    if d <= _MOST_ASINH:
+        found.append(
+            _regressions("quadratic logistic regression of asinh-scaled coordinates", _asinh_quadratic)
+        )
     if d * (_KNOTS + 1) < _MOST_FEATURES:
         found.append(_regressions("additive spline regression", _additive))
     if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < _MOST_FEATURES:
@@ -104,9 +105,7 @@ def users_candidate(classifier: object) -> Candidate:
     """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
 
     def fit(draws: Labeled) -> LogOdds:
-        from sklearn.base import clone
-
-        model: Any = clone(cast("Any", classifier))
+        model = _sklearn("base").clone(classifier)
         return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return Candidate(type(classifier).__name__, (fit,))
@@ -120,7 +119,7 @@ def log_loss(log_odds: Array, draws: Labeled) -> Array:
 def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
 
-    Probabilistic Outputs for Support Vector Machines (Platt, 1999). The slope is not let below 0.
+    Probabilistic Outputs for Support Vector Machines (Platt, 1999). The derivative is not let below 0.
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
@@ -130,9 +129,11 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     loss = _penalized_loss(coefficients, features, draws, ridge)
     hessian = np.eye(2)
     for _ in range(100):
-        chance = _logistic(features @ coefficients)
-        hessian = (features * (weights * chance * (1 - chance))[:, None]).T @ features + np.diag(ridge)
-        gradient = features.T @ (weights * (chance - labels)) + ridge * coefficients
+        probability = _logistic(features @ coefficients)
+        hessian = (features * (weights * probability * (1 - probability))[:, None]).T @ features + np.diag(
+            ridge
+        )
+        gradient = features.T @ (weights * (probability - labels)) + ridge * coefficients
         step, length = np.linalg.solve(hessian, gradient), 1.0
         while (after := _penalized_loss(coefficients - length * step, features, draws, ridge)) > loss:
             length /= 2
@@ -143,8 +144,8 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
         coefficients, loss = coefficients - length * step, after
     if coefficients[1] < 0:
         coefficients = np.array([draws.log_prior_odds, 0.0])
-    chance = _logistic(features @ coefficients)
-    influence = ((weights * (labels - chance))[:, None] * features) @ np.linalg.inv(hessian)
+    probability = _logistic(features @ coefficients)
+    influence = ((weights * (labels - probability))[:, None] * features) @ np.linalg.inv(hessian)
     return features @ coefficients, influence, features
 
 
@@ -163,20 +164,17 @@ def _gaussian(draws: Labeled) -> LogOdds:
     return lambda x: ratio(x) + draws.log_prior_odds
 
 
-def _regressions(name: str, features: Callable[[], Any]) -> Candidate:
+def _regressions(name: str, features: Callable[[], list[Any]]) -> Candidate:
     return Candidate(name, tuple(_regression(features, penalty) for penalty in _PENALTIES))
 
 
-def _regression(features: Callable[[], Any], penalty: float) -> Fit:
+def _regression(features: Callable[[], list[Any]], penalty: float) -> Fit:
     def fit(draws: Labeled) -> LogOdds:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-
-        solver = LogisticRegression(C=1 / penalty, solver="newton-cholesky", tol=1e-3, max_iter=50)
-        model: Any = make_pipeline(features(), solver)
-        with (
-            warnings.catch_warnings()
-        ):  # separable draws: the solver says that it stopped, and the penalty bounds it
+        logistic = _sklearn("linear_model").LogisticRegression
+        solver = logistic(C=1 / penalty, solver="newton-cholesky", tol=1e-3, max_iter=50)
+        model = _pipeline(*features(), _sklearn("preprocessing").StandardScaler(), solver)
+        with warnings.catch_warnings():
+            # Of separable draws the solver says that it stopped; the penalty bounds them.
             warnings.simplefilter("ignore")
             model.fit(draws.x, draws.from_p.astype(int), logisticregression__sample_weight=draws.weights)
         return _log_odds_of(model)
@@ -184,60 +182,57 @@ def _regression(features: Callable[[], Any], penalty: float) -> Fit:
     return fit
 
 
-def _linear() -> Any:
-    from sklearn.preprocessing import StandardScaler
-
-    return StandardScaler()
+def _sklearn(module: str) -> Any:
+    return load(f"sklearn.{module}", "density_ratio")
 
 
-def _quadratic() -> Any:
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    return make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler())
+def _pipeline(*steps: Any) -> Any:
+    return _sklearn("pipeline").make_pipeline(*steps)
 
 
-def _tamed_quadratic() -> Any:
-    """For power laws, whose log-ratio is a line in tamed coordinates."""
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    return make_pipeline(*_tamed(), PolynomialFeatures(2, include_bias=False), StandardScaler())
+def _linear() -> list[Any]:
+    return []
 
 
-def _additive() -> Any:
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(*_tamed(), _splines(), StandardScaler())
+def _quadratic() -> list[Any]:
+    return [_sklearn("preprocessing").StandardScaler(), _products(interaction_only=False)]
 
 
-def _spline_with_products() -> Any:
-    from sklearn.pipeline import make_pipeline, make_union
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    products = PolynomialFeatures(2, interaction_only=True, include_bias=False)
-    return make_pipeline(*_tamed(), make_union(_splines(), products), StandardScaler())
+def _asinh_quadratic() -> list[Any]:
+    """Features for Pareto tails, whose log-ratio is a line in these coordinates."""
+    return [*_asinh_scaled(), _products(interaction_only=False)]
 
 
-def _tamed() -> tuple[Any, Any]:
-    """Coordinates in which a power law's tail is a straight line: asinh of the distance in quartiles."""
-    from sklearn.preprocessing import FunctionTransformer, RobustScaler
+def _additive() -> list[Any]:
+    return [*_asinh_scaled(), _splines()]
 
-    return RobustScaler(), FunctionTransformer(np.arcsinh)
+
+def _spline_with_products() -> list[Any]:
+    union = _sklearn("pipeline").make_union(_splines(), _products(interaction_only=True))
+    return [*_asinh_scaled(), union]
+
+
+def _products(*, interaction_only: bool) -> Any:
+    return _sklearn("preprocessing").PolynomialFeatures(
+        2, interaction_only=interaction_only, include_bias=False
+    )
+
+
+def _asinh_scaled() -> list[Any]:
+    """Coordinates in which a Pareto tail is a straight line: asinh of the distance in quartiles."""
+    preprocessing = _sklearn("preprocessing")
+    return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 
 
 def _splines() -> Any:
-    from sklearn.preprocessing import SplineTransformer
-
-    return SplineTransformer(n_knots=_KNOTS, knots="quantile", extrapolation="linear", include_bias=False)
+    return _sklearn("preprocessing").SplineTransformer(
+        n_knots=_KNOTS, knots="quantile", extrapolation="linear", include_bias=False
+    )
 
 
 def _trees(seed: int) -> Fit:
     def fit(draws: Labeled) -> LogOdds:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-
-        model: Any = cast("Any", HistGradientBoostingClassifier)(
+        model = _sklearn("ensemble").HistGradientBoostingClassifier(
             learning_rate=0.08,
             max_leaf_nodes=15,
             min_samples_leaf=30,
@@ -271,8 +266,10 @@ def _log_odds_of(model: Any) -> LogOdds:
     def log_odds(x: Array) -> Array:
         if hasattr(model, "decision_function"):
             return np.asarray(model.decision_function(x), dtype=np.float64).reshape(len(x))
-        chances = np.asarray(model.predict_proba(x), dtype=np.float64)
+        probabilities = np.asarray(model.predict_proba(x), dtype=np.float64)
         smallest = np.finfo(np.float64).tiny
-        return np.log(np.maximum(chances[:, 1], smallest)) - np.log(np.maximum(chances[:, 0], smallest))
+        return np.log(np.maximum(probabilities[:, 1], smallest)) - np.log(
+            np.maximum(probabilities[:, 0], smallest)
+        )
 
     return log_odds
