@@ -92,13 +92,15 @@ def kl_divergence(
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
-    if method == "auto" and base is rtol is generator is None and (atol, max_evaluations, draws) == _DEFAULTS:
+    numbers = (atol, max_evaluations, draws)
+    is_default = method == "auto" and base is rtol is generator is None and numbers == _DEFAULTS
+    if is_default:
         value = fused_divergence(p, q)  # at once: for a small batch, checking the options takes longer
         if value is not None:
             return value
     options = _options(
         "kl_divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False
-    )
+    )._replace(try_native=not is_default)
     return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
 
 

@@ -16,10 +16,10 @@ __all__ = ["KL", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVaria
 _KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
-def _kl_terms(p: Tensor, difference: Tensor, x: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `difference` is p (e^-x - 1)."""
+def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
+    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x, which is `far` for x that are not small."""
     near = x.abs() < NEAR
-    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), difference + times(p, x))
+    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), far)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class KL(Divergence):
         return math.inf
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return _kl_terms(pair.p, pair.q_minus_p(), pair.log_ratio)
+        return _kl_terms(pair.p, pair.log_ratio, pair.q_minus_p() + pair.p_log_ratio())
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         return times(pair.p, finite(pair.log_ratio)), pair.q_minus_p()
@@ -129,7 +129,7 @@ class Jeffreys(Divergence):
         return math.inf
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return times(-pair.q_minus_p(), pair.log_ratio)
+        return torch.where(pair.log_ratio.isinf(), torch.inf, -pair.q_minus_p() * finite(pair.log_ratio))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         d, difference = finite(pair.log_ratio), pair.q_minus_p()
@@ -181,7 +181,8 @@ class SkewKL(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         if self.alpha == 0:
             return KL().terms(pair)
-        return _kl_terms(pair.p, (1 - self.alpha) * pair.q_minus_p(), self._log_p_over_mixture(pair))
+        x = self._log_p_over_mixture(pair)
+        return _kl_terms(pair.p, x, (1 - self.alpha) * pair.q_minus_p() + times(pair.p, x))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         if self.alpha == 0:

@@ -14,10 +14,10 @@ from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.cholesky import of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
-from kullback.pairs.numerics.special import log_total
 from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
 from kullback.pairs.support import check_comparable
+from kullback.special import safe_logsumexp
 
 __all__ = ["Bounds", "kl_bounds"]
 
@@ -128,7 +128,7 @@ def _divergences(f: Distribution, g: Distribution) -> Tensor:
 
 def _log_sums(log_weights: Tensor, x: Tensor) -> Tensor:
     """Return log sum_b w_b e^x_ab."""
-    return log_total(log_weights.unsqueeze(-2) + x, -1)
+    return safe_logsumexp(log_weights.unsqueeze(-2) + x, -1)
 
 
 def _weighted(log_weights: Tensor, x: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class Options(NamedTuple):
     generator: torch.Generator | None = None
     wants_error: bool = True
     confidence: float = 0.95
+    try_native: bool = True  # False where the closed forms in C++ have declined this pair already
 
     def target(self) -> Target:
         """Return what sums and integrals aim at."""

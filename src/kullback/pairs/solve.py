@@ -29,7 +29,7 @@ from kullback.pairs.options import Options
 from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
-from kullback.pairs.torch_registry import find_foreign_rule
+from kullback.pairs.torch_registry import find_third_party_rule
 from kullback.pairs.univariate import divergence_of_densities, method_for
 
 __all__ = ["as_kl", "estimate"]
@@ -100,7 +100,7 @@ def _by_closed_form(
     form = find_closed_form(type(p), type(q))
     if form is None or options.method not in ("auto", form.method):
         return None
-    value = fused_divergence(p, q)
+    value = fused_divergence(p, q) if options.try_native else None
     if value is None:
         value = form.function(p, q)
         if value is None:
@@ -132,7 +132,8 @@ def _by_reduction(
     reduction = find_reduction(type(p), type(q))
     if reduction is None:
         return None
-    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, options))
+    others = options._replace(try_native=True)
+    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, others))
 
 
 def _by_rule_of_torch(
@@ -145,7 +146,7 @@ def _by_third_party_rule(
     p: Distribution, q: Distribution, options: Options, *, for_own_class: bool
 ) -> Estimate | None:
     """Use a rule that somebody else registered with torch; torch's own are all replaced by better ones."""
-    found = find_foreign_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
+    found = find_third_party_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
     if found is None or found.for_own_class != for_own_class:
         return None
     try:

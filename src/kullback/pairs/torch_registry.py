@@ -67,6 +67,3 @@ def _found_by_torch(type_p: type, type_q: type) -> Any:
 
 def _is_of_torch(kind: type) -> bool:
     return kind.__module__.startswith(Distribution.__module__.rpartition(".")[0] + ".")
-
-
-find_foreign_rule = find_third_party_rule

@@ -153,11 +153,8 @@ def _rows(p: Classes, q: Classes) -> Tensor:
     (left, left_in_logs), (right, right_in_logs) = _weights(p), _weights(q)
     left, right = torch.broadcast_tensors(left, right)
     shape, classes, rows = left.shape[:-1], left.shape[-1], Rows(left_in_logs, right_in_logs)
-    # A finite logit means positive mass even where the probability underflows.
-    outside = (left > (-torch.inf if left_in_logs else 0)) & (right == (-torch.inf if right_in_logs else 0))
     left, right = left.reshape(shape.numel(), classes), right.reshape(shape.numel(), classes)
-    value = reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
-    return torch.where(outside.any(-1), torch.inf, value)
+    return reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
 
 
 def _weights(d: Classes) -> tuple[Tensor, bool]:

@@ -27,7 +27,7 @@ from kullback.pairs.densities.base import (
     register_density,
 )
 from kullback.pairs.numerics.parameters import given_logits
-from kullback.pairs.numerics.special import lgamma_rest
+from kullback.special import stirling_remainder
 
 __all__ = [
     "BetaDensity",
@@ -60,7 +60,9 @@ class BetaDensity(_Unit):
         # By logits around that of the mean, where large concentrations leave no large terms.
         u = log_x - log_rest - torch.log(a) + torch.log(b)
         shape = a * log_mean_exp(a / n, b / n, -u) + b * log_mean_exp(b / n, a / n, u)
-        return lgamma_rest(n) - lgamma_rest(a) - lgamma_rest(b) - shape - log_x - log_rest
+        return (
+            stirling_remainder(n) - stirling_remainder(a) - stirling_remainder(b) - shape - log_x - log_rest
+        )
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         a, b = self.a, self.b

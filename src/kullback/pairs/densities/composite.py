@@ -28,9 +28,8 @@ from kullback.pairs.densities.base import (
     density_of,
     register_density,
 )
-from kullback.pairs.numerics.bernoulli import safe_log
 from kullback.pairs.numerics.parameters import given_logits
-from kullback.pairs.numerics.special import log_total
+from kullback.special import safe_log, safe_logsumexp
 
 __all__ = ["AffineDensity", "ExpDensity", "MixtureDensity", "SigmoidDensity", "log_weights_of"]
 
@@ -75,7 +74,7 @@ class MixtureDensity(Density):
             outside = outside | (apart.x > high)
             apart = Points(torch.minimum(apart.x, high))
         density = torch.where(outside, -torch.inf, self.part.log_density(apart))
-        return log_total(self.log_weights + density, -1)
+        return safe_logsumexp(self.log_weights + density, -1)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         weights = torch.exp(self.log_weights)

@@ -19,8 +19,9 @@ from torch.distributions import Bernoulli, Binomial, Categorical, Geometric, Neg
 
 from kullback.numeric import upcast
 from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, register_density
-from kullback.pairs.numerics.bernoulli import chances_of, rate_of, safe_log
+from kullback.pairs.numerics.bernoulli import probabilities_of, rate_of
 from kullback.pairs.numerics.parameters import given_logits
+from kullback.special import HALF_LOG_2PI, safe_log
 
 __all__ = [
     "BinomialDensity",
@@ -31,7 +32,6 @@ __all__ = [
     "PoissonDensity",
 ]
 
-_LOG_TAU = math.log(2 * math.pi)
 # log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _LARGE = 16.0
@@ -45,7 +45,7 @@ def stirling_error(x: Tensor) -> Tensor:
     for c in reversed(_STIRLING[:-1]):
         series = series * square + c
     small = torch.where(large, 1, x)
-    direct = torch.lgamma(small + 1) - (small + 0.5) * torch.log(small) + small - _LOG_TAU / 2
+    direct = torch.lgamma(small + 1) - (small + 0.5) * torch.log(small) + small - HALF_LOG_2PI
     return torch.where(large, series * inverse, direct)
 
 
@@ -72,7 +72,7 @@ def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
     exponent = stirling_error(n) - stirling_error(a) - stirling_error(b)
     exponent = exponent - deviance(a, n * trials.success, log_n + trials.log_success)
     exponent = exponent - deviance(b, n * trials.failure, log_n + trials.log_failure)
-    return exponent + (log_n - torch.log(a) - torch.log(b) - _LOG_TAU) / 2
+    return exponent + (log_n - torch.log(a) - torch.log(b)) / 2 - HALF_LOG_2PI
 
 
 class IntegerDensity(Density):
@@ -176,7 +176,7 @@ class PoissonDensity(IntegerDensity):
         a, rate = torch.where(inner, x, 1), torch.where(inner, self.rate, 1)
         exponent = -stirling_error(a) - deviance(a, rate, torch.log(rate))
         at_zero = torch.where(x == 0, -self.rate, -torch.inf)
-        return torch.where(inner, exponent - (torch.log(a) + _LOG_TAU) / 2, at_zero)
+        return torch.where(inner, exponent - torch.log(a) / 2 - HALF_LOG_2PI, at_zero)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.rate, torch.sqrt(self.rate)
@@ -242,13 +242,13 @@ class CategoricalDensity(IntegerDensity):
 
 @register_density(Bernoulli)
 def _bernoulli(d: Bernoulli) -> Density:
-    probabilities = chances_of(d)
+    probabilities = probabilities_of(d)
     return BinomialDensity(torch.ones_like(probabilities.success), *probabilities[:4])
 
 
 @register_density(Binomial)
 def _binomial(d: Binomial) -> Density:
-    return BinomialDensity(upcast(d.total_count), *chances_of(d)[:4])
+    return BinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4])
 
 
 @register_density(Poisson)
@@ -258,13 +258,13 @@ def _poisson(d: Poisson) -> Density:
 
 @register_density(Geometric)
 def _geometric(d: Geometric) -> Density:
-    probabilities = chances_of(d)
+    probabilities = probabilities_of(d)
     return GeometricDensity(probabilities.log_success, probabilities.log_failure)
 
 
 @register_density(NegativeBinomial)
 def _negative_binomial(d: NegativeBinomial) -> Density:
-    return NegativeBinomialDensity(upcast(d.total_count), *chances_of(d)[:4])
+    return NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4])
 
 
 @register_density(Categorical)

@@ -32,7 +32,7 @@ from kullback.pairs.densities.base import (
     register_density,
 )
 from kullback.pairs.densities.real import log_one_plus_square
-from kullback.pairs.numerics.special import excess, lgamma_rest
+from kullback.special import HALF_LOG_2PI, expm1mx, stirling_remainder
 
 __all__ = [
     "FisherSnedecorDensity",
@@ -46,8 +46,6 @@ __all__ = [
     "WeibullDensity",
 ]
 
-_LOG_SQRT_TAU = math.log(2 * math.pi) / 2
-
 
 def _trigamma(x: Tensor) -> Tensor:
     return torch.polygamma(1, x)
@@ -56,7 +54,7 @@ def _trigamma(x: Tensor) -> Tensor:
 def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
     """Return c log y - y - lgamma(c), which for large c has no large terms near y = c."""
     d = log_y - torch.log(c)
-    return torch.where(d > 709, -torch.inf, -c * excess(d) - lgamma_rest(c))
+    return torch.where(d > 709, -torch.inf, -c * expm1mx(d) - stirling_remainder(c))
 
 
 class _Positive(Density):
@@ -158,7 +156,7 @@ class LogNormalDensity(_Positive):
 
     def log_density(self, at: Points) -> Tensor:
         log_x = at.log_above(0.0)
-        return -(((log_x - self.loc) / self.scale) ** 2) / 2 - torch.log(self.scale) - _LOG_SQRT_TAU - log_x
+        return -(((log_x - self.loc) / self.scale) ** 2) / 2 - torch.log(self.scale) - HALF_LOG_2PI - log_x
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.loc, self.scale
@@ -177,7 +175,7 @@ class HalfNormalDensity(_Positive):
 
     def log_density(self, at: Points) -> Tensor:
         log_z = at.log_above(0.0) - torch.log(self.scale)
-        return math.log(2) - _LOG_SQRT_TAU - torch.exp(2 * log_z) / 2 - torch.log(self.scale)
+        return math.log(2) - HALF_LOG_2PI - torch.exp(2 * log_z) / 2 - torch.log(self.scale)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.log(self.scale) - 0.635, torch.full_like(self.scale, 1.11)
@@ -219,7 +217,7 @@ class FisherSnedecorDensity(_Positive):
         a, b = self.df1 / 2, self.df2 / 2
         n, log_x = a + b, at.log_above(0.0)
         shape = a * log_mean_exp(a / n, b / n, -log_x) + b * log_mean_exp(b / n, a / n, log_x)
-        return lgamma_rest(n) - lgamma_rest(a) - lgamma_rest(b) - shape - log_x
+        return stirling_remainder(n) - stirling_remainder(a) - stirling_remainder(b) - shape - log_x
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         a, b = self.df1 / 2, self.df2 / 2

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.numeric import upcast
 from kullback.pairs.densities.base import Density, Points, Tail, TailOrder, register_density
-from kullback.pairs.numerics.special import lgamma_rest
+from kullback.special import HALF_LOG_2PI, stirling_remainder
 
 __all__ = [
     "CauchyDensity",
@@ -52,7 +52,7 @@ class NormalDensity(_LocationScale):
     """exp(-z^2 / 2) / (scale sqrt(2 pi))."""
 
     def log_density(self, at: Points) -> Tensor:
-        return -(self.standard(at) ** 2) / 2 - torch.log(self.scale) - math.log(2 * math.pi) / 2
+        return -(self.standard(at) ** 2) / 2 - torch.log(self.scale) - HALF_LOG_2PI
 
     def lower_order(self) -> TailOrder:
         return TailOrder(power=2.0)
@@ -138,8 +138,13 @@ class StudentTDensity(Density):
         z = (at.x - self.loc) / (self.scale * torch.sqrt(self.df))
         half = self.df / 2
         # lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which for large half is near 0
-        step = (half + 0.5) * torch.log1p(0.5 / half) - 0.5 + lgamma_rest(half + 0.5) - lgamma_rest(half)
-        constant = step - math.log(2 * math.pi) / 2 - torch.log(self.scale)
+        step = (
+            (half + 0.5) * torch.log1p(0.5 / half)
+            - 0.5
+            + stirling_remainder(half + 0.5)
+            - stirling_remainder(half)
+        )
+        constant = step - HALF_LOG_2PI - torch.log(self.scale)
         return constant - (half + 0.5) * log_one_plus_square(z)
 
     def lower_tail(self) -> Tail:

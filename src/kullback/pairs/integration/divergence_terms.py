@@ -116,4 +116,5 @@ def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
         torch.exp(log_p),
         torch.exp(log_q),
         torch.where(both_empty, 0, log_p) - torch.where(both_empty, 0, log_q),
+        lambda: (log_p, log_q),
     )

@@ -102,6 +102,3 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
     near = (log_ratio.abs() < _NEAR) & (p > 0)
     close = p * expm1mx(-torch.where(near, log_ratio, 0))
     return torch.where(near, close, q - p + p * log_ratio)
-
-
-chances_of = probabilities_of
