@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.gates import Limit
-from kullback.cli.tables import parse_table_gate
+from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import Profile, profile_table
 from kullback.tables.compare import compare_tables
@@ -138,7 +137,7 @@ def test_a_like_batch_passes_and_a_shifted_one_fails(files):
     gate = ("--fail-above", "psi=0.2")
     passed = run("watch", "reference.parquet", "like.parquet", *gate)
     assert passed.exit_code == 0, passed.output
-    assert "kept: psi at most 0.2" in passed.stdout
+    assert "passed: psi at most 0.2" in passed.stdout
     failed = run("watch", "reference.parquet", "shifted.ndjson", *gate)
     assert failed.exit_code == 1
     assert "FAILED: psi at most 0.2" in failed.stdout
@@ -150,7 +149,7 @@ def test_identifiers_do_not_seem_to_drift_because_their_profile_is_short(files):
     result = run("watch", "reference.parquet", "like.parquet", "--json")
     ids = next(each for each in json.loads(result.stdout)["columns"] if each["name"] == "id")
     assert ids["psi"]["value"] == 0
-    assert "unnamed_categories" in {each["kind"] for each in json.loads(result.stdout)["findings"]}
+    assert "unnamed-categories" in {each["code"] for each in json.loads(result.stdout)["findings"]}
 
 
 def test_several_batches_are_checked_one_by_one(files):
@@ -262,7 +261,7 @@ def test_compare_gives_what_the_library_gives(files):
     values = {each["name"]: each["psi"]["value"] for each in found["columns"]}
     assert values == {each.name: each.psi.value for each in expected.columns}
     assert found["joint"][0]["columns"] == ["number", "fruit"]
-    assert (found["weights"], found["cluster"], found["bins"]) == ("weight", "user", 10)
+    assert (found["weights"], found["cluster"], found["max_bins"]) == ("weight", "user", 10)
 
 
 def test_compare_writes_its_page_and_ends_with_the_gate(files):

@@ -5,13 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kullback.errors import ArgumentValueError
-from kullback.predictions import Comparison, Summary
-from kullback.predictions.measure import DIVERGENCES
+from kullback.words import DIVERGENCE_NAMES
 
-__all__ = ["METRICS", "METRICS_IN_WORDS", "Gate", "Limit", "Side", "parse_gate", "parse_limit"]
+if TYPE_CHECKING:
+    from kullback.predictions import Comparison, Summary
+    from kullback.report.tables.wording import Verdict
+    from kullback.tables.result import ColumnComparison, TableComparison
+
+__all__ = [
+    "METRICS",
+    "METRICS_IN_WORDS",
+    "TABLE_METRICS_IN_WORDS",
+    "Gate",
+    "Limit",
+    "Side",
+    "TableGate",
+    "parse_gate",
+    "parse_limit",
+    "parse_table_gate",
+]
 
 Side = Literal["above", "below"]
 
@@ -30,10 +45,20 @@ OTHERS: dict[str, Callable[[Comparison], float]] = {
     "labels.difference": lambda found: found.labels.difference.mean if found.labels else math.nan,
     "labels.delta_prob_rms": lambda found: found.labels.delta_prob_rms.mean if found.labels else math.nan,
 }
-METRICS = (*STATISTICS, *(f"{name}.{statistic}" for name in DIVERGENCES for statistic in STATISTICS), *OTHERS)
+METRICS = (
+    *STATISTICS,
+    *(f"{name}.{statistic}" for name in DIVERGENCE_NAMES for statistic in STATISTICS),
+    *OTHERS,
+)
 METRICS_IN_WORDS = (
-    f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCES)} and so on; "
+    f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)} and so on; "
     f"{', '.join(OTHERS)}"
+)
+QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
+P_VALUES = ("p_value", "p_adjusted")
+WHOLE = "findings"
+TABLE_METRICS_IN_WORDS = (
+    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
 )
 
 
@@ -120,7 +145,7 @@ class Gate:
         if metric in OTHERS:
             return OTHERS[metric](found)
         name, _, statistic = metric.partition(".")
-        if name not in DIVERGENCES:
+        if name not in DIVERGENCE_NAMES:
             name, statistic = DEFAULT, metric
         return STATISTICS[statistic](found.divergences[name])
 
@@ -128,3 +153,43 @@ class Gate:
 def parse_gate(text: str, side: Side) -> Gate:
     """Parse ``METRIC=LIMIT`` for a comparison of predictions."""
     return Gate(parse_limit(text, side, METRICS, METRICS_IN_WORDS, example=0.01))
+
+
+@dataclass(frozen=True)
+class TableGate:
+    """A limit on a number of every column, or of one."""
+
+    limit: Limit
+
+    def verdict(self, found: TableComparison) -> Verdict:
+        """Say where the limit is broken; where nothing was compared, nothing is kept."""
+        from kullback.report.tables.wording import Verdict
+
+        metric, column, side = self.limit.metric, self.limit.column, self.limit.side
+        bound = "at most" if side == "above" else "at least"
+        of = "" if column is None else f" of '{column}'"
+        failures = tuple(filter(None, (self.limit.failure(*each) for each in self._values(found))))
+        if not failures and metric != WHOLE and not self._columns(found):
+            failures = (f"{metric}{of} is not known: {'it was' if column else 'nothing was'} not compared",)
+        return Verdict(f"{metric}{of} {bound} {self.limit.limit:g}", failures)
+
+    def _columns(self, found: TableComparison) -> list[ColumnComparison]:
+        return [column for column in found.columns if self.limit.column in (None, column.name)]
+
+    def _values(self, found: TableComparison) -> list[tuple[str, float]]:
+        metric = self.limit.metric
+        if metric == WHOLE:
+            return [(WHOLE, float(len(found.findings)))]
+        values = [(column.name, getattr(column, metric)) for column in self._columns(found)]
+        return [
+            (f"{metric} of '{name}'", value if metric in P_VALUES else value.value) for name, value in values
+        ]
+
+
+def parse_table_gate(text: str, side: Side) -> TableGate:
+    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
+    of_columns = (*QUANTITIES, *P_VALUES)
+    metrics = (*of_columns, WHOLE)
+    return TableGate(
+        parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)
+    )

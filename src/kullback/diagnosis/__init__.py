@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from kullback.diagnosis.case import examine
-from kullback.diagnosis.checks import Finding, findings_of
+from kullback.diagnosis.checks import findings_of
 from kullback.diagnosis.report import Diagnosis, TensorSummary, conclude
 from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
 from kullback.errors import invalid_type, invalid_value
+from kullback.findings import Finding
 from kullback.inputs import as_tensor
 from kullback.reduction import check_reduction
 from kullback.representations import can_inspect
@@ -65,19 +66,15 @@ def diagnose(
     """
     word = check_reduction("diagnose", reduction)
     if not isinstance(log_target, bool):
-        instead = "log_target=True"
+        got = repr(log_target)
         raise invalid_type(
-            "diagnose", "log_target", wanted="True or False", got=repr(log_target), instead=instead
+            "diagnose", "log_target", wanted="True or False", got=got, instead="log_target=True"
         )
     a, b = _readable("input", input), _readable("target", target)
     if not -max(a.ndim, 1) <= dim < max(a.ndim, 1):
-        raise invalid_value(
-            "diagnose",
-            "dim",
-            wanted=f"a dimension of input, which has shape {tuple(a.shape)}",
-            got=str(dim),
-            instead="dim=-1 when the last dimension holds the classes",
-        )
+        wanted = f"a dimension of input, which has shape {tuple(a.shape)}"
+        instead = "dim=-1 when the last dimension holds the classes"
+        raise invalid_value("diagnose", "dim", wanted=wanted, got=str(dim), instead=instead)
     with torch.no_grad():
         case = examine(a, b, word, log_target, dim)
         return conclude(case, findings_of(case), suggest(case))

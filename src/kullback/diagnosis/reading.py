@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kullback.diagnosis.scan import RowSums, Scan, Spots, normalized_along, scan
 
-__all__ = ["Kind", "Reading", "interval", "number", "read", "read_labels"]
+__all__ = ["Representation", "Reading", "interval", "number", "read", "read_labels"]
 
-Kind: TypeAlias = Literal[
+Representation: TypeAlias = Literal[
     "log-probabilities",
     "probabilities",
     "one-hot rows",
@@ -22,8 +22,8 @@ Kind: TypeAlias = Literal[
     "nothing",
 ]
 
-_IN_LOGS: tuple[Kind, ...] = ("log-probabilities", "logits")
-_NORMALIZED: tuple[Kind, ...] = ("log-probabilities", "probabilities", "one-hot rows")
+_IN_LOGS: tuple[Representation, ...] = ("log-probabilities", "logits")
+_NORMALIZED: tuple[Representation, ...] = ("log-probabilities", "probabilities", "one-hot rows")
 
 # The logarithm of the probability, one in ten thousand, below which an event is not taken for chance.
 _LOG_SIGNIFICANCE = -9.2
@@ -34,7 +34,7 @@ class Reading:
     """What a tensor holds, with the evidence."""
 
     scan: Scan
-    kind: Kind
+    representation: Representation
     why: str
     other_dim: int | None = None
     """Another dimension along which every row is normalized, where it is not along the one of the classes."""
@@ -42,12 +42,12 @@ class Reading:
     @property
     def in_logs(self) -> bool:
         """Whether the values are logarithms of weights."""
-        return self.kind in _IN_LOGS
+        return self.representation in _IN_LOGS
 
     @property
     def normalized(self) -> bool:
         """Whether the rows are distributions, up to rounding and stray rows."""
-        return self.kind in _NORMALIZED
+        return self.representation in _NORMALIZED
 
     @property
     def sums(self) -> RowSums:
@@ -58,7 +58,7 @@ class Reading:
     def empty_rows(self) -> Spots:
         """Rows in which every class has probability 0."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
-        return masked if self.in_logs or (self.kind == "nothing" and not zero.count) else zero
+        return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
 
     @property
     def invalid(self) -> int:
@@ -81,11 +81,11 @@ class Reading:
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
     """Infer what `x` holds, with its classes along `dim`."""
     found = scan(x, dim)
-    kind = _kind(found, logs_expected)
-    reading = Reading(found, kind, _why(found, kind))
-    if kind == "nothing" or _all_exact(reading.sums):
+    representation = _representation(found, logs_expected)
+    reading = Reading(found, representation, _why(found, representation))
+    if representation == "nothing" or _all_exact(reading.sums):
         return reading
-    return Reading(found, kind, reading.why, _other_dimension(x, reading))
+    return Reading(found, representation, reading.why, _other_dimension(x, reading))
 
 
 def read_labels(x: Tensor) -> Reading:
@@ -94,7 +94,7 @@ def read_labels(x: Tensor) -> Reading:
     return Reading(found, "class indices", _why(found, "class indices"))
 
 
-def _kind(found: Scan, logs_expected: bool) -> Kind:
+def _representation(found: Scan, logs_expected: bool) -> Representation:
     signed = found.negative.count + found.minus_infinity.count > 0
     all_zero = found.low == found.high == 0
     if signed and _are_one(found.masses):
@@ -129,12 +129,12 @@ def _other_dimension(x: Tensor, reading: Reading) -> int | None:
     return None
 
 
-def _why(found: Scan, kind: Kind) -> str:
+def _why(found: Scan, representation: Representation) -> str:
     span = interval(found.low, found.high)
     masses = interval(found.masses.low, found.masses.high)
     sums = interval(found.sums.low, found.sums.high)
     within = ", all within [0, 1] as sigmoids are" if found.high <= 1 else ""
-    reasons: dict[Kind, str] = {
+    reasons: dict[Representation, str] = {
         "log-probabilities": f"values {span}, and exp of the rows adds up to {masses}",
         "logits": f"values {span}, but exp of the rows adds up to {masses}",
         "probabilities": f"values {span}, and the rows add up to {sums}",
@@ -144,7 +144,7 @@ def _why(found: Scan, kind: Kind) -> str:
         "class indices": f"whole numbers {span}, one for each row of input",
         "nothing": "no row has positive probability and only finite numbers",
     }
-    return reasons[kind]
+    return reasons[representation]
 
 
 def number(x: float) -> str:

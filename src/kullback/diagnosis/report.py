@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.checks import Finding
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.suggestion import Suggestion
 from kullback.diagnosis.values import Reductions, RowValues
+from kullback.findings import Finding
 from kullback.reduction import REDUCTIONS, Reduction
 
 __all__ = ["Diagnosis", "TensorSummary", "conclude"]
@@ -214,8 +214,10 @@ def _summary(x: Any, reading: Reading | None) -> TensorSummary:
         return TensorSummary(*basics)
     scan, sums = reading.scan, reading.sums
     spots = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
-    row_sums = (sums.low, sums.high) if sums.rows and reading.kind != "class indices" else None
-    return TensorSummary(*basics, reading.kind, reading.why, row_sums, *((s.count, s.first) for s in spots))
+    row_sums = (sums.low, sums.high) if sums.rows and reading.representation != "class indices" else None
+    return TensorSummary(
+        *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in spots)
+    )
 
 
 def _oddities(x: TensorSummary) -> str:

@@ -41,6 +41,11 @@ class Spots:
     count: int
     first: Index | None
 
+    @property
+    def where(self) -> str:
+        """The index of the first one, in words."""
+        return f"the first at index {self.first}"
+
 
 @dataclass(frozen=True)
 class RowSums:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, TypeGuard, get_args
+from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from kullback.kernels import row_divergence
 from kullback.kernels.native.terms import kl_of_weights
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, Counts, Logits, LogProbs, Probs, Representation
+from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
 __all__ = [
-    "RepresentationName",
     "Reduction",
     "check_reduction",
     "kl_divergence",
@@ -24,7 +24,6 @@ __all__ = [
     "row_values",
 ]
 
-RepresentationName: TypeAlias = Literal["probs", "log-probs", "logits", "counts"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
 
 _REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
@@ -116,7 +115,7 @@ def resolve_representation(call: str, log_prob: object, representation: object) 
     if representation is None:
         return "log-probs" if log_prob else "counts"
     if not _is_representation(representation) or (log_prob and representation != "log-probs"):
-        words = ", ".join(map(repr, get_args(RepresentationName)))
+        words = ", ".join(map(repr, REPRESENTATION_NAMES))
         wanted = f"one of {words}, and no log_prob=True that contradicts it"
         got = f"representation={representation!r} with log_prob={log_prob}"
         instead = (

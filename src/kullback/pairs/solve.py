@@ -26,10 +26,10 @@ from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits
 from kullback.pairs.options import Options
-from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule
+from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule, is_narrower
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
-from kullback.pairs.torch_registry import find_third_party_rule
+from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
 from kullback.pairs.univariate import divergence_of_densities, method_for
 
 __all__ = ["as_kl", "estimate"]
@@ -87,11 +87,21 @@ def estimate(
 
 
 def _by_rule_of_users(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate | None:
-    """Use a rule that the user registered, here or with torch for a class of their own."""
-    rule = find_user_rule(call, type(p), type(q))
-    if rule is not None and options.method in ("auto", "closed_form"):
-        return Estimate(rule(p, q), None, "closed_form")
-    return _by_third_party_rule(p, q, options, for_own_class=True)
+    """Use the most specific rule that the user registered, here or with torch for a class of their own."""
+    if options.method not in ("auto", "closed_form"):
+        return None
+    own, third_party = find_user_rule(call, type(p), type(q)), find_third_party_rule(type(p), type(q))
+    if third_party is not None and (
+        third_party.for_own_class
+        if own is None
+        else not third_party.is_of_torch
+        and third_party.pair != own.pair
+        and is_narrower(third_party.pair, own.pair)
+    ):
+        found = _of_third_party(third_party, p, q)
+        if found is not None:
+            return found
+    return None if own is None else Estimate(own.function(p, q), None, "closed_form")
 
 
 def _by_closed_form(
@@ -107,6 +117,7 @@ def _by_closed_form(
             return None
         value = _with_infinities(p, q, value.clamp(min=0))
     error = _ROUNDING * value.detach().abs() + _TINY if options.wants_error else None
+    error = None if error is None else torch.where(value.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
 
 
@@ -139,18 +150,14 @@ def _by_reduction(
 def _by_rule_of_torch(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
-    return _by_third_party_rule(p, q, options, for_own_class=False)
-
-
-def _by_third_party_rule(
-    p: Distribution, q: Distribution, options: Options, *, for_own_class: bool
-) -> Estimate | None:
-    """Use a rule that somebody else registered with torch; torch's own are all replaced by better ones."""
+    """Use a rule that a third party registered with torch for torch's classes; torch's own have better ones here."""
     found = find_third_party_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
-    if found is None or found.for_own_class != for_own_class:
-        return None
+    return None if found is None or found.for_own_class else _of_third_party(found, p, q)
+
+
+def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
     try:
-        return Estimate(found.function(p, q), None, "closed_form")
+        return Estimate(rule.function(p, q), None, "closed_form")
     except NotImplementedError:  # how a rule of torch says that it does not serve these two after all
         return None
 
@@ -168,7 +175,7 @@ def _by_classes(
     if logs[0] is None or logs[1] is None or logs[0].shape[-1] != logs[1].shape[-1]:
         return None
     value = total_of_masses(kind, *torch.broadcast_tensors(*logs))
-    return _finished(p, q, value, 1e-14 * (1 + value.detach().abs()), "summation")
+    return _finished(p, q, value, _rounding(value, 1e-14), "summation")
 
 
 def _log_classes(d: Distribution) -> Tensor | None:
@@ -213,7 +220,12 @@ def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: O
     value = renyi_in_closed_form(p, q, alpha)
     if value is None:
         return None
-    return _finished(p, q, value, 1e-13 * (1 + value.detach().abs()), "closed_form")
+    return _finished(p, q, value, _rounding(value, 1e-13), "closed_form")
+
+
+def _rounding(value: Tensor, relative: float) -> Tensor:
+    """Return what a value may lose to rounding; nothing where it is infinite."""
+    return torch.where(value.isinf(), 0, relative * (1 + value.detach().abs()))
 
 
 # ---- Both.
@@ -241,8 +253,9 @@ def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | N
     """Round to the dtype of the parameters, and give every element of the batch its number."""
     dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
     if error is not None:
-        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * value.detach().abs()
-        error = torch.where(value.isinf(), 0, error + rounding).to(dtype).expand(shape)
+        size = torch.where(value.isinf(), 0, value.detach().abs())
+        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * size
+        error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 

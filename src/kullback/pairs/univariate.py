@@ -42,10 +42,10 @@ def divergence_of_densities(
     """
     found = _finite_elements(p, q, kind, shape, options)
     # Mass that is not on the nodes may hold as much of the value again.
-    hidden = torch.where(
-        found.unintegrated > 10 * MASS_ERROR, found.unintegrated * (1 + found.value.detach().abs()), 0
-    )
-    return found.value, (found.error + hidden).nan_to_num(nan=torch.inf)
+    some = (found.unintegrated > 10 * MASS_ERROR) & found.value.isfinite()
+    hidden = torch.where(some, found.unintegrated * (1 + found.value.detach().abs()), 0)
+    error = found.error + hidden
+    return found.value, torch.where(error.isnan(), torch.inf, error)
 
 
 def _finite_elements(
@@ -115,7 +115,8 @@ def _compute(
     beyond = truncation_error(p, q)
     if beyond is None:
         return found
-    return found._replace(error=found.error + beyond.squeeze(-1) * found.value.detach().abs())
+    size = torch.where(found.value.isfinite(), found.value.detach().abs(), 0)
+    return found._replace(error=found.error + beyond.squeeze(-1) * size)
 
 
 def _needs_gradient(*densities: Density) -> bool:

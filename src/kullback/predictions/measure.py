@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from kullback.generators import KL, FinitePair, JensenShannon, ReverseKL, TotalVariation
-from kullback.io import RepresentationName
 from kullback.kernels import finite_pair
 from kullback.predictions.result import TopClass
 from kullback.predictions.sources import IGNORED, REPRESENTATIONS
 from kullback.representations import Representation
+from kullback.words import DIVERGENCE_NAMES, RepresentationName
 
 __all__ = ["COLUMNS", "DIVERGENCES", "LABEL_COLUMNS", "Measured", "measure"]
 
-DIVERGENCES = {"kl_pq": KL(), "kl_qp": ReverseKL(), "js": JensenShannon(), "tv": TotalVariation()}
+DIVERGENCES = dict(zip(DIVERGENCE_NAMES, (KL(), ReverseKL(), JensenShannon(), TotalVariation()), strict=True))
 COLUMNS = (*DIVERGENCES, "confidence", "same_top")
 LABEL_COLUMNS = (
     "labeled",

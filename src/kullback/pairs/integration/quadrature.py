@@ -34,6 +34,8 @@ __all__ = ["Integral", "Terms", "integrate"]
 _FIRST_PANELS = 16
 # The logarithm below which P's density is too small to have a derivative.
 _UNDERFLOW = -700.0
+# The logarithm of a density that is -inf beyond logarithms below this has overflown: it is no hole in a support.
+_OVERFLOW = -1e250
 
 # The integrand from log p and log q; the flag says whether all of Q's mass is on the nodes.
 Terms = Callable[[Tensor, Tensor, bool], Tensor]
@@ -95,21 +97,27 @@ def integrate(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
             value, error, is_whole = columns.sums(same_ends)
             met = columns.mass_errors.sum(-1) <= MASS_ERROR
             errors = torch.where(is_whole.unsqueeze(-1), columns.errors[0], columns.errors[1])
-            return target.is_met(value, error) & met, [
+            enough = target.is_met(value, error) & met | ~value.isfinite()
+            return enough, [
                 torch.where(met.unsqueeze(-1), errors, columns.mass_errors)
             ]
 
-        parts = [measure(*_edges(pair))]
+        lower, upper, overflows = _edges(pair)
+        parts = [measure(lower, upper)]
         refine(parts, [measure], assess, target.max_evaluations)
         columns = _Columns(*parts[0].columns)
         value, error, is_whole = columns.sums(same_ends)
         unintegrated = 1 - columns.mass_p.sum(-1)
         mean = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         value = value + mean * unintegrated
+        is_finite = value.isfinite()
+        # Where log q leaves float64, P's mass times it may yet be finite.
+        error = torch.where(is_finite, error, torch.where(overflows | value.isnan(), torch.inf, 0.0))
     if torch.is_grad_enabled():
         lower, upper = _out_to_breakpoints(pair, parts[0].lower, parts[0].upper)
         pair = _Pair(p, q, pair.line._replace(coordinate=p.coordinate()))
-        value = _differentiable_sum(pair, lower, upper, is_whole, terms, mean)
+        found = _differentiable_sum(pair, lower, upper, is_whole, is_finite, terms, mean)
+        value = torch.where(is_finite, found, value)
     return Integral(value, error, unintegrated.abs())
 
 
@@ -139,15 +147,16 @@ def _same_ends(p: Density, q: Density) -> Tensor:
     return same
 
 
-def _edges(pair: _Pair) -> tuple[Tensor, Tensor]:
-    """Return the ends of panels that span what is not negligible, and meet every breakpoint."""
+def _edges(pair: _Pair) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the ends of panels that span what is not negligible and meet breakpoints, and where log q overflows."""
     breakpoints = pair.breakpoints()
     v = scan_points(breakpoints)
     log_p, log_q = pair.clean_log_densities(v)
     # About how large the integrand is: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     kept = _matters(log_size) | _matters(log_p)
-    return first_edges(*span(v, kept), breakpoints, _FIRST_PANELS)
+    overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
+    return *first_edges(*span(v, kept), breakpoints, _FIRST_PANELS), overflows.any(-1)
 
 
 def _matters(log_f: Tensor) -> Tensor:
@@ -190,9 +199,15 @@ def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tens
 
 
 def _differentiable_sum(
-    pair: _Pair, lower: Tensor, upper: Tensor, is_whole: Tensor, terms: Terms, mean: Tensor
+    pair: _Pair,
+    lower: Tensor,
+    upper: Tensor,
+    is_whole: Tensor,
+    is_finite: Tensor,
+    terms: Terms,
+    mean: Tensor,
 ) -> Tensor:
-    """Return the sum, plus `mean` times P's missing mass, which is 0.
+    """Return the sum, plus `mean` times P's missing mass, which is 0; no more than 0 where the value is not finite.
 
     With it the integrand that meets the derivative of p is log(p / q) less its mean: where that is large and the rest
     is small, the derivative would otherwise be lost in the rounding of a derivative of P's mass.
@@ -202,7 +217,7 @@ def _differentiable_sum(
     v = v.flatten(-2)
     with torch.no_grad():
         log_p, log_q = pair.clean_log_densities(v)
-        alive = (log_p > _UNDERFLOW) & (weights > 0)
+        alive = (log_p > _UNDERFLOW) & (weights > 0) & is_finite.unsqueeze(-1)
     log_p, log_q = pair.log_densities(v, alive)
     f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))
     mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
