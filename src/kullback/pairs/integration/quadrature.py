@@ -98,9 +98,7 @@ def integrate(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
             met = columns.mass_errors.sum(-1) <= MASS_ERROR
             errors = torch.where(is_whole.unsqueeze(-1), columns.errors[0], columns.errors[1])
             enough = target.is_met(value, error) & met | ~value.isfinite()
-            return enough, [
-                torch.where(met.unsqueeze(-1), errors, columns.mass_errors)
-            ]
+            return enough, [torch.where(met.unsqueeze(-1), errors, columns.mass_errors)]
 
         lower, upper, overflows = _edges(pair)
         parts = [measure(lower, upper)]
