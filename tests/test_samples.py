@@ -39,7 +39,9 @@ def draws(seed: int, *shape: int, shift: float = 0.0, scale: float = 1.0) -> tor
 
 X, Y = draws(0, N), draws(1, N, shift=1.0, scale=1.5)
 TRUE = math.log(1.5) + 2 / (2 * 2.25) - 0.5
-CATEGORIES = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), N, replacement=True)
+CATEGORIES = torch.multinomial(
+    torch.tensor([0.5, 0.3, 0.2]), N, replacement=True, generator=torch.Generator().manual_seed(2)
+)
 
 
 # --- Samples ---------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_the_audit_has_all_pairs_and_enough_cases() -> None:
 
 
 def test_a_sample_of_the_truths_comes_out_again() -> None:
-    rng = random.Random()  # noqa: S311
+    rng = random.Random(0)  # noqa: S311
     names = [name for name in PAIRS if not PAIRS[name].integral]
     for name in rng.choices(names, k=SAMPLE):
         parameters, values, gradients = TRUTHS[name]
