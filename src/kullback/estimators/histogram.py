@@ -22,7 +22,7 @@ from kullback.estimators.discrete.api import CategoryCounts, describe, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
 from kullback.estimators.normal_interval import note_on_sign
-from kullback.estimators.tails import unseen_by_q
+from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
 from kullback.samples import Samples
 
 __all__ = ["histogram"]
@@ -35,9 +35,6 @@ _DRAWS_IN_A_TAIL = 5
 
 # How many quantiles of each side stand in for its draws, for every bin, when the edges are laid.
 _QUANTILES_IN_A_BIN = 4
-
-# How many times what Q's tails may add, as far as they can be extrapolated, has to fit into half of the interval.
-_DOUBT = 1.3
 
 # Draws with one value that make it an atom.
 _FEWEST_AT_AN_ATOM = 4
@@ -148,11 +145,16 @@ def histogram(
         high = kl_interval(tails.a, tails.b, confidence, tails.inflation, bins=True)[1] + 2 * in_tails
         # A few draws of P alone in a tail are no reason to give up an upper end.
         high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
-        reach, reason = _beyond_q(first, second, float(table.a.sum()), float(high - interval[0]) / 2)
-        interval = interval[0], high + reach
-        if reason and bool(high.isfinite()):
-            notes.append(reason)
-    notes = [*note_on_sign(float(raw)), *notes, *_notes_on_ties(first, second), *table.notes]
+        verdict = _beyond_q(first, second, float(table.a.sum()), float(high - interval[0]) / 2)
+        if verdict.note and bool(high.isfinite()):
+            notes.append(verdict.note)
+        interval = interval[0], high + verdict.reach
+    notes = [
+        *note_on_sign(float(raw), float(error) if error is not None else math.inf),
+        *notes,
+        *_notes_on_ties(first, second),
+        *table.notes,
+    ]
     device = p.tensor.device
     return Estimate(
         value.to(device),
@@ -257,26 +259,16 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
     return total
 
 
-def _beyond_q(first: _Sorted, second: _Sorted, number: float, half_width: float) -> tuple[float, str]:
+def _beyond_q(first: _Sorted, second: _Sorted, number: float, half_width: float) -> Verdict:
     """Return by how much the upper end moves for P's draws where Q has none, and why if that is infinite."""
     atoms = _atoms_of_p_alone(first, second)
     if atoms > 0:
-        return math.inf, (
+        return Verdict(
+            math.inf,
             f"{100 * atoms:.3g} % of P's draws are at repeated values that Q hardly shows: if they are atoms, KL is "
-            "infinite, so the interval has no upper end; if rounding made them, round Q's draws alike."
+            "infinite, so the interval has no upper end; if rounding made them, round Q's draws alike.",
         )
-    unseen = unseen_by_q(first.values, first.each, second.values, number)
-    if unseen.abrupt:
-        return math.inf, (
-            "P has more draws between or beyond Q's draws than chance puts there, where Q's density may be as small as "
-            "it likes: the interval has no upper end, and the value is likely too low."
-        )
-    if _DOUBT * unseen.nats > half_width:
-        return math.inf, (
-            f"{100 * unseen.share:.3g} % of P's draws lie beyond Q's outermost ones, where Q's tails, going on as they do "
-            f"before, would add about {unseen.nats:.2g} nats: more than the interval could hold, so it has no upper end."
-        )
-    return _DOUBT * unseen.nats, ""
+    return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
 
 
 def _atoms_of_p_alone(first: _Sorted, second: _Sorted) -> float:

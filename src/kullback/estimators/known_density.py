@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,10 +19,10 @@ from torch.distributions.constraints import Constraint
 
 from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_finite, seed_of
+from kullback.estimators.checks import check_confidence, check_finite, seed_of, seeded
 from kullback.estimators.draws import Array, Draws, clusters_in, numpy_of
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
-from kullback.estimators.normal_interval import normal_estimate
+from kullback.estimators.normal_interval import infinite_estimate, normal_estimate
 from kullback.optional import load
 from kullback.samples import Samples
 
@@ -187,7 +186,7 @@ def _bias(
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     references = [[_gaussian_bias(rng, n, d, numbers) for _ in range(times)]]
-    with _seeded(int(rng.integers(2**31))):
+    with seeded(int(rng.integers(2**31))):
         own = [_own_bias(q, n, d, numbers) for _ in range(times)]
     if all(bias is not None for bias in own):
         references.append([bias for bias in own if bias is not None])
@@ -220,14 +219,6 @@ def _own_bias(q: Distribution, n: int, d: int, numbers: tuple[int, int]) -> Arra
     except (NotImplementedError, FlatError):
         return None
     return bias if np.isfinite(bias).all() else None
-
-
-@contextmanager
-def _seeded(seed: int) -> Generator[None]:
-    """Draw from a seed: the draws of torch's distributions take no generator."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def _log_prob(call: str, q: Distribution, x: Array) -> Array:
@@ -327,9 +318,7 @@ def _check_draws(call: str, p: Samples, *, discrete: bool) -> None:
 
 
 def _infinite(p: Samples, note: str) -> Estimate:
-    infinity = torch.tensor(torch.inf, dtype=torch.float64, device=p.tensor.device)
-    zero = torch.zeros_like(infinity)
-    return Estimate(infinity, None, "from_density", (infinity, infinity), (len(p), 0), (note,), zero)
+    return infinite_estimate("from_density", (len(p), 0), note, p.tensor.device)
 
 
 def _estimate(p: Samples, value: float, error: float, confidence: float, notes: list[str]) -> Estimate:

@@ -89,7 +89,11 @@ def _from_counts(
             raw = of_counts(table.a, table.b, **options)
             value = raw.clamp(min=0)
             error, interval, notes = describe(table, value, confidence, name)
-            notes = [*note_on_sign(float(raw)), *notes, *table.notes]
+            notes = [
+                *note_on_sign(float(raw), float(error) if error is not None else math.inf),
+                *notes,
+                *table.notes,
+            ]
             if value.isinf():
                 error = None
                 notes.insert(0, _what_q_misses(table))
@@ -124,9 +128,9 @@ def coverage_adjusted(
 
     Returns:
         value, standard error and interval in nats. The interval's upper end is infinite where Q never showed the
-        categories of more than 5 % of P's draws, or significantly more of them than categories that Q showed once or
-        twice; a finite one assumes that what Q has not shown is like what it has shown so rarely. There is no interval where no
-        category has 10 draws of P and Q together.
+        categories of more than 5 % of P's draws, or of significantly more than categories that Q showed once or twice
+        have; a finite one assumes that what Q has not shown is like what it has shown so rarely. There is no interval
+        where no category has 10 draws of P and Q together.
 
     Raises:
         ArgumentValueError: the draws are numbers, not categories, or of different shapes.
@@ -356,8 +360,8 @@ def describe(
         )
     elif unseen * table.a.sum() >= _SEVERAL and not bins:
         notes.append(
-            f"{100 * unseen:.3g} % of P's draws are in {categories} that Q never showed: the interval's upper end takes "
-            f"these for {categories} like those that Q showed once or twice."
+            f"{100 * unseen:.3g} % of P's draws are in {categories} that Q never showed: the interval's upper end "
+            f"takes them for {categories} like those that Q showed once or twice."
         )
     if interval[1].isfinite() and singletons > MOST_UNSEEN:
         notes.append(

@@ -67,8 +67,8 @@ def kl_interval(
     one by half as much again, as little is known of categories that Q has not shown.
 
     Where `has_upper_end` says no, the upper end is infinite: the probability under Q of what it never showed may be as
-    small as it likes. With more than 5 % of P's draws in such categories, and with more than 5 % of them in categories drawn once, the lower end is
-    that of a coarser alphabet, in which categories with fewer than 10 draws are one: merging only lowers KL.
+    small as it likes. With more than 5 % of P's draws in such categories, or in ones drawn once, the lower end is that
+    of a coarser alphabet, in which categories with fewer than 10 draws are one: merging only lowers KL.
 
     Arguments:
         a: how often P drew each category, shape (..., K).
