@@ -122,7 +122,7 @@ class FileError(KullbackError, ValueError):
 
     Example:
         >>> import kullback.io
-        >>> kullback.io.open_rows("nowhere.npy", kind="logits")
+        >>> kullback.io.open_rows("nowhere.npy", representation="logits")
         Traceback (most recent call last):
             ...
         kullback.errors.FileError: ...

@@ -20,4 +20,4 @@ def upcast(x: Tensor) -> Tensor:
         >>> upcast(torch.tensor(1, dtype=torch.bfloat16)).dtype
         torch.float64
     """
-    return x.to(accurate_dtype(x.device))
+    return x if x.dtype == torch.float64 else x.to(accurate_dtype(x.device))

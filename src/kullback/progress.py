@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where that is a terminal and the work takes a while."""
+"""Progress on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 
-__all__ = ["Update", "progress_bar"]
+from kullback.optional import is_installed
 
-# Takes what is done and what there is in all, None where that is not known yet.
+__all__ = ["Update", "progress_bar", "progress_text"]
+
+# Takes the amount done and the amount in all, None where that is not known yet.
 Update = Callable[[int, int | None], None]
 
 
 @contextmanager
 def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Generator[Update | None]:
-    """Give a function to call with the amount done and the amount in all, or None where nobody would see the bar.
+    """Give a function to call with the amount done and in all, which updates a bar; None where no bar can be shown.
 
     Arguments:
         what: what is counted, in the plural.
@@ -28,7 +29,7 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
         ...     if update:
         ...         update(1, 2)
     """
-    if not (show and sys.stderr.isatty() and find_spec("rich")):
+    if not _can_show(show):
         yield None
         return
     from rich.console import Console
@@ -48,3 +49,19 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
         yield update
     finally:
         bar.stop()
+
+
+@contextmanager
+def progress_text(*, show: bool = True) -> Generator[Callable[[str], object] | None]:
+    """Give a function to call with a text, which replaces the one shown; None where none can be shown."""
+    if not _can_show(show):
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading") as status:
+        yield status.update
+
+
+def _can_show(show: bool) -> bool:
+    return show and sys.stderr.isatty() and is_installed("rich")

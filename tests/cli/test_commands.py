@@ -15,8 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import kullback as package
-from kullback import report
-from kullback.cli import quick
+from kullback import dispatch, report
 from kullback.cli.commands import kullback
 from kullback.cli.expressions import parse_distribution
 from kullback.cli.gates import METRICS, parse_gate
@@ -75,7 +74,7 @@ def test_json_alone_prints_json_and_nothing_else(files):
     assert result.exit_code == 0
     assert result.stderr == ""
     found = json.loads(result.stdout)
-    expected = compare_predictions("p.npy", "q.npy", kind="logits", labels="labels.npy")
+    expected = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy")
     assert found["divergences"]["kl_pq"]["mean"] == expected.divergences["kl_pq"].mean
     assert found["labels"]["labeled"] == ROWS
 
@@ -91,7 +90,10 @@ def test_files_are_written_beside_the_table(files):
 def test_settings_reach_the_comparison(files):
     settings = ["--seed", "7", "--bootstrap", "50", "--worst", "2", "--block-mb", "0.01"]
     found = json.loads(compare(*settings, "--json").stdout)
-    expected = compare_predictions("p.npy", "q.npy", kind="logits", seed=7, bootstrap=50, worst=2)
+    seven = torch.Generator().manual_seed(7)
+    expected = compare_predictions(
+        "p.npy", "q.npy", representation="logits", bootstrap=50, worst=2, generator=seven
+    )
     assert tuple(found["divergences"]["tv"]["interval"]) == expected.divergences["tv"].interval
     assert [row["row"] for row in found["worst"]] == [row.row for row in expected.worst]
 
@@ -137,7 +139,7 @@ def test_labels_and_clusters_from_archives_that_hold_several(files):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
-    found = compare_predictions("p.npy", "q.npy", kind="logits", labels="labels.npy", bootstrap=0)
+    found = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy", bootstrap=0)
     assert parse_gate(f"{metric}=1e9", "above").failure(found) is None
     assert parse_gate(f"{metric}=-1e9", "below").failure(found) is None
     assert metric in str(parse_gate(f"{metric}=-1e9", "above").failure(found))
@@ -145,7 +147,7 @@ def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
 
 
 def test_metrics_are_the_numbers_they_name(files):
-    found = compare_predictions("p.npy", "q.npy", kind="logits", labels="labels.npy")
+    found = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy")
     values = {
         "mean": found.divergences["kl_pq"].mean,
         "p99.9": found.divergences["kl_pq"].p999,
@@ -266,7 +268,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     def too_late(*_arguments, **_settings):
         raise AssertionError("the comparison has begun")
 
-    monkeypatch.setattr("kullback.cli.compare.compare_predictions", too_late)
+    monkeypatch.setattr("kullback.cli.predictions.compare_predictions", too_late)
     assert_one_line_error(compare(option, target), "cannot write", reason)
     assert Path("p.npy").read_bytes() == before
 
@@ -289,8 +291,8 @@ def test_if_the_second_report_fails_the_first_is_not_left(files, monkeypatch):
 
 
 def test_a_page_without_its_libraries_is_refused_before_the_work(files, monkeypatch):
-    monkeypatch.setattr("kullback.cli.outputs.find_spec", lambda name: None if name == "jinja2" else True)
-    assert_one_line_error(compare("--html", "x.html"), "pip install 'kullback[cli]'")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert_one_line_error(compare("--html", "x.html"), "--html needs jinja2", "pip install jinja2")
 
 
 @pytest.mark.parametrize(
@@ -409,14 +411,14 @@ def test_calc_prints_a_batch():
 
 
 def test_a_direction_without_a_rule_is_said_and_both_are_an_error(monkeypatch):
-    estimate = quick.kl_estimate
+    estimate = dispatch.kl_estimate
 
     def only_from_normal(p, q, base):
         if isinstance(p, torch.distributions.Laplace):
             raise NoRuleError("none")
         return estimate(p, q, base=base)
 
-    monkeypatch.setattr(quick, "kl_estimate", only_from_normal)
+    monkeypatch.setattr("kullback.dispatch.kl_estimate", only_from_normal)
     one_way = run("calc", "Laplace(0, 1)", "Normal(0, 1)")
     assert one_way.exit_code == 0
     back, forth = one_way.stdout.splitlines()
@@ -543,6 +545,27 @@ def test_the_real_process_keeps_to_the_same_statuses(files):
     assert "row 123, class 4" in bad.stderr
 
 
+HELP = [(), ("--help",), ("--version",), *((name, "--help") for name in sorted(kullback.commands))]
+MISUSE = [("no-such-command",), *((name, "--no-such-option") for name in sorted(kullback.commands))]
+MISUSE += [("compare", "p", "q", "--fail-above", "x=1"), ("watch", "p", "q", "--fail-above", "x=1")]
+
+
+def test_help_and_errors_of_usage_load_no_library_that_computes():
+    program = f"""
+import sys
+from click.testing import CliRunner
+from kullback.cli.commands import kullback
+for status, calls in ((0, {HELP!r}), (2, {MISUSE!r})):
+    for arguments in calls:
+        result = CliRunner().invoke(kullback, list(arguments))
+        assert result.exit_code == status, (arguments, result.output)
+        heavy = {{"torch", "numpy", "rich", "scipy", "pandas", "pyarrow", "narwhals"}} & set(sys.modules)
+        assert not heavy, (arguments, heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_click_the_command_says_what_to_install(tmp_path):
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\", name='click')")
     environment = os.environ | {
@@ -550,7 +573,7 @@ def test_without_click_the_command_says_what_to_install(tmp_path):
     }
     result = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "kullback: click is not installed. Run: pip install 'kullback[cli]'\n"
+    assert result.stderr == "kullback: click is not installed. Run: pip install click rich\n"
 
 
 def test_a_progress_bar_appears_on_a_terminal_and_only_there(files):

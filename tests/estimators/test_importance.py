@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Categorical, Cauchy, Independent, MultivariateNormal, Normal, Uniform
 
 from kullback import Samples
-from kullback.control_variate import coefficient, surplus, tail_index
+from kullback.control_variate import coefficient, ratio_minus_one, tail_index
 from kullback.errors import ArgumentValueError
 from kullback.estimators.importance import log_ratio
 
@@ -179,7 +179,7 @@ def test_too_few_draws_are_refused():
 
 def test_the_coefficient_is_minus_the_slope():
     d = P.log_prob(draws(5000)) - Q.log_prob(draws(5000))
-    s = surplus(d)
+    s = ratio_minus_one(d)
     np.testing.assert_allclose(s, Q.log_prob(draws(5000)).exp() / P.log_prob(draws(5000)).exp() - 1)
     few = d[s < 1.5], s[s < 1.5]
     slope = np.polyfit(few[1].numpy(), few[0].numpy(), 1)[0]
@@ -189,12 +189,17 @@ def test_the_coefficient_is_minus_the_slope():
 
 def test_weights_of_the_coefficient_are_repetitions_of_independent_draws():
     d = torch.stack([P.log_prob(draws(400)) - Normal(double(0.5), double(1.1)).log_prob(draws(400))] * 2, 1)
-    equal = coefficient(d, surplus(d))
-    torch.testing.assert_close(coefficient(d, surplus(d), torch.full((400,), 7.0, dtype=d.dtype)), equal)
+    equal = coefficient(d, ratio_minus_one(d))
+    torch.testing.assert_close(
+        coefficient(d, ratio_minus_one(d), torch.full((400,), 7.0, dtype=d.dtype)), equal
+    )
     doubled = torch.ones(400, dtype=d.dtype)
     doubled[:200] = 0
     torch.testing.assert_close(
-        coefficient(d, surplus(d), doubled), coefficient(d[200:], surplus(d)[200:]), rtol=1e-6, atol=0
+        coefficient(d, ratio_minus_one(d), doubled),
+        coefficient(d[200:], ratio_minus_one(d)[200:]),
+        rtol=1e-6,
+        atol=0,
     )
 
 

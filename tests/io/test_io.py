@@ -111,10 +111,10 @@ def written(folder: Path, name: str, x: torch.Tensor) -> Path:
 @pytest.mark.parametrize("rows", [1, 3, 4, 11, 50])
 def test_the_blocks_of_every_format_are_the_array(name: str, rows: int, tmp_path: Path) -> None:
     x = logits()
-    with open_rows(written(tmp_path, name, x), kind="logits") as source:
+    with open_rows(written(tmp_path, name, x), representation="logits") as source:
         blocks = list(source.blocks(rows=rows))
         assert source.classes == 5
-        assert source.kind == "logits"
+        assert source.representation == "logits"
         assert source.rows == (None if name == "csv" else 11)
         assert source.shape == (None if name == "csv" else (11, 5))
         assert source.dtype == blocks[0].dtype == (torch.float64 if name == "csv" else torch.float32)
@@ -125,7 +125,7 @@ def test_the_blocks_of_every_format_are_the_array(name: str, rows: int, tmp_path
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_are_read_in_any_order_and_again(name: str, tmp_path: Path) -> None:
     x = logits()
-    with open_rows(written(tmp_path, name, x), kind="logits") as source:
+    with open_rows(written(tmp_path, name, x), representation="logits") as source:
         for start, stop in [(9, 11), (0, 1), (3, 9), (3, 4), (0, 11), (10, 11)]:
             assert torch.equal(source.read(start, stop).float(), x[start:stop])
 
@@ -134,7 +134,7 @@ def test_rows_are_read_in_any_order_and_again(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 2), (3, 1), (5, 12), (11, 12)])
 def test_a_range_outside_the_file_is_refused(name: str, start: int, stop: int, tmp_path: Path) -> None:
     with (
-        open_rows(written(tmp_path, name, logits()), kind="logits") as source,
+        open_rows(written(tmp_path, name, logits()), representation="logits") as source,
         pytest.raises(ArgumentValueError, match=rf"0 <= start < stop.*got {start}, {stop}"),
     ):
         source.read(start, stop)
@@ -145,7 +145,7 @@ def test_a_range_outside_the_file_is_refused(name: str, start: int, stop: int, t
 def test_floats_keep_their_dtype_and_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     x = logits(dtype=dtype)
     x[2, 1] = -torch.inf
-    with open_rows(written(tmp_path, name, x), kind="logits") as source:
+    with open_rows(written(tmp_path, name, x), representation="logits") as source:
         block = source.read(0, 11)
     assert block.dtype == dtype
     assert torch.equal(block, x)
@@ -154,7 +154,7 @@ def test_floats_keep_their_dtype_and_bits(name: str, dtype: torch.dtype, tmp_pat
 @pytest.mark.parametrize("name", ["safetensors", "pt", "pth-dict"])
 def test_bfloat16_is_read_where_the_format_has_it(name: str, tmp_path: Path) -> None:
     x = logits(dtype=torch.bfloat16)
-    with open_rows(written(tmp_path, name, x), kind="logits") as source:
+    with open_rows(written(tmp_path, name, x), representation="logits") as source:
         assert torch.equal(torch.cat(list(source.blocks(rows=4))), x)
         assert source.dtype is torch.bfloat16
 
@@ -164,7 +164,7 @@ def test_bfloat16_is_read_where_the_format_has_it(name: str, tmp_path: Path) -> 
 def test_integers_are_counts_without_being_told(name: str, dtype: str, tmp_path: Path) -> None:
     x = np.arange(1, 56).reshape(11, 5).astype(dtype)
     with open_rows(written(tmp_path, name, torch.from_numpy(x))) as source:
-        assert source.kind == "counts"
+        assert source.representation == "counts"
         assert not source.dtype.is_floating_point
         assert torch.cat(list(source.blocks(rows=4))).tolist() == x.tolist()
 
@@ -173,7 +173,7 @@ def test_integers_are_counts_without_being_told(name: str, dtype: str, tmp_path:
 def test_unsigned_counts_become_int64(dtype: str, tmp_path: Path) -> None:
     x = np.array([[0, 1], [2, np.iinfo(dtype).max]], dtype)
     np.save(tmp_path / "x.npy", x)
-    with open_rows(tmp_path / "x.npy", kind="counts") as source:
+    with open_rows(tmp_path / "x.npy", representation="counts") as source:
         assert source.read(0, 2).dtype is torch.int64
         assert source.read(0, 2).tolist() == x.tolist()
 
@@ -181,7 +181,7 @@ def test_unsigned_counts_become_int64(dtype: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["npy", "npz", "safetensors", "pt"])
 def test_leading_dimensions_become_rows_in_c_order(name: str, tmp_path: Path) -> None:
     x = logits(24, 5).view(2, 3, 4, 5)
-    with open_rows(written(tmp_path, name, x), kind="logits") as source:
+    with open_rows(written(tmp_path, name, x), representation="logits") as source:
         assert source.shape == (2, 3, 4, 5)
         assert source.rows == 24
         assert torch.equal(torch.cat(list(source.blocks(rows=7))), x.view(24, 5))
@@ -198,7 +198,7 @@ def test_blocks_respect_their_bytes_and_join_to_the_array(
     rows: int, classes: int, max_bytes: int, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     x = logits(rows, classes)
-    with open_rows(written(tmp_path_factory.mktemp("x"), name, x), kind="logits") as source:
+    with open_rows(written(tmp_path_factory.mktemp("x"), name, x), representation="logits") as source:
         blocks = list(source.blocks(max_bytes=max_bytes))
     assert torch.equal(torch.cat(blocks), x)
     assert all(len(block) == 1 or block.nbytes <= max_bytes for block in blocks)
@@ -207,16 +207,22 @@ def test_blocks_respect_their_bytes_and_join_to_the_array(
 @pytest.mark.parametrize("options", [{"max_bytes": 0}, {"rows": 0}, {"rows": -2}])
 def test_a_block_of_nothing_is_refused(options: dict[str, int], tmp_path: Path) -> None:
     path = written(tmp_path, "npy", logits())
-    with open_rows(path, kind="logits") as p, pytest.raises(ArgumentValueError, match="positive number"):
+    with (
+        open_rows(path, representation="logits") as p,
+        pytest.raises(ArgumentValueError, match="positive number"),
+    ):
         next(p.blocks(**options))
-    with open_rows(path, kind="logits") as p, pytest.raises(ArgumentValueError, match="positive number"):
+    with (
+        open_rows(path, representation="logits") as p,
+        pytest.raises(ArgumentValueError, match="positive number"),
+    ):
         paired_blocks(p, p, **options)
 
 
 def test_blocks_are_the_callers_to_change(tmp_path: Path) -> None:
     x = logits()
     for name in FORMATS:
-        with open_rows(written(tmp_path, name, x), kind="logits") as source:
+        with open_rows(written(tmp_path, name, x), representation="logits") as source:
             source.read(0, 11).zero_()
             next(source.blocks(rows=11)).zero_()
             assert torch.equal(source.read(0, 11).float(), x), name
@@ -235,32 +241,32 @@ def test_a_key_chooses_among_several_arrays(suffix: str, tmp_path: Path) -> None
         torch.save({"teacher": p, "student": q, "note": "text"}, path)
     else:
         save_file({"teacher": p, "student": q}, path)
-    with open_rows(path, kind="logits", key="student") as source:
+    with open_rows(path, representation="logits", key="student") as source:
         assert source.key == "student"
         assert torch.equal(source.read(0, 4), q)
     with pytest.raises(FileError, match=r"holds 2 .*--key.*(teacher, student|student, teacher)"):
-        open_rows(path, kind="logits")
+        open_rows(path, representation="logits")
     with pytest.raises(FileError, match=r"named 'base'.*holds: (teacher, student|student, teacher)"):
-        open_rows(path, kind="logits", key="base")
+        open_rows(path, representation="logits", key="base")
 
 
 @pytest.mark.parametrize("name", ["npy", "pt", "csv"])
 def test_a_key_for_a_single_array_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"wanted no key.*got key='x'.*leave key= out"):
-        open_rows(written(tmp_path, name, logits()), kind="logits", key="x")
+        open_rows(written(tmp_path, name, logits()), representation="logits", key="x")
 
 
 def test_a_list_of_many_keys_is_cut(tmp_path: Path) -> None:
     np.savez(tmp_path / "many.npz", **{f"a{i}": np.zeros((1, 2)) for i in range(30)})
     with pytest.raises(FileError, match=r"a0, a1, .*a9 and 20 more"):
-        open_rows(tmp_path / "many.npz", kind="logits")
+        open_rows(tmp_path / "many.npz", representation="logits")
 
 
 # --- what the numbers mean
 
 
 @pytest.mark.parametrize(
-    ("x", "kind"),
+    ("x", "representation"),
     [
         (logits(), "logits"),
         (logits().log_softmax(-1), "log-probs"),
@@ -271,21 +277,24 @@ def test_a_list_of_many_keys_is_cut(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("name", ["npy", "safetensors", "parquet-lists"])
 def test_floats_of_no_stated_kind_are_refused_with_the_word_to_pass(
-    x: torch.Tensor, kind: str, name: str, tmp_path: Path
+    x: torch.Tensor, representation: str, name: str, tmp_path: Path
 ) -> None:
-    message = rf"what the numbers mean; got no kind.* in the first 11 rows; if so, pass .*\(--as {kind}\)"
+    message = rf"got none, and values .* in the first 11 rows; if so, pass .*\(--as {representation}\)"
     with pytest.raises(FileError, match=message):
         open_rows(written(tmp_path, name, x))
 
 
 def test_floats_that_do_not_tell_are_refused_with_all_words(tmp_path: Path) -> None:
     for name, x in {"npy": logits().exp(), "csv": logits().exp(), "npz": logits() * torch.nan}.items():
-        with pytest.raises(FileError, match=r"which do not tell.*--as\) logits, log-probs, probs or counts"):
+        with pytest.raises(
+            FileError,
+            match=r"which fit more than one representation.*--as\) logits, log-probs, probs or counts",
+        ):
             open_rows(written(tmp_path, name, x))
 
 
-@pytest.mark.parametrize("kind", ["logits", "log-probs", "probs", "counts"])
-def test_valid_rows_of_every_kind_pass(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("representation", ["logits", "log-probs", "probs", "counts"])
+def test_valid_rows_of_every_kind_pass(representation: str, tmp_path: Path) -> None:
     x = logits(7, 6)
     x[0, 2] = -torch.inf
     rows = {
@@ -293,8 +302,8 @@ def test_valid_rows_of_every_kind_pass(kind: str, tmp_path: Path) -> None:
         "log-probs": x.log_softmax(-1),
         "probs": x.softmax(-1),
         "counts": x.exp().round() + 1,
-    }[kind]
-    with open_rows(written(tmp_path, "npy", rows), kind=kind) as source:
+    }[representation]
+    with open_rows(written(tmp_path, "npy", rows), representation=representation) as source:
         assert torch.equal(source.read(0, 7), rows)
         assert source.caveats() == []
 
@@ -316,7 +325,7 @@ BAD_ROWS = {
     "no logit": (
         torch.full((11, 5), -torch.inf),
         "logits",
-        r"some class with mass.*nothing but -inf in row 0",
+        r"at least one class of positive probability.*only -inf in row 0",
     ),
     "NaN probs": (
         with_entry(logits().softmax(-1), torch.nan),
@@ -333,9 +342,13 @@ BAD_ROWS = {
     "counts as probs": (
         UNNORMALISED.ceil(),
         "probs",
-        r"looks like counts: pass kind='counts' \(--as counts\)",
+        r"looks like counts: pass representation='counts' \(--as counts\)",
     ),
-    "empty probs": (torch.zeros(11, 5), "probs", r"some class with mass.*nothing but 0 in row 0"),
+    "empty probs": (
+        torch.zeros(11, 5),
+        "probs",
+        r"at least one class of positive probability.*only 0 in row 0",
+    ),
     "positive log-probs": (logits(), "log-probs", r"at most 0; got .* at row \d, class \d.*--as logits"),
     "probs as log-probs": (logits().softmax(-1), "log-probs", r"at most 0.*--as probs"),
     "loose log-probs": (logits() - 9, "log-probs", r"a sum of .* in row 0.*looks like logits"),
@@ -355,22 +368,25 @@ BAD_ROWS = {
         "counts",
         r"counts without NaN; got nan at row 6, class 3",
     ),
-    "no counts": (torch.zeros(11, 5), "counts", r"nothing but 0 in row 0"),
+    "no counts": (torch.zeros(11, 5), "counts", r"only 0 in row 0"),
     "negative integers": (
         torch.tensor([[1, 2], [3, -4]]),
         "counts",
         r"none negative; got -4 at row 1, class 1",
     ),
-    "no integers": (torch.zeros(2, 3, dtype=torch.int32), "counts", r"nothing but 0 in row 0"),
+    "no integers": (torch.zeros(2, 3, dtype=torch.int32), "counts", r"only 0 in row 0"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
 @pytest.mark.parametrize("rows", [1, 4, 11])
 def test_a_bad_row_is_named_by_its_number_in_the_file(case: str, rows: int, tmp_path: Path) -> None:
-    x, kind, message = BAD_ROWS[case]
+    x, representation, message = BAD_ROWS[case]
     path = written(tmp_path, "npy", x)
-    with open_rows(path, kind=kind, name="q") as source, pytest.raises(FileError, match=message) as caught:
+    with (
+        open_rows(path, representation=representation, name="q") as source,
+        pytest.raises(FileError, match=message) as caught,
+    ):
         list(source.blocks(rows=rows))
     assert str(caught.value).startswith(f"q = {path}: wanted ")
     assert "\n" not in str(caught.value)
@@ -378,7 +394,7 @@ def test_a_bad_row_is_named_by_its_number_in_the_file(case: str, rows: int, tmp_
 
 def test_a_bad_row_is_found_by_random_access_too(tmp_path: Path) -> None:
     path = written(tmp_path, "npy", with_entry(logits(), torch.nan))
-    with open_rows(path, kind="logits") as source:
+    with open_rows(path, representation="logits") as source:
         source.read(0, 6)
         with pytest.raises(FileError, match="row 6, class 3"):
             source.read(5, 8)
@@ -388,7 +404,7 @@ def test_a_bad_row_is_found_deep_inside_a_large_block(tmp_path: Path) -> None:
     x = torch.zeros(40_000, 64, dtype=torch.float16)
     x[39_999, 63] = torch.nan
     with (
-        open_rows(written(tmp_path, "npy", x), kind="logits") as source,
+        open_rows(written(tmp_path, "npy", x), representation="logits") as source,
         pytest.raises(FileError, match="row 39999, class 63"),
     ):
         list(source.blocks())
@@ -396,16 +412,16 @@ def test_a_bad_row_is_found_deep_inside_a_large_block(tmp_path: Path) -> None:
 
 def test_integers_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"floating-point probs; got integers \(int64\).*--as counts"):
-        open_rows(written(tmp_path, "npy", torch.ones(2, 2, dtype=torch.int64)), kind="probs")
+        open_rows(written(tmp_path, "npy", torch.ones(2, 2, dtype=torch.int64)), representation="probs")
 
 
 def test_a_misspelt_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentValueError, match="logits, log-probs, probs, counts; got 'logit'"):
-        open_rows(written(tmp_path, "npy", logits()), kind="logit")
+        open_rows(written(tmp_path, "npy", logits()), representation="logit")
 
 
 def test_probabilities_read_as_logits_are_a_caveat(tmp_path: Path) -> None:
-    with open_rows(written(tmp_path, "npy", logits().softmax(-1)), kind="logits") as source:
+    with open_rows(written(tmp_path, "npy", logits().softmax(-1)), representation="logits") as source:
         assert source.caveats() == ["the first rows look like probs, and are read as logits, as asked"]
 
 
@@ -418,7 +434,7 @@ def test_a_truncated_file_is_an_error_in_one_line(name: str, keep: float, tmp_pa
     path = written(tmp_path, name, logits(400, 7))
     whole = path.read_bytes()
     path.write_bytes(whole[: int(keep * len(whole)) if 0 < keep < 1 else int(keep)])
-    with pytest.raises(FileError) as caught, open_rows(path, kind="logits") as source:
+    with pytest.raises(FileError) as caught, open_rows(path, representation="logits") as source:
         list(source.blocks())
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -430,7 +446,7 @@ def test_a_truncated_npy_file_names_both_sizes(tmp_path: Path) -> None:
     with pytest.raises(
         FileError, match=r"4,128 bytes for shape \(100, 10\) of float32; got 4,120 bytes.*truncated"
     ):
-        open_rows(path, kind="logits")
+        open_rows(path, representation="logits")
 
 
 @pytest.mark.parametrize("name", ["npz", "npz-compressed"])
@@ -439,13 +455,13 @@ def test_a_damaged_archive_is_an_error(name: str, tmp_path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 0xFF
     path.write_bytes(damaged)
-    with pytest.raises(FileError, match="damaged"), open_rows(path, kind="logits") as source:
+    with pytest.raises(FileError, match="damaged"), open_rows(path, representation="logits") as source:
         list(source.blocks())
 
 
 def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path, "npy", logits(100, 10))
-    with open_rows(path, kind="logits") as source:
+    with open_rows(path, representation="logits") as source:
         blocks = source.blocks(rows=10)
         next(blocks)
         with path.open("r+b") as file:
@@ -469,7 +485,7 @@ def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
 def test_content_of_another_format_is_refused(name: str, suffix: str, looks: str, tmp_path: Path) -> None:
     path = written(tmp_path, name, logits()).rename(tmp_path / f"renamed{suffix}")
     with pytest.raises(FileError, match=rf"{suffix[1:]} file, as its extension says; got .*{looks}"):
-        open_rows(path, kind="logits")
+        open_rows(path, representation="logits")
 
 
 def test_an_unknown_extension_lists_the_known_ones(tmp_path: Path) -> None:
@@ -477,14 +493,14 @@ def test_an_unknown_extension_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
         FileError, match=r"\.npy, \.npz, \.safetensors.*got extension '\.bin', whose content.*npy"
     ):
-        open_rows(path, kind="logits")
+        open_rows(path, representation="logits")
 
 
 def test_missing_files_and_directories_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"p = .*no\.npy: wanted a file; got no such file"):
-        open_rows(tmp_path / "no.npy", kind="logits")
+        open_rows(tmp_path / "no.npy", representation="logits")
     with pytest.raises(FileError, match="got a directory"):
-        open_rows(tmp_path, kind="logits")
+        open_rows(tmp_path, representation="logits")
 
 
 @pytest.mark.parametrize(
@@ -502,7 +518,7 @@ def test_shapes_that_hold_no_rows_are_refused(
     shape: tuple[int, ...], message: str, name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FileError, match=message):
-        open_rows(written(tmp_path, name, torch.zeros(shape)), kind="logits")
+        open_rows(written(tmp_path, name, torch.zeros(shape)), representation="logits")
 
 
 @pytest.mark.parametrize(
@@ -524,60 +540,62 @@ def test_numpy_arrays_of_no_numbers_are_refused(
     path = tmp_path / f"x{suffix}"
     np.save(path, array) if suffix == ".npy" else np.savez(path, x=array)
     with pytest.raises(FileError, match=message):
-        open_rows(path, kind="logits")
+        open_rows(path, representation="logits")
 
 
 def test_fortran_order_in_an_archive_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.asfortranarray(np.zeros((3, 2))))
     with pytest.raises(FileError, match="ascontiguousarray"):
-        open_rows(tmp_path / "x.npz", kind="logits")
+        open_rows(tmp_path / "x.npz", representation="logits")
 
 
-@pytest.mark.parametrize("kind", [None, "logits", "probs"])
-def test_uint16_may_be_bfloat16_and_is_refused_unless_named_counts(kind: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("representation", [None, "logits", "probs"])
+def test_uint16_may_be_bfloat16_and_is_refused_unless_named_counts(
+    representation: str | None, tmp_path: Path
+) -> None:
     np.save(tmp_path / "x.npy", np.ones((2, 3), "uint16"))
     with pytest.raises(FileError, match="uint16, which may be counts or the bits of bfloat16"):
-        open_rows(tmp_path / "x.npy", kind=kind)
+        open_rows(tmp_path / "x.npy", representation=representation)
 
 
 def test_objects_in_torch_files_are_never_built(tmp_path: Path) -> None:
     torch.save({"x": Path("anything")}, tmp_path / "x.pt")
     with pytest.raises(FileError, match=r"weights_only=True.*got other Python objects"):
-        open_rows(tmp_path / "x.pt", kind="logits")
+        open_rows(tmp_path / "x.pt", representation="logits")
     torch.save([torch.zeros(2, 2)], tmp_path / "list.pt")
     with pytest.raises(FileError, match=r"a tensor or a dict of tensors.*got a list"):
-        open_rows(tmp_path / "list.pt", kind="logits")
+        open_rows(tmp_path / "list.pt", representation="logits")
     torch.save({"epoch": 1}, tmp_path / "none.pt")
     with pytest.raises(FileError, match="at least one tensor; got none"):
-        open_rows(tmp_path / "none.pt", kind="logits")
+        open_rows(tmp_path / "none.pt", representation="logits")
 
 
 def test_torch_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     torch.save(torch.zeros(2, 2), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(FileError, match="in its zip format"):
-        open_rows(tmp_path / "old.pt", kind="logits")
+        open_rows(tmp_path / "old.pt", representation="logits")
     torch.save(torch.eye(3).to_sparse(), tmp_path / "sparse.pt")
     with pytest.raises(FileError, match=r"dense tensor.*torch\.sparse_coo"):
-        open_rows(tmp_path / "sparse.pt", kind="logits")
+        open_rows(tmp_path / "sparse.pt", representation="logits")
     torch.save(torch.zeros(3, 4).T, tmp_path / "strided.pt")
     with pytest.raises(FileError, match=r"contiguous tensor; got strides \(1, 4\)"):
-        open_rows(tmp_path / "strided.pt", kind="logits")
+        open_rows(tmp_path / "strided.pt", representation="logits")
     (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"x": 1}))
     with pytest.raises(FileError, match="zip format"):
-        open_rows(tmp_path / "pickle.pt", kind="logits")
+        open_rows(tmp_path / "pickle.pt", representation="logits")
 
 
 def test_float8_is_refused(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(2, 2).to(torch.float8_e4m3fn)}, tmp_path / "x.safetensors")
     with pytest.raises(FileError, match=r"'x' of F8_E4M3.*BF16 or F32"):
-        open_rows(tmp_path / "x.safetensors", kind="logits")
+        open_rows(tmp_path / "x.safetensors", representation="logits")
 
 
 def test_an_archive_without_arrays_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("readme.txt", "nothing")
     with pytest.raises(FileError, match="at least one array; got none"):
-        open_rows(tmp_path / "x.npz", kind="logits")
+        open_rows(tmp_path / "x.npz", representation="logits")
 
 
 # --- tables
@@ -605,7 +623,7 @@ def test_an_archive_without_arrays_is_refused(tmp_path: Path) -> None:
 def test_bad_csv_files_are_named_by_column_and_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text(text)
-    with pytest.raises(FileError, match=message) as caught, open_rows(path, kind="probs") as source:
+    with pytest.raises(FileError, match=message) as caught, open_rows(path, representation="probs") as source:
         list(source.blocks())
     assert "\n" not in str(caught.value)
 
@@ -617,13 +635,13 @@ def test_csv_files_with_and_without_a_header_hold_the_same_rows(
 ) -> None:
     path = tmp_path / "x.csv"
     path.write_text((header + "0.25,0.75\n0.5,0.5\n").replace("\n", ending), newline="", encoding="utf-8")
-    with open_rows(path, kind="probs") as source:
+    with open_rows(path, representation="probs") as source:
         assert torch.cat(list(source.blocks())).tolist() == [[0.25, 0.75], [0.5, 0.5]]
 
 
 def test_csv_logits_may_be_infinite_and_integers_logits(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n-inf,1\n2,3\n")
-    with open_rows(tmp_path / "x.csv", kind="logits") as source:
+    with open_rows(tmp_path / "x.csv", representation="logits") as source:
         assert source.read(0, 2).tolist() == [[-torch.inf, 1.0], [2.0, 3.0]]
 
 
@@ -635,14 +653,14 @@ def test_csv_counts_must_stay_whole_unless_named(tmp_path: Path) -> None:
         pytest.raises(FileError, match=r"whole numbers.*'0.5' in column 'b', line 3"),
     ):
         list(source.blocks())
-    with open_rows(path, kind="counts") as source:
+    with open_rows(path, representation="counts") as source:
         assert source.read(1, 2).tolist() == [[3.0, 0.5]]
 
 
 def test_wide_csv_lines_longer_than_a_block_of_text_are_read(tmp_path: Path) -> None:
     x = logits(3, 60_000).double()
     np.savetxt(tmp_path / "x.csv", x.numpy(), delimiter=",")
-    with open_rows(tmp_path / "x.csv", kind="logits") as source:
+    with open_rows(tmp_path / "x.csv", representation="logits") as source:
         assert torch.allclose(source.read(0, 3), x, rtol=1e-15)
 
 
@@ -650,7 +668,7 @@ def test_parquet_columns_may_have_any_names(tmp_path: Path) -> None:
     x = logits(6, 3)
     columns = {name: x[:, i].numpy() for i, name in enumerate(["a", "a.b", "a.b.c"])}
     pyarrow.parquet.write_table(pa.table(columns), tmp_path / "x.parquet")
-    with open_rows(tmp_path / "x.parquet", kind="logits") as source:
+    with open_rows(tmp_path / "x.parquet", representation="logits") as source:
         assert torch.equal(source.read(0, 6), x)
 
 
@@ -676,7 +694,7 @@ def test_bad_parquet_files_are_named_by_column_and_row(
 ) -> None:
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pa.table(columns), path)
-    with pytest.raises(FileError, match=message), open_rows(path, kind="probs", key=key) as source:
+    with pytest.raises(FileError, match=message), open_rows(path, representation="probs", key=key) as source:
         list(source.blocks())
 
 
@@ -687,7 +705,10 @@ def test_paired_blocks_walk_two_formats_and_dtypes_in_step(tmp_path: Path) -> No
     x = logits(50, 6)
     p_path = written(tmp_path, "npz-compressed", x.half())
     q_path = written(tmp_path, "parquet", x.double())
-    with open_rows(p_path, kind="logits") as p, open_rows(q_path, kind="logits", name="q") as q:
+    with (
+        open_rows(p_path, representation="logits") as p,
+        open_rows(q_path, representation="logits", name="q") as q,
+    ):
         walked = list(paired_blocks(p, q, max_bytes=7 * 6 * 8))
     assert [start for start, _, _ in walked] == list(range(0, 50, 7))
     assert torch.equal(torch.cat([a for _, a, _ in walked]), x.half())
@@ -705,7 +726,10 @@ def test_files_of_different_length_are_refused_with_both_numbers(
         written(tmp_path / "p", names[0], logits(5)),
         written(tmp_path / "q", names[1], logits(12)),
     )
-    with open_rows(p_path, kind="logits") as p, open_rows(q_path, kind="logits", name="q") as q:
+    with (
+        open_rows(p_path, representation="logits") as p,
+        open_rows(q_path, representation="logits", name="q") as q,
+    ):
         with pytest.raises(
             FileError, match=r"as many rows in both; got 5 and 12; .*same positions"
         ) as caught:
@@ -719,8 +743,8 @@ def test_files_of_different_vocabularies_are_refused_before_anything_is_read(tmp
     (tmp_path / "q").mkdir()
     p_path, q_path = written(tmp_path, "npy", logits(5, 6)), written(tmp_path / "q", "npy", logits(5, 7))
     with (
-        open_rows(p_path, kind="logits") as p,
-        open_rows(q_path, kind="logits", name="q") as q,
+        open_rows(p_path, representation="logits") as p,
+        open_rows(q_path, representation="logits", name="q") as q,
         pytest.raises(FileError, match="as many classes in both; got 6 and 7; use one vocabulary"),
     ):
         paired_blocks(p, q)
@@ -858,10 +882,10 @@ def peak():
     return next(int(line.split()[1]) * 1024 for line in status.open() if line.startswith("VmHWM"))
 
 small, large = sys.argv[1:]
-with open_rows(small, kind="logits") as source:
+with open_rows(small, representation="logits") as source:
     rows = sum(len(block) for block in source.blocks())
 before = peak()
-with open_rows(large, kind="logits") as source:
+with open_rows(large, representation="logits") as source:
     rows = sum(len(block) for block in source.blocks(max_bytes=8 << 20))
     source.read(0, 1)
 print(rows, peak() - before)

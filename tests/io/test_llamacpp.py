@@ -76,7 +76,7 @@ def test_a_file_packed_by_hand_is_read_to_the_value(classes: int, tmp_path: Path
         pack([0, 1, 2, 0, 2, 1, 0, 1], 4, [(1e-4, -7.0, codes[0]), (2e-4, -14.0, codes[1])], classes)
     )
     with open_rows(path) as source:
-        assert (source.format, source.kind, source.rows, source.classes) == (
+        assert (source.format, source.representation, source.rows, source.classes) == (
             "llama.cpp",
             "logits",
             2,
@@ -108,8 +108,8 @@ def test_labels_are_the_next_tokens_of_the_scored_half(tmp_path: Path) -> None:
     with open_rows(path) as source:
         assert source.labels is not None
         assert source.labels.tolist() == [15, 16, 17, 25, 26, 27]
-        assert isinstance(source.store, LlamaBaseFile)
-        assert torch.equal(source.store.tokens, tokens.int())
+        assert isinstance(source.reader, LlamaBaseFile)
+        assert torch.equal(source.reader.tokens, tokens.int())
     assert read_labels(path, rows=6, classes=28).tolist() == [15, 16, 17, 25, 26, 27]
 
 
@@ -202,7 +202,7 @@ def test_blocks_of_any_size_make_the_same_file(tmp_path: Path) -> None:
 def test_a_source_can_be_written_on(tmp_path: Path) -> None:
     rows = rows_of(2, 8, 5)
     np.save(tmp_path / "x.npy", rows.numpy())
-    with open_rows(tmp_path / "x.npy", kind="logits") as source:
+    with open_rows(tmp_path / "x.npy", representation="logits") as source:
         write_llama_base(tmp_path / "base.kld", tokens_of(2, 8, 5), source.blocks(rows=4), n_ctx=8)
     with open_rows(tmp_path / "base.kld") as source:
         torch.testing.assert_close(source.read(0, 6), rows.log_softmax(-1), rtol=0, atol=3e-4)
@@ -387,11 +387,11 @@ def test_an_impossible_scale_is_an_error(scale: float, smallest: float, tmp_path
 def test_the_file_says_itself_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "base.kld"
     write(path)
-    for kind in (None, "logits", "log-probs"):
-        with open_rows(path, kind=kind) as source:
-            assert source.kind == "logits"
-    with pytest.raises(FileError, match=r"kind='logits' or none.*got kind='probs'"):
-        open_rows(path, kind="probs")
+    for representation in (None, "logits", "log-probs"):
+        with open_rows(path, representation=representation) as source:
+            assert source.representation == "logits"
+    with pytest.raises(FileError, match=r"representation='logits' or none.*got representation='probs'"):
+        open_rows(path, representation="probs")
     with pytest.raises(FileError, match="wanted no key"):
         open_rows(path, key="x")
 
@@ -402,7 +402,10 @@ def test_the_file_says_itself_what_it_holds(tmp_path: Path) -> None:
 def test_a_partner_of_the_scored_positions_walks_in_step(tmp_path: Path) -> None:
     rows = write(tmp_path / "base.kld", 3, 16, 10)
     np.save(tmp_path / "q.npy", rows.numpy())
-    with open_rows(tmp_path / "base.kld") as p, open_rows(tmp_path / "q.npy", kind="logits", name="q") as q:
+    with (
+        open_rows(tmp_path / "base.kld") as p,
+        open_rows(tmp_path / "q.npy", representation="logits", name="q") as q,
+    ):
         pairs = list(paired_blocks(p, q, rows=4))
     for _, a, b in pairs:
         torch.testing.assert_close(a.softmax(-1), b.softmax(-1), rtol=0, atol=1e-4)
@@ -416,7 +419,7 @@ def test_a_partner_of_all_positions_is_told_which_to_keep(swapped: bool, tmp_pat
     message = r"only positions 8 to 14 of each window of 16 tokens: .*keep x\.reshape\(3, 16, 10\)\[:, 8:15\]"
     with (
         open_rows(tmp_path / "base.kld") as p,
-        open_rows(tmp_path / "q.npy", kind="logits", name="q") as q,
+        open_rows(tmp_path / "q.npy", representation="logits", name="q") as q,
         pytest.raises(FileError, match=message),
     ):
         paired_blocks(*((q, p) if swapped else (p, q)))

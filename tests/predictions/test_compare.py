@@ -1,4 +1,4 @@
-"""`compare_predictions` against numpy and scipy, its laws, and what it refuses."""
+"""`compare_predictions` against numpy and scipy, the inequalities between divergences, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kullback.io import open_rows, write_llama_base
 from kullback.predictions import Comparison, collect, compare_predictions
 from kullback.predictions.bootstrap import GROUPS, Resampler
 from kullback.predictions.measure import measure
-from kullback.predictions.statistics import CONFIDENCE_EDGES, STRETCHES, Along, Histogram, Quantiles
+from kullback.predictions.statistics import CONFIDENCE_EDGES, SEGMENTS, Histogram, Quantiles, Segments
 from kullback.representations import Counts, Logits, LogProbs, Probs
 from kullback.samples import Samples
 
@@ -62,7 +62,7 @@ def labels():
 @pytest.fixture(scope="module")
 def found(logits, labels) -> Comparison:
     clusters = np.arange(ROWS) // 20
-    return compare_predictions(*logits, kind="logits", labels=labels, clusters=clusters, worst=7)
+    return compare_predictions(*logits, representation="logits", labels=labels, cluster=clusters, worst=7)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -186,18 +186,18 @@ def test_the_quantile_curve_is_numpys_and_rises(found, logits):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("rows", [1, 399, 400, 401, 1000, 5003])
-def test_stretches_cover_the_rows_whether_their_number_is_known_or_not(rows, known):
+def test_segments_cover_the_rows_whether_their_number_is_known_or_not(rows, known):
     kl = np.random.default_rng(0).exponential(size=rows)
-    along = Along(rows if known else None)
+    found = Segments(rows if known else None)
     for part in torch.from_numpy(kl).split(97):
-        along.add(part)
-    stretches = along.stretches()
-    assert len(stretches) <= STRETCHES
-    assert [s.start for s in stretches] == [0, *(s.stop for s in stretches[:-1])]
-    assert stretches[-1].stop == rows
-    for stretch in stretches:
-        here = kl[stretch.start : stretch.stop]
-        assert (stretch.kl_mean, stretch.kl_max) == pytest.approx((here.mean(), here.max()), rel=1e-12)
+        found.add(part)
+    segments = found.segments()
+    assert len(segments) <= SEGMENTS
+    assert [s.start for s in segments] == [0, *(s.stop for s in segments[:-1])]
+    assert segments[-1].stop == rows
+    for segment in segments:
+        here = kl[segment.start : segment.stop]
+        assert (segment.kl_mean, segment.kl_max) == pytest.approx((here.mean(), here.max()), rel=1e-12)
 
 
 @pytest.mark.parametrize("kinds", [("logits", "probs"), ("counts", "log-probs"), ("log-probs", "counts")])
@@ -210,14 +210,14 @@ def test_every_kind_gives_the_same_answer(logits, kinds):
         "counts": lambda x: scipy.special.softmax(x, -1) * random.uniform(1, 9, size=(ROWS, 1)),
     }
     given_p, given_q = (forms[kind](x) for kind, x in zip(kinds, logits, strict=True))
-    found = compare_predictions(given_p, given_q, kind=kinds)
+    found = compare_predictions(given_p, given_q, representation=kinds)
     for name in NAMES:
         assert found.divergences[name].mean == pytest.approx(truth(*logits)[name].mean(), rel=1e-10)
 
 
 def test_a_wrapped_tensor_says_itself_what_it_holds(logits):
     p, q = map(torch.from_numpy, logits)
-    plain = compare_predictions(p, q, kind="logits", bootstrap=0)
+    plain = compare_predictions(p, q, representation="logits", bootstrap=0)
     assert repr(compare_predictions(Logits(p), Logits(q), bootstrap=0)) == repr(plain)
     wrapped = compare_predictions(LogProbs(p.log_softmax(-1)), Counts(q.T.softmax(0), dim=0), bootstrap=0)
     assert wrapped.divergences["kl_pq"].mean == pytest.approx(plain.divergences["kl_pq"].mean, rel=1e-10)
@@ -242,7 +242,11 @@ def test_no_result_depends_on_the_size_of_a_block(tmp_path, dtype, classes):
     results = {
         repr(
             compare_predictions(
-                tmp_path / "p.npy", tmp_path / "q.npy", kind="logits", labels=labels, block_bytes=block
+                tmp_path / "p.npy",
+                tmp_path / "q.npy",
+                representation="logits",
+                labels=labels,
+                block_bytes=block,
             )
         )
         for block in (1, 70_001, 1_000_000, 1 << 30)
@@ -252,10 +256,11 @@ def test_no_result_depends_on_the_size_of_a_block(tmp_path, dtype, classes):
 
 def test_no_block_is_larger_than_asked(tmp_path, monkeypatch):
     np.save(tmp_path / "p.npy", np.zeros((20_000, 50), "float32"))
-    with open_rows(tmp_path / "p.npy", kind="logits") as p, open_rows(tmp_path / "p.npy", kind="logits") as q:
+    opened = partial(open_rows, tmp_path / "p.npy", representation="logits")
+    with opened() as p, opened() as q:
         sizes = []
-        read = p.store.read
-        monkeypatch.setattr(p.store, "read", lambda a, b: sizes.append((b - a) * 50 * 4) or read(a, b))
+        read = p.reader.read
+        monkeypatch.setattr(p.reader, "read", lambda a, b: sizes.append((b - a) * 50 * 4) or read(a, b))
         compare_predictions(p, q, block_bytes=400_000)
         assert len(sizes) >= 10
         assert max(sizes) <= 400_000
@@ -264,7 +269,7 @@ def test_no_block_is_larger_than_asked(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 def test_equal_predictions_are_exactly_zero_apart(logits, kind):
     p = logits[0] if kind == "logits" else scipy.special.softmax(logits[0], -1)
-    found = compare_predictions(p, p.copy(), kind=kind, labels=np.zeros(ROWS, int))
+    found = compare_predictions(p, p.copy(), representation=kind, labels=np.zeros(ROWS, int))
     for name in NAMES:
         assert set(asdict(found.divergences[name]).values()) == {0.0, (0.0, 0.0)}
     assert found.top1_agreement.value == 1
@@ -284,7 +289,7 @@ def test_infinite_rows_are_counted_and_leave_no_nan():
     assert (kl.median, kl.p90, kl.p95, kl.p99) == (0, math.inf, math.inf, math.inf)
     assert not any(math.isnan(value) for _, value in found.quantiles)
     assert found.histogram[-1] == (math.inf, math.inf, 10)
-    assert found.along[-1].kl_max == math.inf
+    assert found.segments[-1].kl_max == math.inf
     assert found.divergences["kl_qp"].interval is not None
 
 
@@ -335,7 +340,7 @@ def test_more_values_than_are_held_go_to_the_sketch():
 
 def test_a_comparison_beyond_the_limit_says_that_its_quantiles_are_approximate(monkeypatch, logits):
     monkeypatch.setattr(collect, "Quantiles", partial(Quantiles, limit=100))
-    found = compare_predictions(*logits, kind="logits")
+    found = compare_predictions(*logits, representation="logits")
     assert not found.quantiles_exact
     assert any("sketch" in note for note in found.notes)
     assert found.divergences["kl_pq"].median == pytest.approx(np.median(truth(*logits)["kl_pq"]), rel=0.006)
@@ -346,7 +351,7 @@ def test_a_comparison_beyond_the_limit_says_that_its_quantiles_are_approximate(m
 
 def test_the_interval_over_rows_is_scipys_percentile_bootstrap(logits):
     rows = truth(*logits)["kl_pq"]
-    ours = compare_predictions(*logits, kind="logits", bootstrap=4000).divergences["kl_pq"].interval
+    ours = compare_predictions(*logits, representation="logits", bootstrap=4000).divergences["kl_pq"].interval
     theirs = scipy.stats.bootstrap((rows,), np.mean, method="percentile", n_resamples=4000, rng=0)
     width = theirs.confidence_interval.high - theirs.confidence_interval.low
     assert ours == pytest.approx(tuple(theirs.confidence_interval), abs=0.06 * width)
@@ -360,7 +365,7 @@ def test_the_interval_over_clusters_of_unequal_size_draws_whole_clusters(logits)
     sizes = np.array([(clusters == c).sum() for c in np.unique(clusters)])
     picks = random.integers(0, len(sums), (4000, len(sums)))
     theirs = np.quantile(sums[picks].sum(-1) / sizes[picks].sum(-1), [0.025, 0.975])
-    found = compare_predictions(*logits, kind="logits", clusters=clusters, bootstrap=4000)
+    found = compare_predictions(*logits, representation="logits", cluster=clusters, bootstrap=4000)
     assert found.divergences["kl_pq"].interval == pytest.approx(
         tuple(theirs), abs=0.06 * (theirs[1] - theirs[0])
     )
@@ -374,7 +379,7 @@ def test_clusters_cover_the_mean_where_rows_alone_do_not():
     for seed in range(repeats):
         effect = random.normal(size=(clusters, 1)) + 0.5 * random.normal(size=(clusters, size))
         for name, given_clusters in (("clusters", numbers), ("rows", None)):
-            resampler = Resampler(1, 300, seed, given_clusters)
+            resampler = Resampler(1, 300, torch.Generator().manual_seed(seed), given_clusters)
             resampler.add(torch.from_numpy(effect.reshape(-1, 1)))
             low, high = resampler.interval(0)
             covered[name] += low <= 0 <= high
@@ -384,7 +389,7 @@ def test_clusters_cover_the_mean_where_rows_alone_do_not():
 
 def test_more_units_than_groups_give_the_same_spread():
     values = np.random.default_rng(5).exponential(size=(3 * GROUPS, 1))
-    resampler = Resampler(1, 2000, 0, None)
+    resampler = Resampler(1, 2000, None, None)
     for part in torch.from_numpy(values).split(4096):
         resampler.add(part)
     low, high = resampler.interval(0)
@@ -393,26 +398,28 @@ def test_more_units_than_groups_give_the_same_spread():
     assert (high + low) / 2 == pytest.approx(values.mean(), abs=0.2 * error)
 
 
-def test_the_seed_decides_the_intervals(logits):
-    first, again, other = (
-        compare_predictions(*logits, kind="logits", seed=seed).divergences["js"].interval
-        for seed in (1, 1, 2)
-    )
-    assert first == again
-    assert first != other
+def test_the_generator_decides_the_intervals(logits):
+    def interval(seed: int) -> tuple[float, float] | None:
+        generator = torch.Generator().manual_seed(seed)
+        found = compare_predictions(*logits, representation="logits", generator=generator)
+        return found.divergences["js"].interval
+
+    state = torch.get_rng_state()
+    assert interval(1) == interval(1) != interval(2)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("settings", [{"bootstrap": 0}, {"clusters": [7] * ROWS}])
+@pytest.mark.parametrize("settings", [{"bootstrap": 0}, {"cluster": [7] * ROWS}])
 def test_no_interval_without_draws_or_with_a_single_cluster(logits, settings):
-    found = compare_predictions(*logits, kind="logits", **settings)
+    found = compare_predictions(*logits, representation="logits", **settings)
     assert found.divergences["kl_pq"].interval is None
     assert found.top1_agreement.interval is None
 
 
 def test_the_notes_say_where_the_intervals_come_from(logits):
-    by_rows = compare_predictions(*logits, kind="logits").notes
+    by_rows = compare_predictions(*logits, representation="logits").notes
     assert "cluster ids" in by_rows[0]
-    few = compare_predictions(*logits, kind="logits", clusters=np.arange(ROWS) % 5).notes
+    few = compare_predictions(*logits, representation="logits", cluster=np.arange(ROWS) % 5).notes
     assert "of 5 whole clusters" in few[0]
     assert "too narrow" in few[0]
 
@@ -422,7 +429,7 @@ def test_the_notes_say_where_the_intervals_come_from(logits):
 
 def test_text_clusters_keep_their_names(logits):
     ids = np.array(["b.txt", "a.txt"])[np.arange(ROWS) % 2]
-    found = compare_predictions(*logits, kind="logits", clusters=ids, worst=4)
+    found = compare_predictions(*logits, representation="logits", cluster=ids, worst=4)
     assert found.clusters == 2
     assert [row.cluster for row in found.worst] == [ids[row.row] for row in found.worst]
 
@@ -431,7 +438,7 @@ def test_a_file_whose_length_only_reading_tells(tmp_path, logits):
     for name, x in zip("pq", logits, strict=True):
         np.savetxt(tmp_path / f"{name}.csv", x, delimiter=",", fmt="%.17g")
     calls = []
-    compare = partial(compare_predictions, tmp_path / "p.csv", tmp_path / "q.csv", kind="logits")
+    compare = partial(compare_predictions, tmp_path / "p.csv", tmp_path / "q.csv", representation="logits")
     found = compare(
         labels=[0] * ROWS, block_bytes=1, progress=lambda done, total: calls.append((done, total))
     )
@@ -440,7 +447,7 @@ def test_a_file_whose_length_only_reading_tells(tmp_path, logits):
     for vectors in (
         {"labels": [0] * (ROWS - 1)},
         {"labels": [0] * (ROWS + 1)},
-        {"clusters": [0] * (ROWS + 1)},
+        {"cluster": [0] * (ROWS + 1)},
     ):
         with pytest.raises(ArgumentValueError, match=r"700 values.*, one for each row; got (699|701)"):
             compare(**vectors)
@@ -448,7 +455,9 @@ def test_a_file_whose_length_only_reading_tells(tmp_path, logits):
 
 def test_progress_counts_up_to_all_rows(logits):
     calls = []
-    compare_predictions(*logits, kind="logits", block_bytes=1, progress=lambda *at: calls.append(at))
+    compare_predictions(
+        *logits, representation="logits", block_bytes=1, progress=lambda *at: calls.append(at)
+    )
     assert [total for _, total in calls] == [ROWS] * len(calls)
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
     assert calls[-1][0] == ROWS
@@ -496,7 +505,9 @@ def test_a_bad_row_is_named_though_it_lies_deep_in_the_file(tmp_path):
     with pytest.raises(
         FileError, match=r"q = .*q\.npy: wanted logits without NaN; got nan at row 23456, class 3"
     ):
-        compare_predictions(tmp_path / "p.npy", tmp_path / "q.npy", kind="logits", block_bytes=100_000)
+        compare_predictions(
+            tmp_path / "p.npy", tmp_path / "q.npy", representation="logits", block_bytes=100_000
+        )
 
 
 ZEROS = torch.zeros(4, 3)
@@ -505,19 +516,29 @@ ZEROS = torch.zeros(4, 3)
 @pytest.mark.parametrize(
     ("arguments", "settings", "error", "message"),
     [
-        ((ZEROS, ZEROS), {}, FileError, r"p = a tensor of shape \(4, 3\): wanted to be told"),
-        ((ZEROS, ZEROS), {"kind": "logit"}, ArgumentValueError, "kind=.*log-probs.*got 'logit'"),
+        ((ZEROS, ZEROS), {}, FileError, r"p = a tensor of shape \(4, 3\): wanted representation="),
+        (
+            (ZEROS, ZEROS),
+            {"representation": "logit"},
+            ArgumentValueError,
+            "representation=.*log-probs.*got 'logit'",
+        ),
         (
             (Logits(ZEROS), ZEROS[:, :2]),
-            {"kind": (None, "logits")},
+            {"representation": (None, "logits")},
             FileError,
             "classes in both; got 3 and 2",
         ),
         ((Logits(ZEROS), Logits(ZEROS[:2])), {}, FileError, "rows in both; got 4 and 2"),
-        ((Logits(ZEROS), ZEROS[0]), {"kind": (None, "logits")}, FileError, "q = .*two dimensions"),
+        ((Logits(ZEROS), ZEROS[0]), {"representation": (None, "logits")}, FileError, "q = .*two dimensions"),
         ((Logits(ZEROS), Samples(ZEROS)), {}, ArgumentTypeError, "q=.*Samples"),
         ((Logits(ZEROS), ZEROS > 0), {}, ArgumentTypeError, "q=.*bool"),
-        ((Logits(ZEROS), Logits(ZEROS)), {"kind": "probs"}, ArgumentValueError, "kind=.*'logits' or none"),
+        (
+            (Logits(ZEROS), Logits(ZEROS)),
+            {"representation": "probs"},
+            ArgumentValueError,
+            "'logits' or none",
+        ),
         ((Logits(ZEROS), Logits(ZEROS)), {"key": "x"}, ArgumentValueError, "key=.*none for a tensor"),
         (
             (Logits(ZEROS), Logits(ZEROS)),
@@ -533,8 +554,8 @@ ZEROS = torch.zeros(4, 3)
         ),
         ((Logits(ZEROS), Logits(ZEROS)), {"labels": [0, -1, 0, 0]}, ArgumentValueError, "got -1 in row 1"),
         ((Logits(ZEROS), Logits(ZEROS)), {"labels": [0.0] * 4}, ArgumentTypeError, "class indices"),
-        ((Logits(ZEROS), Logits(ZEROS)), {"clusters": [0.5] * 4}, ArgumentTypeError, "integers or text"),
-        ((Logits(ZEROS), Logits(ZEROS)), {"clusters": ["a"]}, ArgumentValueError, "4 values"),
+        ((Logits(ZEROS), Logits(ZEROS)), {"cluster": [0.5] * 4}, ArgumentTypeError, "integers or text"),
+        ((Logits(ZEROS), Logits(ZEROS)), {"cluster": ["a"]}, ArgumentValueError, "4 values"),
         ((Logits(ZEROS), Logits(ZEROS)), {"worst": -1}, ArgumentValueError, "worst=.*0 or more; got -1"),
         ((Logits(ZEROS), Logits(ZEROS)), {"bootstrap": 2.5}, ArgumentValueError, "bootstrap=.*got 2.5"),
         (

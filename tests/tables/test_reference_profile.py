@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.tables import TableGate, parse_table_gate
+from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import Profile, profile_table
 from kullback.tables.compare import compare_tables
@@ -137,7 +137,7 @@ def test_a_like_batch_passes_and_a_shifted_one_fails(files):
     gate = ("--fail-above", "psi=0.2")
     passed = run("watch", "reference.parquet", "like.parquet", *gate)
     assert passed.exit_code == 0, passed.output
-    assert "kept: psi at most 0.2" in passed.stdout
+    assert "passed: psi at most 0.2" in passed.stdout
     failed = run("watch", "reference.parquet", "shifted.ndjson", *gate)
     assert failed.exit_code == 1
     assert "FAILED: psi at most 0.2" in failed.stdout
@@ -149,7 +149,7 @@ def test_identifiers_do_not_seem_to_drift_because_their_profile_is_short(files):
     result = run("watch", "reference.parquet", "like.parquet", "--json")
     ids = next(each for each in json.loads(result.stdout)["columns"] if each["name"] == "id")
     assert ids["psi"]["value"] == 0
-    assert "unnamed_categories" in {each["kind"] for each in json.loads(result.stdout)["findings"]}
+    assert "unnamed-categories" in {each["code"] for each in json.loads(result.stdout)["findings"]}
 
 
 def test_several_batches_are_checked_one_by_one(files):
@@ -261,7 +261,7 @@ def test_compare_gives_what_the_library_gives(files):
     values = {each["name"]: each["psi"]["value"] for each in found["columns"]}
     assert values == {each.name: each.psi.value for each in expected.columns}
     assert found["joint"][0]["columns"] == ["number", "fruit"]
-    assert (found["weights"], found["cluster"], found["bins"]) == ("weight", "user", 10)
+    assert (found["weights"], found["cluster"], found["max_bins"]) == ("weight", "user", 10)
 
 
 def test_compare_writes_its_page_and_ends_with_the_gate(files):
@@ -305,14 +305,14 @@ def test_a_damaged_table_is_one_line(files):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("psi=0.2", TableGate("psi", None, 0.2, "above")),
-        ("tv[a=b]=1", TableGate("tv", "a=b", 1, "above")),
-        ("findings=0", TableGate("findings", None, 0, "above")),
-        ("p_adjusted[x[1]]=1e-3", TableGate("p_adjusted", "x[1]", 1e-3, "above")),
+        ("psi=0.2", Limit("psi", None, 0.2, "above")),
+        ("tv[a=b]=1", Limit("tv", "a=b", 1, "above")),
+        ("findings=0", Limit("findings", None, 0, "above")),
+        ("p_adjusted[x[1]]=1e-3", Limit("p_adjusted", "x[1]", 1e-3, "above")),
     ],
 )
 def test_gates_are_read(text, expected):
-    assert parse_table_gate(text, "above") == expected
+    assert parse_table_gate(text, "above").limit == expected
 
 
 @pytest.mark.parametrize(

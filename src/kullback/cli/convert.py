@@ -4,56 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import click
 
+from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS
 from kullback.errors import ArgumentValueError
-from kullback.io import Kind, RowSource, open_rows, read_labels, write_llama_base
 from kullback.progress import progress_bar
-from kullback.report import check_writable
 
-__all__ = ["run_conversion"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kullback.io import RowSource
+    from kullback.words import RepresentationName
+
+__all__ = ["convert"]
 
 BLOCK_BYTES = 16 * 1024 * 1024
 
 
-def run_conversion(
+@click.command()
+@click.argument("source", metavar="SRC", type=FILE)
+@click.argument("target", metavar="DST.kld", type=FILE)
+@click.option("--as", "representation", type=REPRESENTATIONS, help="What the numbers in SRC are.")
+@click.option("--key", help="The array to read where SRC holds several.")
+@click.option(
+    "--tokens", required=True, type=FILE, help="A file with the tokens of all windows, one after the other."
+)
+@click.option("--tokens-key", help="The name of the tokens in their file.")
+@click.option("--n-ctx", required=True, type=click.IntRange(3), help="The number of tokens in a window.")
+@click.option(
+    "--all-positions",
+    is_flag=True,
+    help="SRC has a row for every token; keep those that llama.cpp scores, the second half of each window.",
+)
+@click.option(
+    "--floor",
+    type=click.FloatRange(0, min_open=True),
+    default=16.0,
+    show_default=True,
+    help="Nats below a row's largest that are kept: 16 for llama.cpp, 24 for ik_llama.cpp.",
+)
+@NO_PROGRESS
+def convert(
     source: Path,
     target: Path,
     *,
-    kind: Kind | None,
+    representation: RepresentationName | None,
     key: str | None,
     tokens: Path,
     tokens_key: str | None,
     n_ctx: int,
     all_positions: bool,
     floor: float,
-    show_progress: bool,
+    no_progress: bool,
 ) -> None:
-    """Write the predictions in `source` as the llama.cpp base file `target`.
-
-    Arguments:
-        source: the file of predictions.
-        target: the file to write.
-        kind: what the numbers in `source` are.
-        key: the array in `source`.
-        tokens: a file with the tokens of all windows.
-        tokens_key: the tokens' name in it.
-        n_ctx: the number of tokens in a window.
-        all_positions: whether `source` has a row for every token, of which the scored ones are kept.
-        floor: how many nats below a row's largest are kept.
-        show_progress: whether to show a progress bar, if there is a terminal.
-
-    Raises:
-        KullbackError: a file cannot be used, or the tokens do not fit the rows; then nothing is written.
+    """Write the predictions in SRC as a base file for llama-perplexity --kl-divergence, so that a GGUF model can be
+    compared with them.
     """
+    from kullback.io import open_rows, read_labels, write_llama_base
+    from kullback.report import check_writable
+
     if target.resolve() in (source.resolve(), tokens.resolve()):
         raise ArgumentValueError(f"cannot write {target}: it is one of the files to read; name another one")
     check_writable(target)
     with (
-        open_rows(source, kind=kind, key=key, name="SRC") as rows,
-        progress_bar("rows", show=show_progress, patience=0) as progress,
+        open_rows(source, representation=representation, key=key, name="SRC") as rows,
+        progress_bar("rows", show=not no_progress, patience=0) as progress,
     ):
         held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens")
         expected = len(held) if all_positions else None
@@ -70,9 +87,11 @@ def _log_weights(
     source: RowSource, window: int | None, progress: Callable[[int, int | None], None] | None
 ) -> Iterator[Tensor]:
     """Yield the rows as log-weights; of windows given whole, the scored positions."""
+    import torch
+
     done = 0
     for block in source.blocks(BLOCK_BYTES):
-        logs = block.double().log() if source.kind in ("probs", "counts") else block
+        logs = block.double().log() if source.representation in ("probs", "counts") else block
         if window is None:
             yield logs
         else:

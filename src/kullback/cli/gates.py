@@ -1,17 +1,32 @@
-"""Gates: limits that a comparison must keep, such as ``mean=0.01``."""
+"""Gates: limits on the numbers of a comparison, such as ``mean=0.01``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kullback.errors import ArgumentValueError
-from kullback.predictions import Comparison, Summary
-from kullback.predictions.measure import DIVERGENCES
+from kullback.words import DIVERGENCE_NAMES
 
-__all__ = ["METRICS", "METRICS_IN_WORDS", "Gate", "Side", "limit_of", "parse_gate"]
+if TYPE_CHECKING:
+    from kullback.predictions import Comparison, Summary
+    from kullback.report.tables.wording import Verdict
+    from kullback.tables.result import ColumnComparison, TableComparison
+
+__all__ = [
+    "METRICS",
+    "METRICS_IN_WORDS",
+    "TABLE_METRICS_IN_WORDS",
+    "Gate",
+    "Limit",
+    "Side",
+    "TableGate",
+    "parse_gate",
+    "parse_limit",
+    "parse_table_gate",
+]
 
 Side = Literal["above", "below"]
 
@@ -30,66 +45,151 @@ OTHERS: dict[str, Callable[[Comparison], float]] = {
     "labels.difference": lambda found: found.labels.difference.mean if found.labels else math.nan,
     "labels.delta_prob_rms": lambda found: found.labels.delta_prob_rms.mean if found.labels else math.nan,
 }
-METRICS = (*STATISTICS, *(f"{name}.{statistic}" for name in DIVERGENCES for statistic in STATISTICS), *OTHERS)
+METRICS = (
+    *STATISTICS,
+    *(f"{name}.{statistic}" for name in DIVERGENCE_NAMES for statistic in STATISTICS),
+    *OTHERS,
+)
 METRICS_IN_WORDS = (
-    f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCES)} and so on; "
+    f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)} and so on; "
     f"{', '.join(OTHERS)}"
+)
+QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
+P_VALUES = ("p_value", "p_adjusted")
+WHOLE = "findings"
+TABLE_METRICS_IN_WORDS = (
+    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
 )
 
 
 @dataclass(frozen=True)
-class Gate:
-    """A limit on one number of a comparison.
+class Limit:
+    """A limit on one number.
 
     Attributes:
-        metric: which number, one of `METRICS`.
+        metric: the number.
+        column: the column of a table that it is about; None for every column, or where there are none.
         limit: the limit.
-        side: on which side of the limit the gate fails.
+        side: the side of the limit on which the gate fails.
     """
 
     metric: str
+    column: str | None
     limit: float
     side: Side
 
-    def failure(self, found: Comparison) -> str | None:
-        """Say how the gate fails, or None where it holds; a number that does not exist never passes."""
-        if self.metric.startswith("labels.") and found.labels is None:
-            raise ArgumentValueError(
-                f"--fail-{self.side} {self.metric}=...: there are no labels. Write: --labels FILE"
-            )
-        value = self._value(found)
+    def failure(self, what: str, value: float) -> str | None:
+        """Return how `value` violates the limit, or None where it does not; NaN always does."""
         if value <= self.limit if self.side == "above" else value >= self.limit:
             return None
         by = f", {self.side} {self.limit:g} by {abs(value - self.limit):.3g}"
-        return f"{self.metric} is {value:.6g}" + (", not a number" if math.isnan(value) else by)
-
-    def _value(self, found: Comparison) -> float:
-        if self.metric in OTHERS:
-            return OTHERS[self.metric](found)
-        name, _, statistic = self.metric.partition(".")
-        if name not in DIVERGENCES:
-            name, statistic = DEFAULT, self.metric
-        return STATISTICS[statistic](found.divergences[name])
+        return f"{what} is {value:.6g}" + (", not a number" if math.isnan(value) else by)
 
 
-def parse_gate(text: str, side: Side) -> Gate:
-    """Read ``METRIC=LIMIT``."""
-    metric, _, number = text.partition("=")
-    if metric not in METRICS:
+def parse_limit(
+    text: str,
+    side: Side,
+    metrics: Collection[str],
+    in_words: str,
+    *,
+    example: float,
+    columns: Collection[str] = (),
+) -> Limit:
+    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``.
+
+    Arguments:
+        text: what was written after ``--fail-above`` or ``--fail-below``.
+        side: which of the two.
+        metrics: the metrics there are.
+        in_words: their description, for the error.
+        example: a limit, for the error.
+        columns: those of the metrics that exist for single columns.
+
+    Raises:
+        ArgumentValueError: there is no such metric, or the limit is not a number.
+    """
+    name, _, number = text.rpartition("=") if "=" in text else (text, "", "")
+    metric, bracket, column = name.partition("[")
+    if metric not in metrics or (bracket and not (metric in columns and column[:-1] and column[-1] == "]")):
         raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted METRIC=LIMIT with a METRIC among {METRICS_IN_WORDS}; got {metric!r}"
+            f"--fail-{side} {text}: wanted METRIC=LIMIT with a METRIC among {in_words}; got {name!r}"
         )
-    return Gate(metric, limit_of(text, side, metric, number, example=0.01), side)
-
-
-def limit_of(text: str, side: Side, metric: str, number: str, *, example: float) -> float:
-    """Read the LIMIT of the gate `text`."""
     try:
         limit = float(number)
     except ValueError:
         limit = math.nan
     if math.isnan(limit):
         raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted a number after '='; got {number!r}. Write: --fail-{side} {metric}={example}"
+            f"--fail-{side} {text}: wanted a number after '='; got {number!r}. Write: --fail-{side} {name}={example}"
         )
-    return limit
+    return Limit(metric, column[:-1] if bracket else None, limit, side)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit on a number of a comparison of predictions."""
+
+    limit: Limit
+
+    def failure(self, found: Comparison) -> str | None:
+        """Return how the gate fails, or None where it holds."""
+        metric = self.limit.metric
+        if metric.startswith("labels.") and found.labels is None:
+            raise ArgumentValueError(
+                f"--fail-{self.limit.side} {metric}=...: there are no labels. Write: --labels FILE"
+            )
+        return self.limit.failure(metric, self._value(found))
+
+    def _value(self, found: Comparison) -> float:
+        metric = self.limit.metric
+        if metric in OTHERS:
+            return OTHERS[metric](found)
+        name, _, statistic = metric.partition(".")
+        if name not in DIVERGENCE_NAMES:
+            name, statistic = DEFAULT, metric
+        return STATISTICS[statistic](found.divergences[name])
+
+
+def parse_gate(text: str, side: Side) -> Gate:
+    """Parse ``METRIC=LIMIT`` for a comparison of predictions."""
+    return Gate(parse_limit(text, side, METRICS, METRICS_IN_WORDS, example=0.01))
+
+
+@dataclass(frozen=True)
+class TableGate:
+    """A limit on a number of every column, or of one."""
+
+    limit: Limit
+
+    def verdict(self, found: TableComparison) -> Verdict:
+        """Say where the limit is broken; where nothing was compared, nothing is kept."""
+        from kullback.report.tables.wording import Verdict
+
+        metric, column, side = self.limit.metric, self.limit.column, self.limit.side
+        bound = "at most" if side == "above" else "at least"
+        of = "" if column is None else f" of '{column}'"
+        failures = tuple(filter(None, (self.limit.failure(*each) for each in self._values(found))))
+        if not failures and metric != WHOLE and not self._columns(found):
+            failures = (f"{metric}{of} is not known: {'it was' if column else 'nothing was'} not compared",)
+        return Verdict(f"{metric}{of} {bound} {self.limit.limit:g}", failures)
+
+    def _columns(self, found: TableComparison) -> list[ColumnComparison]:
+        return [column for column in found.columns if self.limit.column in (None, column.name)]
+
+    def _values(self, found: TableComparison) -> list[tuple[str, float]]:
+        metric = self.limit.metric
+        if metric == WHOLE:
+            return [(WHOLE, float(len(found.findings)))]
+        values = [(column.name, getattr(column, metric)) for column in self._columns(found)]
+        return [
+            (f"{metric} of '{name}'", value if metric in P_VALUES else value.value) for name, value in values
+        ]
+
+
+def parse_table_gate(text: str, side: Side) -> TableGate:
+    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
+    of_columns = (*QUANTITIES, *P_VALUES)
+    metrics = (*of_columns, WHOLE)
+    return TableGate(
+        parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)
+    )

@@ -1,17 +1,18 @@
-"""Where the reports of a comparison go, and how they get there."""
+"""The files and the standard output that the reports of a comparison are written to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from rich.console import Console
 
-from kullback import report
-from kullback.errors import FileError, OptionalDependencyError
+from kullback.errors import FileError
+from kullback.optional import load
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Outputs", "check_outputs", "write_reports"]
 
@@ -19,7 +20,7 @@ STANDARD_OUTPUT = "-"
 
 
 class Outputs(NamedTuple):
-    """Where the reports go: the JSON's path or ``-`` or None, the page's path or None."""
+    """The path of the JSON, or ``-`` or None, and the path of the page, or None."""
 
     json: str | None
     html: Path | None
@@ -32,9 +33,12 @@ class Outputs(NamedTuple):
 
 
 def check_outputs(outputs: Outputs, inputs: Sequence[Path | None]) -> None:
-    """Refuse before the work what could not be written after it."""
-    if outputs.html and not (find_spec("jinja2") and find_spec("matplotlib")):
-        raise OptionalDependencyError("--html needs jinja2 and matplotlib. Run: pip install 'kullback[cli]'")
+    """Refuse outputs that cannot be written, before the computation."""
+    from kullback import report
+
+    if outputs.html:
+        for library in ("jinja2", "matplotlib"):
+            load(library, "--html")
     read = {path.resolve() for path in inputs if path}
     for path in outputs.files:
         if path.resolve() in read:
@@ -51,6 +55,10 @@ def write_reports(
     table: Callable[[Console], object],
 ) -> None:
     """Write all files or none, and print the table unless standard output carries the JSON."""
+    from rich.console import Console
+
+    from kullback import report
+
     texts = [json()] if outputs.json else []
     texts += [html()] if outputs.html else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None

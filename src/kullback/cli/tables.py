@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import torch
-from rich.console import Console
 
 from kullback import report
-from kullback.cli.gates import Side, limit_of
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError, FileError
+from kullback.progress import progress_text
 from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
-from kullback.report.tables.wording import Verdict
 from kullback.tables.compare import compare_profiles, compare_tables
 from kullback.tables.reference_profile import (
     batch_profile,
@@ -28,78 +24,11 @@ from kullback.tables.reference_profile import (
 )
 
 if TYPE_CHECKING:
+    from kullback.cli.gates import TableGate
     from kullback.tables.profile import Profile
-    from kullback.tables.result import ColumnComparison, TableComparison
+    from kullback.tables.result import TableComparison
 
-__all__ = ["TABLE_METRICS_IN_WORDS", "TableGate", "parse_table_gate", "run_table_comparison", "run_watch"]
-
-QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
-CHANCES = ("p_value", "p_adjusted")
-WHOLE = "findings"
-TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*QUANTITIES, *CHANCES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
-)
-
-
-@dataclass(frozen=True)
-class TableGate:
-    """A limit on a number of every column, or of one.
-
-    Attributes:
-        metric: which number.
-        column: the column; None for all of them.
-        limit: the limit.
-        side: on which side of the limit the gate fails.
-    """
-
-    metric: str
-    column: str | None
-    limit: float
-    side: Side
-
-    def verdict(self, found: TableComparison) -> Verdict:
-        """Say where the limit is broken; where nothing was compared, nothing is kept."""
-        bound = "at most" if self.side == "above" else "at least"
-        of = "" if self.column is None else f" of '{self.column}'"
-        failures = tuple(filter(None, (self._failure(*each) for each in self._values(found))))
-        if not failures and self.metric != WHOLE and not self._columns(found):
-            failures = (
-                f"{self.metric}{of} is not known: {'it was' if self.column else 'nothing was'} not compared",
-            )
-        return Verdict(f"{self.metric}{of} {bound} {self.limit:g}", failures)
-
-    def _columns(self, found: TableComparison) -> list[ColumnComparison]:
-        return [column for column in found.columns if self.column in (None, column.name)]
-
-    def _values(self, found: TableComparison) -> list[tuple[str, float]]:
-        if self.metric == WHOLE:
-            return [(WHOLE, float(len(found.findings)))]
-        values = [(column.name, getattr(column, self.metric)) for column in self._columns(found)]
-        return [
-            (f"{self.metric} of '{name}'", value if self.metric in CHANCES else value.value)
-            for name, value in values
-        ]
-
-    def _failure(self, what: str, value: float) -> str | None:
-        if value <= self.limit if self.side == "above" else value >= self.limit:
-            return None
-        return f"{what} is {value:.4g}, {self.side} {self.limit:g} by {abs(value - self.limit):.3g}"
-
-
-def parse_table_gate(text: str, side: Side) -> TableGate:
-    """Read ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
-    name, _, number = text.rpartition("=")
-    metric, bracket, column = name.partition("[")
-    if (
-        metric not in (*QUANTITIES, *CHANCES, WHOLE)
-        or (bracket and not (column.endswith("]") and len(column) > 1))
-        or (bracket and metric == WHOLE)
-    ):
-        raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted METRIC=LIMIT with a METRIC among {TABLE_METRICS_IN_WORDS}; got {name!r}"
-        )
-    limit = limit_of(text, side, name, number, example=0.2)
-    return TableGate(metric, column.removesuffix("]") if bracket else None, limit, side)
+__all__ = ["run_table_comparison", "run_watch"]
 
 
 def run_table_comparison(
@@ -140,7 +69,7 @@ def run_table_comparison(
         KullbackError: an input or an output cannot be used; then there is no report.
     """
     check_outputs(outputs, [p, q])
-    with _saying(show_progress) as progress:
+    with progress_text(show=show_progress) as progress:
         found = compare_tables(
             str(p),
             str(q),
@@ -180,7 +109,7 @@ def run_watch(
         batches: the files to compare with it, or their profiles.
         outputs: where the reports go.
         gates: the limits to keep.
-        profile: where the reference's profile is kept; None for beside the reference.
+        profile: the path of the reference's profile; None for beside the reference.
         rebuild: whether to count the reference anew.
         merge: whether to take all batches as one.
         save_batch: where to write the batch's profile, or None.
@@ -198,12 +127,12 @@ def run_watch(
         KullbackError: an input or an output cannot be used.
     """
     _check_watch(reference, batches, outputs, profile, save_batch, merge=merge)
-    with _saying(show_progress) as progress:
-        kept = reference_profile(
+    with progress_text(show=show_progress) as progress:
+        saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
         )
         found = [
-            (str(batch), batch_profile(batch, kept, columns=columns, progress=progress)) for batch in batches
+            (str(batch), batch_profile(batch, saved, columns=columns, progress=progress)) for batch in batches
         ]
     if merge and len(found) > 1:
         found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
@@ -211,20 +140,20 @@ def run_watch(
         found[0][1].save(save_batch)
     if not found:
         place = reference if is_profile(reference) else profile or profile_path(reference)
-        click.echo(f"{place}: the profile of {kept.rows:,} rows and {len(kept.columns):,} columns")
+        click.echo(f"{place}: the profile of {saved.rows:,} rows and {len(saved.columns):,} columns")
     failures: list[str] = []
     for name, batch in found:
-        compared = _compared(kept, batch, (str(reference), name), bins, confidence, seed)
+        compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
         broken = _reported(compared, gates, outputs)
         failures += broken if len(found) == 1 else [f"{name}: {failure}" for failure in broken]
     return failures
 
 
 def _compared(
-    kept: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
+    saved: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
 ) -> TableComparison:
     generator = torch.Generator().manual_seed(seed)
-    return compare_profiles(kept, batch, bins=bins, confidence=confidence, generator=generator, names=names)
+    return compare_profiles(saved, batch, bins=bins, confidence=confidence, generator=generator, names=names)
 
 
 def _check_watch(
@@ -268,14 +197,3 @@ def _reported(found: TableComparison, gates: Sequence[TableGate], outputs: Outpu
         table=lambda console: tables_terminal.render(found, console, verdicts),
     )
     return [failure for verdict in verdicts for failure in verdict.failures]
-
-
-@contextmanager
-def _saying(show: bool) -> Generator[Callable[[str], object] | None, None, None]:
-    """Give a function that says on standard error what is being done, or None where nobody would see it."""
-    console = Console(stderr=True)
-    if not (show and console.is_terminal):
-        yield None
-        return
-    with console.status("reading") as status:
-        yield status.update

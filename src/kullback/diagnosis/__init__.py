@@ -1,4 +1,4 @@
-"""What a call of `torch.nn.functional.kl_div` computes, what seems wrong with it, and what to write instead."""
+"""`diagnose`: what a call of `torch.nn.functional.kl_div` computes, what is wrong with it, and its correction."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from kullback.diagnosis.case import examine
-from kullback.diagnosis.checks import Finding, findings_of
+from kullback.diagnosis.checks import findings_of
 from kullback.diagnosis.report import Diagnosis, TensorSummary, conclude
 from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
+from kullback.findings import Finding
 from kullback.inputs import as_tensor
 from kullback.reduction import check_reduction
 from kullback.representations import can_inspect
@@ -26,17 +27,17 @@ def diagnose(
     .. math:: \texttt{F.kl\_div(input, target)} = \sum_i p_i (\log p_i - x_i) = KL(P \| Q),
         \quad p = \texttt{target},\; x = \texttt{input} = \log q
 
-    Looks for what goes wrong without an error: reversed arguments, probabilities for log-probabilities, a softmax
-    taken twice, along the wrong dimension or not at all, a reduction that divides by something else than the rows,
-    zeros that become NaN, shapes that broadcast. What the tensors hold is told from their values, so it is a guess,
-    and each finding says what speaks for it. The tensors are read a few times, block by block, and never copied.
+    Looks for mistakes that raise no error: reversed arguments, probabilities in place of log-probabilities, a softmax
+    applied twice, along the wrong dimension or not at all, a reduction that does not divide by the number of rows,
+    zeros that become NaN, shapes that broadcast. What the tensors hold is inferred from their values; each finding has
+    the evidence. The tensors are read a few times, block by block, and not copied.
 
     Arguments:
-        input: what the call takes for the log-probabilities of Q, shape (..., classes); nats.
-        target: what the call takes for the probabilities of P, or their logarithms with `log_target`; a shape that
-            broadcasts with `input`, if the call is right.
+        input: the first argument of the call, log-probabilities of Q, shape (..., classes); nats.
+        target: the second argument, probabilities of P, or their logarithms with `log_target`, of a shape that
+            broadcasts with `input`.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, as torch has them.
-        log_target: whether the call says that `target` holds logarithms.
+        log_target: the argument of the call: whether `target` holds logarithms.
         dim: the dimension that holds the classes.
 
     Returns:
@@ -65,26 +66,15 @@ def diagnose(
     """
     word = check_reduction("diagnose", reduction)
     if not isinstance(log_target, bool):
-        raise ArgumentTypeError(
-            explain(
-                "diagnose",
-                "log_target",
-                wanted="True or False",
-                got=repr(log_target),
-                instead="log_target=True",
-            )
+        got = repr(log_target)
+        raise invalid_type(
+            "diagnose", "log_target", wanted="True or False", got=got, instead="log_target=True"
         )
     a, b = _readable("input", input), _readable("target", target)
     if not -max(a.ndim, 1) <= dim < max(a.ndim, 1):
-        raise ArgumentValueError(
-            explain(
-                "diagnose",
-                "dim",
-                wanted=f"a dimension of input, which has shape {tuple(a.shape)}",
-                got=str(dim),
-                instead="dim=-1 when the last dimension holds the classes",
-            )
-        )
+        wanted = f"a dimension of input, which has shape {tuple(a.shape)}"
+        instead = "dim=-1 when the last dimension holds the classes"
+        raise invalid_value("diagnose", "dim", wanted=wanted, got=str(dim), instead=instead)
     with torch.no_grad():
         case = examine(a, b, word, log_target, dim)
         return conclude(case, findings_of(case), suggest(case))
@@ -93,13 +83,11 @@ def diagnose(
 def _readable(name: str, x: object) -> Tensor:
     tensor = as_tensor("diagnose", name, x).detach()
     if tensor.layout is not torch.strided or tensor.is_complex() or not can_inspect(tensor):
-        raise ArgumentTypeError(
-            explain(
-                "diagnose",
-                name,
-                wanted="a dense tensor of real numbers whose values can be read",
-                got=f"one of layout {tensor.layout}, dtype {tensor.dtype}, on {tensor.device}",
-                instead="diagnose(...) outside torch.compile and vmap, with x.to_dense() if it is sparse",
-            )
+        raise invalid_type(
+            "diagnose",
+            name,
+            wanted="a dense tensor of real numbers whose values can be read",
+            got=f"one of layout {tensor.layout}, dtype {tensor.dtype}, on {tensor.device}",
+            instead="diagnose(...) outside torch.compile and vmap, with x.to_dense() if it is sparse",
         )
     return tensor

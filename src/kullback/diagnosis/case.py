@@ -1,4 +1,4 @@
-"""All that is known about a call: its arguments, what they seem to hold, how they fit, and what comes out."""
+"""The facts about a call that the checks use: arguments, their contents, their shapes, and the values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Case", "examine"]
 
 @dataclass(frozen=True)
 class Case:
-    """A call and what was found out about it. P is `target`, Q is `input`."""
+    """The arguments of a call and the facts about them. P is `target`, Q is `input`."""
 
     input: Tensor
     target: Tensor
@@ -26,7 +26,7 @@ class Case:
     log_target: bool
     asked_dim: int
     dim: int
-    """The dimension of the classes: the one asked for, or the other one along which both tensors are normalized."""
+    """The dimension of the classes: the given one, or another along which both tensors are normalized."""
     values: Reductions
     fit: Fit | None = None
     labels: str | None = None
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def call(self) -> str:
-        """The call as it would be written."""
+        """The code of the call."""
         log_target = ", log_target=True" if self.log_target else ""
         return f'F.kl_div(input, target, reduction="{self.reduction}"{log_target})'
 
@@ -53,24 +53,24 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """How many pairs of rows torch's result runs over."""
+        """The number of pairs of rows in torch's result."""
         return torch.Size(self.values.none).numel() // max(self.classes, 1) if self.values.none else 1
 
     @property
     def batch_size(self) -> int:
-        """What ``"batchmean"`` divides by."""
+        """The divisor of ``"batchmean"``."""
         return self.input.shape[0] if self.input.ndim else 1
 
     @property
     def rows_match(self) -> bool:
-        """Whether torch pairs the rows as they belong."""
+        """Whether broadcasting pairs each row with its own."""
         return (
             self.fit is not None and self.fit.repair is not None and self.fit.repair.how in ("same", "expand")
         )
 
     @property
     def stray_labels(self) -> Spots:
-        """Class indices that no class has."""
+        """Class indices outside the range of the classes."""
         labels = self.target.long()
         outside = ((labels < 0) & (labels != IGNORED)) | (labels >= self.classes)
         spotter = Spotter()
@@ -79,14 +79,14 @@ class Case:
 
     @property
     def reversed(self) -> bool:
-        """Whether the arguments seem to stand in each other's place."""
+        """Whether the arguments are probably exchanged."""
         if not (self.read_input and self.read_target) or self.log_target:
             return False
         return self.read_input.normalized and not self.read_input.in_logs and self.read_target.in_logs
 
     @property
     def as_expected(self) -> bool:
-        """Whether both tensors hold distributions in the form in which torch takes them."""
+        """Whether both tensors hold distributions in the form that torch expects."""
         a, b = self.read_input, self.read_target
         if not (a and b and a.normalized and b.normalized):
             return False
@@ -94,7 +94,7 @@ class Case:
 
 
 def examine(input: Tensor, target: Tensor, reduction: Reduction, log_target: bool, dim: int) -> Case:
-    """Look at a call from all sides."""
+    """Gather the facts about a call."""
     dim = dim - input.ndim if dim >= 0 else dim
     case = Case(input, target, reduction, log_target, dim, dim, torch_values(input, target, log_target, dim))
     if not (input.ndim and input.numel() and target.numel()):
@@ -120,7 +120,7 @@ def _with_pairs(case: Case) -> Case:
 
 def _with_readings(case: Case) -> Case:
     repair = case.fit.repair if case.fit else None
-    # Cut rows no longer sum to one: what the tensors hold shows before the cut.
+    # Truncated rows do not sum to one: read the tensors before truncation.
     whole = case.paired is None or (repair is not None and repair.how == "cut-classes")
     a, b = (case.input, case.target) if whole or case.paired is None else case.paired
     read_a = read(a, case.dim, logs_expected=True)

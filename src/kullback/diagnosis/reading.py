@@ -1,4 +1,4 @@
-"""What a tensor seems to hold, told from its values."""
+"""What a tensor holds, inferred from its values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kullback.diagnosis.scan import RowSums, Scan, Spots, normalized_along, scan
 
-__all__ = ["Kind", "Reading", "interval", "number", "read", "read_labels"]
+__all__ = ["Representation", "Reading", "interval", "number", "read", "read_labels"]
 
-Kind: TypeAlias = Literal[
+Representation: TypeAlias = Literal[
     "log-probabilities",
     "probabilities",
     "one-hot rows",
@@ -22,19 +22,19 @@ Kind: TypeAlias = Literal[
     "nothing",
 ]
 
-_IN_LOGS: tuple[Kind, ...] = ("log-probabilities", "logits")
-_NORMALISED: tuple[Kind, ...] = ("log-probabilities", "probabilities", "one-hot rows")
+_IN_LOGS: tuple[Representation, ...] = ("log-probabilities", "logits")
+_NORMALIZED: tuple[Representation, ...] = ("log-probabilities", "probabilities", "one-hot rows")
 
-# Below this logarithm of a chance, one in ten thousand, "it happened by chance" is no explanation.
-_NO_CHANCE = -9.2
+# The logarithm of the probability, one in ten thousand, below which an event is not taken for chance.
+_LOG_SIGNIFICANCE = -9.2
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A tensor's kind, why it seems to be of it, and what is odd about it."""
+    """What a tensor holds, with the evidence."""
 
     scan: Scan
-    kind: Kind
+    representation: Representation
     why: str
     other_dim: int | None = None
     """Another dimension along which every row is normalized, where it is not along the one of the classes."""
@@ -42,27 +42,27 @@ class Reading:
     @property
     def in_logs(self) -> bool:
         """Whether the values are logarithms of weights."""
-        return self.kind in _IN_LOGS
+        return self.representation in _IN_LOGS
 
     @property
     def normalized(self) -> bool:
         """Whether the rows are distributions, up to rounding and stray rows."""
-        return self.kind in _NORMALISED
+        return self.representation in _NORMALIZED
 
     @property
     def sums(self) -> RowSums:
-        """What the rows add up to, as weights."""
+        """The sums of the rows, as weights."""
         return self.scan.masses if self.in_logs else self.scan.sums
 
     @property
     def empty_rows(self) -> Spots:
-        """Rows that have no mass at all."""
+        """Rows in which every class has probability 0."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
-        return masked if self.in_logs or (self.kind == "nothing" and not zero.count) else zero
+        return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
 
     @property
     def invalid(self) -> int:
-        """How many entries are no number that such a tensor can hold."""
+        """The number of entries that are NaN or +inf."""
         return self.scan.nan.count + self.scan.plus_infinity.count
 
     @property
@@ -75,17 +75,17 @@ class Reading:
     @property
     def softmaxed_twice(self) -> bool:
         """Whether the distributions are probably the softmax of probabilities."""
-        return self.normalized and self.scan.log_chance_of_floor < _NO_CHANCE
+        return self.normalized and self.scan.log_probability_of_floor < _LOG_SIGNIFICANCE
 
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
-    """Tell what `x`, with its classes along `dim`, seems to hold."""
+    """Infer what `x` holds, with its classes along `dim`."""
     found = scan(x, dim)
-    kind = _kind(found, logs_expected)
-    reading = Reading(found, kind, _why(found, kind))
-    if kind == "nothing" or _all_exact(reading.sums):
+    representation = _representation(found, logs_expected)
+    reading = Reading(found, representation, _why(found, representation))
+    if representation == "nothing" or _all_exact(reading.sums):
         return reading
-    return Reading(found, kind, reading.why, _other_dimension(x, reading))
+    return Reading(found, representation, reading.why, _other_dimension(x, reading))
 
 
 def read_labels(x: Tensor) -> Reading:
@@ -94,7 +94,7 @@ def read_labels(x: Tensor) -> Reading:
     return Reading(found, "class indices", _why(found, "class indices"))
 
 
-def _kind(found: Scan, logs_expected: bool) -> Kind:
+def _representation(found: Scan, logs_expected: bool) -> Representation:
     signed = found.negative.count + found.minus_infinity.count > 0
     all_zero = found.low == found.high == 0
     if signed and _are_one(found.masses):
@@ -111,7 +111,7 @@ def _kind(found: Scan, logs_expected: bool) -> Kind:
 
 
 def _are_one(sums: RowSums) -> bool:
-    """Whether rows are distributions: half of them to the digit, or all of them nearly."""
+    """Return whether rows are distributions: half of them within rounding, or all of them approximately."""
     return sums.rows > 0 and (2 * sums.exact >= sums.rows or sums.near == sums.rows)
 
 
@@ -129,12 +129,12 @@ def _other_dimension(x: Tensor, reading: Reading) -> int | None:
     return None
 
 
-def _why(found: Scan, kind: Kind) -> str:
+def _why(found: Scan, representation: Representation) -> str:
     span = interval(found.low, found.high)
     masses = interval(found.masses.low, found.masses.high)
     sums = interval(found.sums.low, found.sums.high)
     within = ", all within [0, 1] as sigmoids are" if found.high <= 1 else ""
-    reasons: dict[Kind, str] = {
+    reasons: dict[Representation, str] = {
         "log-probabilities": f"values {span}, and exp of the rows adds up to {masses}",
         "logits": f"values {span}, but exp of the rows adds up to {masses}",
         "probabilities": f"values {span}, and the rows add up to {sums}",
@@ -142,16 +142,16 @@ def _why(found: Scan, kind: Kind) -> str:
         "counts": f"whole numbers {span}; the rows add up to {sums}",
         "weights": f"values {span}{within}; the rows add up to {sums}",
         "class indices": f"whole numbers {span}, one for each row of input",
-        "nothing": "no row has both mass and only finite numbers",
+        "nothing": "no row has positive probability and only finite numbers",
     }
-    return reasons[kind]
+    return reasons[representation]
 
 
 def number(x: float) -> str:
-    """Write a number in the few digits that a reader compares."""
+    """Format a number with few digits; with more where it is close to 1."""
     return f"{x:.6g}" if 1e-6 < abs(x - 1) < 5e-4 else f"{x:.4g}"
 
 
 def interval(low: float, high: float) -> str:
-    """Write the range of some numbers."""
+    """Format the range of some numbers."""
     return number(low) if number(low) == number(high) else f"between {number(low)} and {number(high)}"

@@ -1,4 +1,4 @@
-"""A diagnosis as a person reads it, and as a script does."""
+"""The result of `diagnose`, as a text to read and as a dict."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.checks import Finding
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.suggestion import Suggestion
 from kullback.diagnosis.values import Reductions, RowValues
+from kullback.findings import Finding
 from kullback.reduction import REDUCTIONS, Reduction
 
 __all__ = ["Diagnosis", "TensorSummary", "conclude"]
@@ -21,12 +21,12 @@ _WIDTH = 88
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """What one argument is.
+    """A description of one argument.
 
     Attributes:
-        shape, dtype, device: as torch says.
-        kind: what it seems to hold, such as ``"logits"`` or ``"probabilities"``.
-        why: what about its values says so.
+        shape, dtype, device: those of the tensor.
+        representation: what it holds, inferred from its values, such as ``"logits"`` or ``"probabilities"``.
+        why: the evidence in its values.
         row_sums: the least and the greatest sum of a row (of its exponentials, where it holds logarithms), and None
             where no row has a sum.
         zeros, minus_infinities, plus_infinities, nans: how many entries are these, and the index of the first.
@@ -35,7 +35,7 @@ class TensorSummary:
     shape: tuple[int, ...]
     dtype: str
     device: str
-    kind: str | None = None
+    representation: str | None = None
     why: str | None = None
     row_sums: tuple[float, float] | None = None
     zeros: tuple[int, tuple[int, ...] | None] = (0, None)
@@ -46,12 +46,12 @@ class TensorSummary:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What `diagnose` found. ``str`` is a report to read, ``to_dict()`` one for scripts.
+    """The result of `diagnose`: ``str()`` gives a report to read, ``to_dict()`` one for scripts.
 
     Attributes:
-        call: the call, as it would be written.
+        call: the code of the call.
         direction: what it computes.
-        input, target: what each argument is and seems to hold.
+        input, target: a description of each argument.
         dim: the dimension of the classes, negative.
         values: what torch returns under each reduction; for ``"none"`` the shape. Empty where the call raises.
         raises: the message of the error that the call raises, None where it returns.
@@ -118,8 +118,8 @@ class Diagnosis:
         lines = [self.call, *_wrapped(self.direction, "  "), ""]
         for name, x in (("input", self.input), ("target", self.target)):
             lines.append(f"  {name:<6}  {x.shape} {x.dtype} on {x.device}")
-            if x.kind:
-                lines += _wrapped(f"seems to hold {x.kind}: {x.why}", " " * 10)
+            if x.representation:
+                lines += _wrapped(f"seems to hold {x.representation}: {x.why}", " " * 10)
             lines += _wrapped(_oddities(x), " " * 10)
         return lines
 
@@ -169,7 +169,7 @@ class Diagnosis:
 
 
 def conclude(case: Case, findings: list[Finding], suggestion: Suggestion | None) -> Diagnosis:
-    """Put together what was found out about a call."""
+    """Return the diagnosis of a call."""
     q = "exp(input)"
     p = "exp(target)" if case.log_target else "target"
     return Diagnosis(
@@ -214,8 +214,10 @@ def _summary(x: Any, reading: Reading | None) -> TensorSummary:
         return TensorSummary(*basics)
     scan, sums = reading.scan, reading.sums
     spots = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
-    row_sums = (sums.low, sums.high) if sums.rows and reading.kind != "class indices" else None
-    return TensorSummary(*basics, reading.kind, reading.why, row_sums, *((s.count, s.first) for s in spots))
+    row_sums = (sums.low, sums.high) if sums.rows and reading.representation != "class indices" else None
+    return TensorSummary(
+        *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in spots)
+    )
 
 
 def _oddities(x: TensorSummary) -> str:

@@ -1,4 +1,4 @@
-"""One pass over a tensor: what its values are, and what its rows add up to as weights and as logarithms."""
+"""One pass over a tensor: its range, special values, and the sums of its rows as weights and as logarithms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE
 
 __all__ = [
@@ -22,15 +23,14 @@ __all__ = [
     "normalized_along",
     "row_blocks",
     "scan",
-    "widen",
 ]
 
 Index = tuple[int, ...]
 
-# Elements in a block: its temporaries stay near a core's cache, and keep an accelerator busy.
+# Elements in a block: few on a CPU, so that temporaries fit the cache; many on an accelerator.
 _BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 24
 
-# Rows that add up to one within this are distributions that lost digits on their way, not something else.
+# Rows whose sum is this close to one are distributions with rounding errors.
 _NEARLY_ONE = 0.05
 
 
@@ -41,10 +41,15 @@ class Spots:
     count: int
     first: Index | None
 
+    @property
+    def where(self) -> str:
+        """The index of the first one, in words."""
+        return f"the first at index {self.first}"
+
 
 @dataclass(frozen=True)
 class RowSums:
-    """What the rows that have a sum add up to: the extremes, and how many are one within tolerance, or nearly."""
+    """The sums of rows: their extremes, and how many are one within tolerance or approximately."""
 
     rows: int
     low: float
@@ -56,7 +61,7 @@ class RowSums:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass found. `sums` reads the values as weights, `masses` as logarithms of weights."""
+    """The results of one pass. `sums` takes the values as weights, `masses` as logarithms of weights."""
 
     shape: Index
     dtype: torch.dtype
@@ -74,8 +79,8 @@ class Scan:
     whole: bool
     sums: RowSums
     masses: RowSums
-    log_chance_of_floor: float
-    """The logarithm of the chance that scores of this spread would all stay as near each other as they do here."""
+    log_probability_of_floor: float
+    """The logarithm of the probability that scores of this variance are all as close to each other as these."""
 
     @property
     def classes(self) -> int:
@@ -143,12 +148,12 @@ class Spotter:
         self.count += found
 
     def spots(self, shape: Index, dim: int, *, row: bool = False) -> Spots:
-        """Say what was found, in the terms of a tensor of `shape` with its classes along `dim`."""
+        """Return the count and the first index in a tensor of `shape` with its classes along `dim`."""
         return Spots(self.count, None if self.first is None else _place(shape, dim, self.first, row=row))
 
 
 class _Sums:
-    """Gathers the sums of rows, block by block."""
+    """Accumulates the sums of rows, block by block."""
 
     def __init__(self, tolerance: float) -> None:
         self.tolerance = tolerance
@@ -176,9 +181,9 @@ class _Sums:
 class _Floor:
     r"""Evidence that scores are themselves probabilities, as after a second softmax.
 
-    The logarithms of softmax(p) are p shifted: no lower than 1/V below their mean, because no probability is below
-    0. Independent scores with the spread seen here would respect that floor with a chance that shrinks with each
-    row and class; this class works out its logarithm.
+    The logarithms of softmax(p) are p shifted: at most 1/V below their mean, since no probability is below 0. The
+    probability that independent scores of the same variance respect that floor shrinks with each row and class; this
+    class computes its logarithm.
     """
 
     def __init__(self, eps: float) -> None:
@@ -203,7 +208,7 @@ class _Floor:
         self.depth = max(self.depth, float(depth.max()))
         self.rows += x.shape[0]
 
-    def log_chance(self, classes: int) -> float:
+    def log_probability(self, classes: int) -> float:
         if not self.respected or not self.rows or not self.squares:
             return 0.0
         spread = math.sqrt(self.squares / self.rows)
@@ -212,7 +217,7 @@ class _Floor:
 
 
 class _Tally:
-    """What `scan` gathers, block by block."""
+    """Accumulates the results of `scan`, block by block."""
 
     def __init__(self, x: Tensor) -> None:
         self.entries = {
@@ -275,7 +280,7 @@ def scan(x: Tensor, dim: int) -> Scan:
     """Read `x` once, with its classes along `dim`. `x` has at least one element."""
     tally, shape = _Tally(x), tuple(x.shape)
     for block in row_blocks(x, dim):
-        tally.add(widen(block))
+        tally.add(upcast(block))
     return Scan(
         shape,
         x.dtype,
@@ -288,21 +293,16 @@ def scan(x: Tensor, dim: int) -> Scan:
         whole=tally.whole and tally.low <= tally.high,
         sums=tally.sums.result(shape, dim),
         masses=tally.masses.result(shape, dim),
-        log_chance_of_floor=tally.floor.log_chance(shape[dim]),
+        log_probability_of_floor=tally.floor.log_probability(shape[dim]),
     )
 
 
 def normalized_along(x: Tensor, dim: int, *, in_logs: bool) -> bool:
-    """Tell whether every row of `x` along `dim` adds up to one; stops reading at the first that does not."""
+    """Return whether every row of `x` along `dim` sums to one, reading up to the first that does not."""
     tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
     for block in row_blocks(x, dim):
-        rows = widen(block)
+        rows = upcast(block)
         sums = torch.logsumexp(rows, -1).exp() if in_logs else rows.sum(-1)
         if not bool(((sums - 1).abs() <= tolerance).all()):
             return False
     return True
-
-
-def widen(block: Tensor) -> Tensor:
-    """Return float64, on the CPU where the device has none."""
-    return (block.cpu() if block.device.type == "mps" else block).double()

@@ -1,4 +1,4 @@
-"""Whether two shapes fit row by row, and the reshaping, cutting or padding that would make them."""
+"""How two shapes match row by row, and the reshaping or truncation that makes them match."""
 
 from __future__ import annotations
 

@@ -65,9 +65,13 @@ def suggest(case: Case) -> Suggestion | None:
     """Write the code; None where the tensors say too little."""
     a, b = case.read_input, case.read_target
     if case.labels and a:
-        usable = a.kind != "nothing" and not a.invalid and not case.stray_labels.count
+        usable = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
         return _cross_entropy(case, case.labels, a) if usable else None
-    if not (case.paired and a and b) or "nothing" in (a.kind, b.kind) or case.classes == 1:
+    if (
+        not (case.paired and a and b)
+        or "nothing" in (a.representation, b.representation)
+        or case.classes == 1
+    ):
         return None
     lines, codes, dim, picked = _prepared(case, a, b)
     q, p = (_side(name, code, case, r, dim) for name, code, r in zip(_NAMES, codes, (a, b), strict=True))
@@ -147,7 +151,7 @@ def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Side
 
 def _would_be_exact(reading: Reading) -> bool:
     """Whether a cast to floating point is all that one-hot rows of whole numbers lack."""
-    return reading.kind == "one-hot rows" and reading.sums.exact == reading.sums.rows
+    return reading.representation == "one-hot rows" and reading.sums.exact == reading.sums.rows
 
 
 def _torch_call(p: _Side, q: _Side, case: Case, one_by_one: bool) -> str:

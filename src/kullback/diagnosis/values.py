@@ -1,4 +1,4 @@
-"""The numbers: what torch would return for the call, and what the divergence is, row by row."""
+"""The values that torch returns for the call, and the divergences of the rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kullback.diagnosis.reading import Reading
-from kullback.diagnosis.scan import Index, Spots, Spotter, aligned_blocks, row_blocks, widen
+from kullback.diagnosis.scan import Index, Spots, Spotter, aligned_blocks, row_blocks
 from kullback.generators import KL
 from kullback.kernels import finite_pair
+from kullback.numeric import upcast
 from kullback.representations import Counts, Logits, Representation
 
 __all__ = ["Overlap", "Reductions", "RowValues", "largest_cut", "row_values", "torch_values"]
@@ -20,7 +21,7 @@ __all__ = ["Overlap", "Reductions", "RowValues", "largest_cut", "row_values", "t
 
 @dataclass(frozen=True)
 class Reductions:
-    """What `F.kl_div` gives under each reduction: for ``"none"`` the shape, else the value; or why it raises."""
+    """The result of `F.kl_div` under each reduction: for ``"none"`` its shape, else its value; or its error."""
 
     none: Index | None = None
     sum: float = math.nan
@@ -31,7 +32,7 @@ class Reductions:
 
 @dataclass(frozen=True)
 class RowValues:
-    """A divergence over the rows that have one: its mean and extremes, and how many are infinite or undefined."""
+    """The mean and extremes of a divergence over rows, and the number of infinite and undefined ones."""
 
     mean: float
     low: float
@@ -43,7 +44,7 @@ class RowValues:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Where both P and Q have no mass, and where only one of them has none, of `size` entries."""
+    """The entries, of `size`, where both P and Q are 0, and where only one of them is."""
 
     size: int
     both: Spots
@@ -81,24 +82,24 @@ def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tup
     elif input.numel() and target.numel():
         dim = max(dim, -max(input.ndim, target.ndim))
         for a, b in aligned_blocks(input, target, dim):
-            total += float(widen(F.kl_div(a, b, reduction="none", log_target=log_target)).sum())
+            total += float(upcast(F.kl_div(a, b, reduction="none", log_target=log_target)).sum())
     return total, empty.dtype
 
 
 def row_values(
-    p: Tensor, q: Tensor, kind_p: Reading, kind_q: Reading, dim: int
+    p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
 ) -> tuple[RowValues, RowValues, Overlap]:
     """Compute KL(P || Q) and KL(Q || P) of each pair of rows as their readings say, and where there is no mass."""
     p, q = torch.broadcast_tensors(p, q)
     forward, backward = _RowTally(), _RowTally()
     empty, seen = (Spotter(), Spotter(), Spotter()), 0
     for a, b in aligned_blocks(p, q, dim):
-        pair = finite_pair(_represented(a, kind_p), _represented(b, kind_q))
+        pair = finite_pair(_represented(a, reading_p), _represented(b, reading_q))
         forward.add(KL().total(pair))
         backward.add(KL().total(pair.swapped()))
-        if not (_zeros(kind_p) or _zeros(kind_q)):
+        if not (_zeros(reading_p) or _zeros(reading_q)):
             continue
-        empty_p, empty_q = _empty(a, kind_p), _empty(b, kind_q)
+        empty_p, empty_q = _empty(a, reading_p), _empty(b, reading_q)
         masks = (empty_p & empty_q, empty_p & ~empty_q, empty_q & ~empty_p)
         for spotter, mask in zip(empty, masks, strict=True):
             spotter.add(mask, seen)
@@ -108,18 +109,18 @@ def row_values(
 
 
 def largest_cut(x: Tensor, reading: Reading, dim: int, kept: int) -> float:
-    """Return the largest share of a row's mass that lies beyond its first `kept` classes."""
+    """Return the largest probability, over the rows, of the classes after the first `kept`."""
     largest = 0.0
     for block in row_blocks(x, dim):
-        rows = widen(block)
+        rows = upcast(block)
         mass = rows.softmax(-1) if reading.in_logs else rows / rows.sum(-1, keepdim=True)
         largest = max(largest, float(mass[:, kept:].sum(-1).nan_to_num(0).max()))
     return largest
 
 
 def _represented(rows: Tensor, reading: Reading) -> Representation:
-    """Wrap rows so that they are normalized whatever they add up to; rows that cannot be give NaN."""
-    rows = widen(rows)
+    """Wrap rows so that they are normalized; rows that cannot be give NaN."""
+    rows = upcast(rows)
     return Logits(rows, validate=False) if reading.in_logs else Counts(rows.clamp(min=0), validate=False)
 
 
@@ -132,7 +133,7 @@ def _empty(rows: Tensor, reading: Reading) -> Tensor:
 
 
 class _RowTally:
-    """Gathers one value for each row."""
+    """Accumulates the values of rows."""
 
     def __init__(self) -> None:
         self.total, self.low, self.high = 0.0, math.inf, -math.inf

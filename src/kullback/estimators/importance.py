@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.control_variate import coefficient, surplus
+from kullback.control_variate import coefficient, ratio_minus_one
 from kullback.errors import invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
@@ -178,7 +178,7 @@ def _infinite(of_q: Tensor, used: Tensor, n: int) -> Estimate:
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted mean of d with the fitted multiple of q / p - 1, and its standard error."""
-    extra = torch.where(weights > 0, surplus(d), 0)
+    extra = torch.where(weights > 0, ratio_minus_one(d), 0)
     first = units % 2 == 0
     multiple = torch.zeros_like(d)
     if bool((weights[first] > 0).sum() > 1) and bool((weights[~first] > 0).sum() > 1):

@@ -11,6 +11,7 @@ import numpy as np
 
 from kullback.estimators.draws import Array, Integers
 from kullback.optional import load
+from kullback.special import HALF_LOG_2PI
 
 __all__ = ["FlatError", "category_surprise", "local_log_density", "neighbor_numbers"]
 
@@ -134,7 +135,7 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
 def _log_student(u: Array, dof: float) -> Array:
     """Return the log-density of Student's t, the Gaussian with infinitely many degrees of dof."""
     if np.isinf(dof):
-        return -0.5 * (u**2 + np.log(2 * np.pi))
+        return -(u**2) / 2 - HALF_LOG_2PI
     special = load("scipy.special", "from_density")
     half = (dof + 1) / 2
     constant = special.gammaln(half) - special.gammaln(dof / 2) - 0.5 * np.log(dof * np.pi)

@@ -25,6 +25,7 @@ from kullback.estimators.knn_entropy import FlatError, category_surprise, local_
 from kullback.estimators.normal_interval import infinite_estimate, normal_estimate
 from kullback.optional import load
 from kullback.samples import Samples
+from kullback.special import HALF_LOG_2PI
 
 __all__ = ["from_density"]
 
@@ -204,11 +205,7 @@ def _bias(
 
 def _gaussian_bias(rng: np.random.Generator, n: int, d: int, numbers: tuple[int, int]) -> Array:
     z = rng.standard_normal((n, d))
-    return (
-        local_log_density(z, numbers).mean(0)
-        + 0.5 * float((z**2).sum(1).mean())
-        + d / 2 * math.log(2 * math.pi)
-    )
+    return local_log_density(z, numbers).mean(0) + 0.5 * float((z**2).sum(1).mean()) + d * HALF_LOG_2PI
 
 
 def _own_bias(q: Distribution, n: int, d: int, numbers: tuple[int, int]) -> Array | None:

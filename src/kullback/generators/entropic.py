@@ -1,4 +1,4 @@
-"""The divergences made of logarithms: KL and its mixtures, and total variation, which bounds them from below."""
+"""KL, reverse KL, Jeffreys, skew KL, Jensen-Shannon and total variation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["KL", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVaria
 _KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
-def _relative_entropy_terms(p: Tensor, gap: Tensor, x: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x) where gap = p (e^-x - 1): the terms of KL, for log-ratio x."""
+def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
+    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x, which is `far` for x that are not small."""
     near = x.abs() < NEAR
-    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), gap + times(p, x))
+    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), far)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class KL(Divergence):
         return math.inf
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return _relative_entropy_terms(pair.p, pair.excess_q(), pair.log_ratio)
+        return _kl_terms(pair.p, pair.log_ratio, pair.q_minus_p() + pair.p_log_ratio())
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        return times(pair.p, finite(pair.log_ratio)), pair.excess_q()
+        return times(pair.p, finite(pair.log_ratio)), pair.q_minus_p()
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ class Jeffreys(Divergence):
         return math.inf
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return times(-pair.excess_q(), pair.log_ratio)
+        return torch.where(pair.log_ratio.isinf(), torch.inf, -pair.q_minus_p() * finite(pair.log_ratio))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        d, excess = finite(pair.log_ratio), pair.excess_q()
-        return times(pair.p, d) - excess, excess - times(pair.q, d)
+        d, difference = finite(pair.log_ratio), pair.q_minus_p()
+        return times(pair.p, d) - difference, difference - times(pair.q, d)
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,8 @@ class SkewKL(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         if self.alpha == 0:
             return KL().terms(pair)
-        return _relative_entropy_terms(
-            pair.p, (1 - self.alpha) * pair.excess_q(), self._log_p_over_mixture(pair)
-        )
+        x = self._log_p_over_mixture(pair)
+        return _kl_terms(pair.p, x, (1 - self.alpha) * pair.q_minus_p() + times(pair.p, x))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         if self.alpha == 0:
@@ -289,7 +288,7 @@ class TotalVariation(Divergence):
     Between 0 and 1. At p = 0 a term is q/2, at q = 0 it is p/2.
 
     Gradient:
-        by logits finite everywhere; where p = q, at the kink, 0.
+        by logits finite everywhere; 0 where p = q, at which the divergence is not smooth.
 
     Example:
         >>> import torch
@@ -313,7 +312,7 @@ class TotalVariation(Divergence):
         return 0.5
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return pair.excess_q().abs() / 2
+        return pair.q_minus_p().abs() / 2
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         sign = torch.sign(pair.log_ratio) / 2

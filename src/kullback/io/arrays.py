@@ -1,8 +1,7 @@
 """Arrays in binary files: npy, npz, safetensors and PyTorch files, read a block at a time.
 
-The first three lay an array out as plain bytes at some offset, so one reader serves them: it seeks and
-reads into the block. It does not map the file, since mapped pages would count as the process's memory for
-as long as the file is open.
+The first three hold an array as contiguous bytes at some offset, so one reader serves them: it seeks and reads into
+the block. It does not map the file: mapped pages would count as the memory of the process.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.io.files import Place, choose_key, dtype_name, load_library, refuse_key
-from kullback.io.store import Store, flat_shape
+from kullback.io.files import FileReference, choose_key, dtype_name, refuse_key
+from kullback.io.reader import Reader, flat_shape
+from kullback.optional import load
 
 __all__ = [
-    "BytesStore",
-    "TorchStore",
+    "BytesReader",
+    "TorchReader",
     "load_tensors",
     "open_npy",
     "open_npz",
@@ -34,8 +34,7 @@ __all__ = [
     "open_torch",
 ]
 
-# NumPy's codes without byte order. Unsigned integers that torch computes little with become int64 as they
-# are read.
+# NumPy's codes without byte order. torch has few operations for uint16 and uint32: they become int64 when read.
 NUMPY_DTYPES = {
     "f2": torch.float16,
     "f4": torch.float32,
@@ -61,7 +60,7 @@ SAFETENSORS_DTYPES = {
     "U16": torch.uint16,
     "U32": torch.uint32,
 }
-WIDENED = (torch.uint16, torch.uint32)
+UPCAST = (torch.uint16, torch.uint32)
 READABLE = {*NUMPY_DTYPES.values(), torch.bfloat16}
 PIECE = 1 << 20
 BIG_ENDIAN = sys.byteorder == "big"  # safetensors and llama.cpp write little-endian
@@ -69,15 +68,15 @@ READ_ERRORS = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
-class Extent:
-    """Where an array lies in a file, and what its elements are.
+class ArrayLayout:
+    """The position of an array in a file, and the layout of its elements.
 
     Attributes:
         offset: where the first element begins.
         shape: the shape as stored.
         dtype: the dtype as stored.
         swapped: whether the elements have the other byte order than this machine.
-        columns_first: whether a matrix is stored by columns (NumPy's Fortran order).
+        columns_first: whether a matrix is stored in column-major (Fortran) order.
     """
 
     offset: int
@@ -88,17 +87,17 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """One past the last byte."""
+        """The offset one past the last byte."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
-class BytesStore(Store):
-    """An array whose elements lie one after the other in a file.
+class BytesReader(Reader):
+    """A reader of an array whose elements are contiguous in a file.
 
     Arguments:
-        place: the file, for errors.
+        ref: the file, for errors.
         file: the open file, or an open member of an archive.
-        array: where the elements lie and what they are.
+        array: the offset, shape and dtype.
         format: the format's name.
         key: the array's name inside the file.
         archive: the archive of which `file` is a member.
@@ -106,18 +105,18 @@ class BytesStore(Store):
 
     def __init__(
         self,
-        place: Place,
+        ref: FileReference,
         file: IO[bytes],
-        array: Extent,
+        array: ArrayLayout,
         *,
         format: str,  # noqa: A002 - the attribute's name
         key: str | None = None,
         archive: zipfile.ZipFile | None = None,
     ) -> None:
-        self.rows, self.classes = self._size = flat_shape(place, array.shape)
-        self.place, self.format, self.key, self.shape = place, format, key, array.shape
+        self.rows, self.classes = self._size = flat_shape(ref, array.shape)
+        self.ref, self.format, self.key, self.shape = ref, format, key, array.shape
         self.stored = array.dtype
-        self.dtype = torch.int64 if array.dtype in WIDENED else array.dtype
+        self.dtype = torch.int64 if array.dtype in UPCAST else array.dtype
         self._file, self._array, self._archive = file, array, archive
 
     def check_size(self, size: int) -> None:
@@ -125,10 +124,10 @@ class BytesStore(Store):
         array = self._array
         if size < array.end:
             wanted = f"{array.end:,} bytes for shape {array.shape} of {dtype_name(array.dtype)}"
-            raise self.place.truncated(wanted=wanted, got=f"{size:,} bytes")
+            raise self.ref.truncated(wanted=wanted, got=f"{size:,} bytes")
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop`, from where they lie."""
+        """Return rows `start` to `stop`."""
         rows, classes = self._size
         dtype = self._array.dtype
         if self._array.columns_first:
@@ -144,7 +143,7 @@ class BytesStore(Store):
         return block.to(self.dtype)
 
     def _fill(self, block: Tensor, element: int) -> None:
-        """Read the elements from number `element` on straight into `block`."""
+        """Read elements into `block`, beginning with number `element`."""
         view: memoryview[int] = memoryview(cast("Any", block.view(-1).view(torch.uint8).numpy()))
         done = 0
         try:
@@ -155,12 +154,10 @@ class BytesStore(Store):
                     break
                 done += count
         except READ_ERRORS as error:
-            raise self.place.truncated(
-                wanted="an array that can be read to its end", got=str(error)
-            ) from None
+            raise self.ref.truncated(wanted="an array that can be read to its end", got=str(error)) from None
         if done < len(view):
             wanted = f"{self._array.end:,} bytes"
-            raise self.place.truncated(wanted=wanted, got="the end of the file before that")
+            raise self.ref.truncated(wanted=wanted, got="the end of the file before that")
 
     def close(self) -> None:
         """Close the file, and the archive around it."""
@@ -169,36 +166,36 @@ class BytesStore(Store):
             self._archive.close()
 
 
-def open_npy(place: Place, key: str | None) -> Store:
-    """A ``.npy`` file."""
-    refuse_key(place, key, "a single array")
+def open_npy(ref: FileReference, key: str | None) -> Reader:
+    """Open a ``.npy`` file."""
+    refuse_key(ref, key, "a single array")
     with ExitStack() as stack:
-        file = stack.enter_context(place.open())
-        store = BytesStore(place, file, _numpy_extent(place, file), format="npy")
-        store.check_size(place.path.stat().st_size)
+        file = stack.enter_context(ref.open())
+        reader = BytesReader(ref, file, _numpy_layout(ref, file), format="npy")
+        reader.check_size(ref.path.stat().st_size)
         stack.pop_all()
-    return store
+    return reader
 
 
-def open_npz(place: Place, key: str | None) -> Store:
-    """One array of a ``.npz`` archive, decompressed as it is read."""
+def open_npz(ref: FileReference, key: str | None) -> Reader:
+    """Open one array of a ``.npz`` archive; it is decompressed as it is read."""
     with ExitStack() as stack:
         try:
-            archive = stack.enter_context(zipfile.ZipFile(place.path))
+            archive = stack.enter_context(zipfile.ZipFile(ref.path))
             members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            chosen = choose_key(place, members, key)
+            chosen = choose_key(ref, members, key)
             file = stack.enter_context(archive.open(f"{chosen}.npy"))
         except (RuntimeError, *READ_ERRORS) as error:  # RuntimeError: encrypted, or compressed otherwise
-            raise place.truncated(wanted="a zip archive of arrays", got=str(error)) from None
-        array = _numpy_extent(place, file, columns_too=False)
-        store = BytesStore(place, file, array, format="npz", key=chosen, archive=archive)
-        store.check_size(archive.getinfo(f"{chosen}.npy").file_size)
+            raise ref.truncated(wanted="a zip archive of arrays", got=str(error)) from None
+        array = _numpy_layout(ref, file, columns_too=False)
+        reader = BytesReader(ref, file, array, format="npz", key=chosen, archive=archive)
+        reader.check_size(archive.getinfo(f"{chosen}.npy").file_size)
         stack.pop_all()
-    return store
+    return reader
 
 
-def _numpy_extent(place: Place, file: IO[bytes], *, columns_too: bool = True) -> Extent:
-    """Read NumPy's header, which says what follows it; an archive member is not read by columns."""
+def _numpy_layout(ref: FileReference, file: IO[bytes], *, columns_too: bool = True) -> ArrayLayout:
+    """Read NumPy's header; column-major order is refused for a member of an archive."""
     try:
         version = np.lib.format.read_magic(file)
         # A version beyond 2 is there for field names in Unicode, which no array of plain numbers has.
@@ -206,20 +203,20 @@ def _numpy_extent(place: Place, file: IO[bytes], *, columns_too: bool = True) ->
         read_header = first if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, columns_first, dtype = read_header(file)
     except (ValueError, *READ_ERRORS) as error:
-        raise place.truncated(wanted="a NumPy array with its header", got=str(error)) from None
-    stored = _from_numpy_dtype(place, dtype)
+        raise ref.truncated(wanted="a NumPy array with its header", got=str(error)) from None
+    stored = _from_numpy_dtype(ref, dtype)
     if columns_first and not (columns_too and len(shape) == 2):
-        raise place.error(
+        raise ref.error(
             wanted="an array in C order (Fortran order is read for a matrix in a .npy file)",
             got=f"Fortran order, shape {shape}",
             instead="write numpy.ascontiguousarray(x)",
         )
-    return Extent(file.tell(), shape, stored, swapped=not dtype.isnative, columns_first=columns_first)
+    return ArrayLayout(file.tell(), shape, stored, swapped=not dtype.isnative, columns_first=columns_first)
 
 
-def _from_numpy_dtype(place: Place, dtype: np.dtype[Any]) -> torch.dtype:
+def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
     if dtype.str in ("|V2", "<V2", ">V2"):
-        raise place.error(
+        raise ref.error(
             wanted="numbers",
             got=f"dtype {dtype.str!r}: two bytes without meaning, as bfloat16 is written by NumPy",
             instead="write x.astype('float32'), or a .safetensors file, which has bfloat16",
@@ -227,7 +224,7 @@ def _from_numpy_dtype(place: Place, dtype: np.dtype[Any]) -> torch.dtype:
     found = NUMPY_DTYPES.get(dtype.str[1:])
     if found is None:
         reason = "Python objects, which are never unpickled" if dtype.hasobject else f"dtype {dtype}"
-        raise place.error(
+        raise ref.error(
             wanted="float16, float32, float64 or integers up to int64",
             got=reason,
             instead="write x.astype('float32'), or x.astype('int64') for counts",
@@ -235,101 +232,100 @@ def _from_numpy_dtype(place: Place, dtype: np.dtype[Any]) -> torch.dtype:
     return found
 
 
-def open_safetensors(place: Place, key: str | None) -> Store:
-    """One tensor of a ``.safetensors`` file.
+def open_safetensors(ref: FileReference, key: str | None) -> Reader:
+    """Open one tensor of a ``.safetensors`` file.
 
     The library validates the file; the offsets, which it does not give, come from the header: its length in
     eight bytes, then JSON. (Its own slices map the file, and take only a range of the first dimension.)
     """
-    library = load_library("safetensors", "safetensors", "reading a .safetensors file")
+    library = load("safetensors", "reading a .safetensors file")
     try:
-        with library.safe_open(place.path, "numpy") as checked:
-            chosen = choose_key(place, checked.keys(), key, what="tensor")
+        with library.safe_open(ref.path, "numpy") as checked:
+            chosen = choose_key(ref, checked.keys(), key, what="tensor")
     except library.SafetensorError as error:
-        raise place.truncated(wanted="a safetensors file", got=str(error)) from None
+        raise ref.truncated(wanted="a safetensors file", got=str(error)) from None
     with ExitStack() as stack:
-        file = stack.enter_context(place.open())
+        file = stack.enter_context(ref.open())
         length = int.from_bytes(file.read(8), "little")
-        array = _safetensors_extent(place, chosen, json.loads(file.read(length))[chosen], 8 + length)
-        store = BytesStore(place, file, array, format="safetensors", key=chosen)
+        array = _safetensors_layout(ref, chosen, json.loads(file.read(length))[chosen], 8 + length)
+        reader = BytesReader(ref, file, array, format="safetensors", key=chosen)
         stack.pop_all()
-    return store
+    return reader
 
 
-def _safetensors_extent(place: Place, key: str, entry: Any, data: int) -> Extent:
-    """What one entry of the header says, where the tensors' bytes begin at `data`."""
+def _safetensors_layout(ref: FileReference, key: str, entry: Any, data: int) -> ArrayLayout:
+    """Return the layout that an entry of the header describes; the tensors begin at byte `data`."""
     dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise place.error(
+        raise ref.error(
             wanted=f"a tensor of {', '.join(SAFETENSORS_DTYPES)}",
             got=f"{key!r} of {entry['dtype']}",
             instead="convert it to BF16 or F32 first",
         )
     offset = data + entry["data_offsets"][0]
-    return Extent(offset, tuple(entry["shape"]), dtype, swapped=BIG_ENDIAN)
+    return ArrayLayout(offset, tuple(entry["shape"]), dtype, swapped=BIG_ENDIAN)
 
 
-class TorchStore(Store):
-    """A tensor in a file of `torch.save`; the file is mapped anew for each block, so that only that block
-    is in memory."""
+class TorchReader(Reader):
+    """A reader of a tensor in a file of `torch.save`; the file is mapped anew for each block, to release its pages."""
 
     format = "pt"
 
-    def __init__(self, place: Place, key: str | None) -> None:
-        self.place = place
-        held = load_tensors(place)
+    def __init__(self, ref: FileReference, key: str | None) -> None:
+        self.ref = ref
+        held = load_tensors(ref)
         if isinstance(held, Tensor):
-            refuse_key(place, key, "a single tensor")
+            refuse_key(ref, key, "a single tensor")
         else:
-            self.key = choose_key(place, held, key, what="tensor")
+            self.key = choose_key(ref, held, key, what="tensor")
         tensor = self._tensor()
         self.shape = tuple(tensor.shape)
-        self.rows, self.classes = flat_shape(place, self.shape)
+        self.rows, self.classes = flat_shape(ref, self.shape)
         if tensor.layout is not torch.strided or tensor.dtype not in READABLE:
-            raise place.error(
+            raise ref.error(
                 wanted="a dense tensor of float16, bfloat16, float32, float64 or integers",
                 got=f"{tensor.layout}, {tensor.dtype}",
                 instead="save x.to_dense().float()",
             )
         if not tensor.is_contiguous():
-            raise place.error(
+            raise ref.error(
                 wanted="a contiguous tensor", got=f"strides {tensor.stride()}", instead="save x.contiguous()"
             )
         self.stored = tensor.dtype
-        self.dtype = torch.int64 if self.stored in WIDENED else self.stored
+        self.dtype = torch.int64 if self.stored in UPCAST else self.stored
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop`, copied out of the mapping."""
+        """Return a copy of rows `start` to `stop`."""
         return self._tensor().view(-1, self.classes)[start:stop].to(self.dtype, copy=True)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def _tensor(self) -> Tensor:
-        held = load_tensors(self.place)
+        held = load_tensors(self.ref)
         return held if isinstance(held, Tensor) else held[str(self.key)]
 
 
-def load_tensors(place: Place) -> Tensor | dict[str, Tensor]:
-    """Map a file of `torch.save`: its tensor, or those in its dict; no other object is ever built."""
+def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
+    """Map a file of `torch.save` and return its tensor or the tensors of its dict; nothing else is unpickled."""
     try:
-        held: object = torch.load(place.path, map_location="cpu", weights_only=True, mmap=True)
+        held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         held = None
     except (RuntimeError, EOFError, OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
-        raise place.truncated(wanted="a file of torch.save, in its zip format", got=reason) from None
+        raise ref.truncated(wanted="a file of torch.save, in its zip format", got=reason) from None
     if isinstance(held, Tensor):
         return held
     if isinstance(held, dict):
         return {str(key): value for key, value in cast("Any", held).items() if isinstance(value, Tensor)}
-    raise place.error(
+    raise ref.error(
         wanted="a tensor or a dict of tensors (nothing else is loaded: weights_only=True)",
         got="other Python objects" if held is None else f"a {type(held).__name__}",
         instead="save torch.save({'logits': x}, path)",
     )
 
 
-def open_torch(place: Place, key: str | None) -> Store:
-    """A tensor in a ``.pt`` file, by itself or in a dict."""
-    return TorchStore(place, key)
+def open_torch(ref: FileReference, key: str | None) -> Reader:
+    """Open a ``.pt`` file that holds a tensor or a dict of tensors."""
+    return TorchReader(ref, key)

@@ -1,12 +1,11 @@
-"""What every format shares: a file's name in its errors, recognizing its format, choosing an array in it."""
+"""References to files for error messages, detection of the format, and the choice of an array by key."""
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from kullback.errors import FileError, OptionalDependencyError
+from kullback.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["EXTENSIONS", "Place", "choose_key", "dtype_name", "find_format", "load_library", "refuse_key"]
+__all__ = ["EXTENSIONS", "FileReference", "choose_key", "dtype_name", "find_format", "refuse_key"]
 
 EXTENSIONS = {
     ".npy": "npy",
@@ -33,25 +32,25 @@ LISTED_KEYS = 10
 
 
 @dataclass(frozen=True)
-class Place:
-    """The file and the argument it was given for, as error messages name them."""
+class FileReference:
+    """A path and the argument that it was passed as, for error messages."""
 
     path: Path
     name: str
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
-        """One line: the file, what was wanted, what came and what to do."""
+        """Return the error in one line: the file, what was wanted, what came and what to do."""
         line = f"{self.name} = {self.path}: wanted {wanted}; got {got}; {instead}"
         return FileError(" ".join(line.split()))
 
     def truncated(self, *, wanted: str, got: str) -> FileError:
-        """The error for a file that ends too early, or whose bytes do not decode."""
+        """Return the error for a file that ends too early or does not decode."""
         return self.error(
             wanted=wanted, got=got, instead="the file is truncated or damaged: write or copy it again"
         )
 
     def open(self) -> BinaryIO:
-        """Open the file for reading, without a buffer of its own: blocks are read straight into tensors."""
+        """Open the file for unbuffered reading: blocks are read straight into tensors."""
         try:
             return self.path.open("rb", buffering=0)
         except FileNotFoundError:
@@ -64,29 +63,29 @@ class Place:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as users write it: ``float32``."""
+    """Return the name of a dtype without its module: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
-def find_format(place: Place, known: dict[str, str] = EXTENSIONS) -> str:
-    """Tell the format from the content where that is certain, else from the extension; they must agree."""
-    with place.open() as file:
+def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:
+    """Return the format by the extension, which the content must match; a llama.cpp file is known by its content."""
+    with ref.open() as file:
         head = file.read(9)
     if head.startswith(LLAMA_MAGIC) and "llama.cpp" in known.values():
         return "llama.cpp"
-    claimed = known.get(place.path.suffix.lower())
+    claimed = known.get(ref.path.suffix.lower())
     seen = _seen(head)
     if claimed is None:
         looks = f", whose content looks like {seen}" if seen else ""
-        raise place.error(
+        raise ref.error(
             wanted=f"one of {', '.join(known)}, or a llama.cpp base file",
-            got=f"extension {place.path.suffix!r}{looks}",
+            got=f"extension {ref.path.suffix!r}{looks}",
             instead="rename the file to its format's extension, or convert it",
         )
     if not head:
-        raise place.truncated(wanted=f"a {claimed} file", got="an empty file")
+        raise ref.truncated(wanted=f"a {claimed} file", got="an empty file")
     if not _agrees(claimed, head):
-        raise place.error(
+        raise ref.error(
             wanted=f"a {claimed} file, as its extension says",
             got=f"a file that begins with {head!r}" + (f", which looks like {seen}" if seen else ""),
             instead="rename the file to its format's extension, or write it again",
@@ -104,30 +103,28 @@ def _agrees(claimed: str, head: bytes) -> bool:
         return len(head) < 9 or head[8:9] == b"{"
     if claimed in ("csv", "txt"):
         return not _seen(head) and b"\0" not in head
-    # The library names the trouble with a PyTorch file that is no archive: the format before torch 1.6.
+    # A PyTorch file that is no zip archive has the format before torch 1.6, which torch.load names in its error.
     return claimed == "pt" or head.startswith(MAGIC[claimed])
 
 
-def choose_key(place: Place, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:
-    """The array to read: `key`, or the only one there is."""
+def choose_key(ref: FileReference, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:
+    """Return the name of the array to read: `key`, or the only one there is."""
     names = list(keys)
     shown = ", ".join(names[:LISTED_KEYS]) + (
         f" and {len(names) - LISTED_KEYS} more" if len(names) > LISTED_KEYS else ""
     )
     if not names:
-        raise place.error(
-            wanted=f"at least one {what}", got="none in the file", instead="write the file again"
-        )
+        raise ref.error(wanted=f"at least one {what}", got="none in the file", instead="write the file again")
     if key is None and len(names) == 1:
         return names[0]
     if key is None:
-        raise place.error(
+        raise ref.error(
             wanted=f"key=, since the file holds {len(names)} {what}s",
             got="no key",
             instead=f"pass key= (--key) with one of: {shown}",
         )
     if key not in names:
-        raise place.error(
+        raise ref.error(
             wanted=f"an {what} named {key!r}" if what[0] in "aeiou" else f"a {what} named {key!r}",
             got=f"a file without one, which holds: {shown}",
             instead="pass one of those as key= (--key)",
@@ -135,19 +132,9 @@ def choose_key(place: Place, keys: Iterable[str], key: str | None, *, what: str 
     return key
 
 
-def refuse_key(place: Place, key: str | None, holds: str) -> None:
+def refuse_key(ref: FileReference, key: str | None, holds: str) -> None:
     """Refuse `key=` for a format that holds a single array."""
     if key is not None:
-        raise place.error(
+        raise ref.error(
             wanted=f"no key: this file holds {holds}", got=f"key={key!r}", instead="leave key= out"
         )
-
-
-def load_library(module: str, package: str, feature: str) -> Any:
-    """Import an optional library where it is first needed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise OptionalDependencyError(
-            f"{feature} needs {package}, which is not installed. Run: pip install 'kullback[cli]'"
-        ) from None

@@ -1,4 +1,4 @@
-"""llama.cpp's base file: what ``llama-perplexity --kl-divergence-base`` writes and reads.
+"""llama.cpp's base file, which ``llama-perplexity --kl-divergence-base`` writes and reads.
 
 Little-endian throughout: the eight bytes ``_logits_``; int32 n_ctx, n_vocab and n_chunk; n_chunk * n_ctx
 int32 tokens; then, for each window of n_ctx tokens, the n_ctx - 1 - n_ctx // 2 positions of its second half
@@ -20,25 +20,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
-from kullback.io.arrays import BIG_ENDIAN, BytesStore, Extent
+from kullback.errors import invalid_type, invalid_value
+from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.checks import PART, check_rows
-from kullback.io.files import LLAMA_MAGIC, Place, refuse_key
-from kullback.io.store import Store, StoredMass
+from kullback.io.files import LLAMA_MAGIC, FileReference, refuse_key
+from kullback.io.reader import Reader, StoredMass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = ["LlamaBaseFile", "Layout", "write_llama_base"]
 
+CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
-PREFIX = 4  # the uint16 places that hold a row's two float32
+PREFIX = 4  # the uint16 numbers that hold a row's two float32
 STEPS = 65535
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes that a base file's three header numbers imply."""
+    """The sizes that follow from the three numbers of a base file's header."""
 
     n_ctx: int
     n_vocab: int
@@ -51,17 +52,17 @@ class Layout:
 
     @property
     def rows_per_chunk(self) -> int:
-        """The scored positions of a window: the last one has no next token in it."""
+        """The number of scored positions in a window; the last position has no next token."""
         return self.n_ctx - 1 - self.first
 
     @property
     def rows(self) -> int:
-        """The scored positions of all windows."""
+        """The number of scored positions in all windows."""
         return self.n_chunk * self.rows_per_chunk
 
     @property
     def row_codes(self) -> int:
-        """The uint16 numbers of a row, an even number."""
+        """The number of uint16 values in a row, which is even."""
         return 2 * ((self.n_vocab + 1) // 2) + PREFIX
 
     @property
@@ -76,7 +77,7 @@ class Layout:
 
     @property
     def alignment(self) -> str:
-        """What to do about predictions with another number of rows."""
+        """The remedy for predictions with another number of rows."""
         return (
             f"a llama.cpp base file holds only positions {self.first} to {self.n_ctx - 2} of each window of "
             f"{self.n_ctx} tokens: of predictions x at every token keep {self.slicing}"
@@ -84,33 +85,33 @@ class Layout:
 
     @property
     def slicing(self) -> str:
-        """How to cut predictions at all positions down to the scored ones."""
+        """Code that selects the scored positions from predictions at all positions."""
         shape = f"{self.n_chunk}, {self.n_ctx}, {self.n_vocab}"
         return f"x.reshape({shape})[:, {self.first}:{self.n_ctx - 1}].reshape({self.rows}, {self.n_vocab})"
 
     def labels(self, tokens: Tensor) -> Tensor:
-        """The next token at every scored position."""
+        """Return the next token at every scored position."""
         return tokens.view(self.n_chunk, self.n_ctx)[:, self.first + 1 :].reshape(-1).long()
 
 
-class LlamaBaseFile(Store):
+class LlamaBaseFile(Reader):
     r"""llama.cpp's ``--kl-divergence-base`` file, read as logits.
 
-    The stored log-probabilities are quantized, so a row sums only nearly to one. Its rows are therefore of
-    kind ``"logits"``: whoever uses them divides by :math:`\sum_i e^{x_i}`, which `stored_mass` reports.
+    The stored log-probabilities are quantized, so the probabilities of a row sum to one only approximately; the sum
+    :math:`\sum_i e^{x_i}` is in `stored_mass`. The representation is therefore ``"logits"``, which are normalized.
     Classes more than `floor` nats below the row's largest are stored as lying exactly there, so these
     entries are upper bounds. (llama.cpp's own numbers differ a little: it leaves out classes below
     :math:`e^{-16}` and does not renormalize.)
 
     Arguments:
-        place: the file, as `open_rows` names it.
+        ref: the file, as `open_rows` names it.
         key: must be None.
 
     Attributes:
-        layout: n_ctx, n_vocab and n_chunk, and what follows from them.
+        layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from them.
         tokens: the tokens of all windows, int32 of shape (n_chunk, n_ctx).
         labels: the next token at every scored position, int64 of shape (rows,).
-        stored_mass: what the rows of the latest pass over the file sum to, as a `StoredMass`, or None before one.
+        stored_mass: the sums of the rows in the latest pass over the file, as a `StoredMass`; None before one.
 
     Raises:
         FileError: the file is not as long as its header says, or holds impossible numbers.
@@ -121,7 +122,7 @@ class LlamaBaseFile(Store):
         >>> tokens = torch.tensor([3, 1, 4, 1, 5, 0, 2, 6])
         >>> kullback.io.write_llama_base(path, tokens, torch.zeros(3, 7), n_ctx=8)
         >>> with kullback.io.open_rows(path) as source:
-        ...     source.kind, source.rows, source.classes, source.labels
+        ...     source.representation, source.rows, source.classes, source.labels
         ('logits', 3, 7, tensor([0, 2, 6]))
 
     References:
@@ -129,19 +130,19 @@ class LlamaBaseFile(Store):
     """
 
     format = "llama.cpp"
-    kind = "logits"
+    representation = "logits"
     dtype = torch.float32
 
-    def __init__(self, place: Place, key: str | None = None) -> None:
-        refuse_key(place, key, "one set of predictions")
-        self.place = place
+    def __init__(self, ref: FileReference, key: str | None = None) -> None:
+        refuse_key(ref, key, "one set of predictions")
+        self.ref = ref
         with ExitStack() as stack:
-            file = stack.enter_context(place.open())
+            file = stack.enter_context(ref.open())
             self.layout = self._read_layout(file)
             codes = (self.layout.rows, self.layout.row_codes)
             offset = HEADER_BYTES + self.layout.tokens_bytes
-            self._codes = BytesStore(
-                place, file, Extent(offset, codes, torch.int16, swapped=BIG_ENDIAN), format=self.format
+            self._codes = BytesReader(
+                ref, file, ArrayLayout(offset, codes, torch.int16, swapped=BIG_ENDIAN), format=self.format
             )
             self.tokens = self._read_tokens(file)
             stack.pop_all()
@@ -152,18 +153,18 @@ class LlamaBaseFile(Store):
     def _read_layout(self, file: IO[bytes]) -> Layout:
         head = file.read(HEADER_BYTES)
         if len(head) < HEADER_BYTES:
-            raise self.place.truncated(wanted=f"a header of {HEADER_BYTES} bytes", got=f"{len(head)} bytes")
+            raise self.ref.truncated(wanted=f"a header of {HEADER_BYTES} bytes", got=f"{len(head)} bytes")
         n_ctx, n_vocab, n_chunk = (int(x) for x in np.frombuffer(head, "<i4", offset=len(LLAMA_MAGIC)))
         layout = Layout(n_ctx, n_vocab, n_chunk)
         if n_vocab < 1 or n_chunk < 1 or layout.rows_per_chunk < 1:
-            raise self.place.truncated(
+            raise self.ref.truncated(
                 wanted="a llama.cpp base file with n_ctx of 3 or more, classes and chunks",
                 got=f"n_ctx={n_ctx}, n_vocab={n_vocab}, n_chunk={n_chunk}",
             )
-        size = self.place.path.stat().st_size
+        size = self.ref.path.stat().st_size
         if size != layout.file_bytes:
             whole = max(0, size - HEADER_BYTES - layout.tokens_bytes) // (2 * layout.row_codes)
-            raise self.place.error(
+            raise self.ref.error(
                 wanted=f"{layout.file_bytes:,} bytes for n_chunk={n_chunk}, n_ctx={n_ctx}, n_vocab={n_vocab}",
                 got=f"{size:,} bytes, {min(whole, layout.rows)} of {layout.rows} rows",
                 instead="let llama-perplexity --kl-divergence-base run to its end, or copy the file again",
@@ -176,21 +177,21 @@ class LlamaBaseFile(Store):
         wrong = (tokens < 0) | (tokens >= self.layout.n_vocab)
         if bool(wrong.any()):
             where = int(wrong.nonzero()[0])
-            raise self.place.truncated(
+            raise self.ref.truncated(
                 wanted=f"tokens from 0 to {self.layout.n_vocab - 1}",
                 got=f"{int(tokens[where])} at position {where}",
             )
         return tokens.view(self.layout.n_chunk, self.layout.n_ctx)
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop`, decoded."""
+        """Return rows `start` to `stop`, decoded."""
         raw = self._codes.read(start, stop)
         floats = raw.numpy()[:, :PREFIX].astype("<i2").view("<f4").astype("float32")
         scale, smallest = torch.from_numpy(floats).unbind(-1)
         wrong = ~(scale.isfinite() & smallest.isfinite() & (scale >= 0))
         if bool(wrong.any()):
             where = int(wrong.nonzero()[0])
-            raise self.place.truncated(
+            raise self.ref.truncated(
                 wanted="a finite scale and smallest log-probability in every row",
                 got=f"{float(scale[where])} and {float(smallest[where])} in row {start + where}",
             )
@@ -203,7 +204,7 @@ class LlamaBaseFile(Store):
         return block
 
     def stream(self, rows: int) -> Iterator[Tensor]:
-        """All rows in order, decoded; what they sum to is recorded on the way."""
+        """Iterate over all rows, decoded, and record their sums in `stored_mass`."""
         mass = StoredMass()
         for block in super().stream(rows):
             for part in block.split(max(1, PART // self.classes)):
@@ -212,7 +213,7 @@ class LlamaBaseFile(Store):
             yield block
 
     def caveats(self) -> list[str]:
-        """What quantization does to the rows, and what those of the latest pass sum to."""
+        """Return remarks on the quantization and on the sums of the rows in the latest pass."""
         kept = (
             "llama.cpp keeps 16-bit log-probabilities: classes far below a row's largest (16 nats; ik_llama.cpp: "
             "24) are stored as lying there, and every row is renormalized as it is read"
@@ -261,7 +262,7 @@ def write_llama_base(
     Raises:
         ArgumentTypeError: `tokens` are not integers, or `rows` not floating-point tensors.
         ArgumentValueError: a size, a token or `floor` does not fit.
-        FileError: a row holds NaN or +inf or nothing but -inf, or the file cannot be written.
+        FileError: a row holds NaN or +inf or only -inf, or the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile, torch, kullback.io
@@ -277,27 +278,35 @@ def write_llama_base(
     References:
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
-    place = Place(Path(path), "path")
+    ref = FileReference(Path(path), "path")
     numbers = _check_tokens(tokens, n_ctx)
     if not 0 < floor < float("inf"):
-        raise _refuse("floor", "a positive number of nats", str(floor), "floor=16.0, as llama.cpp")
+        raise invalid_value(
+            CALL,
+            "floor",
+            wanted="a positive number of nats",
+            got=str(floor),
+            instead="floor=16.0, as llama.cpp",
+        )
     blocks = iter([rows] if isinstance(rows, Tensor) else rows)
     first = next(blocks, None)
     if first is None:
-        raise _refuse("rows", "at least one block", "none", "rows=logits of shape (rows, classes)")
+        raise invalid_value(
+            CALL,
+            "rows",
+            wanted="at least one block",
+            got="none",
+            instead="rows=logits of shape (rows, classes)",
+        )
     _check_block(first, None)
     layout = Layout(n_ctx, first.shape[1], numbers.numel() // n_ctx)
     _check_vocabulary(numbers, layout)
     try:
-        _write_whole(place, layout, numbers, _chained(first, blocks), floor)
+        _write_whole(ref, layout, numbers, _chained(first, blocks), floor)
     except OSError as error:
-        raise place.error(
+        raise ref.error(
             wanted="a file that can be written", got=error.strerror or str(error), instead="check the folder"
         ) from None
-
-
-def _refuse(argument: str, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    return ArgumentValueError(explain("write_llama_base", argument, wanted=wanted, got=got, instead=instead))
 
 
 def _check_tokens(tokens: object, n_ctx: int) -> Tensor:
@@ -307,16 +316,17 @@ def _check_tokens(tokens: object, n_ctx: int) -> Tensor:
         numbers = None
     if numbers is None or numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         got = type(tokens).__name__ if numbers is None else str(numbers.dtype)
-        message = explain(
-            "write_llama_base", "tokens", wanted="integers", got=got, instead="tokens=ids.long()"
-        )
-        raise ArgumentTypeError(message)
+        raise invalid_type(CALL, "tokens", wanted="integers", got=got, instead="tokens=ids.long()")
     if n_ctx < 3:
-        raise _refuse("n_ctx", "3 or more, so that a window has a scored position", str(n_ctx), "n_ctx=512")
+        wanted = "3 or more, so that a window has a scored position"
+        raise invalid_value(CALL, "n_ctx", wanted=wanted, got=str(n_ctx), instead="n_ctx=512")
     if numbers.numel() == 0 or numbers.numel() % n_ctx:
-        got = f"{numbers.numel()} tokens"
-        raise _refuse(
-            "tokens", f"whole windows of n_ctx={n_ctx}", got, "tokens=ids[: len(ids) // n_ctx * n_ctx]"
+        raise invalid_value(
+            CALL,
+            "tokens",
+            wanted=f"whole windows of n_ctx={n_ctx}",
+            got=f"{numbers.numel()} tokens",
+            instead="tokens=ids[: len(ids) // n_ctx * n_ctx]",
         )
     return numbers.reshape(-1)
 
@@ -325,31 +335,32 @@ def _check_vocabulary(tokens: Tensor, layout: Layout) -> None:
     wrong = (tokens < 0) | (tokens >= layout.n_vocab)
     if bool(wrong.any()):
         where = int(wrong.nonzero()[0])
-        got = f"{int(tokens[where])} at position {where}"
-        raise _refuse(
+        raise invalid_value(
+            CALL,
             "tokens",
-            f"numbers from 0 to {layout.n_vocab - 1}, the classes of rows",
-            got,
-            "the tokens as predicted",
+            wanted=f"numbers from 0 to {layout.n_vocab - 1}, the classes of rows",
+            got=f"{int(tokens[where])} at position {where}",
+            instead="tokens= in the numbering of rows' last dimension",
         )
 
 
 def _check_block(block: Tensor, classes: int | None) -> None:
     if not block.is_floating_point():
-        raise ArgumentTypeError(
-            explain(
-                "write_llama_base",
-                "rows",
-                wanted="floating-point logits or log-probabilities",
-                got=str(block.dtype),
-                instead="rows=probs.log() for probabilities",
-            )
+        raise invalid_type(
+            CALL,
+            "rows",
+            wanted="floating-point logits or log-probabilities",
+            got=str(block.dtype),
+            instead="rows=probs.log() for probabilities",
         )
     if block.ndim != 2 or 0 in block.shape or classes not in (None, block.shape[1]):
-        wanted = (
-            "blocks of shape (rows, classes)" if classes is None else f"blocks of shape (rows, {classes})"
+        raise invalid_value(
+            CALL,
+            "rows",
+            wanted=f"blocks of shape (rows, {'classes' if classes is None else classes})",
+            got=f"shape {tuple(block.shape)}",
+            instead="rows=logits.reshape(-1, classes)",
         )
-        raise _refuse("rows", wanted, f"shape {tuple(block.shape)}", "rows=logits.reshape(-1, classes)")
 
 
 def _chained(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -360,23 +371,23 @@ def _chained(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
 
 
 def _write_whole(
-    place: Place, layout: Layout, tokens: Tensor, blocks: Iterator[Tensor], floor: float
+    ref: FileReference, layout: Layout, tokens: Tensor, blocks: Iterator[Tensor], floor: float
 ) -> None:
-    """Write beside the file and move it there at the end, so that no partial file bears its name."""
-    temporary = place.path.with_name(f".{place.path.name}.{os.getpid()}.part")
+    """Write to a temporary file and rename it at the end, so that no partial file has the name."""
+    temporary = ref.path.with_name(f".{ref.path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
             file.write(LLAMA_MAGIC)
             file.write(np.array([layout.n_ctx, layout.n_vocab, layout.n_chunk], "<i4").tobytes())
             file.write(tokens.cpu().numpy().astype("<i4").tobytes())
-            _write_rows(file, place, layout, blocks, floor)
-        temporary.replace(place.path)
+            _write_rows(file, ref, layout, blocks, floor)
+        temporary.replace(ref.path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _write_rows(
-    file: IO[bytes], place: Place, layout: Layout, blocks: Iterator[Tensor], floor: float
+    file: IO[bytes], ref: FileReference, layout: Layout, blocks: Iterator[Tensor], floor: float
 ) -> None:
     written = 0
     step = max(1, PART // layout.n_vocab)
@@ -386,19 +397,18 @@ def _write_rows(
             continue
         for part in block.split(step):
             logits = part.detach().cpu().double()
-            check_rows(logits, "logits", written, place)
+            check_rows(logits, "logits", written, ref)
             file.write(_encode(logits, layout, floor).tobytes())
             written += len(part)
     if written != layout.rows:
         windows = f"each of {layout.n_chunk} windows of {layout.n_ctx} tokens"
         wanted = f"{layout.rows} rows: {layout.rows_per_chunk} scored positions in {windows}"
-        raise _refuse(
-            "rows", wanted, f"{written} rows", f"rows={layout.slicing} if x has a row for every token"
-        )
+        instead = f"rows={layout.slicing} if x has a row for every token"
+        raise invalid_value(CALL, "rows", wanted=wanted, got=f"{written} rows", instead=instead)
 
 
 def _encode(logits: Tensor, layout: Layout, floor: float) -> np.ndarray[tuple[int, ...], np.dtype[np.uint16]]:
-    """Rows as their scale, smallest log-probability and codes."""
+    """Return rows as scale, smallest log-probability and codes."""
     largest = logits.amax(-1, keepdim=True)
     smallest = torch.maximum(logits.amin(-1, keepdim=True), largest - floor)
     scale = (largest - smallest) / STEPS

@@ -1,4 +1,4 @@
-"""A file of distributions as a source of row blocks, and two of them in lock step."""
+"""Files of distributions as iterators over blocks of rows, and the blocks of two files side by side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentValueError, FileError, explain
-from kullback.io.checks import Kind, check_rows, describe, looks_like, pass_kind
+from kullback.errors import FileError, invalid_value
+from kullback.io.checks import check_rows, describe, looks_like, pass_representation
 from kullback.io.files import dtype_name
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from kullback.io.files import Place
-    from kullback.io.store import Store, StoredMass
+    from kullback.io.files import FileReference
+    from kullback.io.reader import Reader, StoredMass
+from kullback.words import RepresentationName
 
 __all__ = ["BLOCK_BYTES", "RowSource", "paired_blocks"]
 
@@ -27,22 +28,21 @@ FIRST_ROWS = 16
 
 
 class RowSource:
-    """An open file of N distributions over V classes; made by `open_rows`, closed by ``with`` or ``close()``.
+    """An open file of N distributions over V classes; opened by `open_rows`, closed by ``with`` or ``close()``.
 
-    Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Every block
-    is checked against `kind` as it is read, so that `kullback.Logits(block, validate=False)` and its like
-    need not look again.
+    Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Every block is
+    validated as it is read, so `kullback.Logits(block, validate=False)` and the like are safe.
 
     Arguments:
-        store: the format's reader.
-        kind: what the values are; integers are counts unasked, any other values must be named.
+        reader: the format's reader.
+        representation: what the values are; integers are counts by default, other values need it.
 
     Attributes:
         path: the file.
         format: ``"npy"``, ``"npz"``, ``"safetensors"``, ``"pt"``, ``"parquet"``, ``"csv"`` or
             ``"llama.cpp"``.
         key: the array inside the file, or None.
-        kind: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
+        representation: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
         shape: the shape as stored, or None for a format that tells only by being read (csv).
         rows: N, or None likewise.
         classes: V.
@@ -51,31 +51,31 @@ class RowSource:
             None.
 
     Raises:
-        FileError: `kind` is missing, or contradicts the file.
+        FileError: `representation` is missing, or contradicts the file.
 
     Example:
         >>> import pathlib, tempfile, numpy, kullback.io
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
         >>> numpy.save(path, numpy.array([[3, 1], [0, 4], [2, 2]]))
         >>> with kullback.io.open_rows(path) as source:
-        ...     source.kind, source.rows, source.classes, [len(block) for block in source.blocks(rows=2)]
+        ...     source.representation, source.rows, source.classes, [len(block) for block in source.blocks(rows=2)]
         ('counts', 3, 2, [2, 1])
     """
 
-    def __init__(self, store: Store, kind: Kind | None = None) -> None:
-        self._store = store
-        self.path: Path = store.place.path
-        self.format = store.format
-        self.key = store.key
-        self.shape = store.shape
-        self.rows = store.rows
-        self.classes = store.classes
-        self.dtype = store.dtype
-        self.labels = store.labels
-        self.kind: Kind = self._settle_kind(kind)
+    def __init__(self, reader: Reader, representation: RepresentationName | None = None) -> None:
+        self._reader = reader
+        self.path: Path = reader.ref.path
+        self.format = reader.format
+        self.key = reader.key
+        self.shape = reader.shape
+        self.rows = reader.rows
+        self.classes = reader.classes
+        self.dtype = reader.dtype
+        self.labels = reader.labels
+        self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
-        size = f"rows={self.rows}, classes={self.classes}, kind={self.kind!r}, dtype={self.dtype}"
+        size = f"rows={self.rows}, classes={self.classes}, representation={self.representation!r}, dtype={self.dtype}"
         return f"RowSource({str(self.path)!r}, {size})"
 
     def __enter__(self) -> Self:
@@ -87,73 +87,73 @@ class RowSource:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._store.close()
+        """Close the file."""
+        self._reader.close()
 
     @property
-    def store(self) -> Store:
-        """The format's reader, with what only that format has (`LlamaBaseFile.tokens`)."""
-        return self._store
+    def reader(self) -> Reader:
+        """The format's reader, with the attributes that only this format has (`LlamaBaseFile.tokens`)."""
+        return self._reader
 
     @property
-    def place(self) -> Place:
-        """The file and the argument it was given for, as error messages name them."""
-        return self._store.place
+    def ref(self) -> FileReference:
+        """The path and the argument it was passed as, for error messages."""
+        return self._reader.ref
 
     @property
     def stored_mass(self) -> StoredMass | None:
-        """What the probabilities as stored sum to in the latest pass, where a format stores them inexactly."""
-        return self._store.stored_mass
+        """The sums of the stored probabilities in the latest pass, for formats that round them; else None."""
+        return self._reader.stored_mass
 
     def caveats(self) -> list[str]:
-        """What a reader of the results should know of this file: sentences, most often none.
+        """Return remarks on the contents of this file that a report should repeat, as sentences; usually none.
 
         Example:
             >>> import pathlib, tempfile, numpy, kullback.io
             >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
             >>> numpy.save(path, numpy.array([[0.25, 0.75]]))
-            >>> with kullback.io.open_rows(path, kind="logits") as source:
+            >>> with kullback.io.open_rows(path, representation="logits") as source:
             ...     source.caveats()
             ['the first rows look like probs, and are read as logits, as asked']
         """
         sentences: list[str] = []
         seen = looks_like(self._first_rows())
-        if self.kind == "logits" and seen == "probs":
+        if self.representation == "logits" and seen == "probs":
             sentences.append("the first rows look like probs, and are read as logits, as asked")
-        return sentences + self._store.caveats()
+        return sentences + self._reader.caveats()
 
     def blocks(self, max_bytes: int = BLOCK_BYTES, *, rows: int | None = None) -> Iterator[Tensor]:
-        """All rows in order, in blocks.
+        """Iterate over all rows in order, in blocks.
 
         Arguments:
             max_bytes: the most that one block may take (a single row is never cut).
             rows: the number of rows in a block, instead of what fits `max_bytes`.
 
         Returns:
-            An iterator over tensors of shape (rows, V); it keeps no block itself, and each is the caller's
-            to change.
+            An iterator over tensors of shape (rows, V), which the caller may modify in place.
 
         Raises:
-            FileError: the file ends early, or a row is not what `kind` says.
+            FileError: the file ends early, or a row is not what `representation` says.
 
         Example:
             >>> import pathlib, tempfile, numpy, kullback.io
             >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
             >>> numpy.save(path, numpy.ones((5, 4), dtype="float32"))
-            >>> with kullback.io.open_rows(path, kind="logits") as source:
+            >>> with kullback.io.open_rows(path, representation="logits") as source:
             ...     [tuple(block.shape) for block in source.blocks(max_bytes=32)]
             [(2, 4), (2, 4), (1, 4)]
         """
         start = 0
-        for block in self._store.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self])):
-            check_rows(block, self.kind, start, self.place)
+        for block in self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self])):
+            check_rows(block, self.representation, start, self.ref)
             start += len(block)
             yield block
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop` (not included), wherever they are.
+        """Return rows `start` to `stop` (not included).
 
-        A compressed ``.npz`` member and a ``.csv`` are read up to there, so ask for rows in increasing order.
+        A compressed ``.npz`` member and a ``.csv`` are read from the beginning up to `stop`, so increasing order is
+        fastest.
 
         Arguments:
             start: the first row.
@@ -164,7 +164,7 @@ class RowSource:
 
         Raises:
             ArgumentValueError: the range is empty or not within the file.
-            FileError: the file ends early, or a row is not what `kind` says.
+            FileError: the file ends early, or a row is not what `representation` says.
 
         Example:
             >>> import pathlib, tempfile, numpy, kullback.io
@@ -174,86 +174,78 @@ class RowSource:
             ...     source.read(1, 2)
             tensor([[2, 3]])
         """
-        block = self._store.read(start, stop) if 0 <= start < stop <= (self.rows or stop) else None
+        block = self._reader.read(start, stop) if 0 <= start < stop <= (self.rows or stop) else None
         if block is None or len(block) < stop - start:
-            raise ArgumentValueError(
-                explain(
-                    "RowSource.read",
-                    "start, stop",
-                    wanted="0 <= start < stop <= rows" + (f" = {self.rows}" if self.rows else ""),
-                    got=f"{start}, {stop}",
-                    instead="source.read(0, 1) for the first row",
-                )
+            raise invalid_value(
+                "RowSource.read",
+                "start, stop",
+                wanted="0 <= start < stop <= rows" + (f" = {self.rows}" if self.rows else ""),
+                got=f"{start}, {stop}",
+                instead="source.read(0, 1) for the first row",
             )
-        check_rows(block, self.kind, start, self.place)
+        check_rows(block, self.representation, start, self.ref)
         return block
 
     def _first_rows(self) -> Tensor:
-        return self._store.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS))
+        return self._reader.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS))
 
-    def _settle_kind(self, kind: Kind | None) -> Kind:
-        known = self._store.kind
-        if known is not None and kind is not None and kind not in (known, "log-probs"):
-            raise self.place.error(
-                wanted=f"kind={known!r} or none: a {self.format} file says itself what it holds",
-                got=f"kind={kind!r} (--as {kind})",
+    def _settle_representation(self, representation: RepresentationName | None) -> RepresentationName:
+        known = self._reader.representation
+        if known is not None and representation is not None and representation not in (known, "log-probs"):
+            raise self.ref.error(
+                wanted=f"representation={known!r} or none: a {self.format} file says itself what it holds",
+                got=f"representation={representation!r} (--as {representation})",
                 instead="leave it out for this file",
             )
         if known is not None:
             return known
         if self.dtype.is_floating_point:
-            return kind or self._unnamed()
-        if self._store.stored is torch.uint16 and kind != "counts":
-            raise self.place.error(
-                wanted="numbers whose meaning is certain",
+            return representation or self._unnamed()
+        if self._reader.stored is torch.uint16 and representation != "counts":
+            raise self.ref.error(
+                wanted="numbers of one possible meaning",
                 got="uint16, which may be counts or the bits of bfloat16",
-                instead=f"for counts pass {pass_kind('counts')}; write bfloat16 as float32 or to .safetensors",
+                instead=f"pass {pass_representation('counts')} for counts; write bfloat16 as float32 or .safetensors",
             )
-        if kind not in (None, "counts"):
-            raise self.place.error(
-                wanted=f"floating-point {kind}",
+        if representation not in (None, "counts"):
+            raise self.ref.error(
+                wanted=f"floating-point {representation}",
                 got=f"integers ({dtype_name(self.dtype)})",
-                instead=f"pass {pass_kind('counts')}, or write the file as floating point",
+                instead=f"pass {pass_representation('counts')}, or write the file as floating point",
             )
         return "counts"
 
-    def _unnamed(self) -> Kind:
+    def _unnamed(self) -> RepresentationName:
         first = self._first_rows()
         seen = looks_like(first)
         remedy = (
-            f"if so, pass {pass_kind(seen)}"
+            f"if so, pass {pass_representation(seen)}"
             if seen
-            else "pass kind= (--as) logits, log-probs, probs or counts"
+            else "pass representation= (--as) logits, log-probs, probs or counts"
         )
-        raise self.place.error(
-            wanted="to be told what the numbers mean",
-            got=f"no kind, and {describe(first)} in the first {len(first)} rows",
+        raise self.ref.error(
+            wanted="representation= (--as), which says what the numbers are",
+            got=f"none, and {describe(first)} in the first {len(first)} rows",
             instead=remedy,
         )
 
 
 def _rows_in_block(call: str, max_bytes: int, rows: int | None, sources: list[RowSource]) -> int:
-    """How many rows of each of these sources make a block within `max_bytes`."""
+    """Return how many rows of each of these sources fit `max_bytes`."""
     if rows is None and max_bytes > 0:
         return max(1, max_bytes // max(source.classes * source.dtype.itemsize for source in sources))
     if rows is not None and rows > 0:
         return rows
     argument, value = ("max_bytes", max_bytes) if rows is None else ("rows", rows)
-    raise ArgumentValueError(
-        explain(
-            call,
-            argument,
-            wanted="a positive number",
-            got=str(value),
-            instead=f"{call}({argument}=...) above 0",
-        )
+    raise invalid_value(
+        call, argument, wanted="a positive number", got=str(value), instead=f"{call}({argument}=...) above 0"
     )
 
 
 def paired_blocks(
     p: RowSource, q: RowSource, *, max_bytes: int = BLOCK_BYTES, rows: int | None = None
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The same rows of two files, block by block.
+    """Iterate over the same rows of two files, block by block.
 
     Arguments:
         p: the first file.
@@ -307,11 +299,11 @@ def _in_step(p: RowSource, q: RowSource, rows: int) -> Iterator[tuple[int, Tenso
 
 def _different(p: RowSource, q: RowSource, what: str, counts: tuple[int, int], instead: str) -> FileError:
     return FileError(
-        f"{p.place.name} = {p.path} and {q.place.name} = {q.path}: wanted as many {what} in both; "
+        f"{p.ref.name} = {p.path} and {q.ref.name} = {q.path}: wanted as many {what} in both; "
         f"got {counts[0]} and {counts[1]}; {instead}"
     )
 
 
 def _align(p: RowSource, q: RowSource) -> str:
-    """What to do about two files of different length; a format with windows of its own knows best."""
-    return q.store.alignment if q.format == "llama.cpp" else p.store.alignment
+    """Return the remedy for two files of different length; that of a llama.cpp file names its windows."""
+    return q.reader.alignment if q.format == "llama.cpp" else p.reader.alignment

@@ -1,4 +1,4 @@
-"""One value for each row, beside the distributions: true classes and clusters. They are read whole."""
+"""Files with one value for each row: true classes and cluster ids. They are read whole."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from kullback.errors import FileError
 from kullback.io.arrays import READ_ERRORS, load_tensors
-from kullback.io.files import EXTENSIONS, Place, choose_key, find_format, load_library, refuse_key
+from kullback.io.csv_text import header_of
+from kullback.io.files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
 from kullback.io.llamacpp import LlamaBaseFile
-from kullback.io.tables import header_of
+from kullback.optional import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ def read_labels(
         key: which array or column, where the file holds several.
         rows: how many labels there must be.
         classes: the number of classes, which labels must be below.
-        name: the argument that the path was given for, for error messages.
+        name: the argument that the path was passed as, for error messages.
 
     Returns:
         int64 tensor of shape (rows,); leading dimensions are flattened; -100 marks a row without a label.
@@ -59,10 +60,10 @@ def read_labels(
         >>> kullback.io.read_labels(path)
         tensor([   4,    0, -100])
     """
-    place = Place(Path(path), name)
-    values = _read_vector(place, key, rows)
+    ref = FileReference(Path(path), name)
+    values = _read_vector(ref, key, rows)
     if values.dtype.kind not in "iu":
-        raise place.error(
+        raise ref.error(
             wanted="whole numbers, the index of the true class in each row",
             got=f"{values.dtype.name} such as {values[0].item()!r}",
             instead="write the class indices as int64",
@@ -72,7 +73,7 @@ def read_labels(
     if bool(wrong.any()):
         where = int(wrong.nonzero()[0])
         upper = f"to {classes - 1}" if classes else "up"
-        raise place.error(
+        raise ref.error(
             wanted=f"classes from 0 {upper}, or {IGNORED} for a row without a label",
             got=f"{int(labels[where])} in row {where}",
             instead="use the numbering of the distributions' last dimension",
@@ -90,7 +91,7 @@ def read_clusters(
             ``.parquet``, ``.npy``, ``.npz``).
         key: which array or column, where the file holds several.
         rows: how many ids there must be.
-        name: the argument that the path was given for, for error messages.
+        name: the argument that the path was passed as, for error messages.
 
     Returns:
         int64 tensor of shape (rows,): the clusters numbered 0 ... K-1 in the sorted order of their ids.
@@ -107,10 +108,10 @@ def read_clusters(
         >>> kullback.io.read_clusters(path)
         tensor([1, 1, 0])
     """
-    place = Place(Path(path), name)
-    values = _read_vector(place, key, rows)
+    ref = FileReference(Path(path), name)
+    values = _read_vector(ref, key, rows)
     if values.dtype.kind not in "iuU":
-        raise place.error(
+        raise ref.error(
             wanted="integers or text, the cluster of each row",
             got=f"{values.dtype.name} such as {values[0].item()!r}",
             instead="write the ids as int64 or as text",
@@ -118,11 +119,11 @@ def read_clusters(
     return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype("int64"))
 
 
-def _read_vector(place: Place, key: str | None, rows: int | None) -> np.ndarray[Any, np.dtype[Any]]:
-    """The file's values as a flat array, as many as wanted."""
-    values = READERS[find_format(place, VECTOR_EXTENSIONS)](place, key).reshape(-1)
+def _read_vector(ref: FileReference, key: str | None, rows: int | None) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the values of a file as a flat array of `rows` values."""
+    values = VECTOR_READERS[find_format(ref, VECTOR_EXTENSIONS)](ref, key).reshape(-1)
     if len(values) == 0 or len(values) != (rows or len(values)):
-        raise place.error(
+        raise ref.error(
             wanted=f"{rows or 'at least one'} value{'' if rows == 1 else 's'}, one for each row",
             got=f"{len(values)}",
             instead="write one value for every row of the distributions, in their order",
@@ -130,68 +131,68 @@ def _read_vector(place: Place, key: str | None, rows: int | None) -> np.ndarray[
     return values
 
 
-def _numpy_file(place: Place, key: str | None) -> Any:
-    with place.open() as file:
+def _numpy_file(ref: FileReference, key: str | None) -> Any:
+    with ref.open() as file:
         try:
             held = np.load(file, allow_pickle=False)
             if isinstance(held, np.ndarray):
-                refuse_key(place, key, "a single array")
+                refuse_key(ref, key, "a single array")
                 return held
-            return held[choose_key(place, held.files, key)]
+            return held[choose_key(ref, held.files, key)]
         except FileError:
             raise
         except (ValueError, *READ_ERRORS) as error:
-            raise _damaged(place, "a NumPy array of numbers or text", error) from None
+            raise _damaged(ref, "a NumPy array of numbers or text", error) from None
 
 
-def _safetensors_file(place: Place, key: str | None) -> Any:
-    library = load_library("safetensors", "safetensors", "reading a .safetensors file")
+def _safetensors_file(ref: FileReference, key: str | None) -> Any:
+    library = load("safetensors", "reading a .safetensors file")
     try:
-        with library.safe_open(place.path, "numpy") as file:
-            return file.get_tensor(choose_key(place, file.keys(), key, what="tensor"))
+        with library.safe_open(ref.path, "numpy") as file:
+            return file.get_tensor(choose_key(ref, file.keys(), key, what="tensor"))
     except library.SafetensorError as error:
-        raise _damaged(place, "a safetensors file", error) from None
+        raise _damaged(ref, "a safetensors file", error) from None
 
 
-def _torch_file(place: Place, key: str | None) -> Any:
-    held = load_tensors(place)
+def _torch_file(ref: FileReference, key: str | None) -> Any:
+    held = load_tensors(ref)
     if isinstance(held, Tensor):
-        refuse_key(place, key, "a single tensor")
+        refuse_key(ref, key, "a single tensor")
         return held.numpy()
-    return held[choose_key(place, held, key, what="tensor")].numpy()
+    return held[choose_key(ref, held, key, what="tensor")].numpy()
 
 
-def _parquet_file(place: Place, key: str | None) -> Any:
-    arrow = load_library("pyarrow", "pyarrow", "reading a .parquet file")
-    parquet = load_library("pyarrow.parquet", "pyarrow", "reading a .parquet file")
+def _parquet_file(ref: FileReference, key: str | None) -> Any:
+    arrow = load("pyarrow", "reading a .parquet file")
+    parquet = load("pyarrow.parquet", "reading a .parquet file")
     try:
-        with parquet.ParquetFile(place.path) as file:
-            chosen = choose_key(place, file.schema_arrow.names, key, what="column")
-            return _column(place, file.read(columns=[chosen]).column(chosen))
+        with parquet.ParquetFile(ref.path) as file:
+            chosen = choose_key(ref, file.schema_arrow.names, key, what="column")
+            return _column(ref, file.read(columns=[chosen]).column(chosen))
     except arrow.ArrowException as error:
-        raise _damaged(place, "a Parquet file", error) from None
+        raise _damaged(ref, "a Parquet file", error) from None
 
 
-def _csv_file(place: Place, key: str | None) -> Any:
-    arrow = load_library("pyarrow", "pyarrow", "reading a .csv file")
-    table = load_library("pyarrow.csv", "pyarrow", "reading a .csv file")
-    names, headed = header_of(place)
-    chosen = choose_key(place, names, key, what="column")
+def _csv_file(ref: FileReference, key: str | None) -> Any:
+    arrow = load("pyarrow", "reading a .csv file")
+    table = load("pyarrow.csv", "reading a .csv file")
+    names, headed = header_of(ref)
+    chosen = choose_key(ref, names, key, what="column")
     try:
         read = table.ReadOptions(column_names=names, skip_rows=int(headed))
         convert = table.ConvertOptions(include_columns=[chosen])
         return _column(
-            place, table.read_csv(place.path, read_options=read, convert_options=convert).column(chosen)
+            ref, table.read_csv(ref.path, read_options=read, convert_options=convert).column(chosen)
         )
     except arrow.ArrowException as error:
-        raise _damaged(place, "a CSV file", error) from None
+        raise _damaged(ref, "a CSV file", error) from None
 
 
-def _column(place: Place, column: Any) -> Any:
-    """An Arrow column, none of whose values is missing, as an array."""
+def _column(ref: FileReference, column: Any) -> Any:
+    """Convert an Arrow column without missing values to an array."""
     values: list[Any] = column.to_pylist()
     if None in values:
-        raise place.error(
+        raise ref.error(
             wanted="a value in every row",
             got=f"none in row {values.index(None)}",
             instead="fill it, or write -100 for no label",
@@ -199,16 +200,14 @@ def _column(place: Place, column: Any) -> Any:
     return np.array(values)
 
 
-def _text_file(place: Place, key: str | None) -> Any:
-    refuse_key(place, key, "one value on each line")
+def _text_file(ref: FileReference, key: str | None) -> Any:
+    refuse_key(ref, key, "one value on each line")
     try:
-        lines = [line.strip() for line in place.path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.strip() for line in ref.path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
-        raise place.error(
-            wanted="text in UTF-8", got=str(error), instead="convert the file to UTF-8"
-        ) from None
+        raise ref.error(wanted="text in UTF-8", got=str(error), instead="convert the file to UTF-8") from None
     if "" in lines:
-        raise place.error(
+        raise ref.error(
             wanted="a value on every line",
             got=f"nothing on line {lines.index('') + 1}",
             instead="remove that line, or fill it",
@@ -219,17 +218,17 @@ def _text_file(place: Place, key: str | None) -> Any:
         return np.array(lines)
 
 
-def _llama_file(place: Place, key: str | None) -> Any:
-    store = LlamaBaseFile(place, key)
-    store.close()
-    return store.layout.labels(store.tokens).numpy()
+def _llama_file(ref: FileReference, key: str | None) -> Any:
+    reader = LlamaBaseFile(ref, key)
+    reader.close()
+    return reader.layout.labels(reader.tokens).numpy()
 
 
-def _damaged(place: Place, wanted: str, error: Exception) -> FileError:
-    return place.truncated(wanted=wanted, got=str(error))
+def _damaged(ref: FileReference, wanted: str, error: Exception) -> FileError:
+    return ref.truncated(wanted=wanted, got=str(error))
 
 
-READERS: dict[str, Callable[[Place, str | None], Any]] = {
+VECTOR_READERS: dict[str, Callable[[FileReference, str | None], Any]] = {
     "npy": _numpy_file,
     "npz": _numpy_file,
     "safetensors": _safetensors_file,

@@ -1,25 +1,31 @@
-"""How a divergence is told to the compiled kernels: a number and, of a mixture, the weights and shares of its sides."""
+"""How a divergence is told to the compiled kernels: its code and, of a mixture, the weights and shares of its sides."""
 
 from __future__ import annotations
 
 from kullback.generators import KL, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
+from kullback.kernels.codes import DivergenceCode
 
-__all__ = ["has_numbers", "numbers"]
+__all__ = ["arguments_of", "has_code"]
 
-# Those of csrc/row_kernel_api.h.
-_SIMPLE: dict[type[Divergence], int] = {KL: 0, ReverseKL: 1, Jeffreys: 2, TotalVariation: 3}
-_MIXTURE = 4
+# As plain integers, which torch.compile takes.
+_SIMPLE: dict[type[Divergence], int] = {
+    KL: DivergenceCode.KL.value,
+    ReverseKL: DivergenceCode.REVERSE_KL.value,
+    Jeffreys: DivergenceCode.JEFFREYS.value,
+    TotalVariation: DivergenceCode.TOTAL_VARIATION.value,
+}
+_MIXTURE = DivergenceCode.MIXTURE.value
 # A share nearer to 0 or 1 needs more digits than float32 has.
 _SMALLEST_SHARE = 1e-3
 
 
-def has_numbers(kind: Divergence) -> bool:
+def has_code(kind: Divergence) -> bool:
     """Tell whether the compiled kernels have this divergence."""
     return type(kind) in _SIMPLE or bool(_mixture(kind))
 
 
-def numbers(kind: Divergence) -> tuple[int, float, float, float, float]:
-    """Return the kind's number and, of a mixture, weight and share of P and of Q."""
+def arguments_of(kind: Divergence) -> tuple[int, float, float, float, float]:
+    """Return the code of the divergence and, of a mixture, weight and share of P and of Q."""
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)], 0.0, 0.0, 0.0, 0.0
     sides = {swap: (weight, skew.alpha) for weight, skew, swap in _mixture(kind)}

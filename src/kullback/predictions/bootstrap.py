@@ -1,4 +1,4 @@
-"""Confidence intervals of means by drawing whole clusters, or rows, anew."""
+"""Bootstrap confidence intervals of means over rows or clusters of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAILS = (0.025, 0.975)
 
 
 class Resampler:
-    r"""Sums of columns over each unit (cluster or row), and what their ratios become when units are drawn anew.
+    r"""Bootstrap of ratios of sums, resampling whole units: clusters, or rows.
 
     A draw takes as many units as there are, with replacement; the mean of a column is then
     :math:`\sum_u S_u / \sum_u n_u` over the units drawn.
@@ -25,14 +25,18 @@ class Resampler:
     Arguments:
         columns: how many columns there are.
         draws: how many times to draw; 0 for no intervals.
-        seed: the seed of the draws.
+        generator: the source of the draws; None for one with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None where each row is a unit.
 
     References:
         Bootstrap Methods and Their Application, sections 2.4 and 3.8 (Davison and Hinkley, 1997)
     """
 
-    def __init__(self, columns: int, draws: int, seed: int, clusters: Tensor | None) -> None:
+    def __init__(
+        self, columns: int, draws: int, generator: torch.Generator | None, clusters: Tensor | None
+    ) -> None:
+        generator = generator or torch.Generator().manual_seed(0)
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self._draws, self._random = draws, np.random.default_rng(seed)
         self._sums = torch.zeros(GROUPS, columns + 1, dtype=torch.float64)  # the last column counts rows
         self._rows = 0
@@ -41,7 +45,7 @@ class Resampler:
             self._group_of_row = self._new_groups(0, int(clusters.max()) + 1)[clusters]
 
     def add(self, table: Tensor) -> None:
-        """Take in the next rows, shape (rows, columns)."""
+        """Add the next rows, shape (rows, columns)."""
         stop = self._rows + len(table)
         if self._group_of_row is None:
             groups = self._new_groups(self._rows, len(table))

@@ -1,4 +1,4 @@
-"""All statistics of a comparison side by side: tables of measured rows in, the finished `Comparison` out."""
+"""The collector of all statistics of a comparison: takes tables of measured rows, returns the `Comparison`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kullback.predictions.bootstrap import Resampler
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.result import Comparison, LabelStatistics, Mean, Proportion, Summary, WorstRow
 from kullback.predictions.sources import Clusters, require_values
-from kullback.predictions.statistics import Along, ByConfidence, Histogram, Quantiles, Worst
+from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
 from kullback.streaming import Moments
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ TABLE_ROWS = 4096
 
 
 class Collector:
-    """Takes in tables of measured rows in order, and keeps what the comparison needs of them.
+    """Accumulates the statistics of a comparison from tables of measured rows, given in order.
 
     Arguments:
-        rows: the number of rows, or None where only reading tells.
+        rows: the number of rows, or None where it is not known before reading.
         labels: the true class of each row, or None.
         clusters: the cluster of each row, or None.
-        worst: how many of the worst rows to keep.
-        bootstrap: how many draws the intervals are made of.
-        seed: the seed of the draws.
+        worst: how many of the worst rows to report.
+        bootstrap: the number of bootstrap draws for the intervals.
+        generator: the source of the draws, or None for a fixed seed.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class Collector:
         *,
         worst: int,
         bootstrap: int,
-        seed: int,
+        generator: torch.Generator | None,
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(worst)
-        self._clusters, self._bootstrap, self._seed = clusters, bootstrap, seed
+        self._clusters, self._bootstrap = clusters, bootstrap
         self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
-        # Rows are gathered in one place: small tensors that outlive their part would leave holes in the heap.
+        # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table, self._filled = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64), 0
         self._moments = {name: Moments() for name in self._columns}
         self._quantiles = {name: Quantiles() for name in DIVERGENCES}
         self._infinite = dict.fromkeys(DIVERGENCES, 0)
-        self._histogram, self._by_confidence, self._along = Histogram(), ByConfidence(), Along(rows)
+        self._histogram, self._by_confidence, self._segments = Histogram(), ByConfidence(), Segments(rows)
         numbers = None if clusters is None else clusters.numbers
-        self._resampler = Resampler(len(self._columns), bootstrap, seed, numbers)
+        self._resampler = Resampler(len(self._columns), bootstrap, generator, numbers)
 
     def require_values_up_to(self, stop: int) -> None:
         """Refuse labels or clusters that end before row `stop`."""
@@ -68,7 +68,7 @@ class Collector:
                 require_values(argument, len(values), stop, more=True)
 
     def add(self, table: Tensor, worst: list[WorstRow]) -> None:
-        """Take in the next rows: a line for each, with the columns that `measure` gives, and the worst among them."""
+        """Add the next rows: their table as `measure` returns it, and the worst among them."""
         self.worst.add(worst)
         for part in table.split(TABLE_ROWS):
             if self._filled + len(part) > TABLE_ROWS:
@@ -77,7 +77,7 @@ class Collector:
             self._filled += len(part)
 
     def _take_table(self) -> None:
-        """Enter the rows gathered so far into the statistics."""
+        """Add the buffered rows to the statistics."""
         table = self._table[: self._filled]
         self._filled = 0
         columns = dict(zip(self._columns, table.T.contiguous(), strict=True))
@@ -89,12 +89,12 @@ class Collector:
             self._infinite[name] += int(columns[name].isinf().sum())
         kl = columns["kl_pq"]
         self._histogram.add(kl)
-        self._along.add(kl)
+        self._segments.add(kl)
         self._by_confidence.add(columns["confidence"], kl, columns["same_top"])
         self._resampler.add(table)
 
     def comparison(self, p: RowSource, q: RowSource, notes: list[str]) -> Comparison:
-        """Return what the rows so far amount to; `notes` are the sentences to begin its notes with."""
+        """Return the comparison of all rows; its notes begin with `notes`."""
         self._take_table()
         rows = self._moments["kl_pq"].count
         for argument, values in self._beside():
@@ -115,16 +115,16 @@ class Collector:
             by_confidence=self._by_confidence.bins(),
             histogram=self._histogram.bins(),
             quantiles=list(zip(CURVE_LEVELS, self._quantiles["kl_pq"].at(CURVE_LEVELS), strict=True)),
-            along=self._along.stretches(),
+            segments=self._segments.segments(),
             infinite=self._infinite,
             quantiles_exact=self._quantiles["kl_pq"].exact,
             notes=[*notes, *self._notes(rows, labels), *_caveats(p, q)],
         )
 
     def _beside(self) -> list[tuple[str, Tensor]]:
-        """The vectors that must have a value for each row, by the argument they were given for."""
+        """Return (argument, vector) for the vectors that must have a value for each row."""
         clusters = None if self._clusters is None else self._clusters.numbers
-        named = (("labels", self.labels), ("clusters", clusters))
+        named = (("labels", self.labels), ("cluster", clusters))
         return [(argument, values) for argument, values in named if values is not None]
 
     def _mean(self, name: str) -> Mean:
@@ -164,7 +164,7 @@ class Collector:
         return found
 
     def _how_intervals_arise(self, rows: int) -> str:
-        draws = f"{self._bootstrap:,} bootstrap draws, seed {self._seed}"
+        draws = f"{self._bootstrap:,} bootstrap draws"
         errors = "Standard errors take the rows to be independent"
         if self._clusters is None:
             return (
@@ -179,7 +179,7 @@ class Collector:
 
 
 def _root(square: Mean) -> Mean:
-    """Turn a mean square into its root; the error follows by the derivative of the root."""
+    """Return the root of a mean square, with its standard error by the delta method."""
     root = math.sqrt(square.mean)
     error = square.standard_error / (2 * root) if root else square.standard_error
     low, high = square.interval or (math.nan, math.nan)
@@ -187,7 +187,7 @@ def _root(square: Mean) -> Mean:
 
 
 def _caveats(p: RowSource, q: RowSource) -> list[str]:
-    """What the sources themselves say of their contents, once where both say the same."""
+    """Return the remarks of the sources on their contents, once where both have the same."""
     by_sentence: dict[str, list[str]] = {}
     for name, source in (("P", p), ("Q", q)):
         for sentence in source.caveats():

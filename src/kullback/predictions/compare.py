@@ -1,4 +1,4 @@
-"""The comparison itself: two sources of rows in, one `Comparison` out, in bounded memory."""
+"""`compare_predictions`: reads two sources of rows in step and measures them, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentValueError, explain
-from kullback.io import Kind, RowSource, paired_blocks
+from kullback.errors import invalid_value
+from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.predictions.collect import Collector
 from kullback.predictions.measure import measure
 from kullback.predictions.result import Comparison, WorstRow
@@ -19,10 +19,10 @@ from kullback.predictions.sources import CALL, open_source, take_clusters, take_
 
 __all__ = ["compare_predictions"]
 
-# Blocks beyond 32 MiB go back to the system at once; smaller ones, which glibc takes from its heap, leave holes there.
+# glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
-# Elements in a part, which one thread measures: its temporaries stay in the core's cache, and torch starts
-# no threads of its own for so few.
+# Elements in a part, which one thread measures: its temporaries fit the core's cache, and torch starts no threads of
+# its own for so few.
 PART = (1 << 15) - 1
 
 Blocks = Iterable[tuple[int, Tensor, Tensor]]
@@ -34,15 +34,17 @@ def compare_predictions(
     p: object,
     q: object,
     *,
-    kind: Kind | tuple[Kind | None, Kind | None] | None = None,
+    representation: RepresentationName
+    | tuple[RepresentationName | None, RepresentationName | None]
+    | None = None,
     key: str | tuple[str | None, str | None] | None = None,
     labels: object = None,
     labels_key: str | None = None,
-    clusters: object = None,
-    clusters_key: str | None = None,
+    cluster: object = None,
+    cluster_key: str | None = None,
     worst: int = 10,
     bootstrap: int = 1000,
-    seed: int = 0,
+    generator: torch.Generator | None = None,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -57,20 +59,21 @@ def compare_predictions(
 
     Arguments:
         p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or
-            `Counts`, or a tensor or array of shape (..., classes) whose meaning `kind` tells.
+            `Counts`, or a tensor or array of shape (..., classes) whose values `representation` names.
         q: Q, likewise, with as many rows and classes.
-        kind: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as a pair (P's, Q's).
+        representation: what the numbers are: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
+            a pair (of P, of Q).
         key: the name of the array in a file that holds several, for both or as a pair.
-        labels: the true class of each row, -100 where there is none: a path, or integers of shape (rows,). Left out,
-            the tokens of a llama.cpp base file serve, if P or Q is one.
+        labels: the true class of each row, -100 where there is none: a path, or integers of shape (rows,). By default
+            the tokens of a llama.cpp base file, if P or Q is one.
         labels_key: the name of the labels in their file.
-        clusters: which document, window or speaker each row belongs to: a path, or integers or text of shape (rows,).
-        clusters_key: the name of the clusters in their file.
-        worst: how many of the rows of largest KL(P || Q) to show.
+        cluster: which document, window or speaker each row belongs to: a path, or integers or text of shape (rows,).
+        cluster_key: the name of the clusters in their file.
+        worst: how many of the rows of largest KL(P || Q) to return.
         bootstrap: how many bootstrap draws to make for the intervals; 0 for none.
-        seed: the seed of these draws.
+        generator: the source of these draws; by default one with a fixed seed.
         block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
-        progress: called with the rows done and the rows in all (None where only reading tells).
+        progress: called with the rows done and the rows in all (None where it is not known before the end).
 
     Returns:
         a `Comparison`; divergences and cross-entropies in nats.
@@ -92,23 +95,25 @@ def compare_predictions(
     References:
         Bootstrap Methods and Their Application, chapter 3.8 (Davison and Hinkley, 1997)
     """
-    for argument, value in (("worst", worst), ("bootstrap", bootstrap), ("seed", seed)):
+    for argument, value in (("worst", worst), ("bootstrap", bootstrap)):
         _require_at_least(argument, value, 0)
     _require_at_least("block_bytes", block_bytes, 1)
-    kinds: tuple[Kind | None, Kind | None] = _for_each(kind)
+    representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(representation)
     keys = _for_each(key)
     with ExitStack() as stack:
         sides: list[RowSource] = []
-        for given, its_kind, its_key, name in zip((p, q), kinds, keys, ("p", "q"), strict=True):
-            sides.append(open_source(given, its_kind, its_key, name))
+        for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
+            sides.append(open_source(given, held, its_key, name))
             if sides[-1] is not given:
                 stack.callback(sides[-1].close)
         source_p, source_q = sides
         blocks = paired_blocks(source_p, source_q, rows=_rows_in_block(sides, block_bytes))
         rows = source_p.rows or source_q.rows
         true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
-        groups = take_clusters(clusters, clusters_key, rows)
-        collector = Collector(rows, true_classes, groups, worst=worst, bootstrap=bootstrap, seed=seed)
+        groups = take_clusters(cluster, cluster_key, rows)
+        collector = Collector(
+            rows, true_classes, groups, worst=worst, bootstrap=bootstrap, generator=generator
+        )
         _measure_all(blocks, (source_p, source_q), collector, progress)
         return collector.comparison(source_p, source_q, notes)
 
@@ -116,17 +121,17 @@ def compare_predictions(
 def _measure_all(
     blocks: Blocks, sides: tuple[RowSource, RowSource], collector: Collector, progress: Progress | None
 ) -> None:
-    """Measure all rows in small parts, as many at a time as there are threads, and hand the results on in order."""
-    kinds: tuple[Kind, Kind] = sides[0].kind, sides[1].kind
+    """Measure all rows in small parts, one thread for each, and add the results to `collector` in order."""
+    representations = sides[0].representation, sides[1].representation
     classes = sides[0].classes
     part = _rows_in_part(classes)
 
     def measure_part(start: int, p: Tensor, q: Tensor) -> tuple[Tensor, list[WorstRow]]:
         labels = None if collector.labels is None else collector.labels[start : start + len(p)]
-        found = measure(p, q, kinds, labels)
+        found = measure(p, q, representations, labels)
         return found.table, collector.worst.candidates(start, found)
 
-    # A row too long for a part is shared out by torch among threads of its own.
+    # torch itself uses several threads for a row longer than a part.
     threads = torch.get_num_threads() if classes <= PART else 1
     with ThreadPoolExecutor(threads) as pool:
         for first, p, q in blocks:
@@ -144,7 +149,7 @@ def _rows_in_part(classes: int) -> int:
 
 
 def _rows_in_block(sides: list[RowSource], block_bytes: int) -> int:
-    """Return how many rows to read at a time: whole parts, so that parts are the same for every size of block."""
+    """Return how many rows to read at a time: whole parts, so that the parts do not depend on `block_bytes`."""
     part = _rows_in_part(sides[0].classes)
     row_bytes = max(side.classes * side.dtype.itemsize for side in sides)
     return max(1, block_bytes // (row_bytes * part)) * part
@@ -157,6 +162,4 @@ def _for_each(value: T | tuple[T | None, T | None] | None) -> tuple[T | None, T 
 def _require_at_least(argument: str, value: object, least: int) -> None:
     if not isinstance(value, int) or value < least:
         wanted = f"a whole number of {least} or more"
-        raise ArgumentValueError(
-            explain(CALL, argument, wanted=wanted, got=repr(value), instead=f"{argument}={least}")
-        )
+        raise invalid_value(CALL, argument, wanted=wanted, got=repr(value), instead=f"{argument}={least}")

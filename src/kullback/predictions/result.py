@@ -1,4 +1,4 @@
-"""What a comparison finds: plain frozen values, which the reports turn into tables and pages."""
+"""The results of a comparison of predictions, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = [
     "LabelStatistics",
     "Mean",
     "Proportion",
-    "Stretch",
+    "Segment",
     "Summary",
     "TopClass",
     "WorstRow",
@@ -21,7 +21,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over rows and how sure it is.
+    """A mean over rows with its standard error and confidence interval.
 
     Attributes:
         mean: the mean; +inf where a row is infinite.
@@ -58,7 +58,7 @@ class Summary(Mean):
 
 @dataclass(frozen=True)
 class Proportion:
-    """A share of the rows and how sure it is, as in `Mean`."""
+    """A proportion of the rows with its standard error and confidence interval, as in `Mean`."""
 
     value: float
     standard_error: float
@@ -83,7 +83,7 @@ class WorstRow:
         kl: KL(P || Q) in this row.
         label: the true class, or None.
         cluster: the cluster's id (its number among the sorted ids if they came from a file), or None.
-        top: the likeliest classes under P, then those of the likeliest under Q that are not among them.
+        top: the top classes under P, then those of the top classes under Q that are not among them.
     """
 
     row: int
@@ -103,7 +103,7 @@ class ConfidenceBin:
         rows: how many rows.
         kl_mean: their mean KL(P || Q), NaN where there are none.
         kl_p99: its 99 % quantile.
-        top1_agreement: the share in which both have the same likeliest class.
+        top1_agreement: the proportion of these in which both have the same top class.
     """
 
     low: float
@@ -116,7 +116,7 @@ class ConfidenceBin:
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """What the true classes say about P and Q.
+    """Statistics of P and Q at the true classes.
 
     Attributes:
         labeled: how many rows have a label.
@@ -137,7 +137,7 @@ class LabelStatistics:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Rows start to stop (not included): their mean and largest KL(P || Q)."""
 
     start: int
@@ -148,26 +148,26 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that a comparison of two sets of predictions found; made by `compare_predictions`.
+    """The result of `compare_predictions`.
 
     Attributes:
-        p_name: what P was read from.
-        q_name: what Q was read from.
+        p_name: the path of P, or the shape of its tensor.
+        q_name: the same for Q.
         rows: the number of rows (positions).
         classes: the number of classes.
         clusters: the number of clusters, or None without cluster ids.
         divergences: a `Summary` for each of ``"kl_pq"``, ``"kl_qp"``, ``"js"``, ``"tv"``.
-        top1_agreement: the share of rows in which both have the same likeliest class.
-        labels: what the true classes say, or None without labels.
+        top1_agreement: the proportion of rows in which both have the same top class.
+        labels: the statistics at the true classes, or None without labels.
         worst: the rows of largest KL(P || Q), the largest first.
         by_confidence: the rows by P's largest probability.
         histogram: (low, high, count) of KL(P || Q): a bin (0, 0, count) of zeros, then logarithmic bins, then
             (inf, inf, count) where rows are infinite.
         quantiles: (probability, KL(P || Q)), densely.
-        along: KL(P || Q) along the rows, in at most 400 stretches.
+        segments: KL(P || Q) of consecutive rows, in at most 400 segments of equal length.
         infinite: for each divergence, in how many rows it is infinite.
         quantiles_exact: whether quantiles come from all values; if not, from a sketch.
-        notes: what the reader should know, in sentences.
+        notes: remarks on the numbers, as sentences.
     """
 
     p_name: str
@@ -182,7 +182,7 @@ class Comparison:
     by_confidence: list[ConfidenceBin]
     histogram: list[tuple[float, float, int]]
     quantiles: list[tuple[float, float]]
-    along: list[Stretch]
+    segments: list[Segment]
     infinite: dict[str, int]
     quantiles_exact: bool
     notes: list[str]

@@ -1,20 +1,20 @@
-"""Whatever a comparison is given - files, tensors, wrapped tensors - as sources of rows, labels and clusters."""
+"""The arguments of a comparison (paths, tensors, wrapped tensors) as sources of rows, labels and clusters."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple, NoReturn, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, explain
+from kullback.errors import FileError, invalid_type, invalid_value
 from kullback.inputs import as_tensor
-from kullback.io import Kind, RowSource, open_rows, read_clusters, read_labels
-from kullback.io.files import Place
-from kullback.io.store import Store, flat_shape
+from kullback.io import RepresentationName, RowSource, open_rows, read_clusters, read_labels
+from kullback.io.files import FileReference
+from kullback.io.reader import Reader, flat_shape
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.samples import Samples
 
@@ -31,26 +31,29 @@ __all__ = [
 
 CALL = "compare_predictions"
 IGNORED = -100
-REPRESENTATIONS: dict[Kind, type[Representation]] = {
+REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
     "logits": Logits,
     "log-probs": LogProbs,
     "probs": Probs,
     "counts": Counts,
 }
-KIND_OF: dict[type[Representation], Kind] = {wrapper: kind for kind, wrapper in REPRESENTATIONS.items()}
+NAME_OF: dict[type[Representation], RepresentationName] = {
+    wrapper: name for name, wrapper in REPRESENTATIONS.items()
+}
 
 
-class TensorStore(Store):
-    """A tensor in memory, offered as rows like a file."""
+class TensorReader(Reader):
+    """A reader of a tensor in memory."""
 
     format = "tensor"
 
     def __init__(self, tensor: Tensor, name: str) -> None:
         self.shape = tuple(tensor.shape)
-        self.place = Place(Path(f"a tensor of shape {self.shape}"), name)
-        self.rows, self.classes = flat_shape(self.place, self.shape)
+        self.ref = FileReference(Path(f"a tensor of shape {self.shape}"), name)
+        self.rows, self.classes = flat_shape(self.ref, self.shape)
         if tensor.is_complex() or tensor.dtype == torch.bool:
-            _refuse_type(name, "real numbers", f"dtype {tensor.dtype}", f"{name}=Counts(x.long())")
+            got, instead = f"dtype {tensor.dtype}", f"{name}=Counts(x.long())"
+            raise invalid_type(CALL, name, wanted="real numbers", got=got, instead=instead)
         self.dtype = tensor.dtype
         self._tensor = tensor.detach().reshape(self.rows, self.classes)
 
@@ -58,56 +61,50 @@ class TensorStore(Store):
         return self._tensor[start:stop].cpu()
 
     def close(self) -> None:
-        """A tensor needs no closing."""
+        """Do nothing: a tensor needs no closing."""
 
 
-def open_source(given: object, kind: Kind | None, key: str | None, name: str) -> RowSource:
-    """Open a path, or wrap a tensor, as a source of rows; `name` is the argument it was given for."""
+def open_source(
+    given: object, representation: RepresentationName | None, key: str | None, name: str
+) -> RowSource:
+    """Open a path, or wrap a tensor, as a source of rows; `name` is the argument it was passed as."""
     if isinstance(given, RowSource):
         return given
-    if kind not in (None, *REPRESENTATIONS):
-        wanted = f"one of {', '.join(REPRESENTATIONS)}"
-        raise ArgumentValueError(
-            explain(CALL, "kind", wanted=wanted, got=repr(kind), instead="kind='logits'")
+    if representation not in (None, *REPRESENTATIONS):
+        raise invalid_value(
+            CALL,
+            "representation",
+            wanted=f"one of {', '.join(REPRESENTATIONS)}",
+            got=repr(representation),
+            instead="representation='logits'",
         )
     if isinstance(given, str | os.PathLike):
-        return open_rows(cast("str | os.PathLike[str]", given), kind=kind, key=key, name=name)
+        path = cast("str | os.PathLike[str]", given)
+        return open_rows(path, representation=representation, key=key, name=name)
     if key is not None:
-        raise ArgumentValueError(
-            explain(
-                CALL, "key", wanted="none for a tensor", got=repr(key), instead=f"{CALL}(p, q) without key"
-            )
-        )
+        instead = f"{CALL}(p, q) without key"
+        raise invalid_value(CALL, "key", wanted="none for a tensor", got=repr(key), instead=instead)
     if isinstance(given, Representation):
-        return RowSource(TensorStore(given.weights(), name), _kind_of(given, kind, name))
-    if isinstance(given, Samples):
-        _refuse_type(name, "a distribution in each row", "Samples", f"{name}=Counts(histogram of the draws)")
-    return RowSource(TensorStore(as_tensor(CALL, name, given), name), kind)
-
-
-def _kind_of(given: Representation, kind: Kind | None, name: str) -> Kind:
-    own = KIND_OF[type(given)]
-    if kind not in (None, own):
-        raise ArgumentValueError(
-            explain(
+        own = NAME_OF[type(given)]
+        if representation not in (None, own):
+            raise invalid_value(
                 CALL,
-                "kind",
+                "representation",
                 wanted=f"{own!r} or none, since {name} is {type(given).__name__}",
-                got=repr(kind),
-                instead=f"{CALL}(p, q) without kind",
+                got=repr(representation),
+                instead=f"{CALL}(p, q) without representation",
             )
-        )
-    return own
-
-
-def _refuse_type(name: str, wanted: str, got: str, instead: str) -> NoReturn:
-    raise ArgumentTypeError(explain(CALL, name, wanted=wanted, got=got, instead=instead))
+        return RowSource(TensorReader(given.weights(), name), own)
+    if isinstance(given, Samples):
+        instead = f"{name}=Counts(histogram of the draws)"
+        raise invalid_type(CALL, name, wanted="a distribution in each row", got="Samples", instead=instead)
+    return RowSource(TensorReader(as_tensor(CALL, name, given), name), representation)
 
 
 def take_labels(
     given: object, key: str | None, p: RowSource, q: RowSource
 ) -> tuple[Tensor | None, list[str]]:
-    """Return the true class of each row, int64, -100 where there is none; and what to say about it."""
+    """Return the true class of each row, int64, -100 where there is none; and notes for the report."""
     if given is None:
         return _stored_labels(p, q)
     if isinstance(given, str | os.PathLike):
@@ -115,26 +112,25 @@ def take_labels(
         return read_labels(path, key=key, rows=p.rows or q.rows, classes=p.classes), []
     labels = as_tensor(CALL, "labels", given).detach().cpu().reshape(-1)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        _refuse_type("labels", "class indices", f"dtype {labels.dtype}", "labels=labels.long()")
+        got = f"dtype {labels.dtype}"
+        raise invalid_type(CALL, "labels", wanted="class indices", got=got, instead="labels=labels.long()")
     labels = labels.long()
     bad = (labels != IGNORED) & ((labels < 0) | (labels >= p.classes))
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
-        raise ArgumentValueError(
-            explain(
-                CALL,
-                "labels",
-                wanted=f"classes from 0 to {p.classes - 1}, or {IGNORED} for none",
-                got=f"{int(labels[row])} in row {row}",
-                instead=f"labels=labels.masked_fill(unknown, {IGNORED})",
-            )
+        raise invalid_value(
+            CALL,
+            "labels",
+            wanted=f"classes from 0 to {p.classes - 1}, or {IGNORED} for none",
+            got=f"{int(labels[row])} in row {row}",
+            instead=f"labels=labels.masked_fill(unknown, {IGNORED})",
         )
     require_values("labels", len(labels), p.rows or q.rows)
     return labels, []
 
 
 def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]]:
-    """The labels that a source brings along, as llama.cpp's files do."""
+    """Return the labels that a source holds, as llama.cpp's files do, and a note that says so."""
     held = [source for source in (p, q) if source.labels is not None]
     if not held:
         return None, []
@@ -149,13 +145,13 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
 
 
 class Clusters(NamedTuple):
-    """The cluster of each row: numbers from 0, and what they are called."""
+    """The cluster of each row, as numbers from 0, and the names of the clusters."""
 
     numbers: Tensor
     names: list[str]
 
     def name_of(self, row: int) -> str:
-        """Return what the cluster of a row is called."""
+        """Return the name of a row's cluster."""
         return self.names[int(self.numbers[row])]
 
 
@@ -169,24 +165,27 @@ def take_clusters(given: object, key: str | None, rows: int | None) -> Clusters 
     held = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
     ids = np.asarray(held).reshape(-1)
     if ids.dtype.kind not in "iuU":
-        _refuse_type("clusters", "integers or text", f"dtype {ids.dtype}", "clusters=ids.long()")
-    require_values("clusters", len(ids), rows)
+        got = f"dtype {ids.dtype}"
+        raise invalid_type(CALL, "cluster", wanted="integers or text", got=got, instead="cluster=ids.long()")
+    require_values("cluster", len(ids), rows)
     names, numbers = np.unique(ids, return_inverse=True)
     return Clusters(torch.from_numpy(numbers.astype("int64")), [str(name) for name in names])
 
 
 def require_values(argument: str, got: int, rows: int | None, *, more: bool = False) -> None:
-    """Refuse a vector that has not one value for each row; `rows` is None where it is not known yet.
+    """Refuse a vector without one value for each row; with `more`, further rows may follow.
 
-    With `more`, further rows may follow.
+    Arguments:
+        argument: the argument that the vector was passed as.
+        got: its length.
+        rows: the number of rows, None where it is not known yet.
+        more: whether there may be more rows than these.
     """
     if rows is not None and got != rows:
-        raise ArgumentValueError(
-            explain(
-                CALL,
-                argument,
-                wanted=f"{rows} values{' or more' if more else ''}, one for each row",
-                got=f"{got}",
-                instead=f"{argument}=x.reshape(-1) of the same positions as p and q",
-            )
+        raise invalid_value(
+            CALL,
+            argument,
+            wanted=f"{rows} values{' or more' if more else ''}, one for each row",
+            got=f"{got}",
+            instead=f"{argument}=x.reshape(-1) of the same positions as p and q",
         )

@@ -1,4 +1,4 @@
-"""Statistics that take values as they come: quantiles, histogram, confidence bins, stretches, worst rows."""
+"""Statistics of values that come block by block: quantiles, histogram, confidence bins, segments, worst rows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kullback.predictions.result import ConfidenceBin, Stretch, WorstRow
+from kullback.predictions.result import ConfidenceBin, Segment, WorstRow
 from kullback.streaming import Moments, QuantileSketch
 
 if TYPE_CHECKING:
     from kullback.predictions.measure import Measured
     from kullback.predictions.sources import Clusters
 
-__all__ = ["EXACT_ROWS", "Along", "ByConfidence", "Histogram", "Quantiles", "Worst"]
+__all__ = ["EXACT_ROWS", "Segments", "ByConfidence", "Histogram", "Quantiles", "Worst"]
 
 EXACT_ROWS = 4_000_000
 CONFIDENCE_EDGES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-STRETCHES = 400
+SEGMENTS = 400
 # Eight bins in each factor of ten; what lies outside goes into the first or the last bin.
 HISTOGRAM_EDGES = 10.0 ** (torch.arange(-40 * 8, 6 * 8 + 1, dtype=torch.float64) / 8)
 
@@ -37,7 +37,7 @@ class Quantiles:
 
     @property
     def exact(self) -> bool:
-        """Whether all values are still held."""
+        """Whether the quantiles are exact: all values are still in memory."""
         return self._sketch is None
 
     def add(self, values: Tensor) -> None:
@@ -58,11 +58,11 @@ class Quantiles:
             return [math.nan] * len(probabilities)
         self._held = [torch.cat(self._held).sort().values]
         ordered = self._held[0]
-        place = torch.tensor(probabilities, dtype=torch.float64) * (self._count - 1)
-        below, share = place.floor().long(), place.frac()
+        position = torch.tensor(probabilities, dtype=torch.float64) * (self._count - 1)
+        below, weight = position.floor().long(), position.frac()
         low, high = ordered[below], ordered[(below + 1).clamp(max=self._count - 1)]
-        # Written so that neither 0 times infinity nor infinity minus infinity arises.
-        between = torch.where(share > 0, (1 - share) * low + share * high, low)
+        # Avoids 0 * inf and inf - inf.
+        between = torch.where(weight > 0, (1 - weight) * low + weight * high, low)
         return torch.where(low == high, low, between).tolist()
 
 
@@ -75,8 +75,8 @@ class Histogram:
 
     def add(self, values: Tensor) -> None:
         inner = torch.bucketize(values, HISTOGRAM_EDGES[1:-1], right=True) + 1
-        place = torch.where(values == 0, 0, torch.where(values.isinf(), len(HISTOGRAM_EDGES), inner))
-        self._counts += torch.bincount(place, minlength=len(self._counts))
+        index = torch.where(values == 0, 0, torch.where(values.isinf(), len(HISTOGRAM_EDGES), inner))
+        self._counts += torch.bincount(index, minlength=len(self._counts))
 
     def bins(self) -> list[tuple[float, float, int]]:
         """Return (low, high, count): the zeros, the bins from the first to the last occupied one, the infinite."""
@@ -89,7 +89,7 @@ class Histogram:
 
 
 class ByConfidence:
-    """KL(P || Q) and top-1 agreement apart by P's largest probability."""
+    """KL(P || Q) and top-1 agreement by bins of P's largest probability."""
 
     def __init__(self) -> None:
         bins = len(CONFIDENCE_EDGES) - 1
@@ -99,9 +99,9 @@ class ByConfidence:
 
     def add(self, confidence: Tensor, kl: Tensor, same_top: Tensor) -> None:
         inner = torch.tensor(CONFIDENCE_EDGES[1:-1], dtype=confidence.dtype)
-        place = torch.bucketize(confidence, inner, right=True)
-        for i in place.unique().tolist():
-            here = place == i
+        index = torch.bucketize(confidence, inner, right=True)
+        for i in index.unique().tolist():
+            here = index == i
             self._kl[i].add(kl[here])
             self._same[i].add(same_top[here])
             self._quantiles[i].add(kl[here])
@@ -115,35 +115,35 @@ class ByConfidence:
         ]
 
 
-class Along:
-    """KL(P || Q) along the rows, in stretches whose length doubles when they would become too many."""
+class Segments:
+    """Mean and largest KL(P || Q) of consecutive rows, in segments whose length doubles when there are too many."""
 
     def __init__(self, rows: int | None) -> None:
-        self._length = max(1, math.ceil((rows or 0) / STRETCHES))
+        self._length = max(1, math.ceil((rows or 0) / SEGMENTS))
         self._rows = 0
-        self._sums = torch.zeros(STRETCHES, dtype=torch.float64)
-        self._largest = torch.zeros(STRETCHES, dtype=torch.float64)
+        self._sums = torch.zeros(SEGMENTS, dtype=torch.float64)
+        self._largest = torch.zeros(SEGMENTS, dtype=torch.float64)
 
     def add(self, kl: Tensor) -> None:
         rows = torch.arange(self._rows, self._rows + len(kl))
         self._rows += len(kl)
-        while self._rows > self._length * STRETCHES:
+        while self._rows > self._length * SEGMENTS:
             self._merge()
-        place = rows // self._length
-        self._sums.index_add_(0, place, kl)
-        self._largest.scatter_reduce_(0, place, kl, "amax")
+        index = rows // self._length
+        self._sums.index_add_(0, index, kl)
+        self._largest.scatter_reduce_(0, index, kl, "amax")
 
     def _merge(self) -> None:
-        rest = torch.zeros(STRETCHES // 2, dtype=torch.float64)
+        rest = torch.zeros(SEGMENTS // 2, dtype=torch.float64)
         self._sums = torch.cat([self._sums.view(-1, 2).sum(-1), rest])
         self._largest = torch.cat([self._largest.view(-1, 2).amax(-1), rest])
         self._length *= 2
 
-    def stretches(self) -> list[Stretch]:
-        found: list[Stretch] = []
+    def segments(self) -> list[Segment]:
+        found: list[Segment] = []
         for i, start in enumerate(range(0, self._rows, self._length)):
             stop = min(start + self._length, self._rows)
-            found.append(Stretch(start, stop, float(self._sums[i]) / (stop - start), float(self._largest[i])))
+            found.append(Segment(start, stop, float(self._sums[i]) / (stop - start), float(self._largest[i])))
         return found
 
 

@@ -20,10 +20,10 @@ from kullback import (
     kl_divergence,
 )
 from kullback.kernels import reference, row_divergence, value_and_gradient
-from kullback.kernels.native import rows as native
+from kullback.kernels.native import library, rows
 
-if native.missing() is not None:
-    pytest.skip(f"no native kernels here: {native.missing()}", allow_module_level=True)
+if library.missing() is not None:
+    pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
 
 INF = float("inf")
 KINDS = pytest.mark.parametrize(
@@ -41,7 +41,7 @@ KINDS = pytest.mark.parametrize(
     ],
     ids=repr,
 )
-DTYPES = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+DTYPES = pytest.mark.parametrize("dtype", rows.DTYPES, ids=str)
 
 EDGES = (
     torch.tensor(
@@ -86,7 +86,7 @@ def truth(
 @DTYPES
 def test_edges_are_those_of_the_reference(kind: Divergence, dtype: torch.dtype) -> None:
     p, q = (side.to(dtype) for side in EDGES)
-    assert native.serves(kind, p, q)
+    assert rows.serves(kind, p, q)
     want = truth(kind, p, q)
     got = value_and_gradient(kind, p, q, None, wanted=(True, True))
     unit = torch.finfo(dtype).eps
@@ -226,8 +226,8 @@ def test_higher_derivatives_and_transforms_work_in_float32() -> None:
     second_exact = torch.autograd.grad(first_exact[1].square().sum(), exact)
     for mine, true in zip((*first, *second), (*first_exact, *second_exact), strict=True):
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=1e-6)
-    rows = torch.func.vmap(lambda x, y: kl_divergence(Logits(x), Logits(y)))(a, b)
-    torch.testing.assert_close(rows, kl_divergence(Logits(a), Logits(b)))
+    values = torch.func.vmap(lambda x, y: kl_divergence(Logits(x), Logits(y)))(a, b)
+    torch.testing.assert_close(values, kl_divergence(Logits(a), Logits(b)))
     value = kl_divergence(Logits(a), Logits(b))
     jacobian = torch.autograd.grad(value, b, torch.eye(3), is_grads_batched=True)[0]
     torch.testing.assert_close(jacobian.sum(0), first[1])
@@ -269,8 +269,8 @@ def test_the_operator_says_truly_what_it_writes() -> None:
 
 def test_other_kinds_and_dtypes_are_left_to_the_reference() -> None:
     x = torch.zeros(2, 3)
-    assert not native.serves(ChiSquared(), x, x)
-    assert not native.serves(KL(), x.long(), x.long())
-    assert not native.serves(SkewKL(alpha=0.0), x, x)
-    assert not native.serves(JensenShannon(beta=1e-6), x, x)
+    assert not rows.serves(ChiSquared(), x, x)
+    assert not rows.serves(KL(), x.long(), x.long())
+    assert not rows.serves(SkewKL(alpha=0.0), x, x)
+    assert not rows.serves(JensenShannon(beta=1e-6), x, x)
     assert divergence(Logits(x), Logits(x), ChiSquared()).shape == (2,)

@@ -25,7 +25,7 @@ def report(tmp_path_factory) -> Path:
     labels = torch.randint(40, (600,), generator=generator)
     clusters = [f"<b>{i // 100}</b>" + "unbroken" * 20 for i in range(600)]
     comparison = compare_predictions(
-        Logits(teacher), Logits(student), labels=labels, clusters=clusters, bootstrap=50
+        Logits(teacher), Logits(student), labels=labels, cluster=clusters, bootstrap=50
     )
     path = tmp_path_factory.mktemp("report") / "report.html"
     write(path, html.render(comparison))

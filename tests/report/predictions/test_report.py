@@ -29,7 +29,7 @@ from kullback.predictions import (
     LabelStatistics,
     Mean,
     Proportion,
-    Stretch,
+    Segment,
     Summary,
     TopClass,
     WorstRow,
@@ -37,8 +37,8 @@ from kullback.predictions import (
 )
 from kullback.report import check_writable, write
 from kullback.report.predictions import html, json as report_json, terminal
-from kullback.report.predictions.wording import number, percent, printable, probability
 from kullback.report.shared import files
+from kullback.report.shared.formats import number, percent, printable, probability
 
 NASTY = 'a<script>alert("x")</script>&[bold]\x1b[31m\udcff${7*7}{{ 7*7 }}.npy'
 
@@ -78,10 +78,10 @@ COMPARISON = Comparison(
     ],
     histogram=[(0.0, 0.0, 45), (1e-4, 1e-3, 2300), (1e-3, 1e-2, 9000), (1e-2, 10.0, 1000)],
     quantiles=[(0.0, 0.0), (0.5, 0.002222), (0.9, 0.03333), (0.99, 0.05555), (0.999, 0.06666), (1.0, 7.777)],
-    along=[
-        Stretch(0, 6000, 0.01, 7.777),
-        Stretch(6000, 12000, 0.015, math.inf),
-        Stretch(12000, 12345, 0.0, 0.0),
+    segments=[
+        Segment(0, 6000, 0.01, 7.777),
+        Segment(6000, 12000, 0.015, math.inf),
+        Segment(12000, 12345, 0.0, 0.0),
     ],
     infinite={"kl_pq": 0, "kl_qp": 3, "js": 0, "tv": 0},
     quantiles_exact=True,
@@ -173,7 +173,7 @@ def test_the_terminal_leaves_out_what_is_unknown():
     text = rendered(changed(labels=None, clusters=None, worst=[], infinite={}))
     assert "cross-entropy" not in text
     assert " in 17 clusters" not in text
-    assert "furthest" not in text
+    assert "worst rows" not in text
     assert "infinite" not in text
 
 
@@ -222,7 +222,7 @@ def same(found: object, expected: object) -> bool:
 
 def test_json_holds_every_field_of_the_comparison():
     found = strict(report_json.dumps(COMPARISON))
-    assert found.pop("schema") == "kullback.comparison/1"
+    assert found.pop("schema") == "kullback.predictions/2"
     assert found.pop("unit") == "nats"
     fields = {field.name: getattr(COMPARISON, field.name) for field in dataclasses.fields(COMPARISON)}
     assert [name for name in fields if not same(found[name], fields[name])] == []
@@ -231,9 +231,9 @@ def test_json_holds_every_field_of_the_comparison():
 
 @given(st.floats())
 def test_any_float_survives_json(value):
-    stretch = Stretch(0, 1, value, -value)
-    found = strict(report_json.dumps(changed(along=[stretch])))["along"]
-    assert same(found, [stretch])
+    segment = Segment(0, 1, value, -value)
+    found = strict(report_json.dumps(changed(segments=[segment])))["segments"]
+    assert same(found, [segment])
 
 
 def shape(value: object) -> object:
@@ -243,7 +243,7 @@ def shape(value: object) -> object:
     return [shape(value[0])] if isinstance(value, list) and value else None
 
 
-def test_the_names_in_version_1_of_the_schema_stay():
+def test_the_names_in_version_2_of_the_schema_stay():
     interval = [None]
     mean = {"mean": None, "standard_error": None, "interval": interval}
     summary = {**mean, **dict.fromkeys(("median", "p90", "p95", "p99", "p999", "maximum"))}
@@ -264,7 +264,7 @@ def test_the_names_in_version_1_of_the_schema_stay():
         "by_confidence": [dict.fromkeys(("low", "high", "rows", "kl_mean", "kl_p99", "top1_agreement"))],
         "histogram": [dict.fromkeys(("low", "high", "rows"))],
         "quantiles": [dict.fromkeys(("probability", "kl"))],
-        "along": [dict.fromkeys(("start", "stop", "kl_mean", "kl_max"))],
+        "segments": [dict.fromkeys(("start", "stop", "kl_mean", "kl_max"))],
         "infinite": divergences,
         "quantiles_exact": None,
         "notes": [None],
@@ -335,8 +335,8 @@ def test_the_page_says_its_language_and_names_its_parts():
     labeled = [a for _, a in page.elements if a.get("role") in {"img", "region"}]
     assert len(labeled) == 7
     for attributes in labeled:
-        assert attributes["aria-labeledby"] in ids
-        assert attributes.get("aria-describedby", attributes["aria-labeledby"]) in ids
+        assert attributes["aria-labelledby"] in ids
+        assert attributes.get("aria-describedby", attributes["aria-labelledby"]) in ids
 
 
 def test_no_id_is_used_twice_and_every_reference_is_met():
@@ -441,9 +441,9 @@ def test_every_axis_is_labeled_however_narrow_the_range(scale, infinite):
 
 
 @pytest.mark.parametrize(("module", "library"), [("jinja2", "jinja2"), ("matplotlib.style", "matplotlib")])
-def test_a_missing_library_is_named_with_its_extra(monkeypatch, module, library):
+def test_a_missing_library_is_named_with_its_remedy(monkeypatch, module, library):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(OptionalDependencyError, match=rf"needs {library}.*pip install 'kullback\[report\]'"):
+    with pytest.raises(OptionalDependencyError, match=rf"needs {library}.*pip install {library}$"):
         html.render(COMPARISON)
 
 

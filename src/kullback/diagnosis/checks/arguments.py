@@ -1,13 +1,13 @@
-"""Whether the arguments can be compared at all: shapes, dtypes, devices, class indices."""
+"""Checks of the arguments: shapes, dtypes, devices, class indices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.checks.finding import Finding, at
 from kullback.diagnosis.reading import number
 from kullback.diagnosis.values import largest_cut
+from kullback.findings import Finding
 
 __all__ = ["CHECKS"]
 
@@ -16,16 +16,16 @@ def _empty(case: Case) -> Iterator[Finding]:
     for name, x in (("input", case.input), ("target", case.target)):
         if not x.numel():
             yield Finding(
-                "warning",
                 "empty-tensor",
                 f"{name} has shape {tuple(x.shape)}, so there is no row to compare. The mean of nothing is NaN.",
+                "warning",
                 "Skip empty batches before the loss.",
             )
         elif not x.ndim:
             yield Finding(
-                "error",
                 "no-classes",
                 f"{name} is a single number; a divergence needs one probability for each class.",
+                "error",
                 "Pass a dimension that holds the classes; for a yes-or-no probability p, torch.stack([1 - p, p], -1).",
             )
 
@@ -33,9 +33,9 @@ def _empty(case: Case) -> Iterator[Finding]:
 def _devices(case: Case) -> Iterator[Finding]:
     if case.input.device != case.target.device:
         yield Finding(
-            "error",
             "device-mismatch",
             f"input is on {case.input.device}, target on {case.target.device}.",
+            "error",
             "Move one: target.to(input.device).",
         )
 
@@ -45,16 +45,16 @@ def _dtypes(case: Case) -> Iterator[Finding]:
     for name, x in (("input", input), ("target", target)):
         if not x.is_floating_point() and not (case.labels and name == "target"):
             yield Finding(
-                "error",
                 f"{name}-is-integer",
                 f"{name} has dtype {x.dtype}, which torch's kl_div does not take.",
+                "error",
                 f"Convert it, {name}.float(), after it has been normalized if it holds counts.",
             )
     if input.is_floating_point() and target.is_floating_point() and input.dtype != target.dtype:
         yield Finding(
-            "note",
             "dtype-mismatch",
             f"input is {input.dtype} and target {target.dtype}; torch promotes both to the wider one.",
+            "note",
             "Harmless for the value; the narrower one keeps its rounding.",
         )
 
@@ -63,12 +63,12 @@ def _class_indices(case: Case) -> Iterator[Finding]:
     if not case.labels:
         return
     stray = case.stray_labels
-    outside = f" {stray.count} of them name no class, {at(stray)}." if stray.count else ""
+    outside = f" {stray.count} of them name no class, {stray.where}." if stray.count else ""
     yield Finding(
-        "error",
         "target-is-class-indices",
         f"target, of shape {tuple(case.target.shape)}, holds one whole number for each row of input: class "
         f"indices, not probabilities.{outside}",
+        "error",
         "The KL divergence from a certain class is the cross-entropy: F.cross_entropy takes class indices.",
     )
 
@@ -79,23 +79,23 @@ def _shapes(case: Case) -> Iterator[Finding]:
     shapes = f"input {tuple(case.input.shape)} and target {tuple(case.target.shape)}"
     repair, result = case.fit.repair, case.fit.broadcasts
     if result is None:
-        yield Finding("error", "shape-mismatch", f"{shapes} do not fit together.", _remedy(case))
+        yield Finding("shape-mismatch", f"{shapes} do not fit together.", "error", _remedy(case))
     elif repair is None or not case.rows_match:
         yield Finding(
-            "error",
             "silent-broadcast",
             f"{shapes} broadcast to {result}, which pairs entries that do not belong together.",
+            "error",
             _remedy(case),
         )
     elif repair.how == "expand":
         one_sided = result in (tuple(case.input.shape), tuple(case.target.shape))
         yield Finding(
-            "note" if one_sided else "warning",
             "silent-broadcast",
             f"{shapes} broadcast to {result}: "
             + (
                 "the same rows are used again and again." if one_sided else "every row meets every other one."
             ),
+            "note" if one_sided else "warning",
             "Write the expansion out if it is meant: target.expand(...); else give both one shape.",
         )
 
@@ -130,9 +130,9 @@ def _cut_remedy(case: Case, code: str) -> str:
 def _single_class(case: Case) -> Iterator[Finding]:
     if case.paired and case.classes == 1:
         yield Finding(
-            "warning",
             "single-class",
             f"dim={case.dim} has one class, which has probability 1 whatever its score: the divergence is 0.",
+            "warning",
             "For yes-or-no probabilities compare Bernoulli distributions, or spell out both classes: [1 - p, p].",
         )
 

@@ -1,41 +1,41 @@
-"""Whether the tensors hold what the call takes them for."""
+"""Checks of what the tensors hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.checks.finding import Finding, at
 from kullback.diagnosis.reading import Reading, interval, number
+from kullback.findings import Finding
 
 __all__ = ["CHECKS"]
 
 
-def _kinds(case: Case) -> Iterator[Finding]:
+def _representations(case: Case) -> Iterator[Finding]:
     a, b = case.read_input, case.read_target
     if case.reversed and a and b:
         yield Finding(
-            "error",
             "arguments-reversed",
-            f"input holds {a.kind} and target {b.kind}: probably each stands in the other's place.",
+            f"input holds {a.representation} and target {b.representation}: probably each stands in the other's place.",
+            "error",
             "torch takes the logarithms of Q first and P second: F.kl_div(log_q, p) is KL(p || q).",
         )
         return
     if a:
-        yield from _kind(case, "input", a, logs_expected=True)
+        yield from _representation(case, "input", a, logs_expected=True)
     if b and not case.labels:
-        yield from _kind(case, "target", b, logs_expected=case.log_target)
+        yield from _representation(case, "target", b, logs_expected=case.log_target)
 
 
-def _kind(case: Case, name: str, reading: Reading, *, logs_expected: bool) -> Iterator[Finding]:
+def _representation(case: Case, name: str, reading: Reading, *, logs_expected: bool) -> Iterator[Finding]:
     wanted = "log-probabilities" if logs_expected else "probabilities"
-    if reading.kind == "nothing":
+    if reading.representation == "nothing":
         return
     if reading.other_dim is not None:
         yield Finding(
-            "error",
             f"{name}-wrong-dimension",
             f"{name} is normalized along dim {reading.other_dim}, not along dim {case.dim}, where the classes are.",
+            "error",
             f"Take the softmax along dim={case.dim}; if the classes do lie along dim {reading.other_dim}, the other "
             f"tensor has the wrong one: see diagnose(..., dim={reading.other_dim}).",
         )
@@ -43,9 +43,9 @@ def _kind(case: Case, name: str, reading: Reading, *, logs_expected: bool) -> It
         yield _unnormalized(name, reading, wanted)
     elif reading.in_logs != logs_expected:
         yield Finding(
-            "error",
             f"{name}-is-log-probabilities" if reading.in_logs else f"{name}-is-probabilities",
-            f"{name} holds {reading.kind} ({reading.why}), where the call takes {wanted}.",
+            f"{name} holds {reading.representation} ({reading.why}), where the call takes {wanted}.",
+            "error",
             _ADVICE_ON_LOGS[name, logs_expected],
         )
 
@@ -59,10 +59,10 @@ _ADVICE_ON_LOGS = {
 
 def _unnormalized(name: str, reading: Reading, wanted: str) -> Finding:
     log = "log_" if wanted.startswith("log") else ""
-    if reading.kind == "logits":
+    if reading.representation == "logits":
         advice = f"Normalize them: {name}.{log}softmax({reading.scan.dim})."
         code = f"{name}-is-logits"
-    elif reading.kind == "counts":
+    elif reading.representation == "counts":
         advice = (
             f"Divide by the sum of each row{', then take the logarithm' if log else ''}; Counts(x) does that."
         )
@@ -74,16 +74,19 @@ def _unnormalized(name: str, reading: Reading, wanted: str) -> Finding:
         )
         code = f"{name}-is-not-normalized"
     return Finding(
-        "error", code, f"{name} holds {reading.kind} ({reading.why}), where the call takes {wanted}.", advice
+        code,
+        f"{name} holds {reading.representation} ({reading.why}), where the call takes {wanted}.",
+        "error",
+        advice,
     )
 
 
 def _class_dimension(case: Case) -> Iterator[Finding]:
     if case.dim != case.asked_dim:
         yield Finding(
-            "warning",
             "classes-along-another-dimension",
             f"Both tensors are normalized along dim {case.dim}, and neither along dim {case.asked_dim}.",
+            "warning",
             f"If the classes lie along dim {case.dim}, pass dim={case.dim} to diagnose, which reads them so from here "
             f"on; if they lie along dim {case.asked_dim}, both softmaxes were taken along the wrong one.",
         )
@@ -97,11 +100,11 @@ def _row_sums(case: Case) -> Iterator[Finding]:
         what = "exp of the rows" if reading.in_logs else "the rows"
         nearly = sums.near == sums.rows > 2 * sums.exact
         yield Finding(
-            "warning" if nearly else "error",
             f"{name}-nearly-normalized" if nearly else f"{name}-rows-not-normalized",
             f"{name}: {what} should add up to 1 within {reading.scan.tolerance:g} ({reading.scan.dtype}), and "
             f"{sums.rows - sums.exact} of {sums.rows} do not, the first at row {sums.first_off}; they add up to "
             f"{interval(sums.low, sums.high)}.",
+            "warning" if nearly else "error",
             "Rounding in half precision does this: take the softmax in float32."
             if nearly
             else "Look at the rows named: padding, a slice of the classes, or a mask set after the softmax?",
@@ -113,11 +116,11 @@ def _softmaxed_twice(case: Case) -> Iterator[Finding]:
         if reading.softmaxed_twice:
             again = "log_softmax of probabilities" if reading.in_logs else "softmax of probabilities"
             yield Finding(
-                "warning",
                 f"{name}-softmaxed-twice",
                 f"{name} is probably the {again}: in no row is a class more than e times as probable as another, "
                 f"nor its logarithm more than 1/{reading.scan.classes} below the mean. Softmax of probabilities always "
                 "looks so; scores as spread as these would hardly.",
+                "warning",
                 "Apply softmax to scores only, once. (A second log_softmax on log-probabilities changes nothing.)",
             )
 
@@ -131,26 +134,26 @@ def _bad_values(case: Case) -> Iterator[Finding]:
         ):
             if spots.count:
                 yield Finding(
-                    "error",
                     f"{name}-{code}",
-                    f"{name} holds {what}: {spots.count} of {reading.scan.size} entries, {at(spots)}.",
+                    f"{name} holds {what}: {spots.count} of {reading.scan.size} entries, {spots.where}.",
+                    "error",
                     "Find where it arises; the code below only leaves those rows out.",
                 )
         if not reading.in_logs and scan.negative.count:
             yield Finding(
-                "error",
                 f"{name}-negative",
                 f"{name} holds negative probabilities, down to {number(scan.low)}: {scan.negative.count} of "
-                f"{scan.size} entries, {at(scan.negative)}.",
+                f"{scan.size} entries, {scan.negative.where}.",
+                "error",
                 "Find where they arise; clamp(min=0) is right only if it is rounding.",
             )
         rows = reading.empty_rows
         if rows.count:
             yield Finding(
-                "error",
                 f"{name}-rows-without-mass",
                 f"{name} holds rows of nothing but {'-inf' if rows == scan.masked_rows else '0'}: {rows.count} of "
-                f"{scan.size // scan.classes}, {at(rows)}.",
+                f"{scan.size // scan.classes}, {rows.where}.",
+                "error",
                 "No distribution is made of them: leave padding out before the mean, or it counts as rows.",
             )
 
@@ -162,4 +165,4 @@ def _readings(case: Case) -> Iterator[tuple[str, Reading]]:
         yield "target", case.read_target
 
 
-CHECKS = (_kinds, _class_dimension, _bad_values, _row_sums, _softmaxed_twice)
+CHECKS = (_representations, _class_dimension, _bad_values, _row_sums, _softmaxed_twice)

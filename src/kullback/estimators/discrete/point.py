@@ -11,14 +11,13 @@ and Q differ much, and up to 1.3 times where they are the same.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
+from kullback.special import scaled_e1
 
 __all__ = [
     "augmented_plugin",
@@ -32,8 +31,6 @@ __all__ = [
     "unseen_shares",
     "zhang_grabchak",
 ]
-
-_EULER = 0.5772156649015329
 
 
 def plugin(a: Tensor, b: Tensor) -> Tensor:
@@ -319,26 +316,11 @@ def _predicted(share: Tensor, rarest: Tensor, next_rarest: Tensor) -> tuple[Tens
     squares = torch.stack([(share.square() * rarest).sum(-1), (share.square() * next_rarest).sum(-1)])
     one_category = squares.sum(0) / masses.sum(0)
     rate = torch.where(masses[0] > 0, (masses[1] + one_category) / (masses[0] + one_category), 1.0)
-    value = _exponential_integral(rate)
+    value = scaled_e1(rate)
     derivative = value - 1 / rate
     return masses[0] * value, (value - rate * derivative).square() * squares[
         0
     ] + derivative.square() * squares[1]
-
-
-def _exponential_integral(x: Tensor) -> Tensor:
-    r"""Return :math:`e^x E_1(x)` to 1e-12: its series below 1, from there on :math:`\int e^{-t} / (x + t) dt`."""
-    small, large = x.clamp(max=1), x.clamp(min=1)
-    nodes, weights, k = (torch.from_numpy(constant).to(x.device) for constant in _integral_constants())
-    series = -(torch.cumprod(-small[..., None] / k, -1) / k).sum(-1)
-    integral = (weights / (large[..., None] + nodes)).sum(-1)
-    return torch.where(x < 1, small.exp() * (series - small.log() - _EULER), integral)
-
-
-@lru_cache(maxsize=1)
-def _integral_constants() -> tuple[np.ndarray[Any, Any], ...]:
-    """Return the nodes and weights of Gauss and Laguerre's quadrature, and the numbers from 1 to 20."""
-    return *np.polynomial.laguerre.laggauss(64), np.arange(1.0, 21.0)
 
 
 def first_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

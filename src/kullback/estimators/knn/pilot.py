@@ -18,6 +18,7 @@ import numpy as np
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import fit_tail
 from kullback.optional import load
+from kullback.special import HALF_LOG_2PI
 
 __all__ = ["MarginalGaussianization", "Whitening", "log_ball_volume"]
 
@@ -80,7 +81,7 @@ class Whitening:
         square = np.minimum(np.square(x).sum(1), self._furthest)
         radius = np.exp(log_radius)
         mass = load("scipy.special", "nearest_neighbors").chndtr(radius**2, d, square)
-        log_density = -(d * math.log(2 * math.pi) + square) / 2
+        log_density = -square / 2 - d * HALF_LOG_2PI
         # The mass is lost to underflow or rounding in balls so small that two terms of the expansion are exact.
         small = (radius**2 * (square + d) < 1e-4) | ~(mass > 1e-250)
         expansion = radius**2 * (square - d) / (2 * (d + 2))

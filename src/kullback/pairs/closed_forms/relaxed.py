@@ -1,4 +1,4 @@
-"""Closed forms of relaxed classes at equal temperatures, on which the divergence does not depend."""
+"""Closed forms of relaxed Bernoulli and categorical distributions at equal temperatures, which cancel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.nn.functional import logsigmoid
 
-from kullback.pairs.numerics.bernoulli import Chances, chances_of, log_ratios
-from kullback.pairs.numerics.parameters import all_equal, given_logits, wide
-from kullback.pairs.numerics.special import excess, log1p_excess, log_ratio, polynomial
+from kullback.numeric import upcast
+from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
+from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
+from kullback.special import expm1mx, log1pmx, log_ratio, polynomial
 
 __all__: list[str] = []
 
@@ -31,26 +32,26 @@ def kl_logit_relaxed_bernoulli(p: LogitRelaxedBernoulli, q: LogitRelaxedBernoull
     """Return d coth(d / 2) - 2 for the difference d of the logits: both are logistic, of one scale."""
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None
-    chances = chances_of(p), chances_of(q)
-    d = _logit_difference(*chances)
+    probabilities = probabilities_of(p), probabilities_of(q)
+    d = _logit_difference(*probabilities)
     near = d.abs() < _COTH_NEAR
     square = torch.where(near, d * d, 0)
     size = torch.where(near, 1, d.abs())
     decayed = torch.exp(-size)
     far = size - 2 + 2 * size * decayed / (1 - decayed)
     value = torch.where(near, square * polynomial(_COTH, square), far)
-    return torch.where(_one_is_certain(*chances), torch.inf, value)
+    return torch.where(_differ_at_an_end(*probabilities), torch.inf, value)
 
 
-def _logit_difference(p: Chances, q: Chances) -> Tensor:
+def _logit_difference(p: Probabilities, q: Probabilities) -> Tensor:
     if p.logits is not None and q.logits is not None:
         return torch.where(p.logits == q.logits, 0, p.logits - q.logits)
     success, failure = log_ratios(p, q)
     return success - failure
 
 
-def _one_is_certain(p: Chances, q: Chances) -> Tensor:
-    """Tell where one of the two is a point at an end of the line, and the other is not that point."""
+def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
+    """Tell where one of the two has all its mass at an end of the line, and the other has not."""
     return ((p.log_success == -torch.inf) != (q.log_success == -torch.inf)) | (
         (p.log_failure == -torch.inf) != (q.log_failure == -torch.inf)
     )
@@ -76,7 +77,7 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     lowest = -d.detach().amax(-1, keepdim=True) - math.log(n) - 34
     step = (math.log(math.expm1(36 / n)) - lowest) / _NODES
     s = lowest + step * (torch.arange(_NODES, dtype=d.dtype, device=d.device) + 0.5)
-    rise = _softplus_remainder(torch.sigmoid(s).unsqueeze(-1), d.unsqueeze(-2)).sum(-1)
+    rise = _softplus_bregman(torch.sigmoid(s).unsqueeze(-1), d.unsqueeze(-2)).sum(-1)
     value = n * (step * torch.exp(n * logsigmoid(-s)) * -torch.expm1(-rise)).sum(-1)
     return torch.where(infinite, torch.inf, value)
 
@@ -86,17 +87,17 @@ def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -
     if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         left, right = (_log_weights(d) for d in (p, q))
         return torch.where(left == right, 0, right - left)
-    return log_ratio(wide(q.probs), wide(p.probs))
+    return log_ratio(upcast(q.probs), upcast(p.probs))
 
 
 def _log_weights(d: ExpRelaxedCategorical) -> Tensor:
     given = given_logits(d._categorical)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return wide(d.logits) if given else torch.log(wide(d.probs))
+    return upcast(d.logits) if given else torch.log(upcast(d.probs))
 
 
-def _softplus_remainder(chance: Tensor, d: Tensor) -> Tensor:
-    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `chance` is its derivative at s."""
+def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:
+    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `sigmoid` is its derivative at s."""
     near = d.abs() < _SOFTPLUS_NEAR
-    rise = chance * torch.expm1(d)
-    rest = chance * torch.where(near, excess(d), -d)
-    return rest + torch.where(near, -log1p_excess(torch.where(near, rise, 0)), torch.log1p(rise))
+    rise = sigmoid * torch.expm1(d)
+    rest = sigmoid * torch.where(near, expm1mx(d), -d)
+    return rest + torch.where(near, log1pmx(torch.where(near, rise, 0)), torch.log1p(rise))

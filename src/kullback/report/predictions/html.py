@@ -1,8 +1,6 @@
-"""A comparison as one self-contained page: numbers, plots and the worst rows."""
+"""A comparison of predictions as one self-contained HTML page."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from kullback.predictions import Comparison
 from kullback.report.predictions.plots import draw_plots
@@ -11,48 +9,29 @@ from kullback.report.predictions.wording import (
     QUANTITIES,
     SUMMARY_ROWS,
     confidence_range,
-    count,
     infinite_sentences,
     interval_end,
     label_rows,
-    missing_library,
-    number,
-    percent,
-    printable,
-    probability,
 )
+from kullback.report.shared.page import render_page
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["render"]
 
-    from jinja2 import Environment
-
-__all__ = ["page_environment", "render"]
-
-WRITERS: tuple[Callable[..., str], ...] = (
-    confidence_range,
-    count,
-    interval_end,
-    number,
-    percent,
-    printable,
-    probability,
-)
-# A page can show the sign that plain text writes as two bars.
+# The page has the sign that plain text writes as two bars.
 SYMBOLS = {key: name.replace("||", "‖") for key, name in QUANTITIES.items()}
 
 
 def render(comparison: Comparison) -> str:
-    """Build the page: one HTML document that needs no other file, no network and no script.
+    """Render a comparison as one HTML document that needs no other file, no network and no script.
 
-    It adapts to the width of a phone, to light and dark, and to paper; the same comparison always gives the
-    same text. Divergences are in nats.
+    It adapts to the width of a phone, to light and dark, and to paper. The output is deterministic. Divergences are in
+    nats.
 
     Arguments:
-        comparison: what `compare_predictions` found.
+        comparison: the result of `compare_predictions`.
 
     Returns:
-        The document; `kullback.report.write` puts it into a file.
+        The document; `kullback.report.write` writes it to a file.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.
@@ -66,8 +45,9 @@ def render(comparison: Comparison) -> str:
         >>> page.startswith("<!doctype html>"), "<script" in page
         (True, False)
     """
-    template = page_environment().get_template("comparison.html.j2")
-    return template.render(
+    return render_page(
+        "predictions.html.j2",
+        (confidence_range, interval_end),
         comparison=comparison,
         kl=comparison.divergences[KL_PQ],
         symbols=SYMBOLS,
@@ -76,21 +56,3 @@ def render(comparison: Comparison) -> str:
         infinite=infinite_sentences(comparison),
         plots=draw_plots(comparison),
     )
-
-
-def page_environment() -> Environment:
-    """Templates in which every value is escaped, and a misspelt name is an error."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError:
-        raise missing_library("jinja2", "the HTML page", "report") from None
-
-    environment = Environment(
-        loader=PackageLoader("kullback.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update({write.__name__: write for write in WRITERS})
-    return environment

@@ -1,6 +1,6 @@
-"""A comparison as strict JSON, of a schema that scripts can rely on.
+"""A comparison of predictions as strict JSON of a stable schema.
 
-The document is one object with ``"schema": "kullback.comparison/1"`` and ``"unit": "nats"``, and the attributes of
+The document is one object with ``"schema": "kullback.predictions/2"`` and ``"unit": "nats"``, and the attributes of
 `kullback.predictions.Comparison` under their own names:
 
 * ``p_name``, ``q_name`` (strings); ``rows``, ``classes`` (integers); ``clusters`` (integer or null).
@@ -12,40 +12,38 @@ The document is one object with ``"schema": "kullback.comparison/1"`` and ``"uni
 * ``worst``: objects ``row``, ``kl``, ``label``, ``cluster``, ``top`` (objects ``index``, ``p``, ``q``).
 * ``by_confidence``: objects ``low``, ``high``, ``rows``, ``kl_mean``, ``kl_p99``, ``top1_agreement``.
 * ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.
-* ``along``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
+* ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
 * ``infinite``: for each divergence, in how many rows it is infinite.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
 
-JSON has no number for infinity or not-a-number. Where a float is one, the string ``"Infinity"``, ``"-Infinity"`` or
-``"NaN"`` stands in its place, as in the JSON mapping of Protocol Buffers; Python's ``float`` and JavaScript's
-``Number`` turn those strings, like any finite value, back into the same number. Finite floats are written with as
-many digits as it takes to read the same float again.
+JSON has no infinity and no NaN: the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` stand for them, as in the
+JSON mapping of Protocol Buffers; Python's ``float`` and JavaScript's ``Number`` convert them back. Finite floats have
+as many digits as reading the same float again needs.
 
-Within version 1 names may be added, never removed or changed.
+Within version 2 names may be added, never removed or changed.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from kullback.predictions import Comparison
+from kullback.report.shared.json import document, to_text
 
-__all__ = ["SCHEMA", "dumps", "encoded", "to_dict"]
+__all__ = ["SCHEMA", "dumps", "to_dict"]
 
-SCHEMA = "kullback.comparison/1"
+SCHEMA = "kullback.predictions/2"
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as dicts, lists, strings and finite numbers, in the schema that this module describes.
+    """Return a comparison as dicts, lists, strings and finite numbers, in the schema of this module.
 
     Arguments:
-        comparison: what `compare_predictions` found.
+        comparison: the result of `compare_predictions`.
 
     Returns:
-        What `json.dumps` can write with ``allow_nan=False``.
+        A dict that `json.dumps` writes with ``allow_nan=False``.
 
     Example:
         >>> import torch
@@ -55,7 +53,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
         >>> q = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
         >>> found = to_dict(compare_predictions(Probs(p), Probs(q)))
         >>> found["schema"], found["divergences"]["kl_pq"]["maximum"], found["infinite"]["kl_pq"]
-        ('kullback.comparison/1', 'Infinity', 1)
+        ('kullback.predictions/2', 'Infinity', 1)
     """
     fields = asdict(comparison)
     fields["histogram"] = [
@@ -64,17 +62,17 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
     fields["quantiles"] = [
         dict(zip(("probability", "kl"), part, strict=True)) for part in fields["quantiles"]
     ]
-    return {"schema": SCHEMA, "unit": "nats", **encoded(fields)}
+    return document(SCHEMA, fields)
 
 
 def dumps(comparison: Comparison) -> str:
-    """The comparison as a JSON document, indented, ending in a newline; the same text for the same comparison.
+    """Return a comparison as an indented JSON document that ends in a newline.
 
     Arguments:
-        comparison: what `compare_predictions` found.
+        comparison: the result of `compare_predictions`.
 
     Returns:
-        Strict JSON in ASCII, in the schema that this module describes.
+        Strict JSON in ASCII, in the schema of this module.
 
     Example:
         >>> import json, torch
@@ -84,15 +82,4 @@ def dumps(comparison: Comparison) -> str:
         >>> json.loads(dumps(compare_predictions(p, p)))["divergences"]["kl_pq"]["mean"]
         0.0
     """
-    return json.dumps(to_dict(comparison), indent=2, allow_nan=False) + "\n"
-
-
-def encoded(value: Any) -> Any:
-    """Replace the floats that JSON cannot write, at any depth."""
-    if isinstance(value, dict):
-        return {key: encoded(item) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [encoded(item) for item in cast("list[Any]", value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return to_text(to_dict(comparison))

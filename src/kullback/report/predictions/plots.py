@@ -1,85 +1,35 @@
-"""The plots of the page, as inline SVG that takes its colors and its font from the page.
-
-matplotlib draws with marker colors, which become CSS variables in the SVG, so that one drawing serves light and
-dark. Its settings change only inside its own context manager, pyplot is not touched, and the same comparison
-always gives the same text.
-"""
+"""The plots of a comparison of predictions: distribution, quantiles, segments of rows, and P's confidence."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kullback.predictions import Comparison
-from kullback.report.predictions.wording import KL_PQ, count, missing_library, number
+from kullback.report.predictions.wording import KL_PQ
+from kullback.report.shared.formats import count, number
+from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from numpy.typing import NDArray
 
-__all__ = ["Plot", "draw_legend", "draw_plots", "draw_svg"]
+__all__ = ["draw_plots"]
 
-# What matplotlib draws with, and what the page shows instead.
-INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
-COLOURS = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECOND: "var(--second)"}
-
-SIZE = (5.0, 3.2)  # inches: small, so that 11-point text stays legible at a phone's width
-STYLE = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": FAINT,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.use": True,
-    "figure.facecolor": "none",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that every machine measures alike
-    "font.size": 11.0,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "legend.borderaxespad": 0.2,
-    "legend.columnspacing": 1.4,
-    "legend.fontsize": 11.0,
-    "legend.frameon": False,
-    "legend.handlelength": 1.6,
-    "legend.labelcolor": INK,
-    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
-    "xtick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.color": FAINT,
-    "ytick.labelcolor": INK,
-}
 KL_OF_A_ROW = "KL(P‖Q), nats"
-MARKED_STRETCHES = 40  # up to so many get a dot each: a line through one point shows nothing
+MARKED_SEGMENTS = 40  # up to so many get a dot each: a line through a single point is invisible
 QUANTILE_TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999)
 
 
-@dataclass(frozen=True)
-class Plot:
-    """One plot: its heading, what it shows in words, and the drawing."""
-
-    name: str
-    title: str
-    caption: str
-    svg: str
-
-
 def draw_plots(comparison: Comparison) -> list[Plot]:
-    """The plots in which something positive and finite can be drawn: none for identical predictions."""
+    """Return the plots that have positive finite values to draw: none for identical predictions."""
     plots = (
         _distribution(comparison),
         _quantiles(comparison),
-        _along(comparison),
+        _segments(comparison),
         _by_confidence(comparison),
     )
     return [plot for plot in plots if plot is not None]
@@ -134,7 +84,7 @@ def _quantiles(comparison: Comparison) -> Plot | None:
         axes.set_xticks(ticks if len(ticks) > 1 else [0, shares[-1]])
         axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
         _logarithmic(axes, axes.yaxis)
-        axes.set(xlabel="share of rows at or below", ylabel=KL_OF_A_ROW)
+        axes.set(xlabel="proportion of rows at or below", ylabel=KL_OF_A_ROW)
 
     summary = comparison.divergences[KL_PQ]
     caption = (
@@ -144,19 +94,19 @@ def _quantiles(comparison: Comparison) -> Plot | None:
     return Plot("quantiles", "Quantiles", caption, draw_svg("quantiles", draw))
 
 
-def _along(comparison: Comparison) -> Plot | None:
-    stretches = comparison.along
-    if len(stretches) < 2 or not any(_drawable(stretch.kl_max) for stretch in stretches):
+def _segments(comparison: Comparison) -> Plot | None:
+    segments = comparison.segments
+    if len(segments) < 2 or not any(_drawable(segment.kl_max) for segment in segments):
         return None
-    middles = [(stretch.start + stretch.stop) / 2 for stretch in stretches]
-    infinite = [middle for middle, part in zip(middles, stretches, strict=True) if math.isinf(part.kl_max)]
+    middles = [(segment.start + segment.stop) / 2 for segment in segments]
+    infinite = [middle for middle, part in zip(middles, segments, strict=True) if math.isinf(part.kl_max)]
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        largest = [_or_gap(stretch.kl_max) for stretch in stretches]
-        means = [_or_gap(stretch.kl_mean) for stretch in stretches]
-        marker = "o" if len(stretches) <= MARKED_STRETCHES else ""
+        largest = [_or_gap(segment.kl_max) for segment in segments]
+        means = [_or_gap(segment.kl_mean) for segment in segments]
+        marker = "o" if len(segments) <= MARKED_SEGMENTS else ""
         axes.plot(middles, largest, marker=marker, markersize=4, color=SECOND, linewidth=0.9, label="largest")
         axes.plot(middles, means, marker=marker, markersize=4, color=FIRST, linewidth=1.6, label="mean")
         if infinite:
@@ -173,10 +123,10 @@ def _along(comparison: Comparison) -> Plot | None:
         axes.grid(visible=False, axis="x")
         draw_legend(axes)
 
-    caption = f"Mean and largest divergence in {count(len(stretches))} stretches of consecutive rows."
+    caption = f"Mean and largest divergence in {count(len(segments))} segments of consecutive rows."
     if infinite:
         caption += " Triangles mark infinite rows."
-    return Plot("along", "Along the rows", caption, draw_svg("along", draw))
+    return Plot("segments", "By position", caption, draw_svg("segments", draw))
 
 
 def _by_confidence(comparison: Comparison) -> Plot | None:
@@ -193,17 +143,17 @@ def _by_confidence(comparison: Comparison) -> Plot | None:
         axes.hlines(means, lefts, rights, color=FIRST, linewidth=5, label="mean")
         axes.set_xticks([*lefts, len(parts)], [f"{edge:g}" for edge in (*(part.low for part in parts), 1.0)])
         _logarithmic(axes, axes.yaxis)
-        axes.set(xlabel="probability of P's likeliest class", ylabel=KL_OF_A_ROW)
+        axes.set(xlabel="probability of P's top class", ylabel=KL_OF_A_ROW)
         draw_legend(axes)
 
-    caption = "The divergence where P is unsure (left) and where it is sure of its likeliest class (right)."
+    caption = "The divergence where the probability of P's top class is low (left) and high (right)."
     if any(math.isinf(part.kl_mean) for part in parts):
         caption += " Infinite values are not drawn."
     return Plot("confidence", "By P's confidence", caption, draw_svg("confidence", draw))
 
 
 def _drawable(value: float) -> bool:
-    """Whether a logarithmic axis has a place for the value."""
+    """Return whether a logarithmic axis can show the value."""
     return 0 < value < math.inf
 
 
@@ -220,7 +170,7 @@ def _inverse_tail_scale(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _logarithmic(axes: Axes, axis: Axis) -> None:
-    """Make an axis on which everything is drawn logarithmic, with labels at powers of ten, two of them at least."""
+    """Make an axis logarithmic, with labels at two powers of ten or more."""
     from matplotlib.ticker import LogLocator
 
     along_x = axis is axes.xaxis
@@ -232,39 +182,3 @@ def _logarithmic(axes: Axes, axis: Axis) -> None:
     axis.set_major_locator(LogLocator(numticks=6))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
-
-
-def draw_legend(axes: Axes) -> None:
-    """Name the lines above the plot, where they hide nothing."""
-    handles, _ = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles))
-
-
-def draw_svg(name: str, draw: Callable[[Axes], None]) -> str:
-    """Draw on a figure of its own, and return it as an element to stand in a page."""
-    try:
-        import matplotlib.style
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise missing_library("matplotlib", "the plots of the page", "report") from None
-
-    # From matplotlib's defaults: a user's own style sheet is for the user's own figures.
-    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": name}]):
-        figure = Figure(figsize=SIZE)
-        draw(figure.add_subplot())
-        text = io.StringIO()
-        unstated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        FigureCanvasSVG(figure).print_svg(text, metadata=unstated)
-    return _inlined(text.getvalue(), name)
-
-
-def _inlined(document: str, name: str) -> str:
-    """Turn an SVG document into an element whose ids and colors fit into a page with others."""
-    svg = document[document.index("<svg") :]
-    svg = re.sub(r"<style.*?</style>|<metadata.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    for marker, color in COLOURS.items():
-        svg = svg.replace(marker, color)
-    return svg

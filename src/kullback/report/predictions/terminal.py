@@ -1,4 +1,4 @@
-"""A comparison as tables in the terminal, 80 columns wide or more."""
+"""A comparison of predictions as tables in the terminal, 80 columns wide or more."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from kullback.report.predictions.wording import (
     QUANTITIES,
     SUMMARY_ROWS,
     confidence_range,
-    count,
-    first_choices,
     infinite_sentences,
     interval_end,
     label_rows,
-    number,
-    percent,
-    printable,
-    probability,
+    top_classes,
 )
+from kullback.report.shared.console import Printer
+from kullback.report.shared.formats import count, number, percent, probability
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
-    from rich.text import Text
 
-__all__ = ["Speaker", "render"]
+__all__ = ["render"]
 
 MEANINGS = (
     "KL(P||Q) is what it costs per row to predict with Q what follows P; JS is the Jensen-Shannon divergence, "
@@ -35,12 +31,12 @@ MEANINGS = (
 
 
 def render(comparison: Comparison, console: Console) -> None:
-    """Print what a comparison found: tables that fit 80 columns, in words that need no manual.
+    """Print a comparison as tables that fit 80 columns.
 
-    Divergences are in nats. Beyond names and notes everything printed is ASCII, so that any terminal shows it.
+    Divergences are in nats. Everything printed is ASCII except names and notes.
 
     Arguments:
-        comparison: what `compare_predictions` found.
+        comparison: the result of `compare_predictions`.
         console: the rich console to print on.
 
     Example:
@@ -53,11 +49,8 @@ def render(comparison: Comparison, console: Console) -> None:
         How far is Q from P?
         ...
     """
-    say = Speaker(console)
-    say.line("How far is Q from P?", style="bold")
-    say.line(f"P  {comparison.p_name}")
-    say.line(f"Q  {comparison.q_name}")
-    say.line(_size(comparison))
+    say = Printer(console)
+    say.heading(comparison.p_name, comparison.q_name, _size(comparison))
     say.table(
         "Divergence of a row, in nats (TV: from 0 to 1)",
         ["", *QUANTITIES.values()],
@@ -76,49 +69,15 @@ def render(comparison: Comparison, console: Console) -> None:
             [[title, *_mean(mean)] for title, mean in label_rows(comparison.labels)],
         )
     say.table(
-        "By P's confidence, the probability of its likeliest class",
+        "By P's confidence, the probability of its top class",
         ["confidence", "rows", "mean KL(P||Q)", "99% quantile", "same top class"],
         [_confidence(part) for part in comparison.by_confidence if part.rows],
     )
     if comparison.worst:
-        say.table("The rows furthest apart (class: p -> q)", *_worst(comparison.worst))
+        say.table("The worst rows (class: p -> q)", *_worst(comparison.worst))
     say.space()
     for remark in (MEANINGS, *infinite_sentences(comparison), *comparison.notes):
         say.line(f"- {remark}")
-
-
-class Speaker:
-    """Prints on a console what it can show, and nothing that it would obey."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def _text(self, text: str) -> Text:
-        from rich.text import Text
-
-        encoding = self._console.encoding
-        return Text(printable(text).encode(encoding, "backslashreplace").decode(encoding))
-
-    def space(self) -> None:
-        self._console.print()
-
-    def line(self, text: str, style: str = "") -> None:
-        self._console.print(self._text(text), style=style, overflow="fold")
-
-    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print text in the first column, which may fold, and numbers in the others, which may not."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(headings[0], overflow="fold")
-        for heading in headings[1:]:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(self._text, row))
-        self.space()
-        self.line(title, style="bold")
-        self._console.print(table)
 
 
 def _size(comparison: Comparison) -> str:
@@ -129,7 +88,7 @@ def _size(comparison: Comparison) -> str:
 def _agreement(found: Proportion) -> str:
     interval = "" if found.interval is None else f", 95% CI {' to '.join(map(percent, found.interval))}"
     error = percent(found.standard_error)
-    return f"Same likeliest class: {percent(found.value)} of rows, std. error {error}{interval}"
+    return f"Same top class: {percent(found.value)} of rows, std. error {error}{interval}"
 
 
 def _mean(mean: Mean) -> list[str]:
@@ -147,8 +106,8 @@ def _confidence(part: ConfidenceBin) -> list[str]:
 
 
 def _worst(rows: Sequence[WorstRow]) -> tuple[list[str], list[list[str]]]:
-    """The headings and lines of the worst rows, with those columns for which there is anything to say."""
-    choices = [first_choices(row) for row in rows]
+    """Return the headings and lines of the table of worst rows, without empty columns."""
+    choices = [top_classes(row) for row in rows]
     columns = {
         "cluster": [row.cluster or "" for row in rows],
         "row": [count(row.row) for row in rows],

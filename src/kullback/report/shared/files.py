@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from kullback.errors import FileError
-from kullback.report.predictions.wording import printable
+from kullback.report.shared.formats import printable
 
 __all__ = ["check_writable", "write"]
 

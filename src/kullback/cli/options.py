@@ -1,0 +1,103 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kullback.cli.gates import Side
+from kullback.words import REPRESENTATION_NAMES
+
+__all__ = [
+    "BINS",
+    "COLUMNS",
+    "CONFIDENCE",
+    "FILE",
+    "HTML",
+    "JSON",
+    "NO_PROGRESS",
+    "REPRESENTATIONS",
+    "SEED",
+    "WEIGHTS",
+    "fail_above",
+    "fail_below",
+    "finish",
+    "given_limits",
+    "split_names",
+]
+
+FILE = click.Path(path_type=Path)
+REPRESENTATIONS = click.Choice(REPRESENTATION_NAMES)
+
+JSON = click.option(
+    "--json",
+    "json_path",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write JSON to FILE; without FILE, as the last argument, print JSON and nothing else.",
+)
+HTML = click.option("--html", "html_path", type=FILE, help="Write a self-contained page with plots to FILE.")
+
+
+def split_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Split comma-separated names; of a repeatable option, each value by itself."""
+    if not value:
+        return None if value is None else ()
+    return value.split(",") if isinstance(value, str) else [each.split(",") for each in value]
+
+
+COLUMNS = click.option(
+    "--columns",
+    callback=split_names,
+    metavar="A,B,...",
+    help="Tables: the columns to compare; all by default.",
+)
+WEIGHTS = click.option("--weights", metavar="COLUMN", help="Tables: the column of row weights.")
+BINS = click.option(
+    "--bins", type=click.IntRange(2), default=20, show_default=True, help="Tables: bins of numbers, at most."
+)
+CONFIDENCE = click.option(
+    "--confidence",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    help="Tables: the coverage probability of the intervals.",
+)
+NO_PROGRESS = click.option(
+    "--no-progress", is_flag=True, help="Show no progress (none is shown without a terminal)."
+)
+SEED = click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="The seed of the random numbers.",
+)
+
+
+def fail_above(metrics: str) -> Any:
+    """Return the option ``--fail-above``, whose help lists `metrics`."""
+    text = f"Exit with status 1 if METRIC is above LIMIT; repeatable. METRIC: {metrics}."
+    return click.option("--fail-above", multiple=True, metavar="METRIC=LIMIT", help=text)
+
+
+def fail_below(example: str) -> Any:
+    """Return the option ``--fail-below``, whose help gives an example."""
+    text = f"Likewise if METRIC is below LIMIT, as {example}."
+    return click.option("--fail-below", multiple=True, metavar="METRIC=LIMIT", help=text)
+
+
+def given_limits(fail_above: tuple[str, ...], fail_below: tuple[str, ...]) -> list[tuple[Side, str]]:
+    """Return (side, METRIC=LIMIT) for every limit that was given."""
+    return [*(("above", text) for text in fail_above), *(("below", text) for text in fail_below)]
+
+
+def finish(failures: list[str]) -> None:
+    """Print the gates that failed, and exit with status 1 if there are any."""
+    for failure in failures:
+        click.echo(f"kullback: gate failed: {failure}", err=True)
+    if failures:
+        raise click.exceptions.Exit(1)

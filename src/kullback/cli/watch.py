@@ -1,0 +1,77 @@
+"""The command ``kullback watch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kullback.cli.gates import TABLE_METRICS_IN_WORDS, parse_table_gate
+from kullback.cli.options import (
+    BINS,
+    COLUMNS,
+    CONFIDENCE,
+    FILE,
+    HTML,
+    JSON,
+    NO_PROGRESS,
+    SEED,
+    WEIGHTS,
+    fail_above,
+    fail_below,
+    finish,
+    given_limits,
+)
+from kullback.cli.outputs import Outputs
+
+__all__ = ["watch"]
+
+
+@click.command()
+@click.argument("reference", type=FILE)
+@click.argument("batches", nargs=-1, metavar="[BATCH]...", type=FILE)
+@click.option(
+    "--profile", type=FILE, help="The file of the reference's profile; by default REFERENCE.profile.json."
+)
+@click.option("--rebuild", is_flag=True, help="Count the reference again, even if there is a profile.")
+@click.option("--merge", is_flag=True, help="Take all batches as one, by adding their counts.")
+@click.option("--save-batch", type=FILE, help="Write the profile of the batch to FILE, to be merged later.")
+@COLUMNS
+@WEIGHTS
+@BINS
+@CONFIDENCE
+@JSON
+@HTML
+@fail_above(TABLE_METRICS_IN_WORDS)
+@fail_below("p_adjusted=0.01")
+@SEED
+@NO_PROGRESS
+def watch(
+    reference: Path,
+    batches: tuple[Path, ...],
+    json_path: str | None,
+    html_path: Path | None,
+    fail_above: tuple[str, ...],
+    fail_below: tuple[str, ...],
+    no_progress: bool,
+    **settings: Any,
+) -> None:
+    """Check BATCHes, tables or their profiles, against the profile of REFERENCE.
+
+    The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made.
+    Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
+    """
+    gates = [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)]
+    from kullback.cli.tables import run_watch
+
+    finish(
+        run_watch(
+            reference,
+            batches,
+            Outputs(json_path, html_path),
+            gates,
+            show_progress=not no_progress,
+            **settings,
+        )
+    )

@@ -1,0 +1,180 @@
+"""CSV files: one column for each class. Their length is known only when they have been read."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.io.files import FileReference, refuse_key
+from kullback.io.parquet import to_numpy
+from kullback.io.reader import Reader, regroup
+from kullback.optional import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kullback.errors import FileError
+
+__all__ = ["CsvReader", "header_of"]
+
+TEXT_BLOCK = 1 << 20
+
+
+def header_of(ref: FileReference) -> tuple[list[str], bool]:
+    """Return the names of the columns, and whether the first line holds them: it does unless it is all numbers."""
+    with ref.open() as raw:
+        line = _first_line(raw)
+    try:
+        fields = next(csv.reader([line.decode("utf-8-sig")]), [])
+    except UnicodeDecodeError as error:
+        raise ref.error(wanted="text in UTF-8", got=str(error), instead="convert the file to UTF-8") from None
+    if not fields:
+        raise ref.truncated(wanted="a CSV file with a first line", got="an empty line")
+    if '"' in line.decode("utf-8-sig") or not all(map(_is_number, fields)):
+        return fields, True
+    return [f"c{index}" for index in range(len(fields))], False
+
+
+def _first_line(raw: Any) -> bytes:
+    pieces: list[bytes] = []
+    while piece := raw.read(TEXT_BLOCK):
+        head, newline, _ = piece.partition(b"\n")
+        pieces.append(head)
+        if newline:
+            break
+    return b"".join(pieces).rstrip(b"\r")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_whole(text: str) -> bool:
+    return text.strip().lstrip("+-").isdigit()
+
+
+class CsvReader(Reader):
+    """A reader of CSV files, whose columns are the classes.
+
+    Arguments:
+        ref: the file, for errors.
+        key: must be None.
+        named: whether the caller names the representation; if not, whole numbers are taken for counts.
+    """
+
+    format = "csv"
+    rows = None
+    shape = None
+
+    def __init__(self, ref: FileReference, key: str | None, *, named: bool) -> None:
+        refuse_key(ref, key, "one table, whose columns are the classes")
+        self.ref = ref
+        self._arrow = load("pyarrow", "reading a .csv file")
+        self._csv = load("pyarrow.csv", "reading a .csv file")
+        self._names, self._headed = header_of(ref)
+        self.classes = len(self._names)
+        self._refuse_index()
+        whole = all(map(_is_whole, self._first_values(skip=int(self._headed))))
+        self.dtype = torch.int64 if whole and not named else torch.float64
+
+    def _refuse_index(self) -> None:
+        """Refuse a table saved with its row numbers, and a first line that may be a header or numbers."""
+        if "" in self._names:
+            raise self.ref.error(
+                wanted="a name for every column",
+                got=f"none for column {self._names.index('')}, as when a table is saved with its row numbers",
+                instead="save it without them (index=False)",
+            )
+        if not self._headed and self._first_values(skip=0) == [str(index) for index in range(self.classes)]:
+            raise self.ref.error(
+                wanted="a first line that is either names or numbers",
+                got=f"0 to {self.classes - 1} in order, which may be either",
+                instead="name the columns, as c0,c1,...",
+            )
+
+    def _first_values(self, *, skip: int) -> list[str]:
+        """Return the fields of the line after the first `skip`."""
+        with self.ref.path.open(encoding="utf-8-sig", newline="") as text:
+            lines = csv.reader(text)
+            for _ in range(skip):
+                next(lines, None)
+            return [field.strip() for field in next(lines, [])]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop`."""
+        rows = stop - start
+        empty = torch.empty(0, self.classes, dtype=self.dtype)
+        return next(regroup(self._tensors(), rows, skip=start), empty)
+
+    def stream(self, rows: int) -> Iterator[Tensor]:
+        """Iterate over all rows in one pass."""
+        return regroup(self._tensors(), rows)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        count = 0
+        for batch in self._batches():
+            count += len(batch)
+            columns = [to_numpy(column) for column in batch.columns]
+            yield torch.from_numpy(np.column_stack(columns)).to(self.dtype)
+        if count == 0:
+            raise self.ref.error(
+                wanted="at least one row", got="a header alone", instead="write the file again with data"
+            )
+
+    def _batches(self) -> Iterable[Any]:
+        column_type = self._arrow.int64() if self.dtype is torch.int64 else self._arrow.float64()
+        # A block of text must hold a whole line; 32 characters for each number leave room for the longest.
+        longest = 32 * self.classes
+        try:
+            with self._csv.open_csv(
+                self.ref.path,
+                read_options=self._csv.ReadOptions(
+                    use_threads=False,
+                    block_size=max(TEXT_BLOCK, 2 * longest),
+                    column_names=self._names,
+                    skip_rows=int(self._headed),
+                ),
+                convert_options=self._csv.ConvertOptions(
+                    column_types=dict.fromkeys(self._names, column_type), null_values=[], check_utf8=False
+                ),
+            ) as reader:
+                yield from reader
+        except (self._arrow.ArrowException, OSError) as error:
+            raise self._explain(str(error)) from None
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def _explain(self, reason: str) -> FileError:
+        """Return the error for the first field that is no number: Arrow does not always name its column and line."""
+        whole = self.dtype is torch.int64
+        wanted, instead = "a number in every field", "correct it, or leave it out"
+        if whole:
+            wanted, instead = (
+                "whole numbers, as the first row has",
+                "pass representation= (--as) if these are no counts",
+            )
+        with self.ref.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+            lines = csv.reader(text)
+            for fields in lines:
+                if not fields or (lines.line_num == 1 and self._headed):
+                    continue
+                if len(fields) != self.classes:
+                    return self.ref.error(
+                        wanted=f"{self.classes} fields in every line, as in the first",
+                        got=f"{len(fields)} in line {lines.line_num}",
+                        instead="complete that line; the file may be truncated",
+                    )
+                for name, field in zip(self._names, fields, strict=True):
+                    if not _is_number(field) or (whole and not _is_whole(field)):
+                        got = f"{field!r} in column {name!r}, line {lines.line_num}"
+                        return self.ref.error(wanted=wanted, got=got, instead=instead)
+        return self.ref.error(wanted="a CSV file of numbers", got=reason, instead="check the file's text")

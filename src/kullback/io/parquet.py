@@ -1,0 +1,174 @@
+"""Parquet files: one column for each class, or one column of lists."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.io.files import FileReference, choose_key
+from kullback.io.reader import Reader, flat_shape, regroup
+from kullback.optional import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kullback.errors import FileError
+
+__all__ = ["ParquetReader", "to_numpy"]
+
+ARROW_DTYPES = {
+    "halffloat": torch.float16,
+    "float": torch.float32,
+    "double": torch.float64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.int64,
+    "uint16": torch.int64,
+    "uint32": torch.int64,
+}
+COLUMN_BUFFERS = 1 << 24  # bytes, for all columns of a Parquet file together
+BATCHES = 8  # per block: Arrow needs several times the memory of what it decodes at once
+
+
+class ParquetReader(Reader):
+    """A reader of Parquet files: the numeric columns are the classes, or the column `key` holds a list for each row."""
+
+    format = "parquet"
+
+    def __init__(self, ref: FileReference, key: str | None) -> None:
+        self.ref = ref
+        arrow = load("pyarrow", "reading a .parquet file")
+        parquet = load("pyarrow.parquet", "reading a .parquet file")
+        self._errors: tuple[type[Exception], ...] = (arrow.ArrowException, OSError)
+        try:
+            metadata = parquet.read_metadata(ref.path)
+            buffer = max(1 << 12, COLUMN_BUFFERS // max(1, metadata.num_columns))
+            self._file = parquet.ParquetFile(
+                ref.path, metadata=metadata, pre_buffer=False, buffer_size=buffer
+            )
+        except self._errors as error:
+            raise ref.truncated(wanted="a Parquet file", got=str(error)) from None
+        with ExitStack() as stack:
+            stack.enter_context(self._file)
+            self._settle(arrow.types, key)
+            stack.pop_all()
+
+    def _settle(self, arrow_types: Any, key: str | None) -> None:
+        """Set the columns to read, their common dtype and the shape."""
+        schema = self._file.schema_arrow
+        lists = [f.name for f in schema if arrow_types.is_list(f.type) or arrow_types.is_large_list(f.type)]
+        lists += [f.name for f in schema if arrow_types.is_fixed_size_list(f.type)]
+        if key is not None or lists:
+            self.key = choose_key(self.ref, lists, key, what="list column")
+            self._names, types = [self.key], [schema.field(self.key).type.value_type]
+        else:
+            self._names, types = list(schema.names), list(schema.types)
+        self.dtype = self._common_dtype(self._names, types)
+        rows = self._file.metadata.num_rows
+        self.shape = (rows, self._first_length() if self.key is not None and rows else len(self._names))
+        self.rows, self.classes = flat_shape(self.ref, self.shape)
+
+    def _first_length(self) -> int:
+        column = next(self._batches(0, 1))[1].column(self.key)
+        if column.null_count:
+            raise self._null(0, 0, column)
+        return column.value_lengths()[0].as_py()
+
+    def _common_dtype(self, names: list[str], types: list[Any]) -> torch.dtype:
+        dtype: torch.dtype | None = None
+        for name, column_type in zip(names, types, strict=True):
+            found = ARROW_DTYPES.get(str(column_type))
+            if found is None or name.startswith("__index_level_"):
+                raise self.ref.error(
+                    wanted="columns of numbers, one for each class",
+                    got=f"column {name!r} of {column_type}",
+                    instead="leave that column out, or write one list column and pass key= (--key)",
+                )
+            dtype = found if dtype is None else torch.promote_types(dtype, found)
+        return dtype or torch.float64
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop`."""
+        return next(regroup(self._tensors(start, stop - start), stop - start))
+
+    def stream(self, rows: int) -> Iterator[Tensor]:
+        """Iterate over all rows in one pass."""
+        return regroup(self._tensors(0, rows), rows)
+
+    def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:
+        """Yield tensors of at most `rows` rows, from row `start` to the end."""
+        for first, batch in self._batches(start, rows):
+            yield self._matrix(batch, first)
+
+    def _batches(self, start: int, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, Arrow batch) from row `start` to the end, skipping whole row groups before it."""
+        first, groups = 0, list(range(self._file.num_row_groups))
+        while groups and first + (size := self._file.metadata.row_group(groups[0]).num_rows) <= start:
+            first += size
+            groups.pop(0)
+        try:
+            for batch in self._file.iter_batches(
+                batch_size=-(-rows // BATCHES),
+                row_groups=groups,
+                columns=None if self.key is None else [self.key],
+                use_threads=False,
+            ):
+                skipped = min(max(start - first, 0), len(batch))
+                if skipped < len(batch):
+                    yield first + skipped, batch.slice(skipped)
+                first += len(batch)
+        except self._errors as error:
+            raise self.ref.truncated(
+                wanted="a Parquet file that can be read to its end", got=str(error)
+            ) from None
+
+    def _matrix(self, batch: Any, first: int) -> Tensor:
+        """Return a batch as a (rows, classes) tensor; `first` is its first row in the file."""
+        if self.key is not None:
+            return self._list_matrix(batch.column(self.key), first)
+        block = torch.empty(len(batch), self.classes, dtype=self.dtype)
+        for index, column in enumerate(batch.columns):
+            if column.null_count:
+                raise self._null(index, first, column)
+            block[:, index] = torch.from_numpy(to_numpy(column))
+        return block
+
+    def _list_matrix(self, column: Any, first: int) -> Tensor:
+        if column.null_count:
+            raise self._null(0, first, column)
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        ragged = np.flatnonzero(lengths != self.classes)
+        if len(ragged):
+            raise self.ref.error(
+                wanted=f"lists of {self.classes} numbers in column {self.key!r}, as in row 0",
+                got=f"{lengths[ragged[0]]} in row {first + ragged[0]}",
+                instead="give every row one number for each class",
+            )
+        values = column.flatten()
+        if values.null_count:
+            raise self._null(0, first, values, self.classes)
+        return torch.from_numpy(to_numpy(values)).view(-1, self.classes).to(self.dtype)
+
+    def _null(self, index: int, first: int, column: Any, entries: int = 1) -> FileError:
+        where = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) // entries
+        return self.ref.error(
+            wanted=f"a number in every row of column {self._names[index]!r}",
+            got=f"null in row {first + where}",
+            instead="fill it, or leave that row out",
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def to_numpy(column: Any) -> Any:
+    """Convert an Arrow array to a writable NumPy array of a dtype that torch supports."""
+    values = column.to_numpy(zero_copy_only=False)
+    return values.astype("int64") if values.dtype.kind == "u" else np.array(values)

@@ -1,0 +1,137 @@
+"""The interface of a file format's reader: shape, dtype, and rows on demand."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+
+    from kullback.io.files import FileReference
+    from kullback.words import RepresentationName
+
+__all__ = ["Reader", "StoredMass", "flat_shape", "regroup"]
+
+
+@dataclass(frozen=True)
+class StoredMass:
+    """The sums of the stored probabilities of the rows read: 1 up to the file's rounding.
+
+    Attributes:
+        rows: how many rows.
+        mean: the mean sum.
+        lowest: the smallest sum.
+        highest: the largest sum.
+
+    Example:
+        >>> import kullback.io
+        >>> kullback.io.StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
+        StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
+    """
+
+    rows: int = 0
+    mean: float = 0.0
+    lowest: float = float("inf")
+    highest: float = -float("inf")
+
+    def joined(self, masses: Tensor) -> StoredMass:
+        """Return the statistics with the sums of further rows added."""
+        rows = self.rows + len(masses)
+        mean = self.mean + (float(masses.sum()) - len(masses) * self.mean) / rows
+        return StoredMass(
+            rows, mean, min(self.lowest, float(masses.min())), max(self.highest, float(masses.max()))
+        )
+
+
+class Reader(ABC):
+    """A reader of one file format; `RowSource` adds the representation and checks the rows.
+
+    Attributes:
+        ref: the path and the argument it was passed as.
+        format: the format's name.
+        key: the array inside the file, or None.
+        shape: the shape as stored, or None where only reading tells.
+        rows: the number of rows, or None where only reading tells.
+        classes: the number of classes.
+        dtype: the dtype of the blocks.
+        stored: the dtype in the file, where it may differ from that of the blocks.
+        representation: what the values are, where the format says so.
+        labels: the true class of each row, where the format holds them.
+        stored_mass: the sums of the stored probabilities in the latest pass, for formats that round them.
+        alignment: the remedy where the other file has another number of rows.
+    """
+
+    ref: FileReference
+    format: str
+    key: str | None = None
+    shape: tuple[int, ...] | None
+    rows: int | None
+    classes: int
+    dtype: torch.dtype
+    stored: torch.dtype | None = None
+    representation: RepresentationName | None = None
+    labels: Tensor | None = None
+    stored_mass: StoredMass | None = None
+    alignment: str = "compare files written from the same positions"
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop` as a new tensor; fewer only at the end of a file whose `rows` is None."""
+
+    def stream(self, rows: int) -> Iterator[Tensor]:
+        """Iterate over all rows in order, in blocks of `rows`; the last block may be shorter."""
+        for start in range(0, self.rows or 0, rows):
+            yield self.read(start, min(start + rows, self.rows or 0))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    def caveats(self) -> list[str]:
+        """Return remarks on the contents that a report should repeat, as sentences."""
+        return []
+
+
+def regroup(batches: Iterable[Tensor], rows: int, *, skip: int = 0) -> Iterator[Tensor]:
+    """Regroup batches of any length into blocks of exactly `rows`; the last block may be shorter."""
+    held: list[Tensor] = []
+    count = 0
+    for batch in batches:
+        skipped = min(skip, len(batch))
+        skip -= skipped
+        rest = batch[skipped:]
+        while count + len(rest) >= rows:
+            held.append(rest[: rows - count])
+            rest = rest[rows - count :]
+            yield held[0] if len(held) == 1 else torch.cat(held)
+            held, count = [], 0
+        if len(rest):
+            held.append(rest)
+            count += len(rest)
+    if held:
+        yield torch.cat(held)
+
+
+def flat_shape(ref: FileReference, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the number of rows and of classes of an array whose last dimension holds the classes."""
+    if len(shape) < 2:
+        raise ref.error(
+            wanted="an array of at least two dimensions, (positions, classes)",
+            got=f"shape {shape}",
+            instead="write one distribution as x[None, :]; label files go to --labels",
+        )
+    rows = math.prod(shape[:-1])
+    if rows == 0 or shape[-1] == 0:
+        raise ref.error(
+            wanted="at least one position and one class",
+            got=f"shape {shape}",
+            instead="write the file again with data",
+        )
+    return rows, shape[-1]
