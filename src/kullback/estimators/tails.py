@@ -87,7 +87,7 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
     beyond = terms[order[-count:]] - threshold
     if not float(beyond[-1]) > 0:
         return 0.0
-    shape = max(fit_tail_by_moments(beyond).shape, 0.0)
-    shape += (1 + shape) / math.sqrt(count * number / len(terms))
+    shape = fit_tail_by_moments(beyond).shape
+    shape = max(shape + (1 + abs(shape)) / math.sqrt(count * number / len(terms)), 0.0)
     weight = float(shares[order[-count:]].sum())
     return math.inf if shape >= 1 else weight * float(beyond.mean()) * max(1 / (1 - shape) - 1, 0.0)
