@@ -70,7 +70,7 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
                         const Optional& values, const Optional& total, const Optional& gradient_p,
                         const Optional& gradient_q) {
   static const auto compute = KULLBACK_BEST(compute_row);
-  STD_TORCH_CHECK(divergence >= 0 && divergence <= static_cast<int64_t>(DivergenceCode::kMixture),
+  STD_TORCH_CHECK(divergence >= 0 && divergence <= static_cast<int64_t>(DivergenceCode::kRenyi),
                   "kullback: no such divergence");
   STD_TORCH_CHECK(p.dim() == 2 && has_shape_of(p, q), "kullback: two matrices of the same shape expected");
   const int64_t rows = p.size(0), classes = p.size(1);
@@ -90,8 +90,10 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   task.divergence = static_cast<DivergenceCode>(divergence);
   task.p = {weight_p, share_p, 1 - share_p};
   task.q = {weight_q, share_q, 1 - share_q};
+  task.power = {weight_p, share_p};
   const RowViews first{from_p.row(0), from_q.row(0), to_p.row(0), to_q.row(0)};
-  const size_t scratch_bytes = kScratchPerClass * classes * (first.in_float64() ? sizeof(double) : sizeof(float));
+  const size_t bytes = in_float64(first, task.divergence) ? sizeof(double) : sizeof(float);
+  const size_t scratch_bytes = scratch_per_class(task.divergence) * classes * bytes;
   torch::stable::parallel_for(0, rows, rows_of_a_thread(classes), [&](int64_t begin, int64_t end) {
     static thread_local std::vector<char> scratch;
     if (scratch.size() < scratch_bytes) scratch.resize(scratch_bytes);

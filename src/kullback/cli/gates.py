@@ -13,7 +13,7 @@ from kullback.words import DIVERGENCE_NAMES
 if TYPE_CHECKING:
     from kullback.predictions import Comparison, Summary
     from kullback.report.tables.wording import Verdict
-    from kullback.tables.result import ColumnComparison, TableComparison
+    from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
 
 __all__ = [
     "METRICS",
@@ -58,7 +58,8 @@ QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
 P_VALUES = ("p_value", "p_adjusted")
 WHOLE = "findings"
 TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
+    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column and joint group; of one: psi[COLUMN]), "
+    f"{WHOLE} (their number)"
 )
 
 
@@ -162,28 +163,34 @@ class TableGate:
     limit: Limit
 
     def verdict(self, found: TableComparison) -> Verdict:
-        """Say where the limit is broken; where nothing was compared, nothing is kept."""
+        """Return the limit in words and how the comparison violates it; what is not known violates it too."""
         from kullback.report.tables.wording import Verdict
 
         metric, column, side = self.limit.metric, self.limit.column, self.limit.side
-        bound = "at most" if side == "above" else "at least"
-        of = "" if column is None else f" of '{column}'"
-        failures = tuple(filter(None, (self.limit.failure(*each) for each in self._values(found))))
-        if not failures and metric != WHOLE and not self._columns(found):
-            failures = (f"{metric}{of} is not known: {'it was' if column else 'nothing was'} not compared",)
-        return Verdict(f"{metric}{of} {bound} {self.limit.limit:g}", failures)
-
-    def _columns(self, found: TableComparison) -> list[ColumnComparison]:
-        return [column for column in found.columns if self.limit.column in (None, column.name)]
-
-    def _values(self, found: TableComparison) -> list[tuple[str, float]]:
-        metric = self.limit.metric
+        words = metric if column is None else f"{metric} of '{column}'"
+        words += f" {'at most' if side == 'above' else 'at least'} {self.limit.limit:g}"
         if metric == WHOLE:
-            return [(WHOLE, float(len(found.findings)))]
-        values = [(column.name, getattr(column, metric)) for column in self._columns(found)]
-        return [
-            (f"{metric} of '{name}'", value if metric in P_VALUES else value.value) for name, value in values
-        ]
+            failure = self.limit.failure(WHOLE, float(len(found.findings)))
+            return Verdict(words, () if failure is None else (failure,))
+        compared = {each.label: each for each in (*found.columns, *found.joint)}
+        failures = [self._failure(name, each) for name, each in compared.items() if column in (None, name)]
+        unknown = [name for name in found.not_compared if column in (None, name)]
+        if column is not None and column not in compared and not unknown:
+            unknown = [column]
+        if unknown:
+            failures.append(f"{metric} is not known of {', '.join(map(repr, unknown))}: not compared")
+        elif not failures:
+            failures.append(f"{metric} is not known: nothing was compared")
+        return Verdict(words, tuple(filter(None, failures)))
+
+    def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
+        what, found = f"{self.limit.metric} of '{name}'", getattr(compared, self.limit.metric)
+        value = found if self.limit.metric in P_VALUES else found.value
+        if value is None or math.isnan(value):
+            return f"{what} is not known: most values are too rare to be compared"
+        if self.limit.metric in QUANTITIES and found.interval is None and len(compared.bins) > 1:
+            return f"{what} is not known: too few independent rows or clusters"
+        return self.limit.failure(what, value)
 
 
 def parse_table_gate(text: str, side: Side) -> TableGate:
