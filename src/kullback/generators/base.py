@@ -34,8 +34,8 @@ class FinitePair(NamedTuple):
 
     def swapped(self) -> FinitePair:
         """Return the same pair with P and Q exchanged."""
-        logs = self.log_masses
-        return FinitePair(self.q, self.p, -self.log_ratio, None if logs is None else lambda: logs()[::-1])
+        logs = (lambda: (self.log_q(), self.log_p())) if self.log_masses else None
+        return FinitePair(self.q, self.p, -self.log_ratio, logs)
 
     def log_p(self) -> Tensor:
         """Return log p, -inf where P has no mass."""
