@@ -56,7 +56,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # The kernels of csrc/, beside the sources; without a C++ compiler the reference does their work.
 native: $(VENV)/.native
 
-$(VENV)/.native: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/*)
+$(VENV)/.native: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/*/*) src/kullback/kernels/codes.py
 	@if command -v $${CXX:-c++} >/dev/null; then \
 	  $(BIN)/cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python --log-level=WARNING >/dev/null && $(BIN)/cmake --build build >/dev/null; \

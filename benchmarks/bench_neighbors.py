@@ -15,7 +15,7 @@ from peers_samples import PEERS, Peer
 from timing import Benchmark, Case, Step, main
 
 from kullback import Samples
-from kullback.estimators import neighbors
+from kullback.estimators import nearest_neighbors
 
 CASES = [(100_000, 1), (1_000_000, 1), (100_000, 2), (10_000, 5), (100_000, 5), (1_000_000, 5), (10_000, 20)]
 MOST_FOR_PEERS = 100_000
@@ -29,7 +29,7 @@ def build(case: Case) -> dict[str, Step]:
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((case["rows"], case["classes"])) for _ in range(2))
     p, q = Samples(x), Samples(y)
-    steps = {"kullback": Step(lambda: neighbors(p, q))}
+    steps = {"kullback": Step(lambda: nearest_neighbors(p, q))}
     for name, (peer, discrete) in PEERS.items():
         most = MOST_FOR_LOOPS if name.startswith(LOOPS) else MOST_FOR_PEERS
         if not discrete and case["rows"] <= most:

@@ -27,7 +27,7 @@ from timing import RESULTS, machine
 
 from kullback import Samples, kl_estimate
 
-SCHEMA = "kullback.samples/1"
+SCHEMA = "kullback.samples/2"
 SIZES = (1_000, 10_000, 100_000)
 REPETITIONS = {1_000: 500, 10_000: 500, 100_000: 20}
 # Peers are slow; what they are off by needs fewer repetitions than a coverage does.
@@ -61,11 +61,18 @@ class Answer(NamedTuple):
 
 def methods_for(case: str) -> list[str]:
     if case in DISCRETE_NAMES:
-        return ["coverage_adjusted", "zhang_grabchak", "miller_madow", "bu", "dirichlet", "plugin"]
+        return [
+            "coverage_adjusted",
+            "zhang_grabchak",
+            "miller_madow",
+            "augmented_plugin",
+            "dirichlet",
+            "plugin",
+        ]
     d = CASES[case].draws(1, 0)[0].shape[1]
     if d == 1:
-        return ["auto", "neighbors", "histogram"]
-    return ["auto", "neighbors", "density_ratio"]
+        return ["auto", "nearest_neighbors", "histogram"]
+    return ["auto", "nearest_neighbors", "density_ratio"]
 
 
 def tasks(sizes: tuple[int, ...], share: float) -> Iterator[Task]:

@@ -3,7 +3,7 @@
     pip install --no-deps infomeasure universal-divergence divergence
 
 NPEET is not on PyPI; what stands here under its name does what its `kldiv` does, with scikit-learn as there.
-Points are arrays of shape (n, d), symbols of shape (n,). All answers are in nats.
+Vectors are arrays of shape (n, d), categories of shape (n,). All answers are in nats.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def divergence_neighbors() -> ModuleType:
 
 
 def scipy_entropy(x: np.ndarray, y: np.ndarray) -> float:
-    """Relative frequencies: infinite where Q's draws miss a symbol of P's."""
+    """Relative frequencies: infinite where Q's draws miss a category of P's."""
     from scipy.stats import entropy
 
     size = int(max(x.max(), y.max())) + 1
@@ -76,7 +76,7 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-# The name, the package that it takes, what to call, and whether it is for symbols.
+# The name, the package that it takes, what to call, and whether it is for categories.
 _ALL: list[tuple[str, str, Peer, bool]] = [
     ("NPEET, k=3", "sklearn", npeet, False),
     ("infomeasure, k=4", "infomeasure", infomeasure, False),

@@ -27,10 +27,10 @@ CASES = {
     "cauchy5": "5-D Cauchys",
     "equal5": "P = Q, 5-D Gaussian",
     "gauss20": "20-D Gaussians",
-    "zipf": "Zipf(1.1) ‖ Zipf(0.8), 1000 symbols",
-    "zipf_permuted": "Zipf ‖ Zipf permuted, 1000 symbols",
-    "zipf_equal": "P = Q, Zipf, 1000 symbols",
-    "ten_symbols": "Zipf(1) ‖ uniform, 10 symbols",
+    "zipf": "Zipf(1.1) ‖ Zipf(0.8), 1000 categories",
+    "zipf_permuted": "Zipf ‖ Zipf permuted, 1000 categories",
+    "zipf_equal": "P = Q, Zipf, 1000 categories",
+    "ten_categories": "Zipf(1) ‖ uniform, 10 categories",
 }
 NOMINAL = 0.95
 LEAST_COVERAGE = 0.93

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 ROWS_AT_ONCE = 100_000
 WORDS = np.array([f"word {number:03d}" for number in range(500)])
-KINDS = ("float",) * 80 + ("integer",) * 12 + ("string",) * 6 + ("datetime", "boolean")
+TYPES = ("float",) * 80 + ("integer",) * 12 + ("string",) * 6 + ("datetime", "boolean")
 EPOCH = 1_700_000_000_000_000
 
 
@@ -37,28 +37,32 @@ def float_column(generator: np.random.Generator, number: int, rows: int, shift: 
             return pa.array(normal, mask=generator.random(rows) < 0.05)
 
 
-def column(kind: str, generator: np.random.Generator, number: int, rows: int, shift: float) -> pa.Array:
-    if kind == "float":
+def column(
+    column_type: str, generator: np.random.Generator, number: int, rows: int, shift: float
+) -> pa.Array:
+    if column_type == "float":
         return float_column(generator, number, rows, shift)
-    if kind == "integer":
+    if column_type == "integer":
         return pa.array(generator.poisson(10.0 ** (number % 4) * (1 + shift), rows))
-    if kind == "string":
-        place = (generator.random(rows) ** (2 + shift) * len(WORDS)).astype(np.int64)
-        return pa.DictionaryArray.from_arrays(place, WORDS).cast(pa.string())
-    if kind == "datetime":
-        moments = EPOCH + (generator.exponential(1 + shift, rows) * 86_400e6).astype(np.int64)
-        return pa.array(moments, pa.timestamp("us"))
+    if column_type == "string":
+        index = (generator.random(rows) ** (2 + shift) * len(WORDS)).astype(np.int64)
+        return pa.DictionaryArray.from_arrays(index, WORDS).cast(pa.string())
+    if column_type == "datetime":
+        timestamps = EPOCH + (generator.exponential(1 + shift, rows) * 86_400e6).astype(np.int64)
+        return pa.array(timestamps, pa.timestamp("us"))
     return pa.array(generator.random(rows) < 0.3 + shift / 10)
 
 
 def pieces(rows: int, columns: int, *, shift: float = 0.0, seed: int = 0) -> Iterator[pa.Table]:
     """The table in pieces of `ROWS_AT_ONCE` rows; the same seed and shift give the same table."""
     generator = np.random.default_rng(seed)
-    kinds = [KINDS[number * len(KINDS) // columns] for number in range(columns)]
+    types = [TYPES[number * len(TYPES) // columns] for number in range(columns)]
     for start in range(0, rows, ROWS_AT_ONCE):
         length = min(ROWS_AT_ONCE, rows - start)
-        arrays = [column(kind, generator, number, length, shift) for number, kind in enumerate(kinds)]
-        yield pa.table(arrays, names=[f"{kind}_{number}" for number, kind in enumerate(kinds)])
+        arrays = [
+            column(column_type, generator, number, length, shift) for number, column_type in enumerate(types)
+        ]
+        yield pa.table(arrays, names=[f"{column_type}_{number}" for number, column_type in enumerate(types)])
 
 
 def write_table(path: Path, rows: int, columns: int, *, shift: float = 0.0, seed: int = 0) -> None:

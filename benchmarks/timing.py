@@ -28,7 +28,7 @@ from rich.table import Table
 from targets import case_name, judge
 
 import kullback
-from kullback.kernels.native import rows as native
+from kullback.kernels.native import library
 
 SCHEMA = "kullback.benchmark/1"
 RESULTS = Path(__file__).parent / "results"
@@ -154,7 +154,7 @@ def machine() -> dict[str, object]:
         "torch": torch.__version__,
         "compiler": version.splitlines()[0] if version else "unknown",
         "kullback": kullback.__version__,
-        "native_kernels": native.missing() is None,
+        "native_kernels": library.missing() is None,
         "date": datetime.now(UTC).date().isoformat(),
     }
 

@@ -19,13 +19,14 @@ from kullback import (
     Probs,
     ReverseKL,
     TotalVariation,
+    dispatch,
     divergence,
     errors,
     kl_divergence,
     kl_estimate,
     register_kl,
 )
-from kullback.pairs import registry
+from kullback.pairs import registry, solve
 from tests.oracles import truth
 
 LOGISTIC_NORMAL, DIRICHLET = td.LogisticNormal(torch.zeros(2), torch.ones(2)), td.Dirichlet(torch.ones(3))
@@ -180,8 +181,8 @@ def test_distributions_are_answered_with_method_and_error() -> None:
         assert estimate.error is not None
         assert (estimate.value - forward).abs().le(estimate.error + 1e-6 * forward).all()
     drawn = kl_estimate(p, q, method="monte_carlo", generator=torch.Generator().manual_seed(0))
-    assert drawn.error is not None
-    assert (drawn.value - forward).abs().le(5 * drawn.error).all()
+    assert drawn.standard_error is not None
+    assert (drawn.value - forward).abs().le(5 * drawn.standard_error).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -206,6 +207,28 @@ class Base(td.Normal):
 
 class Derived(Base):
     pass
+
+
+@pytest.mark.parametrize("change", [{}, {"base": 2}, {"rtol": 1e-8}], ids=str)
+def test_the_native_closed_forms_are_asked_once_for_a_pair(
+    change: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def decline(p: object, q: object) -> None:
+        asked.append(p)
+
+    monkeypatch.setattr(dispatch, "fused_divergence", decline)
+    monkeypatch.setattr(solve, "fused_divergence", decline)
+    p, q = td.Normal(torch.zeros(2), 1.0), td.Normal(torch.ones(2), 1.0)
+    unit = math.log(change.get("base", math.e))
+    assert kl_divergence(p, q, **change).tolist() == pytest.approx([0.5 / unit] * 2)
+    assert asked == [p]
+    asked.clear()
+    assert kl_divergence(td.Independent(p, 1), td.Independent(q, 1), **change).item() == pytest.approx(
+        1 / unit
+    )
+    assert asked.count(p) == 1
 
 
 def test_the_most_specific_rule_wins_and_comes_before_torch_s() -> None:

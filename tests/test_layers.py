@@ -15,22 +15,70 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "kullback"
 
-# From the bottom up: a part imports from layers below its own and from itself, never from a neighbor.
-LAYERS = (
-    {"estimate"},
-    {"errors"},
-    {"findings", "inputs", "numeric", "optional"},
-    {"progress", "streaming"},
-    {"representations", "generators", "reduction"},
-    {"control_variate", "kernels", "io", "samples"},
-    {"functional", "pairs", "estimators"},
-    {"dispatch"},
-    {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "predictions"},
-    {"report"},
-    {"cli"},
-    {"__init__", "__main__"},
-)
-LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
+# From the bottom up: a part imports from layers below its own and from itself, never from a neighbor. A part is a file
+# or an inner folder. Every folder that has inner folders is listed: their files import no decision of the parent's.
+# So is diagnosis, a flat folder.
+LAYERS = {
+    "kullback": (
+        {"estimate", "numeric", "special", "words"},
+        {"errors"},
+        {"findings", "inputs", "optional"},
+        {"progress", "streaming"},
+        {"representations", "generators", "reduction"},
+        {"control_variate", "kernels", "io", "samples"},
+        {"functional", "pairs", "estimators"},
+        {"dispatch"},
+        {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "predictions"},
+        {"report"},
+        {"cli"},
+        {"__init__", "__main__"},
+    ),
+    "kullback.diagnosis": (
+        {"scan"},
+        {"reading", "shapes"},
+        {"values"},
+        {"case"},
+        {"checks", "suggestion"},
+        {"report"},
+        {"__init__"},
+    ),
+    "kullback.estimators": (
+        {"checks", "draws", "normal_interval", "permutations"},
+        {"discrete", "importance", "knn_entropy", "tails", "variational"},
+        {"density_ratio", "histogram", "knn", "known_density"},
+        {"dispatch"},
+        {"two_sample_test"},
+        {"__init__"},
+    ),
+    "kullback.kernels": (
+        {"codes", "reference"},
+        {"divergence_codes", "row_autograd"},
+        {"native", "triton"},
+        {"backends", "choose", "kl_div_terms"},
+        {"__init__"},
+    ),
+    "kullback.pairs": (
+        {"clone", "numerics", "options", "registry", "torch_registry"},
+        {"sampling"},
+        {"densities"},
+        {"closed_forms", "integration", "scipy_adapter", "support"},
+        {"coverage", "univariate"},
+        {"solve"},
+        {"bounds", "install"},
+        {"__init__"},
+    ),
+    "kullback.report": ({"shared"}, {"predictions", "tables"}, {"__init__"}),
+    "kullback.tables": (
+        {"columns"},
+        {"choose_bins", "engines", "result"},
+        {"inference", "profile"},
+        {"findings", "reference_profile"},
+        {"settings"},
+        {"contingency"},
+        {"compare"},
+        {"__init__"},
+    ),
+}
 LONGEST_FILE = 500
 
 
@@ -70,22 +118,33 @@ def import_graph(package: Path) -> dict[str, set[str]]:
     }
 
 
-def part_of(module: str) -> str:
-    """The part of the package a module belongs to: its first name below the package's."""
-    return module.split(".")[1] if "." in module else "__init__"
+def part_of(module: str, folder: str) -> str | None:
+    """The part of the folder that a module belongs to: its first name below the folder's."""
+    if module == folder:
+        return "__init__"
+    return module.removeprefix(f"{folder}.").split(".")[0] if module.startswith(f"{folder}.") else None
 
 
-def unplaced_parts(package: Path) -> set[str]:
-    return {part_of(module) for module in module_names(package)} - LAYER_OF.keys()
+def layer_of(folder: str) -> dict[str, int]:
+    """The layer of each part of a folder, counted from the bottom."""
+    return {part: layer for layer, parts in enumerate(LAYERS[folder]) for part in parts}
 
 
-def upward_imports(package: Path) -> list[str]:
+def unplaced_parts(package: Path, folder: str = "kullback") -> set[str]:
+    return {part for module in module_names(package) if (part := part_of(module, folder))} - layer_of(
+        folder
+    ).keys()
+
+
+def upward_imports(package: Path, folder: str = "kullback") -> list[str]:
     """The imports of a part from its own layer or a higher one, as 'importer -> imported'."""
+    layers = layer_of(folder)
     return [
         f"{module} -> {imported}"
         for module, found in import_graph(package).items()
         for imported in sorted(found)
-        if part_of(module) != part_of(imported) and LAYER_OF[part_of(imported)] >= LAYER_OF[part_of(module)]
+        if (importer := part_of(module, folder)) and (source := part_of(imported, folder))
+        if importer != source and layers[source] >= layers[importer]
     ]
 
 
@@ -98,12 +157,23 @@ def import_circle(package: Path) -> list[str]:
     return []
 
 
-def test_every_module_has_its_layer():
-    assert unplaced_parts(PACKAGE) == set()
+EACH_FOLDER = pytest.mark.parametrize("folder", LAYERS)
 
 
-def test_imports_run_from_higher_layers_to_lower_ones():
-    assert upward_imports(PACKAGE) == []
+def test_every_folder_with_inner_folders_is_listed():
+    nested = {PACKAGE, *(path.parent.parent for path in PACKAGE.rglob("*/*/__init__.py"))}
+    assert {".".join(path.relative_to(PACKAGE.parent).parts) for path in nested} <= set(LAYERS)
+    assert all((PACKAGE.parent / folder.replace(".", "/")).is_dir() for folder in LAYERS)
+
+
+@EACH_FOLDER
+def test_every_module_has_its_layer(folder):
+    assert unplaced_parts(PACKAGE, folder) == set()
+
+
+@EACH_FOLDER
+def test_imports_run_from_higher_layers_to_lower_ones(folder):
+    assert upward_imports(PACKAGE, folder) == []
 
 
 def test_no_circle_of_imports():
@@ -157,6 +227,14 @@ def test_an_import_of_a_neighbor_is_found(tmp_path):
 def test_an_import_of_the_public_face_from_inside_is_found(tmp_path):
     package = write_package(tmp_path, {"__init__.py": "", "nn.py": "from kullback import kl_divergence"})
     assert upward_imports(package) == ["kullback.nn -> kullback"]
+
+
+def test_an_inner_folder_that_imports_a_decision_of_its_parent_is_found(tmp_path):
+    files = {"pairs/densities/real.py": "from kullback.pairs.solve import estimate", "pairs/solve.py": ""}
+    package = write_package(tmp_path, files)
+    assert upward_imports(package, "kullback.pairs") == [
+        "kullback.pairs.densities.real -> kullback.pairs.solve"
+    ]
 
 
 def test_a_downward_import_is_allowed(tmp_path):

@@ -23,7 +23,7 @@ from kullback import (
     divergence,
     kl_divergence,
     kl_estimate,
-    test_same as same_test,
+    two_sample_test,
 )
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
 from kullback.estimators import EstimateWarning
@@ -39,7 +39,7 @@ def draws(seed: int, *shape: int, shift: float = 0.0, scale: float = 1.0) -> tor
 
 X, Y = draws(0, N), draws(1, N, shift=1.0, scale=1.5)
 TRUE = math.log(1.5) + 2 / (2 * 2.25) - 0.5
-SYMBOLS = torch.multinomial(
+CATEGORIES = torch.multinomial(
     torch.tensor([0.5, 0.3, 0.2]), N, replacement=True, generator=torch.Generator().manual_seed(2)
 )
 
@@ -48,7 +48,7 @@ SYMBOLS = torch.multinomial(
 
 
 @pytest.mark.parametrize("given", [["b", "a", "b"], np.array(["b", "a", "b"]), pd.Series(["b", "a", "b"])])
-def test_strings_become_symbols_with_their_names(given: object) -> None:
+def test_strings_become_categories_with_their_names(given: object) -> None:
     found = Samples(given)
     assert found.labels == ("a", "b")
     assert found.discrete
@@ -58,7 +58,7 @@ def test_strings_become_symbols_with_their_names(given: object) -> None:
 @pytest.mark.parametrize(
     "given", [pd.Series([0.5, 1.5]), pl.Series([0.5, 1.5]), np.array([0.5, 1.5]), [0.5, 1.5]]
 )
-def test_numbers_of_any_library_become_points(given: object) -> None:
+def test_numbers_of_any_library_become_numbers(given: object) -> None:
     found = Samples(given)
     assert found.labels is None
     assert not found.discrete
@@ -76,7 +76,7 @@ def test_dim_names_the_components() -> None:
         ({"weights": [1.0, -1.0, 1.0]}, ["negative", "index (1,)"]),
         ({"weights": [0.0, 0.0, 0.0]}, ["not all zero"]),
         ({"weights": [1.0, math.inf, 1.0]}, ["finite"]),
-        ({"clusters": ["a", "b"]}, ["clusters", "3 names"]),
+        ({"cluster": ["a", "b"]}, ["cluster", "3 names"]),
     ],
 )
 def test_what_does_not_fit_the_draws_is_refused(settings: dict[str, object], parts: list[str]) -> None:
@@ -105,11 +105,11 @@ def test_a_base_divides_all_that_is_in_nats() -> None:
     nats, bits = (kl_estimate(Samples(X), Samples(Y), base=base) for base in (None, 2))
     assert nats.interval is not None
     assert bits.interval is not None
-    assert nats.error is not None
-    assert bits.error is not None
+    assert nats.standard_error is not None
+    assert bits.standard_error is not None
     for one, other in [
         (nats.value, bits.value),
-        (nats.error, bits.error),
+        (nats.standard_error, bits.standard_error),
         *zip(nats.interval, bits.interval, strict=True),
     ]:
         assert float(one) == pytest.approx(math.log(2) * float(other))
@@ -132,16 +132,16 @@ def test_other_kinds_say_to_count() -> None:
     ("p", "q", "truth"),
     [
         (Samples(X), Normal(1.0, 1.5), TRUE),
-        (Samples(SYMBOLS), Categorical(torch.tensor([0.2, 0.3, 0.5])), 0.3 * math.log(2.5)),
-        (Samples(SYMBOLS), Probs([0.2, 0.3, 0.5]), 0.3 * math.log(2.5)),
-        (Samples(SYMBOLS), Counts([2.0, 3.0, 5.0]), 0.3 * math.log(2.5)),
+        (Samples(CATEGORIES), Categorical(torch.tensor([0.2, 0.3, 0.5])), 0.3 * math.log(2.5)),
+        (Samples(CATEGORIES), Probs([0.2, 0.3, 0.5]), 0.3 * math.log(2.5)),
+        (Samples(CATEGORIES), Counts([2.0, 3.0, 5.0]), 0.3 * math.log(2.5)),
         (Samples(draws(2, N, 2)), MultivariateNormal(torch.ones(2), torch.eye(2)), 1.0),
     ],
 )
 def test_a_known_q_needs_no_draws(p: Samples, q: object, truth: float) -> None:
     found = kl_estimate(p, q)  # pyright: ignore[reportArgumentType]
-    assert found.error is not None
-    assert abs(float(found.value) - truth) < 5 * float(found.error) + 0.02
+    assert found.standard_error is not None
+    assert abs(float(found.value) - truth) < 5 * float(found.standard_error) + 0.02
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,22 @@ def test_a_known_q_needs_no_draws(p: Samples, q: object, truth: float) -> None:
     [
         (lambda: kl_divergence(Normal(0.0, 1.0), Samples(X)), NoRuleError, ["draws of P", "p.sample((n,))"]),
         (lambda: kl_divergence(Probs([0.5, 0.5]), Samples([0, 1])), NoRuleError, ["bincount", "prior=0.5"]),
-        (lambda: kl_divergence(Samples(X), Samples(SYMBOLS)), ArgumentValueError, ["symbols", "x.double()"]),
+        (
+            lambda: kl_divergence(Samples(X), Samples(CATEGORIES)),
+            ArgumentValueError,
+            ["categories", "x.double()"],
+        ),
         (lambda: kl_divergence(Samples(X), Samples(draws(0, N, 2))), ArgumentValueError, ["components"]),
         (
             lambda: kl_divergence(Samples([0, 3]), Probs([0.5, 0.5])),
             ArgumentValueError,
             ["from 0 to 1", "index"],
         ),
-        (lambda: kl_divergence(Samples(X), Samples(Y), method="plugin"), ArgumentValueError, ["neighbors"]),
+        (
+            lambda: kl_divergence(Samples(X), Samples(Y), method="plugin"),
+            ArgumentValueError,
+            ["nearest_neighbors"],
+        ),
         (
             lambda: kl_divergence(Samples(X), Samples(Y), method="knn"),
             ArgumentValueError,
@@ -169,7 +177,7 @@ def test_a_known_q_needs_no_draws(p: Samples, q: object, truth: float) -> None:
         ),
         (lambda: kl_divergence(Samples(X), Probs([0.5, 0.5])), NoRuleError, ["Samples(y)"]),
         (
-            lambda: kl_divergence(Samples(X), Normal(0.0, 1.0), method="neighbors"),
+            lambda: kl_divergence(Samples(X), Normal(0.0, 1.0), method="nearest_neighbors"),
             ArgumentValueError,
             ["auto"],
         ),
@@ -181,11 +189,11 @@ def test_errors_name_the_remedy(call, error: type[Exception], parts: list[str]) 
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
-def test_a_poisson_is_no_density_of_points() -> None:
+def test_a_poisson_is_no_density() -> None:
     found = kl_estimate(Samples(torch.poisson(torch.full((N,), 3.0)).long()), Poisson(4.0))
-    assert found.error is not None
+    assert found.standard_error is not None
     truth = 3 * math.log(3 / 4) + 1
-    assert abs(float(found.value) - truth) < 5 * float(found.error) + 0.01
+    assert abs(float(found.value) - truth) < 5 * float(found.standard_error) + 0.01
 
 
 def test_notes_are_warnings_where_only_the_value_is_returned() -> None:
@@ -195,7 +203,7 @@ def test_notes_are_warnings_where_only_the_value_is_returned() -> None:
         kl_divergence(p, q)
 
 
-# --- test_same -------------------------------------------------------------------------------------------------------
+# --- two_sample_test -------------------------------------------------------------------------------------------------
 
 
 def p_values(make, repetitions: int, permutations: int = 99) -> np.ndarray:
@@ -205,27 +213,27 @@ def p_values(make, repetitions: int, permutations: int = 99) -> np.ndarray:
         generator = torch.Generator().manual_seed(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EstimateWarning)
-            found.append(same_test(p, q, permutations=permutations, generator=generator).p_value)
+            found.append(two_sample_test(p, q, permutations=permutations, generator=generator).p_value)
     return np.array(found)
 
 
 def clustered(rng: np.random.Generator, clusters: int, size: int) -> Samples:
     values = rng.normal(size=clusters)[:, None] + 0.1 * rng.normal(size=(clusters, size))
-    return Samples(values.ravel(), clusters=np.repeat(np.arange(clusters), size))
+    return Samples(values.ravel(), cluster=np.repeat(np.arange(clusters), size))
 
 
 EQUAL = {
     "numbers": lambda rng: (Samples(rng.normal(size=40)), Samples(rng.normal(size=60))),
     "rounded": lambda rng: (Samples(rng.normal(size=40).round(1)), Samples(rng.normal(size=60).round(1))),
     "vectors": lambda rng: (Samples(rng.normal(size=(30, 3))), Samples(rng.normal(size=(50, 3)))),
-    "symbols": lambda rng: (Samples(rng.integers(0, 9, 40)), Samples(rng.integers(0, 9, 70))),
+    "categories": lambda rng: (Samples(rng.integers(0, 9, 40)), Samples(rng.integers(0, 9, 70))),
     "clusters": lambda rng: (clustered(rng, 20, 5), clustered(rng, 25, 5)),
 }
 UNEQUAL = {
     "numbers": lambda rng: (Samples(rng.normal(size=100)), Samples(rng.normal(1.0, size=100))),
     "scale": lambda rng: (Samples(rng.normal(size=300)), Samples(rng.normal(0.0, 3.0, size=300))),
     "vectors": lambda rng: (Samples(rng.normal(size=(100, 3))), Samples(rng.normal(1.0, size=(100, 3)))),
-    "symbols": lambda rng: (Samples(rng.integers(0, 9, 200)), Samples(rng.integers(2, 11, 200))),
+    "categories": lambda rng: (Samples(rng.integers(0, 9, 200)), Samples(rng.integers(2, 11, 200))),
     "clusters": lambda rng: (clustered(rng, 40, 5), Samples(2 + rng.normal(size=200))),
 }
 
@@ -251,14 +259,15 @@ def test_dependent_draws_pass_for_a_difference_only_without_their_clusters() -> 
 
 def test_equal_values_have_one_rank() -> None:
     p, q = Samples([0.0, 0.0, 1.0, 1.0] * 10), Samples([0.0, 1.0, 0.0, 1.0] * 10)
-    found = same_test(p, q)
+    found = two_sample_test(p, q)
     assert found.statistic == 0
     assert found.p_value == 1
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
     found = [
-        same_test(Samples(X[:50]), Samples(Y[:50]), generator=torch.Generator().manual_seed(3)) for _ in "ab"
+        two_sample_test(Samples(X[:50]), Samples(Y[:50]), generator=torch.Generator().manual_seed(3))
+        for _ in "ab"
     ]
     assert found[0].p_value == found[1].p_value
     assert found[0].effect.value == found[1].effect.value
@@ -269,7 +278,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
     [
         (Samples(X, weights=torch.ones(N)), {}, ["exchanged", "weights"]),
         (Samples(X), {"permutations": 0}, ["permutations", "at least 1"]),
-        (Samples(X, clusters=torch.zeros(N)), {}, ["two clusters"]),
+        (Samples(X, cluster=torch.zeros(N)), {}, ["two clusters"]),
         (Samples(draws(0, N, 2)), {}, ["components"]),
     ],
 )
@@ -277,28 +286,28 @@ def test_the_test_refuses_what_cannot_be_shuffled(
     p: Samples, settings: dict[str, int], parts: list[str]
 ) -> None:
     with pytest.raises(ArgumentValueError) as caught:
-        same_test(p, Samples(Y), **settings)
+        two_sample_test(p, Samples(Y), **settings)
     assert all(part in str(caught.value) for part in parts)
 
 
 def test_the_names_are_public() -> None:
-    assert kullback.test_same is same_test
+    assert kullback.two_sample_test is two_sample_test
     assert kullback.Samples is Samples
 
 
 def test_rounded_vectors_go_to_the_classifier() -> None:
     p, q = (Samples(side.round(decimals=1)) for side in (draws(3, 300, 2), draws(4, 300, 2, shift=1.0)))
     found = kl_estimate(p, q, generator=torch.Generator().manual_seed(0))
-    assert found.method.startswith("density ratio")
+    assert found.method == "density_ratio"
     assert any("nearest neighbors" in note for note in found.notes)
     assert found.interval is not None
     assert found.interval[0] <= 1.0 <= found.interval[1]
     with pytest.raises(ArgumentValueError, match="density_ratio"):
-        kl_estimate(p, q, method="neighbors")
+        kl_estimate(p, q, method="nearest_neighbors")
 
 
 def test_the_effect_is_left_out_where_no_estimator_serves() -> None:
     x = draws(5, 20, 3)
-    found = same_test(Samples(x), Samples(x.clone()))
+    found = two_sample_test(Samples(x), Samples(x.clone()))
     assert found.effect is None
     assert "among those of q" in found.notes[0]

@@ -1,4 +1,4 @@
-"""The verb: `kl_divergence`, `divergence` and `kl_estimate`."""
+"""`kl_divergence`, `divergence` and `kl_estimate`: which rule answers for the two arguments."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, explain
+from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators import METHODS as SAMPLE_METHODS, EstimateWarning, estimate_from_samples
+from kullback.estimators import EstimateWarning
+from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
 from kullback.pairs.closed_forms.native import fused_divergence
-from kullback.pairs.kinds import as_kl, estimate_kind
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
+from kullback.pairs.solve import as_kl
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
@@ -26,9 +27,9 @@ __all__ = ["divergence", "kl_divergence", "kl_estimate"]
 
 Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
-# What sums over the classes of finite distributions may be called.
+# The methods that serve two finite distributions.
 _FINITE_METHODS = ("auto", "summation")
-_DEFAULTS = (0.0, 10_000, 10_000)  # of atol, max_evaluations and samples
+_DEFAULTS = (0.0, 10_000, 10_000)  # of atol, max_evaluations and draws
 
 
 def kl_divergence(
@@ -40,7 +41,7 @@ def kl_divergence(
     rtol: float | None = None,
     atol: float = 0.0,
     max_evaluations: int = 10_000,
-    samples: int = 10_000,
+    draws: int = 10_000,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Compute the Kullback-Leibler divergence from P to Q, one value for each element of the batch.
@@ -62,7 +63,7 @@ def kl_divergence(
         rtol: the relative error that a sum or an integral has to reach; left out, 1e-10 is aimed at in float64.
         atol: the absolute error that is good enough.
         max_evaluations: how many terms of a sum or nodes of an integral there may be for an element of the batch.
-        samples: how many draws ``"monte_carlo"`` takes.
+        draws: how many draws ``"monte_carlo"`` takes of each element of the batch.
         generator: where their randomness comes from; left out, torch's own.
 
     Returns:
@@ -92,17 +93,15 @@ def kl_divergence(
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
-    if (
-        method == "auto"
-        and base is rtol is generator is None
-        and (atol, max_evaluations, samples) == _DEFAULTS
-    ):
-        value = fused_divergence(p, q)  # without what a small batch would spend most of its time on
+    numbers = (atol, max_evaluations, draws)
+    is_default = method == "auto" and base is rtol is generator is None and numbers == _DEFAULTS
+    if is_default:
+        value = fused_divergence(p, q)  # at once: for a small batch, checking the options takes longer
         if value is not None:
             return value
     options = _options(
-        "kl_divergence", method, rtol, atol, max_evaluations, samples, generator, wants_error=False
-    )
+        "kl_divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False
+    )._replace(try_native=not is_default)
     return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
 
 
@@ -116,7 +115,7 @@ def divergence(
     rtol: float | None = None,
     atol: float = 0.0,
     max_evaluations: int = 10_000,
-    samples: int = 10_000,
+    draws: int = 10_000,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Compute the divergence `kind` between P and Q, one value for each element of the batch.
@@ -129,7 +128,7 @@ def divergence(
         kind: which divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``. Of distributions
             of vectors there are ``KL()``, ``ReverseKL()``, ``Jeffreys()`` and the powers of p / q in closed form.
         base: the base of the logarithm, for the kinds that have one: 2 gives bits. The default gives nats.
-        method, rtol, atol, max_evaluations, samples, generator: as in `kl_divergence`.
+        method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
     Returns:
         the divergences, shape: the broadcast batch shape; dtype: that of the arguments.
@@ -153,18 +152,14 @@ def divergence(
         A General Class of Coefficients of Divergence of One Distribution from Another (Ali and Silvey, 1966)
     """
     if not isinstance(kind, Divergence):
-        raise ArgumentTypeError(
-            explain(
-                "divergence",
-                "kind",
-                wanted="a divergence",
-                got=f"{kind!r}",
-                instead="kind=KL(), kind=JensenShannon(beta=0.5) or another value of kullback's divergences",
-            )
+        raise invalid_type(
+            "divergence",
+            "kind",
+            wanted="a divergence",
+            got=f"{kind!r}",
+            instead="kind=KL(), kind=JensenShannon(beta=0.5) or another value of kullback's divergences",
         )
-    options = _options(
-        "divergence", method, rtol, atol, max_evaluations, samples, generator, wants_error=False
-    )
+    options = _options("divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False)
     return _value_with_warnings(_answer("divergence", p, q, kind, base, options))
 
 
@@ -177,7 +172,7 @@ def kl_estimate(
     rtol: float | None = None,
     atol: float = 0.0,
     max_evaluations: int = 10_000,
-    samples: int = 10_000,
+    draws: int = 10_000,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
@@ -190,18 +185,18 @@ def kl_estimate(
         q: Q, as in `kl_divergence`.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         confidence: how often the interval of an estimate from draws covers the truth.
-        method, rtol, atol, max_evaluations, samples, generator: as in `kl_divergence`.
+        method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
     Returns:
         an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds how far
-        it may be off, given the inputs as they are, or is the standard error of draws; ``method`` names the rule;
-        from `Samples` there are also ``interval``, ``n`` and ``notes``.
+        it may be off, given the inputs as they are; from draws there is ``standard_error`` instead. ``method`` names
+        the rule, as the argument takes it. From `Samples` there are also ``interval``, ``n`` and ``notes``.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
 
     Gradient:
-        flows through ``value``, as in `kl_divergence`; ``error`` has none.
+        flows through ``value``, as in `kl_divergence`; ``error`` and ``standard_error`` have none.
 
     Example:
         >>> from torch.distributions import Normal
@@ -213,7 +208,7 @@ def kl_estimate(
     References:
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
-    options = _options("kl_estimate", method, rtol, atol, max_evaluations, samples, generator)
+    options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
     options = options._replace(confidence=confidence)
     answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
     if not (isinstance(p, Representation) and isinstance(q, Representation)):
@@ -230,36 +225,32 @@ def _options(
     rtol: float | None,
     atol: float,
     max_evaluations: int,
-    samples: int,
+    draws: int,
     generator: torch.Generator | None,
     *,
     wants_error: bool = True,
 ) -> Options:
     if method not in (*METHODS, *SAMPLE_METHODS):
-        raise ArgumentValueError(
-            explain(
-                call,
-                "method",
-                wanted="one of "
-                + ", ".join(map(repr, METHODS))
-                + " and, for draws, "
-                + ", ".join(map(repr, SAMPLE_METHODS[1:])),
-                got=repr(method),
-                instead="method='auto', which takes the most exact rule there is",
-            )
+        raise invalid_value(
+            call,
+            "method",
+            wanted="one of "
+            + ", ".join(map(repr, METHODS))
+            + " and, for draws, "
+            + ", ".join(map(repr, SAMPLE_METHODS[1:])),
+            got=repr(method),
+            instead="method='auto', which takes the most exact rule there is",
         )
     for name, number in (("rtol", rtol), ("atol", atol), ("max_evaluations", max_evaluations)):
         if number is not None and not number >= 0:
-            raise ArgumentValueError(
-                explain(
-                    call,
-                    name,
-                    wanted="a number from 0 on",
-                    got=repr(number),
-                    instead=f"{call}(p, q) without it",
-                )
+            raise invalid_value(
+                call,
+                name,
+                wanted="a number from 0 on",
+                got=repr(number),
+                instead=f"{call}(p, q) without it",
             )
-    return Options(method, rtol, atol, max_evaluations, samples, generator, wants_error)
+    return Options(method, rtol, atol, max_evaluations, draws, generator, wants_error)
 
 
 def _answer(
@@ -276,7 +267,7 @@ def _answer(
     p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
     for argument, operand in (("p", p), ("q", q)):
         if not isinstance(operand, Representation | Samples | Distribution):
-            raise _refusal(call, argument, operand)
+            raise _bare(call, argument, operand)
     if isinstance(p, Samples) or isinstance(q, Samples):
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
@@ -301,17 +292,22 @@ def _answer(
 
 
 def _in_units(answer: Estimate, unit: float) -> Estimate:
-    """Divide by the nats of a unit whatever is in nats."""
+    """Convert an answer in nats to a unit of so many nats."""
+
+    def converted(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x / unit
+
     return replace(
         answer,
         value=answer.value / unit,
-        error=None if answer.error is None else answer.error / unit,
+        error=converted(answer.error),
+        standard_error=converted(answer.standard_error),
         interval=None if answer.interval is None else (answer.interval[0] / unit, answer.interval[1] / unit),
     )
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
-    """Return the value alone; where the draws cannot bound it, the notes that say why are warnings."""
+    """Return the value; where draws give no finite upper end of an interval, warn with the notes that say why."""
     if answer.n is not None and (answer.interval is None or not answer.interval[1].isfinite()):
         for note in answer.notes:
             warnings.warn(note, EstimateWarning, stacklevel=3)
@@ -327,14 +323,23 @@ def _between_distributions(
     if isinstance(kind, ReverseKL):
         return estimate(call, q, p, options)
     if isinstance(kind, Jeffreys):
-        there, back = estimate(call, p, q, options), estimate(call, q, p, options)
-        both = None if there.error is None or back.error is None else there.error + back.error
-        method = there.method if there.method == back.method else f"{there.method}, {back.method}"
-        return Estimate(there.value + back.value, both, method)
-    return estimate_kind(call, p, q, kind, options)
+        return _sum(estimate(call, p, q, options), estimate(call, q, p, options))
+    return estimate(call, p, q, options, kind)
 
 
-def _refusal(call: str, argument: str, operand: object) -> ArgumentTypeError:
+def _sum(a: Estimate, b: Estimate) -> Estimate:
+    """Add two estimates; the method is the less exact one of the two."""
+    error = None if a.error is None or b.error is None else a.error + b.error
+    standard_error = None
+    if a.standard_error is not None and b.standard_error is not None:
+        standard_error = (a.standard_error**2 + b.standard_error**2).sqrt()
+    method = max(a.method, b.method, key=METHODS.index)
+    notes = () if a.method == b.method else (f"KL(P || Q) is by {a.method}, KL(Q || P) by {b.method}.",)
+    return Estimate(a.value + b.value, error, method, notes=notes, standard_error=standard_error)
+
+
+def _bare(call: str, argument: str, operand: object) -> ArgumentTypeError:
+    """Return the error for an operand that does not say what it holds."""
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
     if isinstance(operand, Tensor):
         return ArgumentTypeError(f"{call}({argument}=...): a tensor does not say what it holds; {wrap}")
@@ -345,41 +350,38 @@ def _refusal(call: str, argument: str, operand: object) -> ArgumentTypeError:
 
 
 def _unit(call: str, kind: Divergence, base: float | None) -> float:
-    """Return how many nats the unit of the answer has."""
+    """Return the number of nats in the unit of the answer."""
     if base is None:
         return 1.0
     if not kind.logarithmic:
-        raise ArgumentValueError(
-            explain(
-                call,
-                "base",
-                wanted="no base for a divergence without a logarithm",
-                got=f"base={base!r} with {kind!r}",
-                instead=f"{call}(...) without base",
-            )
+        raise invalid_value(
+            call,
+            "base",
+            wanted="no base for a divergence without a logarithm",
+            got=f"base={base!r} with {kind!r}",
+            instead=f"{call}(...) without base",
         )
     if not (0 < base < math.inf) or base == 1:
-        raise ArgumentValueError(
-            explain(
-                call,
-                "base",
-                wanted="a positive number other than 1",
-                got=repr(base),
-                instead="base=2 for bits, base=10 for hartleys, or no base for nats",
-            )
+        raise invalid_value(
+            call,
+            "base",
+            wanted="a positive number other than 1",
+            got=repr(base),
+            instead="base=2 for bits, base=10 for hartleys, or no base for nats",
         )
     return math.log(base)
 
 
 def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Bring labeled counts to the same classes, and refuse what cannot be compared."""
+    """Put labeled counts on the union of their classes; raise where devices, dtypes or shapes differ."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         p, q = p.aligned_with(q)
     _same_device(call, p, q)
     _same_dtype(call, p, q)
     if p.classes != q.classes:
-        raise _mismatch(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="as many classes in q as in p",
             got=f"{p.classes} in p of shape {tuple(p.tensor.shape)}, {q.classes} in q of shape {tuple(q.tensor.shape)}",
             instead="cut both to the classes they share, or name the class dimension with dim=",
@@ -387,8 +389,9 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
     try:
         torch.broadcast_tensors(p.weights(), q.weights())
     except RuntimeError:
-        raise _mismatch(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="batch shapes that broadcast",
             got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q, classes left out",
             instead="x[:, None] on one side to compare all with all",
@@ -396,14 +399,11 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
     return p, q
 
 
-def _mismatch(call: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    return ArgumentValueError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
-
-
 def _same_device(call: str, p: Representation, q: Representation) -> None:
     if p.tensor.device != q.tensor.device:
-        raise _mismatch(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="both on one device",
             got=f"{p.tensor.device} and {q.tensor.device}",
             instead=f"{call}(p, {type(q).__name__}(x.to({str(p.tensor.device)!r})))",
@@ -415,8 +415,9 @@ def _same_dtype(call: str, p: Representation, q: Representation) -> None:
         side.tensor.dtype for side in (p, q) if side.tensor.is_floating_point()
     ]  # integer counts go with any
     if len(set(dtypes)) > 1:
-        raise _mismatch(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="one dtype",
             got=f"{dtypes[0]} in p and {dtypes[1]} in q",
             instead=f"{call}({type(p).__name__}(x.to({dtypes[1]})), q), or the other way round",

@@ -1,4 +1,4 @@
-"""What users pass as numbers, turned into tensors: arrays, lists, and counts that carry labels."""
+"""Conversion of what users pass to tensors: arrays, lists, and counts with labels."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, explain
+from kullback.errors import invalid_type
 
 __all__ = ["as_tensor", "split_labels"]
 
 
 def as_tensor(call: str, argument: str, x: object) -> Tensor:
-    """Return `x` as a tensor, with an error in the name of `call` where that is impossible."""
+    """Return `x` as a tensor; raise an error in the name of `call` where that is impossible."""
     if isinstance(x, Tensor):
         return x
     try:
         if isinstance(x, np.ndarray) and not x.flags.writeable:
-            x = x.copy()  # a tensor must not share memory that others believe to be constant
+            x = x.copy()  # a tensor must not share read-only memory
         return torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(
-            explain(
-                call,
-                argument,
-                wanted="a tensor, a NumPy array or nested lists of numbers",
-                got=f"{type(x).__name__} ({error})",
-                instead=f"{call}(torch.tensor(...))",
-            )
+        raise invalid_type(
+            call,
+            argument,
+            wanted="a tensor, a NumPy array or nested lists of numbers",
+            got=f"{type(x).__name__} ({error})",
+            instead=f"{call}(torch.tensor(...))",
         ) from None
 
 
 def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:
-    """Separate labeled counts into labels and numbers, whatever they came in; labels are None where there are none."""
+    """Split labeled counts of any supported type into labels and numbers; labels are None where there are none."""
     if isinstance(x, Mapping):
         counts = cast("Mapping[Hashable, Any]", x)
         return tuple(counts), as_tensor("Counts", "x", list(counts.values()))
@@ -50,28 +48,24 @@ def _split_pandas_series(series: Any) -> tuple[tuple[Hashable, ...] | None, obje
 
 def _split_polars_series(series: Any) -> tuple[None, object]:
     if not series.dtype.is_numeric():
-        raise ArgumentTypeError(
-            explain(
-                "Counts",
-                "x",
-                wanted="a polars Series of counts",
-                got=f"one of dtype {series.dtype}",
-                instead="Counts(series.value_counts())",
-            )
+        raise invalid_type(
+            "Counts",
+            "x",
+            wanted="a polars Series of counts",
+            got=f"one of dtype {series.dtype}",
+            instead="Counts(series.value_counts())",
         )
     return None, series.to_numpy()
 
 
 def _split_polars_frame(frame: Any) -> tuple[tuple[Hashable, ...], object]:
     if frame.width != 2 or not frame.dtypes[1].is_numeric():
-        raise ArgumentTypeError(
-            explain(
-                "Counts",
-                "x",
-                wanted="a polars frame of two columns, label and count",
-                got=f"columns {frame.schema}",
-                instead="Counts(series.value_counts())",
-            )
+        raise invalid_type(
+            "Counts",
+            "x",
+            wanted="a polars frame of two columns, label and count",
+            got=f"columns {frame.schema}",
+            instead="Counts(series.value_counts())",
         )
     return tuple(frame.to_series(0).to_list()), frame.to_series(1).to_numpy()
 

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
-from kullback.functional.distillation import Vocabulary
 from kullback.functional.linear import EachSide
+from kullback.functional.positions import Vocabulary
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
+from kullback.reduction import Reduction
 
 __all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
 
@@ -91,7 +92,7 @@ class DistillationLoss(torch.nn.Module):
         *,
         kind: Divergence = _KL,
         temperature: float = 1.0,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
@@ -100,7 +101,7 @@ class DistillationLoss(torch.nn.Module):
         super().__init__()
         self.kind = kind
         self.temperature = temperature
-        self.reduction = reduction
+        self.reduction: Reduction = reduction
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
@@ -186,7 +187,7 @@ class LinearDistillationLoss(torch.nn.Module):
         *,
         kind: Divergence = _KL,
         temperature: float = 1.0,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
@@ -198,7 +199,7 @@ class LinearDistillationLoss(torch.nn.Module):
         super().__init__()
         self.kind = kind
         self.temperature = temperature
-        self.reduction = reduction
+        self.reduction: Reduction = reduction
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary

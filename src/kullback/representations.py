@@ -1,8 +1,7 @@
-"""What a tensor holds: `Logits`, `LogProbs`, `Probs`, `Counts`; draws are in `kullback.samples`.
+"""What a tensor holds: `Logits`, `LogProbs`, `Probs` or `Counts`; draws are in `kullback.samples`.
 
-A bare tensor of numbers may be scores, log-probabilities, probabilities, counts or draws, and a divergence
-computed from the wrong reading is a plausible number that means nothing. Wrapping says which it is, once, and
-the values are checked against the claim at that moment.
+A tensor may hold scores, log-probabilities, probabilities, counts or draws, and a divergence computed from the wrong
+reading is a plausible number that means nothing. The classes say which it is, and check the values.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.inputs import as_tensor, split_labels
+from kullback.numeric import accurate_dtype, upcast
 
 __all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "can_inspect", "first_of"]
 
@@ -29,20 +29,20 @@ SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, 
 
 
 def can_inspect(x: Tensor) -> bool:
-    """Tell whether Python may look at the values of `x`: not while compiling, under ``vmap``, or without data."""
+    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or on the meta device."""
     if torch.compiler.is_compiling() or x.is_meta:
         return False
     return not (_is_wrapped(x) or _is_legacy_batch(x))
 
 
 def first_of(mask: Tensor) -> str:
-    """Describe where `mask` is true: how many, and the first index."""
+    """Describe where a mask is true: how many entries, and the first index."""
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
 
 
 class Representation(ABC):
-    """The common part of `Logits`, `LogProbs`, `Probs` and `Counts`: finite distributions along one dimension.
+    """The base class of `Logits`, `LogProbs`, `Probs` and `Counts`: finite distributions along one dimension.
 
     Attributes:
         tensor: the values as given (converted to a tensor when they came as an array or a list).
@@ -79,42 +79,39 @@ class Representation(ABC):
     def _call(self) -> str:
         return type(self).__name__
 
-    def _fail(self, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-        return ArgumentValueError(explain(self._call, "x", wanted=wanted, got=got, instead=instead))
-
     def _numbers(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
-            raise ArgumentTypeError(
-                explain(
-                    self._call,
-                    "x",
-                    wanted="floating-point values",
-                    got=f"a tensor of dtype {x.dtype}",
-                    instead="Counts(x) if these are counts, or x.float() first",
-                )
+            raise invalid_type(
+                self._call,
+                "x",
+                wanted="floating-point values",
+                got=f"a tensor of dtype {x.dtype}",
+                instead="Counts(x) if these are counts, or x.float() first",
             )
         return x
 
     def _class_dim(self, dim: int) -> int:
         x = self.tensor
         if x.ndim == 0:
-            raise self._fail(
+            raise invalid_value(
+                self._call,
+                "x",
                 wanted="at least one dimension, the classes",
                 got="a single number",
                 instead=f"{self._call}(torch.stack([...])) with one entry for each class",
             )
         if not -x.ndim <= dim < x.ndim:
-            raise ArgumentValueError(
-                explain(
-                    self._call,
-                    "dim",
-                    wanted=f"a dimension of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}",
-                    got=str(dim),
-                    instead=f"{self._call}(x, dim=-1) when the last dimension holds the classes",
-                )
+            raise invalid_value(
+                self._call,
+                "dim",
+                wanted=f"a dimension of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}",
+                got=str(dim),
+                instead=f"{self._call}(x, dim=-1) when the last dimension holds the classes",
             )
         if x.shape[dim] == 0:
-            raise self._fail(
+            raise invalid_value(
+                self._call,
+                "x",
                 wanted="at least one class",
                 got=f"shape {tuple(x.shape)} with no entry along dim={dim}",
                 instead=f"{self._call}(x, dim=...) with the dimension that holds the classes",
@@ -123,17 +120,23 @@ class Representation(ABC):
 
     @abstractmethod
     def _check(self, x: Tensor) -> None:
-        """Refuse values that are not what the class says they are."""
+        """Raise if the values are not what the class says."""
 
     def _no_nan(self, x: Tensor) -> None:
         if bool(torch.isnan(x).any()):
-            raise self._fail(
-                wanted="numbers", got=f"NaN ({first_of(torch.isnan(x))})", instead="find where the NaN arises"
+            raise invalid_value(
+                self._call,
+                "x",
+                wanted="numbers",
+                got=f"NaN ({first_of(torch.isnan(x))})",
+                instead="find where the NaN arises",
             )
 
     def _no_infinity(self, x: Tensor, which: str, bad: Tensor) -> None:
         if bool(bad.any()):
-            raise self._fail(
+            raise invalid_value(
+                self._call,
+                "x",
                 wanted=which,
                 got=f"infinities ({first_of(bad)})",
                 instead="find where they arise; a class that is masked out has logit -inf, never +inf",
@@ -144,7 +147,9 @@ class Representation(ABC):
         off = (sums - 1).abs() > tolerance
         if bool(off.any()):
             row = tuple(int(i) for i in off.nonzero()[0])
-            raise self._fail(
+            raise invalid_value(
+                self._call,
+                "x",
                 wanted=f"rows along dim={self.dim} that sum to 1 within {tolerance:g} ({self.tensor.dtype})",
                 got=f"{int(off.sum())} of {off.numel()} rows that do not; row {row} sums to {float(sums[row]):.6g}",
                 instead=f"{normalize}, or {self._call}(x, dim=...) if the classes lie along another dimension",
@@ -152,7 +157,9 @@ class Representation(ABC):
 
     def _some_mass(self, empty: Tensor, got: str) -> None:
         if bool(empty.any()):
-            raise self._fail(
+            raise invalid_value(
+                self._call,
+                "x",
                 wanted="some mass in every row",
                 got=f"{got} in {first_of(empty)} of the rows",
                 instead="leave those rows out; no distribution can be made of them",
@@ -224,7 +231,7 @@ class LogProbs(Representation):
     def _check(self, x: Tensor) -> None:
         self._no_nan(x)
         self._no_infinity(x, "log-probabilities, at most 0", x == torch.inf)
-        sums = torch.logsumexp(x.double() if x.device.type != "mps" else x.float(), self.dim).exp()
+        sums = torch.logsumexp(upcast(x), self.dim).exp()
         self._sums_to_one(sums, "Logits(x) if these are scores, or LogProbs(x.log_softmax(dim))")
 
 
@@ -260,12 +267,14 @@ class Probs(Representation):
     def _check(self, x: Tensor) -> None:
         self._no_nan(x)
         if bool((x < 0).any()):
-            raise self._fail(
+            raise invalid_value(
+                self._call,
+                "x",
                 wanted="probabilities, none negative",
                 got=f"negative values ({first_of(x < 0)})",
                 instead="LogProbs(x) if these are log-probabilities, Logits(x) if they are scores",
             )
-        sums = x.sum(self.dim, dtype=torch.float64 if x.device.type != "mps" else torch.float32)
+        sums = x.sum(self.dim, dtype=accurate_dtype(x.device))
         self._sums_to_one(sums, "Counts(x) if these are weights to be normalized")
 
 
@@ -319,31 +328,27 @@ class Counts(Representation):
         self.labels = found if labels is None else tuple(labels)
         self.prior = float(prior)
         if not 0 <= self.prior < float("inf"):
-            raise ArgumentValueError(
-                explain(
-                    "Counts",
-                    "prior",
-                    wanted="a finite number, not negative",
-                    got=f"{prior}",
-                    instead="prior=0.5",
-                )
+            raise invalid_value(
+                "Counts",
+                "prior",
+                wanted="a finite number, not negative",
+                got=f"{prior}",
+                instead="prior=0.5",
             )
         super().__init__(values, dim, validate=validate)
         self._check_labels()
 
     def aligned_with(self, other: Counts) -> tuple[Counts, Counts]:
-        """Put two labeled `Counts` on the union of their labels, in order of first appearance."""
+        """Return two labeled `Counts` on the union of their labels, in order of first appearance."""
         if self.labels is None or other.labels is None:
             if self.labels is None and other.labels is None:
                 return self, other
-            raise ArgumentValueError(
-                explain(
-                    "Counts",
-                    "labels",
-                    wanted="labels on both sides or on neither",
-                    got="labels on one side only",
-                    instead="Counts(x, labels=[...])",
-                )
+            raise invalid_value(
+                "Counts",
+                "labels",
+                wanted="labels on both sides or on neither",
+                got="labels on one side only",
+                instead="Counts(x, labels=[...])",
             )
         union = tuple(dict.fromkeys(self.labels + other.labels))
         return self._on(union), other._on(union)
@@ -357,20 +362,18 @@ class Counts(Representation):
         place = {label: i for i, label in enumerate(known)}
         padded = torch.nn.functional.pad(
             counts, (0, 1)
-        )  # the added last entry is the count of an unseen label
+        )  # the last entry, 0, is the count of a label that is missing here
         index = torch.tensor([place.get(label, len(known)) for label in union], device=counts.device)
         return Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
 
     def _numbers(self, x: Tensor) -> Tensor:
         if x.is_complex() or x.dtype == torch.bool:
-            raise ArgumentTypeError(
-                explain(
-                    "Counts",
-                    "x",
-                    wanted="integer or floating-point counts",
-                    got=f"a tensor of dtype {x.dtype}",
-                    instead="Counts(x.sum(0)) to count how often each class is true",
-                )
+            raise invalid_type(
+                "Counts",
+                "x",
+                wanted="integer or floating-point counts",
+                got=f"a tensor of dtype {x.dtype}",
+                instead="Counts(x.sum(0)) to count how often each class is true",
             )
         return x.to(torch.int64) if x.dtype in (torch.uint16, torch.uint32, torch.uint64) else x
 
@@ -379,7 +382,9 @@ class Counts(Representation):
             self._no_nan(x)
             self._no_infinity(x, "finite counts", x.isinf())
         if bool((x < 0).any()):
-            raise self._fail(
+            raise invalid_value(
+                self._call,
+                "x",
                 wanted="counts, none negative",
                 got=f"negative values ({first_of(x < 0)})",
                 instead="Logits(x) if these are scores, LogProbs(x) if they are log-probabilities",
@@ -392,12 +397,10 @@ class Counts(Representation):
             return
         distinct = len(set(self.labels))
         if len(self.labels) != self.classes or distinct != len(self.labels):
-            raise ArgumentValueError(
-                explain(
-                    "Counts",
-                    "labels",
-                    wanted=f"{self.classes} different labels, one for each class",
-                    got=f"{len(self.labels)} labels, {distinct} of them different",
-                    instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
-                )
+            raise invalid_value(
+                "Counts",
+                "labels",
+                wanted=f"{self.classes} different labels, one for each class",
+                got=f"{len(self.labels)} labels, {distinct} of them different",
+                instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
             )

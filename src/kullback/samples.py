@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.inputs import as_tensor
 from kullback.representations import can_inspect, first_of
 
@@ -21,14 +21,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Samples:
     r"""Draws :math:`x_1, \dots, x_n` from a distribution of which nothing else is known.
 
-    Integers, booleans and strings are symbols: only their equality counts. Floating-point numbers are points of a
-    continuous space.
+    Integers, booleans and strings are categories: only their equality counts. Floating-point numbers are coordinates in
+    a continuous space.
 
     Arguments:
         x: n draws of scalars, shape (n,), or of vectors, shape (n, d) or (d, n) as `dim` says; or n strings.
         dim: the dimension that holds the components of a vector; the other one counts the draws.
         weights: what each draw counts for, n numbers, none negative, not all zero; left out, each counts the same.
-        clusters: the name or number of the group that each draw came with, where draws of one group depend on each
+        cluster: the name or number of the group that each draw came with, where draws of one group depend on each
             other (the visits of one user, the windows of one document); intervals then treat groups as the draws.
         validate: check that no value is NaN (which waits for an accelerator).
 
@@ -53,7 +53,7 @@ class Samples:
         dim: int = -1,
         *,
         weights: object = None,
-        clusters: object = None,
+        cluster: object = None,
         validate: bool = True,
     ) -> None:
         self.labels, values = _encoded(x)
@@ -62,9 +62,10 @@ class Samples:
         self.tensor = draws[:, None] if draws.ndim == 1 else draws.movedim(dim, -1)
         self.dim = -1
         self.weights = None if weights is None else _checked_weights(weights, len(self))
-        self.clusters = None if clusters is None else _cluster_codes(clusters, len(self))
+        self.cluster = None if cluster is None else _cluster_codes(cluster, len(self))
         if validate and draws.is_floating_point() and can_inspect(draws) and bool(draws.isnan().any()):
-            raise _refused(
+            raise invalid_value(
+                "Samples",
                 "x",
                 wanted="numbers",
                 got=f"NaN ({first_of(draws.isnan())})",
@@ -73,7 +74,7 @@ class Samples:
 
     @property
     def discrete(self) -> bool:
-        """Whether the draws are symbols: integers, booleans or strings."""
+        """Whether the draws are categories: integers, booleans or strings."""
         return not self.tensor.is_floating_point()
 
     def __len__(self) -> int:
@@ -82,12 +83,12 @@ class Samples:
     def __repr__(self) -> str:
         n, d = self.tensor.shape
         if self.labels is not None:
-            return f"Samples(n={n}, symbols={len(self.labels)})"
+            return f"Samples(n={n}, categories={len(self.labels)})"
         return f"Samples(n={n}, d={d}, dtype={self.tensor.dtype}, device={self.tensor.device})"
 
 
 def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
-    """Turn strings into their labels, in order, and each draw's place among them; leave numbers as they are."""
+    """Turn strings into their labels, in order, and each draw's index among them; leave numbers as they are."""
     if isinstance(x, Tensor):
         return None, x
     given: Any = (
@@ -106,24 +107,24 @@ def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
 
 def _check_shape(draws: Tensor, dim: int) -> None:
     if draws.is_complex():
-        raise ArgumentTypeError(
-            explain(
-                "Samples",
-                "x",
-                wanted="real numbers",
-                got=f"a tensor of dtype {draws.dtype}",
-                instead="Samples(torch.view_as_real(x).flatten(-2))",
-            )
+        raise invalid_type(
+            "Samples",
+            "x",
+            wanted="real numbers",
+            got=f"a tensor of dtype {draws.dtype}",
+            instead="Samples(torch.view_as_real(x).flatten(-2))",
         )
     if draws.ndim not in (1, 2) or draws.numel() == 0:
-        raise _refused(
+        raise invalid_value(
+            "Samples",
             "x",
             wanted="at least one draw, shape (n,) or (n, d)",
             got=f"shape {tuple(draws.shape)}",
             instead="Samples(x.reshape(n, d))",
         )
     if not -draws.ndim <= dim < draws.ndim:
-        raise _refused(
+        raise invalid_value(
+            "Samples",
             "dim",
             wanted=f"a dimension of a tensor of shape {tuple(draws.shape)}",
             got=str(dim),
@@ -136,7 +137,8 @@ def _checked_weights(weights: object, n: int) -> Tensor:
     bad = ~(found.isfinite() & (found >= 0))
     if found.shape != (n,) or bool(bad.any()) or not bool((found > 0).any()):
         reason = f", not finite or negative: {first_of(bad)}" if bool(bad.any()) else ""
-        raise _refused(
+        raise invalid_value(
+            "Samples",
             "weights",
             wanted=f"{n} finite numbers, one for each draw, none negative and not all zero",
             got=f"shape {tuple(found.shape)}{reason}, sum {float(found.sum()):g}",
@@ -145,18 +147,15 @@ def _checked_weights(weights: object, n: int) -> Tensor:
     return found
 
 
-def _cluster_codes(clusters: object, n: int) -> Tensor:
-    names = clusters.cpu().numpy() if isinstance(clusters, Tensor) else np.asarray(clusters)
+def _cluster_codes(cluster: object, n: int) -> Tensor:
+    names = cluster.cpu().numpy() if isinstance(cluster, Tensor) else np.asarray(cluster)
     if names.shape != (n,):
-        raise _refused(
-            "clusters",
+        raise invalid_value(
+            "Samples",
+            "cluster",
             wanted=f"{n} names or numbers, one for each draw",
             got=f"shape {names.shape}",
-            instead="clusters=None where the draws are independent",
+            instead="cluster=None where the draws are independent",
         )
     codes = np.unique(names, return_inverse=True)[1]
     return torch.from_numpy(codes.astype(np.int64))
-
-
-def _refused(argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    return ArgumentValueError(explain("Samples", argument, wanted=wanted, got=got, instead=instead))

@@ -1,7 +1,7 @@
-"""Statistics of more values than memory holds: moments and quantiles that take values block by block.
+"""Mergeable statistics of a stream of values: mean and standard error (`Moments`) and quantiles (`QuantileSketch`).
 
-Each keeps a state of fixed size, made of tensors, and states merge: blocks, processes and machines may each
-gather their own. Merging gives what one pass over all values would have given.
+Each keeps a state of fixed size, made of tensors. Merging the states of blocks, processes or machines gives the
+statistics of all their values.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import invalid_value
+from kullback.numeric import accurate_dtype
 
-__all__ = ["Moments", "QuantileSketch", "SketchState", "merge_moments", "on_device", "wide_dtype"]
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest floating-point dtype that a device computes in."""
-    return torch.float32 if device.type == "mps" else torch.float64
+__all__ = ["Moments", "QuantileSketch", "SketchState", "merge_moments", "on_device"]
 
 
 def on_device(state: Tensor, device: torch.device) -> Tensor:
-    """Move a state of exact numbers to a device, floating-point ones in the widest dtype there."""
-    return state.to(device, wide_dtype(device) if state.is_floating_point() else state.dtype)
+    """Move a state to a device, a floating-point one in the most accurate dtype there."""
+    return state.to(device, accurate_dtype(device) if state.is_floating_point() else state.dtype)
 
 
 def merge_moments(states: Tensor) -> Tensor:
@@ -84,7 +80,7 @@ class Moments:
 
     def __init__(self, state: Tensor | None = None, *, device: torch.device | str = "cpu") -> None:
         device = torch.device(device)
-        self.state = torch.zeros(3, dtype=wide_dtype(device), device=device) if state is None else state
+        self.state = torch.zeros(3, dtype=accurate_dtype(device), device=device) if state is None else state
 
     def __repr__(self) -> str:
         return f"Moments(count={self.count}, mean={self.mean:.6g}, standard_error={self.standard_error:.2g})"
@@ -115,7 +111,7 @@ class Moments:
         return (self.variance / self.state[0]).sqrt()
 
     def add(self, values: Tensor) -> None:
-        """Take in the values of a tensor of any shape. Gradients flow from them to `sum` and `mean`."""
+        """Add the values of a tensor of any shape. Gradients flow from them to `sum` and `mean`."""
         values = values.to(self.state.dtype)
         fixed = values.detach()
         mean = fixed.sum() / max(values.numel(), 1)
@@ -124,12 +120,12 @@ class Moments:
         self.state = merge_moments(torch.stack([self.state, block]))
 
     def merge(self, other: Moments) -> None:
-        """Take in all the values that another one has seen."""
+        """Add all the values that another one has seen."""
         self.state = merge_moments(torch.stack([self.state, other.state]))
 
 
 class SketchState(NamedTuple):
-    """What a `QuantileSketch` knows: processes merge by adding `counts` and by the extremes of the other two."""
+    """The state of a `QuantileSketch`; states merge by adding `counts` and by the extremes of the other two."""
 
     counts: Tensor
     minimum: Tensor
@@ -178,13 +174,18 @@ class QuantileSketch:
         device: torch.device | str = "cpu",
     ) -> None:
         if not 0 < relative_error < 1:
-            got = relative_error
-            raise _refusal("relative_error", "a number between 0 and 1", got, "relative_error=0.005")
+            wanted, got, instead = "a number between 0 and 1", str(relative_error), "relative_error=0.005"
+            raise invalid_value("QuantileSketch", "relative_error", wanted=wanted, got=got, instead=instead)
         if not 0 < lowest < highest < math.inf:
-            got = lowest, highest
-            raise _refusal("lowest, highest", "0 < lowest < highest < inf", got, "lowest=1e-15, highest=1e6")
+            wanted, got = "0 < lowest < highest < inf", str((lowest, highest))
+            instead = "lowest=1e-15, highest=1e6"
+            raise invalid_value("QuantileSketch", "lowest, highest", wanted=wanted, got=got, instead=instead)
         self._grid = relative_error, lowest, highest
-        self.state = _empty_state(self._edges(torch.device(device))) if state is None else state
+        if state is None:
+            edges = self._edges(torch.device(device))
+            counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
+            state = SketchState(counts, edges.new_tensor(torch.inf), edges.new_tensor(-torch.inf))
+        self.state = state
 
     def __repr__(self) -> str:
         names = zip(("relative_error", "lowest", "highest"), self._grid, strict=True)
@@ -218,7 +219,7 @@ class QuantileSketch:
         return int(self.counts[-1])
 
     def add(self, values: Tensor) -> None:
-        """Take in the values of a tensor of any shape; a negative one or NaN is an error."""
+        """Add the values of a tensor of any shape; a negative one or NaN is an error."""
         values = values.detach().to(self.minimum.dtype).flatten()
         if values.numel() == 0:
             return
@@ -226,7 +227,8 @@ class QuantileSketch:
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
             got = f"{int(bad.sum())} others of {values.numel()}, first {float(values[first])} at position {first}"
-            raise _refusal("values", "values of 0 or more", got, "sketch.add(values[values >= 0])", "add")
+            wanted, instead = "values of 0 or more", "sketch.add(values[values >= 0])"
+            raise invalid_value("QuantileSketch.add", "values", wanted=wanted, got=got, instead=instead)
         bucket = torch.bucketize(values, self._edges(values.device), right=True)
         self.state = SketchState(
             self.counts.scatter_add(0, bucket, torch.ones_like(bucket)),
@@ -235,9 +237,10 @@ class QuantileSketch:
         )
 
     def merge(self, other: QuantileSketch) -> None:
-        """Take in all the values that another sketch has seen; another grid is an error."""
+        """Add all the values that another sketch has seen; another grid is an error."""
         if self._grid != other._grid:
-            raise _refusal("other", f"a sketch like {self!r}", repr(other), "the same grid for both", "merge")
+            wanted, got, instead = f"a sketch like {self!r}", repr(other), "the same grid for both"
+            raise invalid_value("QuantileSketch.merge", "other", wanted=wanted, got=got, instead=instead)
         self.state = SketchState(
             self.counts + other.counts,
             torch.minimum(self.minimum, other.minimum),
@@ -265,7 +268,10 @@ class QuantileSketch:
         """
         at = torch.as_tensor(probabilities, dtype=self.minimum.dtype, device=self.counts.device)
         if not bool(((at >= 0) & (at <= 1)).all()):
-            raise _refusal("probabilities", "numbers from 0 to 1", at.tolist(), "[0.5] for 50%", "quantile")
+            wanted, got, instead = "numbers from 0 to 1", str(at.tolist()), "[0.5] for 50%"
+            raise invalid_value(
+                "QuantileSketch.quantile", "probabilities", wanted=wanted, got=got, instead=instead
+            )
         filled = self.counts.cumsum(0)
         last = filled[-1] - 1
         if last < 0:
@@ -281,7 +287,12 @@ class QuantileSketch:
     def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
         """Return the values of the given ranks, counted from 0 in increasing order; `filled` accumulates the counts."""
         bucket = torch.searchsorted(filled, rank, right=True)
-        value = _answers(self._edges(rank.device))[bucket].clamp(self.minimum, self.maximum)
+        edges = self._edges(rank.device)
+        grid = edges[:-1]
+        # The harmonic mean of a bucket's ends halves the relative error.
+        inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
+        answers = torch.cat([edges.new_zeros(1), inner, grid[-1:], edges[-1:]])
+        value = answers[bucket].clamp(self.minimum, self.maximum)
         value = torch.where(rank == 0, self.minimum, value)
         return torch.where(rank == filled[-1] - 1, self.maximum, value)
 
@@ -295,21 +306,4 @@ def _grid_edges(relative_error: float, lowest: float, highest: float, device: to
     step = math.log1p(relative_error) - math.log1p(-relative_error)
     buckets = math.ceil(math.log(highest / lowest) / step)
     grid = lowest * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))
-    return torch.cat([grid, grid.new_tensor([torch.inf])]).to(device, wide_dtype(device))
-
-
-def _answers(edges: Tensor) -> Tensor:
-    """Return for each bucket the value it answers with: the harmonic mean of its ends halves the relative error."""
-    grid = edges[:-1]
-    inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
-    return torch.cat([edges.new_zeros(1), inner, grid[-1:], edges[-1:]])
-
-
-def _empty_state(edges: Tensor) -> SketchState:
-    counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
-    return SketchState(counts, edges.new_tensor(torch.inf), edges.new_tensor(-torch.inf))
-
-
-def _refusal(argument: str, wanted: str, got: object, instead: str, method: str = "") -> ArgumentValueError:
-    call = f"QuantileSketch.{method}" if method else "QuantileSketch"
-    return ArgumentValueError(explain(call, argument, wanted=wanted, got=str(got), instead=instead))
+    return torch.cat([grid, grid.new_tensor([torch.inf])]).to(device, accurate_dtype(device))

@@ -114,8 +114,8 @@ def all_but(rows: Rows, *left_out: int) -> Rows:
 def pitfalls() -> dict[str, Call]:
     half = LOG_Q.bfloat16(), P.bfloat16()
     binary = scores(6, 2, seed=7)
-    share = torch.rand(6, generator=torch.Generator().manual_seed(8))
-    pairs = [[1 - v, v] for v in rows_of(share[None])[0]]
+    proportion = torch.rand(6, generator=torch.Generator().manual_seed(8))
+    pairs = [[1 - v, v] for v in rows_of(proportion[None])[0]]
     image_s, image_t = scores(2, 5, 3, 4, seed=9), scores(2, 5, 3, 4, seed=10)
     image_meant = mean_kl(softmax(image_t.movedim(1, -1)), softmax(image_s.movedim(1, -1)))
     wider = scores(8, 12, seed=11).softmax(-1)
@@ -333,10 +333,10 @@ def pitfalls() -> dict[str, Call]:
             mean_kl(softmax(T), softmax(S[:1]) * 8),
         ),
         "one probability for two classes": Call(
-            binary.log_softmax(-1), share, {"shape-mismatch"}, mean_kl(pairs, softmax(binary))
+            binary.log_softmax(-1), proportion, {"shape-mismatch"}, mean_kl(pairs, softmax(binary))
         ),
         "one probability for two classes, as a column": Call(
-            binary.log_softmax(-1), share[:, None], {"silent-broadcast"}, mean_kl(pairs, softmax(binary))
+            binary.log_softmax(-1), proportion[:, None], {"silent-broadcast"}, mean_kl(pairs, softmax(binary))
         ),
         "class indices": Call(LOG_Q, LABELS, {"target-is-class-indices"}, NLL),
         "class indices as a column": Call(LOG_Q, LABELS[:, None], {"target-is-class-indices"}, NLL),

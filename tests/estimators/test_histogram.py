@@ -184,8 +184,8 @@ def test_equal_weights_change_nothing_and_repeats_in_a_cluster_tell_nothing_new(
     torch.testing.assert_close(weighted.value, plain.value, rtol=0.01, atol=0)
     torch.testing.assert_close(weighted.interval, plain.interval, rtol=0.02, atol=0)
     repeated = histogram(
-        Samples(np.repeat(x, 6), clusters=np.repeat(np.arange(2000), 6)),
-        Samples(np.repeat(y, 6), clusters=np.repeat(np.arange(2000), 6)),
+        Samples(np.repeat(x, 6), cluster=np.repeat(np.arange(2000), 6)),
+        Samples(np.repeat(y, 6), cluster=np.repeat(np.arange(2000), 6)),
     )
     torch.testing.assert_close(repeated.value, plain.value, rtol=0.03, atol=0)
     torch.testing.assert_close(repeated.interval, plain.interval, rtol=0.05, atol=0)
@@ -214,7 +214,7 @@ def test_clusters_widen_the_interval():
     held, widths = [], []
     for _ in range(40):
         x, y = clustered(0, 1), clustered(1, 1.5)
-        honest = histogram(Samples(x, clusters=ids), Samples(y, clusters=ids))
+        honest = histogram(Samples(x, cluster=ids), Samples(y, cluster=ids))
         naive = histogram(Samples(x), Samples(y))
         held.append(bool(honest.interval[0] <= ON_THE_LINE["gauss1"].truth <= honest.interval[1]))
         widths.append(
@@ -237,7 +237,7 @@ def test_the_same_draws_give_the_same_estimate_in_any_order_and_precision():
     again = histogram(Samples(x.flip(0)), Samples(y.double()), generator=torch.Generator().manual_seed(1))
     assert torch.equal(first.value, again.value)
     assert torch.equal(first.interval[1], again.interval[1])
-    assert first.value.dtype == first.error.dtype == torch.float64
+    assert first.value.dtype == first.standard_error.dtype == torch.float64
     assert first.value.ndim == 0
 
 
@@ -246,11 +246,11 @@ def test_the_same_draws_give_the_same_estimate_in_any_order_and_precision():
     [
         (Samples([1, 2]), Samples([1, 2]), {}, "draws of numbers"),
         (Samples(torch.zeros(5, 2)), Samples(torch.zeros(5, 2)), {}, "draws of numbers"),
-        (Samples([0.0, math.inf]), Samples([0.0, 1.0]), {}, "1 infinite draws in p"),
-        (Samples([0.0, 1.0]), Samples([-math.inf, math.inf]), {}, "2 infinite draws in q"),
+        (Samples([0.0, math.inf]), Samples([0.0, 1.0]), {}, "p=.*1 of 2 with an infinity"),
+        (Samples([0.0, 1.0]), Samples([-math.inf, math.inf]), {}, "q=.*2 of 2 with an infinity"),
         (Samples([0.0, 1.0]), Samples([0.0, 1.0]), {"bins": 1}, "2 or more"),
         (Samples([0.0, 1.0]), Samples([0.0, 1.0]), {"confidence": 95}, "between 0 and 1"),
-        (Samples([0.0, 1.0]), Samples([0, 1]), {}, "symbols"),
+        (Samples([0.0, 1.0]), Samples([0, 1]), {}, "categories"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(p, q, options, message):

@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Categorical, Cauchy, Independent, MultivariateNormal, Normal, Uniform
 
 from kullback import Samples
-from kullback.control_variate import coefficient, surplus, tail_index
+from kullback.control_variate import coefficient, ratio_minus_one, tail_index
 from kullback.errors import ArgumentValueError
 from kullback.estimators.importance import log_ratio
 
@@ -39,7 +39,7 @@ def coverage(p, q, truth, n, repetitions, proposal=None):
         log_r = None if proposal is None else proposal.log_prob
         estimate = log_ratio(x, p.log_prob, q.log_prob, log_r=log_r)
         hits += covers(estimate, truth)
-        errors.append(float(estimate.error))
+        errors.append(float(estimate.standard_error))
         values.append(float(estimate.value))
     return hits / repetitions, float(np.std(values)), float(np.mean(errors)), float(np.mean(values))
 
@@ -71,12 +71,12 @@ def test_nearly_equal_distributions_are_told_apart_by_a_hundredth_of_the_plain_n
     estimate = log_ratio(Samples(x), P.log_prob, q.log_prob)
     plain = float((P.log_prob(x) - q.log_prob(x)).std()) / math.sqrt(1000)
     assert float(estimate.value) == pytest.approx(5e-5, rel=0.2)
-    assert float(estimate.error) < plain / 50
+    assert float(estimate.standard_error) < plain / 50
 
 
 def test_equal_distributions_are_exactly_equal():
     estimate = log_ratio(Samples(draws(100)), P.log_prob, P.log_prob)
-    assert float(estimate.value) == float(estimate.error) == 0
+    assert float(estimate.value) == float(estimate.standard_error) == 0
 
 
 def test_it_is_never_negative():
@@ -92,11 +92,11 @@ def test_numbers_serve_as_well_as_functions():
     by_list = log_ratio(Samples(x), P.log_prob(x).tolist(), Q.log_prob(x).numpy())
     assert torch.equal(by_number.value, by_function.value)
     assert torch.equal(by_number.value, by_list.value)
-    assert by_number.method == "log-ratio"
+    assert by_number.method == "log_ratio"
     assert by_number.n == (50, 0)
 
 
-def test_vectors_and_symbols():
+def test_vectors_and_categories():
     p = MultivariateNormal(torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
     q = Independent(Normal(torch.ones(3, dtype=torch.float64), double(1.0)), 1)
     assert covers(log_ratio(Samples(draws(2000, of=p)), p.log_prob, q.log_prob), 1.5)
@@ -128,10 +128,10 @@ def test_no_interval_where_few_draws_hold_the_weight():
 def test_clusters_count_once():
     x = draws(300)
     groups = torch.arange(300).repeat_interleave(10)
-    clustered = log_ratio(Samples(x.repeat_interleave(10), clusters=groups), P.log_prob, Q.log_prob)
+    clustered = log_ratio(Samples(x.repeat_interleave(10), cluster=groups), P.log_prob, Q.log_prob)
     once = log_ratio(Samples(x), P.log_prob, Q.log_prob)
     torch.testing.assert_close(clustered.value, once.value)
-    assert float(clustered.error) == pytest.approx(float(once.error), rel=1e-3)
+    assert float(clustered.standard_error) == pytest.approx(float(once.standard_error), rel=1e-3)
 
 
 def test_a_draw_that_q_cannot_give_makes_it_infinite():
@@ -179,22 +179,27 @@ def test_too_few_draws_are_refused():
 
 def test_the_coefficient_is_minus_the_slope():
     d = P.log_prob(draws(5000)) - Q.log_prob(draws(5000))
-    s = surplus(d)
+    s = ratio_minus_one(d)
     np.testing.assert_allclose(s, Q.log_prob(draws(5000)).exp() / P.log_prob(draws(5000)).exp() - 1)
     few = d[s < 1.5], s[s < 1.5]
     slope = np.polyfit(few[1].numpy(), few[0].numpy(), 1)[0]
-    centerd = few[1] - few[1].mean()  # as the mean of q / p - 1 over these draws is not 0
-    assert float(coefficient(few[0], centerd)) == pytest.approx(-slope, rel=1e-9)
+    centered = few[1] - few[1].mean()  # as the mean of q / p - 1 over these draws is not 0
+    assert float(coefficient(few[0], centered)) == pytest.approx(-slope, rel=1e-9)
 
 
 def test_weights_of_the_coefficient_are_repetitions_of_independent_draws():
     d = torch.stack([P.log_prob(draws(400)) - Normal(double(0.5), double(1.1)).log_prob(draws(400))] * 2, 1)
-    equal = coefficient(d, surplus(d))
-    torch.testing.assert_close(coefficient(d, surplus(d), torch.full((400,), 7.0, dtype=d.dtype)), equal)
+    equal = coefficient(d, ratio_minus_one(d))
+    torch.testing.assert_close(
+        coefficient(d, ratio_minus_one(d), torch.full((400,), 7.0, dtype=d.dtype)), equal
+    )
     doubled = torch.ones(400, dtype=d.dtype)
     doubled[:200] = 0
     torch.testing.assert_close(
-        coefficient(d, surplus(d), doubled), coefficient(d[200:], surplus(d)[200:]), rtol=1e-6, atol=0
+        coefficient(d, ratio_minus_one(d), doubled),
+        coefficient(d[200:], ratio_minus_one(d)[200:]),
+        rtol=1e-6,
+        atol=0,
     )
 
 

@@ -25,7 +25,7 @@ from torch.distributions import (
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, OptionalDependencyError
-from kullback.estimators.knn_entropy import local_log_density, symbol_surprise
+from kullback.estimators.knn_entropy import category_surprise, local_log_density
 from kullback.estimators.known_density import from_density
 
 
@@ -76,7 +76,7 @@ def test_five_dimensions():
     estimate = estimated(x, MultivariateNormal(double(mean.tolist()), double(covariance.tolist())))
     assert covers(estimate, truth)
     assert abs(float(estimate.value) - truth) < 0.08  # without the reference draws it is 0.07 off on average
-    assert estimate.method == "entropy by neighbors"
+    assert estimate.method == "from_density"
     assert estimate.n == (1000, 0)
 
 
@@ -128,8 +128,8 @@ def test_integers(p, q, dtype):
     x = p.sample((4000,)).to(dtype)
     estimate = estimated(x, q)
     assert covers(estimate, float(kl_divergence(p, q)))
-    assert estimate.method == "entropy of counts"
-    assert float(estimate.error) < 0.05
+    assert estimate.method == "from_density"
+    assert float(estimate.standard_error) < 0.05
 
 
 def test_booleans():
@@ -137,26 +137,26 @@ def test_booleans():
     assert covers(estimate, 0.3 * math.log(0.6) + 0.7 * math.log(1.4))
 
 
-def test_many_symbols_and_few_draws():
-    """A thousand symbols, mostly unseen in 1000 draws: what they add is taken off, and the interval is wide."""
-    chances = np.arange(1, 1001) ** -1.1
-    chances /= chances.sum()
+def test_many_categories_and_few_draws():
+    """A thousand categories, mostly unseen in 1000 draws: what they add is taken off, and the interval is wide."""
+    probabilities = np.arange(1, 1001) ** -1.1
+    probabilities /= probabilities.sum()
     other = np.arange(1, 1001) ** -0.8
     other /= other.sum()
-    x = np.random.default_rng(0).choice(1000, 1000, p=chances)
+    x = np.random.default_rng(0).choice(1000, 1000, p=probabilities)
     estimate = estimated(x, Categorical(torch.from_numpy(other)))
-    truth = float(np.sum(chances * np.log(chances / other)))
+    truth = float(np.sum(probabilities * np.log(probabilities / other)))
     assert covers(estimate, truth)
     assert any("no draw showed" in note for note in estimate.notes)
 
 
-def test_the_entropy_of_symbols_is_less_biased_than_the_shares():
-    chances = np.full(200, 1 / 200)
+def test_the_entropy_of_categories_is_less_biased_than_the_shares():
+    probabilities = np.full(200, 1 / 200)
     found, shares = [], []
     for seed in range(200):
-        counts = np.bincount(np.random.default_rng(seed).choice(200, 300, p=chances), minlength=200)
+        counts = np.bincount(np.random.default_rng(seed).choice(200, 300, p=probabilities), minlength=200)
         counts = counts[counts > 0].astype(float)
-        surprise, unseen = symbol_surprise(counts, 300.0)
+        surprise, unseen = category_surprise(counts, 300.0)
         found.append(counts @ surprise / 300 + unseen)
         shares.append(-(counts / 300) @ np.log(counts / 300))
     truth = math.log(200)
@@ -218,14 +218,14 @@ def test_a_generator_gives_the_same_number_and_leaves_the_global_one():
 
 
 def test_weights_make_draws_of_another_distribution():
-    """Draws of N(0, 1.3²) weighted to N(0, 1), and of symbols weighted to others."""
+    """Draws of N(0, 1.3²) weighted to N(0, 1), and of categories weighted to others."""
     x = 1.3 * np.random.default_rng(0).standard_normal(3000)
     weights = np.exp(-(x**2) / 2 + (x / 1.3) ** 2 / 2)
     assert covers(estimated(Samples(x, weights=weights), Q), TRUTH)
     assert not covers(estimated(Samples(x), Q), TRUTH)
     a, b = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
-    symbols = np.random.default_rng(0).integers(0, 3, 5000)
-    estimate = estimated(Samples(symbols, weights=a[symbols]), Categorical(torch.from_numpy(b)))
+    categories = np.random.default_rng(0).integers(0, 3, 5000)
+    estimate = estimated(Samples(categories, weights=a[categories]), Categorical(torch.from_numpy(b)))
     assert covers(estimate, float(np.sum(a * np.log(a / b))))
 
 
@@ -233,15 +233,17 @@ def test_clusters_of_copies_count_once():
     x = np.random.default_rng(0).standard_normal((300, 1))
     copies = np.repeat(x, 5, axis=0) + 1e-6 * np.random.default_rng(1).standard_normal((1500, 1))
     groups = np.repeat(np.arange(300), 5)
-    estimate = estimated(Samples(copies, clusters=groups), Q)
+    estimate = estimated(Samples(copies, cluster=groups), Q)
     once = estimated(x, Q)
     assert covers(estimate, TRUTH)
-    assert float(estimate.error) > 0.7 * float(once.error)
+    assert float(estimate.standard_error) > 0.7 * float(once.standard_error)
     assert not covers(estimated(copies, Q), TRUTH)  # taken as independent, they look like atoms
-    symbols = np.repeat(np.random.default_rng(0).poisson(4, 300), 5)
-    clustered = estimated(Samples(symbols, clusters=groups), Poisson(double(5.0)))
+    categories = np.repeat(np.random.default_rng(0).poisson(4, 300), 5)
+    clustered = estimated(Samples(categories, cluster=groups), Poisson(double(5.0)))
     assert covers(clustered, 4 * math.log(4 / 5) + 1)
-    assert float(clustered.error) > 2 * float(estimated(symbols, Poisson(double(5.0))).error)
+    assert float(clustered.standard_error) > 2 * float(
+        estimated(categories, Poisson(double(5.0))).standard_error
+    )
 
 
 def test_half_precision_draws():
@@ -270,7 +272,7 @@ def test_a_distribution_without_sampling_or_support():
         (torch.randn(50, 2), Q, "event_shape"),
         (torch.randn(50, 2), Normal(torch.zeros(2), 1.0), "Independent"),
         (torch.randn(50, 2), Independent(Normal(torch.zeros(3), 1.0), 1), "components"),
-        (torch.tensor([math.inf] + [0.0] * 49), Q, "infinities in 1, the first at index 0"),
+        (torch.tensor([math.inf] + [0.0] * 49), Q, "1 of 50 with an infinity or NaN, the first at index 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(x, q, words):
@@ -280,7 +282,7 @@ def test_what_does_not_fit_is_refused(x, q, words):
 
 def test_too_few_clusters_are_refused():
     with pytest.raises(ArgumentValueError, match="clusters"):
-        from_density(Samples(torch.randn(100), clusters=np.arange(100) % 5), Q)
+        from_density(Samples(torch.randn(100), cluster=np.arange(100) % 5), Q)
 
 
 def test_kinds_that_differ_are_refused():

@@ -21,7 +21,7 @@ EXACT = float((P * (P / Q).log()).sum())
 
 
 def population():
-    """All states with their chances as weights: means over these draws are expectations, exactly."""
+    """All states with their probabilities as weights: means over these draws are expectations, exactly."""
     return Samples(STATES, weights=P), Samples(STATES, weights=Q)
 
 
@@ -146,7 +146,7 @@ def test_the_standard_error_is_the_deviation_over_repetitions(bound):
         for seed in range(300)
     ]
     values = torch.stack([each.value for each in found])
-    assert float(torch.stack([each.error for each in found]).mean()) == pytest.approx(
+    assert float(torch.stack([each.standard_error for each in found]).mean()) == pytest.approx(
         float(values.std()), rel=0.12
     )
 
@@ -192,8 +192,8 @@ def test_weights_are_those_of_importance():
     weights = (target.log_prob(x) - proposal.log_prob(x)).exp()
     _, q = shifted_gaussians(20_000)
     estimate = variational_estimate(Samples(x, weights=weights), q, lambda z: 0.5 - z)
-    assert float(estimate.value) == pytest.approx(0.5, abs=4 * float(estimate.error))
-    assert float(estimate.error) < 0.03
+    assert float(estimate.value) == pytest.approx(0.5, abs=4 * float(estimate.standard_error))
+    assert float(estimate.standard_error) < 0.03
 
 
 def test_a_draw_of_no_weight_is_of_no_account():
@@ -207,9 +207,9 @@ def test_clusters_count_once():
     p, q = shifted_gaussians(200)
     groups = torch.arange(200).repeat_interleave(10)
     copies = [side.tensor.repeat_interleave(10, 0) for side in (p, q)]
-    clustered = variational_estimate(*(Samples(x, clusters=groups) for x in copies), lambda z: 0.5 - z)
+    clustered = variational_estimate(*(Samples(x, cluster=groups) for x in copies), lambda z: 0.5 - z)
     once = variational_estimate(p, q, lambda z: 0.5 - z)
-    assert float(clustered.error) == pytest.approx(float(once.error), rel=1e-6)
+    assert float(clustered.standard_error) == pytest.approx(float(once.standard_error), rel=1e-6)
 
 
 @pytest.mark.parametrize(

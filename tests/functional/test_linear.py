@@ -229,7 +229,9 @@ def test_half_precision_is_as_exact_as_its_logits(
     chunk_bytes: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(head_chunks, "_multiplies_slowly", lambda weight: slow and weight.dtype.itemsize < 4)
+    monkeypatch.setattr(
+        head_chunks, "_is_slow_to_multiply", lambda weight: slow and weight.dtype.itemsize < 4
+    )
     monkeypatch.setattr(head_chunks, "_TILE_BYTES", 7 * 5 * 4)
     of = tensors(dtype, positions=40)
     got = linear_distillation_loss(**of, float32_logits=float32_logits, chunk_bytes=chunk_bytes)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kullback import KL, Divergence, ReverseKL
 from kullback.kernels import reference
-from kullback.kernels.native import rows as native
+from kullback.kernels.native import library, rows as native_rows
 from tests.kernels import budget_cases
 
-BACKENDS = [reference] if native.missing() else [reference, native]
+BACKENDS = [reference] if library.missing() else [reference, native_rows]
 EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS, ids=lambda x: x.__name__.rpartition(".")[-1])
 EACH_KIND = pytest.mark.parametrize("kind", budget_cases.KINDS, ids=repr)
 EACH_DTYPE = pytest.mark.parametrize("dtype", budget_cases.DTYPES, ids=str)

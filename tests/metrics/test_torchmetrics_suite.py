@@ -203,7 +203,7 @@ def test_signatures_are_those_of_torchmetrics():
     ):
         expected = inspect.signature(theirs).parameters
         found = inspect.signature(ours).parameters
-        added = {"given", "mask"}
+        added = {"representation", "mask"}
         assert [name for name in found if name not in added] == list(expected)
         assert all(found[name].default == expected[name].default for name in expected)
         assert all(found[name].kind == inspect.Parameter.KEYWORD_ONLY for name in added & found.keys())

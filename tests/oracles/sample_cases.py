@@ -21,7 +21,7 @@ class Case:
     draw_q: Draw
 
     def draws(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return n draws of P and n of Q; shape (n, d) of floats, or (n,) of symbols."""
+        """Return n draws of P and n of Q; shape (n, d) of floats, or (n,) of categories."""
         first, second = np.random.SeedSequence([seed, n]).spawn(2)
         return self.draw_p(np.random.default_rng(first), n), self.draw_q(np.random.default_rng(second), n)
 
@@ -75,14 +75,14 @@ CONTINUOUS = [
 ]
 
 
-def zipf(symbols: int, exponent: float) -> np.ndarray:
-    weights = np.arange(1, symbols + 1) ** -exponent
+def zipf(categories: int, exponent: float) -> np.ndarray:
+    weights = np.arange(1, categories + 1) ** -exponent
     return weights / weights.sum()
 
 
 def categorical_case(name: str, p: np.ndarray, q: np.ndarray) -> Case:
-    def draw(chances: np.ndarray) -> Draw:
-        return lambda rng, n: rng.choice(len(chances), n, p=chances)
+    def draw(probabilities: np.ndarray) -> Draw:
+        return lambda rng, n: rng.choice(len(probabilities), n, p=probabilities)
 
     return Case(name, float(np.sum(p * np.log(p / q))), draw(p), draw(q))
 
@@ -92,6 +92,6 @@ DISCRETE = [
     categorical_case("zipf", zipf(1000, 1.1), zipf(1000, 0.8)),
     categorical_case("zipf_permuted", zipf(1000, 1.1), zipf(1000, 1.1)[_PERMUTATION]),
     categorical_case("zipf_equal", zipf(1000, 1.1), zipf(1000, 1.1)),
-    categorical_case("ten_symbols", zipf(10, 1.0), np.full(10, 0.1)),
+    categorical_case("ten_categories", zipf(10, 1.0), np.full(10, 0.1)),
 ]
 CASES = {case.name: case for case in (*CONTINUOUS, *DISCRETE)}

@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Gamma, Normal
 
 from kullback import kl_estimate
 from kullback.cli.commands import kullback as command
-from kullback.cli.pairs import page
+from kullback.cli.pairs_table import page
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.pairs.coverage import MEANING, families, is_univariate, matrix, rule_of
 
@@ -59,7 +59,7 @@ def test_every_entry_is_what_kl_estimate_does(p: str) -> None:
         elif rule == "monte_carlo":
             with pytest.raises(NoRuleError):
                 kl_estimate(first, second)
-            assert kl_estimate(first, second, method="monte_carlo", samples=8).method == rule
+            assert kl_estimate(first, second, method="monte_carlo", draws=8).method == rule
         else:
             found = kl_estimate(first, second)
             assert not bool(found.value.isnan().any()), (p, q)

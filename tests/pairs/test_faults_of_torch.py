@@ -1,6 +1,6 @@
 """What torch gets wrong for pairs of distributions, by its number or section in the research page, is right here.
 
-Those of discrete distributions are in test_pairs_discrete.
+Those of discrete distributions are in closed_forms/test_discrete.
 """
 
 from __future__ import annotations

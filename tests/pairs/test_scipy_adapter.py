@@ -14,7 +14,7 @@ from torch.distributions import Gamma, Normal, TransformedDistribution, Uniform
 
 from kullback import ReverseKL, divergence, kl_divergence, kl_estimate
 from kullback.errors import ArgumentTypeError, ArgumentValueError
-from kullback.pairs.densities.base import Points, law_of
+from kullback.pairs.densities.base import Points, density_of
 from kullback.pairs.scipy_adapter import ScipyDensity, is_frozen, to_torch
 
 CONTINUOUS = {
@@ -72,7 +72,7 @@ def test_torchs_family_has_scipys_density(name: str) -> None:
     found = to_torch("kl_divergence", "p", frozen)
     assert not isinstance(found, ScipyDensity)
     x = frozen.ppf(np.linspace(0.02, 0.98, 25))
-    densities = law_of(found).mapped(lambda a: a.unsqueeze(-1)).log_density(Points(torch.tensor(x)))
+    densities = density_of(found).mapped(lambda a: a.unsqueeze(-1)).log_density(Points(torch.tensor(x)))
     assert densities.numpy() == pytest.approx(frozen.logpdf(x), rel=1e-10, abs=1e-10)
     assert densities.dtype == torch.float64
 

@@ -38,9 +38,10 @@ from torch.distributions import (
 )
 
 from kullback import kl_divergence, kl_estimate
-from kullback.pairs.densities.base import law_of
+from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.kl_integrand import kl_terms
 from kullback.pairs.integration.quadrature import integrate
+from kullback.pairs.options import Target
 from kullback.pairs.registry import closed_forms
 from kullback.pairs.support import is_infinite
 from tests.pairs.random_members import PARAMETERS, draw_parameters
@@ -90,20 +91,18 @@ def test_a_closed_form_is_what_quadrature_gives_and_so_is_its_gradient(pair: tup
     at_p, at_q = members(pair)
     parameters = [x.requires_grad_() for x in (*at_p, *at_q)]
     p, q = pair[0](*at_p), pair[1](*at_q)
-    law_p, law_q = law_of(p), law_of(q)
-    assert law_p is not None
-    assert law_q is not None
-    infinite = is_infinite(law_p, law_q)
+    density_p, density_q = density_of(p), density_of(q)
+    assert density_p is not None
+    assert density_q is not None
+    infinite = is_infinite(density_p, density_q)
     finite = torch.ones(BATCH, dtype=torch.bool) if infinite is None else ~infinite.expand(BATCH)
     assert finite.sum() >= 2, "a draw that tests something"
     integral = integrate(
-        law_p.mapped(lambda x: x.unsqueeze(-1)),
-        law_q.mapped(lambda x: x.unsqueeze(-1)),
+        density_p.mapped(lambda x: x.unsqueeze(-1)),
+        density_q.mapped(lambda x: x.unsqueeze(-1)),
         kl_terms,
         torch.Size([BATCH]),
-        rtol=1e-12,
-        atol=1e-15,
-        max_evaluations=10_000,
+        Target(1e-12, 1e-15, 10_000),
     )
     value = FORMS[pair](p, q)
     torch.testing.assert_close(value[finite], integral.value[finite], rtol=1e-10, atol=1e-13)

@@ -1,4 +1,4 @@
-"""The same table for every engine: each kind of column, each value that engines treat differently."""
+"""The same table for every engine: each type of column, each value that engines treat differently."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def near_powers(generator: np.random.Generator, rows: int) -> np.ndarray:
     return np.where(steps == 0, powers, np.nextafter(powers, np.where(steps == 0, 0, steps)))
 
 
-def taken(generator: np.random.Generator, values: list[Any], rows: int, kind: pa.DataType) -> pa.Array:
+def taken(generator: np.random.Generator, values: list[Any], rows: int, dtype: pa.DataType) -> pa.Array:
     """Return values drawn from a list, each of them at least once."""
     places = np.concatenate([np.arange(len(values)), generator.integers(0, len(values), rows)])[:rows]
-    return pa.array([values[place] for place in places], kind)
+    return pa.array([values[place] for place in places], dtype)
 
 
 def mixed_table(rows: int = ROWS, seed: int = 0) -> pa.Table:
     generator = np.random.default_rng(seed)
     normal, gone = generator.standard_normal(rows), generator.random(rows) < 0.1
-    moments = generator.integers(-60 * 365 * 24 * HOUR, 60 * 365 * 24 * HOUR, rows)
+    timestamps = generator.integers(-60 * 365 * 24 * HOUR, 60 * 365 * 24 * HOUR, rows)
     # An hour in which New York's clocks show the same time twice, and one that they skip.
     clocks = 1_730_610_000_000_000 + generator.integers(-HOUR, 3 * HOUR, rows)
     days = [dt.date(1582, 1, 1), dt.date(1969, 12, 31), dt.date(2262, 4, 12), None]
@@ -59,7 +59,7 @@ def mixed_table(rows: int = ROWS, seed: int = 0) -> pa.Table:
                 DECIMAL,
             ),
             "date": taken(generator, days, rows, pa.date32()),
-            "moment": pa.array(moments, pa.timestamp("us"), mask=gone),
+            "timestamp": pa.array(timestamps, pa.timestamp("us"), mask=gone),
             "clock": pa.array(clocks, pa.timestamp("us")),
             "instant": pa.array(clocks + 7, pa.timestamp("us", "America/New_York")),
             "boolean": pa.array(normal > 1, mask=gone),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 
 import dask
 import dask.dataframe as dd
@@ -17,7 +18,6 @@ import pytest
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, OptionalDependencyError
 from kullback.tables import profile_table
-from kullback.tables.engines import streaming
 
 
 def test_pandas_numpy_nan_is_missing_and_arrows_is_not():
@@ -39,8 +39,8 @@ def test_pandas_objects_count_by_what_they_are():
         }
     )
     profile = profile_table(frame)
-    kinds = {name: column.kind for name, column in profile.columns.items()}
-    assert kinds == {
+    types = {name: column.column_type for name, column in profile.columns.items()}
+    assert types == {
         "words": "categorical",
         "truths": "boolean",
         "dates": "datetime",
@@ -217,12 +217,6 @@ def test_files_that_are_not_there_or_unknown_or_empty(tmp_path):
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     (tmp_path / "t.csv").write_text("x\n1\n")
-
-    def missing(module, feature):
-        from kullback.tables.optional import library
-
-        return library("no_such_package", feature)
-
-    monkeypatch.setattr(streaming, "library", missing)
-    with pytest.raises(OptionalDependencyError, match=r"pip install 'kullback\[tables\]'"):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(OptionalDependencyError, match=r"pip install duckdb$"):
         profile_table(tmp_path / "t.csv")

@@ -1,4 +1,4 @@
-"""Profiles: the grid against its definition, counts by hand, the merge law, kinds of columns, files of profiles."""
+"""Profiles: the grid against its definition, counts by hand, merging, types of columns, files of profiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from kullback.errors import ArgumentValueError, FileError
-from kullback.tables import ColumnProfile, Profile, cell_counts, choose_bins, profile_table
+from kullback.tables import ColumnProfile, Profile, bin_counts, choose_bins, profile_table
 from kullback.tables.columns.log_grid import PER_OCTAVE, bucket_ends, buckets_of
 from tests.tables.frames import mixed_table
 
@@ -21,7 +21,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def bucket_by_hand(x: float) -> int:
-    """The bucket by the definition, with the standard library's exact mantissa and exponent."""
+    """The bucket by the definition, with the standard load's exact mantissa and exponent."""
     if abs(x) < 2.0**-1022:
         return 0
     mantissa, exponent = math.frexp(abs(x))  # in [0.5, 1)
@@ -73,15 +73,15 @@ def test_weights_take_the_place_of_counts():
     assert (profile.rows, profile.weight, profile.weight_squares) == (3, 2.75, 4.3125)
 
 
-cells = st.one_of(st.none(), st.just(float("nan")), st.just(float("inf")), finite)
+bins = st.one_of(st.none(), st.just(float("nan")), st.just(float("inf")), finite)
 words = st.one_of(st.none(), st.sampled_from(["", "a", "b", "ü"]))
-rows = st.lists(st.tuples(cells, words, st.booleans(), st.integers(-5, 5), st.integers(0, 8)), max_size=30)
+rows = st.lists(st.tuples(bins, words, st.booleans(), st.integers(-5, 5), st.integers(0, 8)), max_size=30)
 
 
 def as_table(given_rows: list) -> pa.Table:
-    kinds = [pa.float64(), pa.string(), pa.bool_(), pa.int64(), pa.int64()]
+    types = [pa.float64(), pa.string(), pa.bool_(), pa.int64(), pa.int64()]
     columns = list(zip(*given_rows, strict=True)) or [[]] * 5
-    return pa.table([pa.array(c, k) for c, k in zip(columns, kinds, strict=True)], list("xsbiw"))
+    return pa.table([pa.array(c, k) for c, k in zip(columns, types, strict=True)], list("xsbiw"))
 
 
 @given(rows, rows, rows, st.sampled_from([None, "w"]))
@@ -120,7 +120,7 @@ def test_numbers_far_from_zero_are_resolved(values):
     assert low is not None
     assert high is not None
     assert high - low >= PER_OCTAVE
-    counts = cell_counts(column, choose_bins(column, column, 20))
+    counts = bin_counts(column, choose_bins(column, column, 20))
     np.testing.assert_allclose(counts, 999 / 20, atol=12)
 
 
@@ -139,12 +139,12 @@ def test_a_constant_column_is_read_once(value):
     assert (column.minimum, column.maximum, list(column.buckets.values())) == (value, value, [50])
 
 
-def test_moments_are_microseconds_whatever_their_unit():
-    moment = dt.datetime(1969, 7, 20, 20, 17, 40, 123_000, tzinfo=dt.UTC)
-    columns = {u: pa.array([moment], pa.timestamp(u, "UTC")) for u in ("s", "ms", "us", "ns")}
-    columns["date"] = pa.array([moment.date()], pa.date32())
+def test_timestamps_are_microseconds_whatever_their_unit():
+    timestamp = dt.datetime(1969, 7, 20, 20, 17, 40, 123_000, tzinfo=dt.UTC)
+    columns = {u: pa.array([timestamp], pa.timestamp(u, "UTC")) for u in ("s", "ms", "us", "ns")}
+    columns["date"] = pa.array([timestamp.date()], pa.date32())
     profile = profile_table(pa.table(columns))
-    expected = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(microseconds=1)
+    expected = (timestamp - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(microseconds=1)
     assert {profile.columns[u].minimum for u in ("ms", "us", "ns")} == {expected}
     assert profile.columns["s"].minimum == expected - 123_000
     assert profile.columns["date"].minimum == -165 * 86_400e6
@@ -160,14 +160,14 @@ def test_durations_and_times_of_day_are_seconds():
     )
     columns = profile_table(table).columns
     assert [column.minimum for column in columns.values()] == [-1.5, 3601.0, 0.0005]
-    assert {column.kind for column in columns.values()} == {"numeric"}
+    assert {column.column_type for column in columns.values()} == {"numeric"}
 
 
 def test_many_long_strings_are_text_and_identifiers_are_not():
     long = [f"{number:040d}" for number in range(257)]
     table = pa.table({"text": long, "short": [text[-31:] for text in long], "few": long[:256] + long[:1]})
     profile = profile_table(table)
-    assert {name: column.kind for name, column in profile.columns.items()} == {
+    assert {name: column.column_type for name, column in profile.columns.items()} == {
         "text": "text",
         "short": "categorical",
         "few": "categorical",
@@ -179,17 +179,17 @@ def test_a_column_is_text_or_categories_like_the_one_before():
     long = [f"{number:040d}" for number in range(300)]
     texts, few = pa.table({"s": long}), pa.table({"s": pa.array(["a", "bc"]).dictionary_encode()})
     as_text = profile_table(few, like=profile_table(texts)).columns["s"]
-    assert (as_text.kind, as_text.minimum, as_text.maximum) == ("text", 1, 2)
+    assert (as_text.column_type, as_text.minimum, as_text.maximum) == ("text", 1, 2)
     assert profile_table(texts, like=profile_table(few)).columns["s"].categories == Counter(long)
 
 
 def test_strings_that_were_dropped_as_text_are_read_again_as_categories(monkeypatch):
-    monkeypatch.setattr("kullback.tables.engines.counters.KEPT_BYTES", 0)
+    monkeypatch.setattr("kullback.tables.engines.counters.MOST_BYTES", 0)
     monkeypatch.setattr("kullback.tables.engines.counters.PENDING", 100)
     monkeypatch.setattr("kullback.tables.engines.in_memory.BATCH_ROWS", 300)
     values = [f"{number:050d}" for number in range(600)] + ["a"] * 5000
     column = profile_table(pa.table({"s": values})).columns["s"]
-    assert column.kind == "categorical"
+    assert column.column_type == "categorical"
     assert column.categories == Counter(values)
 
 
@@ -199,18 +199,22 @@ def test_more_categories_than_any_column_may_have_are_text(monkeypatch):
     monkeypatch.setattr("kullback.tables.engines.counters.PENDING", 100)
     monkeypatch.setattr("kullback.tables.engines.in_memory.BATCH_ROWS", 300)
     short = profile_table(pa.table({"s": [str(number) for number in range(2001)]})).columns["s"]
-    assert (short.kind, short.present, short.maximum) == ("text", 2001, 4)
+    assert (short.column_type, short.present, short.maximum) == ("text", 2001, 4)
     # Long ones come first, so that they are dropped as text, which the short ones then gainsay.
-    monkeypatch.setattr("kullback.tables.engines.counters.KEPT_BYTES", 0)
+    monkeypatch.setattr("kullback.tables.engines.counters.MOST_BYTES", 0)
     mixed = [f"{number:050d}" for number in range(900)] + [str(number) for number in range(3000)]
-    assert profile_table(pa.table({"s": mixed})).columns["s"].kind == "text"
+    assert profile_table(pa.table({"s": mixed})).columns["s"].column_type == "text"
 
 
 def test_a_million_categories(tmp_path):
     names = np.char.add("user ", np.arange(1_000_000).astype(str))
     profile = profile_table(pa.table({"user": names}))
     column = profile.columns["user"]
-    assert (column.kind, len(column.categories), column.present) == ("categorical", 1_000_000, 1_000_000)
+    assert (column.column_type, len(column.categories), column.present) == (
+        "categorical",
+        1_000_000,
+        1_000_000,
+    )
     profile.save(tmp_path / "profile.json")
     assert (tmp_path / "profile.json").stat().st_size < 30_000
     short = Profile.load(tmp_path / "profile.json").columns["user"]
@@ -218,14 +222,14 @@ def test_a_million_categories(tmp_path):
     assert short.other_categories == 999_000
     bins = choose_bins(short, column)
     assert bins.labels[-1] == "other categories"
-    np.testing.assert_array_equal(cell_counts(short, bins), cell_counts(column, bins))
+    np.testing.assert_array_equal(bin_counts(short, bins), bin_counts(column, bins))
 
 
 def test_a_profile_on_disk_is_small_and_reads_back_exactly(tmp_path):
     profile = profile_table(mixed_table(), weights="a weight")
     profile.save(tmp_path / "profile.json", categories=10_000)
     assert Profile.load(tmp_path / "profile.json") == profile
-    assert json.loads((tmp_path / "profile.json").read_text())["schema"] == "kullback.profile/1"
+    assert json.loads((tmp_path / "profile.json").read_text())["schema"] == "kullback.profile/2"
     assert (tmp_path / "profile.json").stat().st_size < 8_000 * len(profile.columns)
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
@@ -235,8 +239,11 @@ def test_a_profile_on_disk_is_small_and_reads_back_exactly(tmp_path):
     [
         ("{", "no JSON"),
         ("[1]", "schema None"),
-        ('{"schema":"kullback.profile/2"}', "schema 'kullback.profile/2'"),
-        ('{"schema":"kullback.profile/1"}', "a damaged profile"),
+        (
+            '{"schema":"kullback.profile/1","columns":{}}',
+            "/2'; got schema 'kullback.profile/1'; write",
+        ),
+        ('{"schema":"kullback.profile/2"}', "a damaged profile"),
     ],
 )
 def test_what_is_no_profile_is_refused(text, message, tmp_path):
@@ -258,7 +265,7 @@ def test_an_unwritable_place_is_an_error(tmp_path):
         profile_table(pa.table({"x": [1]})).save(tmp_path / "nowhere" / "p.json")
 
 
-def test_an_empty_part_takes_the_others_kind():
+def test_an_empty_part_takes_the_others_type():
     empty = ColumnProfile("categorical", missing=2.0)
     full = ColumnProfile("numeric", 5.0, {1: 3.0}, minimum=6.0, maximum=6.0)
     assert empty.merged(full) == full.merged(empty) == ColumnProfile(**vars(full) | {"missing": 2.0})

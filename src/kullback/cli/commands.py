@@ -1,4 +1,7 @@
-"""The command group `kullback`, and how its commands report errors."""
+"""The command group `kullback`, and how its commands report errors.
+
+A command imports what it computes with when it runs, so that help and errors of usage need no torch.
+"""
 
 from __future__ import annotations
 

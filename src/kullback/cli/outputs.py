@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from rich.console import Console
 
-from kullback import report
 from kullback.errors import FileError
 from kullback.optional import load
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Outputs", "check_outputs", "write_reports"]
 
@@ -33,6 +34,8 @@ class Outputs(NamedTuple):
 
 def check_outputs(outputs: Outputs, inputs: Sequence[Path | None]) -> None:
     """Refuse outputs that cannot be written, before the computation."""
+    from kullback import report
+
     if outputs.html:
         for library in ("jinja2", "matplotlib"):
             load(library, "--html")
@@ -52,6 +55,10 @@ def write_reports(
     table: Callable[[Console], object],
 ) -> None:
     """Write all files or none, and print the table unless standard output carries the JSON."""
+    from rich.console import Console
+
+    from kullback import report
+
     texts = [json()] if outputs.json else []
     texts += [html()] if outputs.html else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None

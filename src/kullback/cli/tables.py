@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,10 @@ import click
 import torch
 
 from kullback import report
-from kullback.cli.gates import Limit, Side, parse_limit
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError, FileError
 from kullback.progress import progress_text
 from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
-from kullback.report.tables.wording import Verdict
 from kullback.tables.compare import compare_profiles, compare_tables
 from kullback.tables.reference_profile import (
     batch_profile,
@@ -27,55 +24,11 @@ from kullback.tables.reference_profile import (
 )
 
 if TYPE_CHECKING:
+    from kullback.cli.gates import TableGate
     from kullback.tables.profile import Profile
-    from kullback.tables.result import ColumnComparison, TableComparison
+    from kullback.tables.result import TableComparison
 
-__all__ = ["TABLE_METRICS_IN_WORDS", "TableGate", "parse_table_gate", "run_table_comparison", "run_watch"]
-
-QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
-P_VALUES = ("p_value", "p_adjusted")
-WHOLE = "findings"
-TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
-)
-
-
-@dataclass(frozen=True)
-class TableGate:
-    """A limit on a number of every column, or of one."""
-
-    limit: Limit
-
-    def verdict(self, found: TableComparison) -> Verdict:
-        """Say where the limit is broken; where nothing was compared, nothing is kept."""
-        metric, column, side = self.limit.metric, self.limit.column, self.limit.side
-        bound = "at most" if side == "above" else "at least"
-        of = "" if column is None else f" of '{column}'"
-        failures = tuple(filter(None, (self.limit.failure(*each) for each in self._values(found))))
-        if not failures and metric != WHOLE and not self._columns(found):
-            failures = (f"{metric}{of} is not known: {'it was' if column else 'nothing was'} not compared",)
-        return Verdict(f"{metric}{of} {bound} {self.limit.limit:g}", failures)
-
-    def _columns(self, found: TableComparison) -> list[ColumnComparison]:
-        return [column for column in found.columns if self.limit.column in (None, column.name)]
-
-    def _values(self, found: TableComparison) -> list[tuple[str, float]]:
-        metric = self.limit.metric
-        if metric == WHOLE:
-            return [(WHOLE, float(len(found.findings)))]
-        values = [(column.name, getattr(column, metric)) for column in self._columns(found)]
-        return [
-            (f"{metric} of '{name}'", value if metric in P_VALUES else value.value) for name, value in values
-        ]
-
-
-def parse_table_gate(text: str, side: Side) -> TableGate:
-    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
-    of_columns = (*QUANTITIES, *P_VALUES)
-    metrics = (*of_columns, WHOLE)
-    return TableGate(
-        parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)
-    )
+__all__ = ["run_table_comparison", "run_watch"]
 
 
 def run_table_comparison(
@@ -156,7 +109,7 @@ def run_watch(
         batches: the files to compare with it, or their profiles.
         outputs: where the reports go.
         gates: the limits to keep.
-        profile: where the reference's profile is kept; None for beside the reference.
+        profile: the path of the reference's profile; None for beside the reference.
         rebuild: whether to count the reference anew.
         merge: whether to take all batches as one.
         save_batch: where to write the batch's profile, or None.
@@ -175,11 +128,11 @@ def run_watch(
     """
     _check_watch(reference, batches, outputs, profile, save_batch, merge=merge)
     with progress_text(show=show_progress) as progress:
-        kept = reference_profile(
+        saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
         )
         found = [
-            (str(batch), batch_profile(batch, kept, columns=columns, progress=progress)) for batch in batches
+            (str(batch), batch_profile(batch, saved, columns=columns, progress=progress)) for batch in batches
         ]
     if merge and len(found) > 1:
         found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
@@ -187,20 +140,20 @@ def run_watch(
         found[0][1].save(save_batch)
     if not found:
         place = reference if is_profile(reference) else profile or profile_path(reference)
-        click.echo(f"{place}: the profile of {kept.rows:,} rows and {len(kept.columns):,} columns")
+        click.echo(f"{place}: the profile of {saved.rows:,} rows and {len(saved.columns):,} columns")
     failures: list[str] = []
     for name, batch in found:
-        compared = _compared(kept, batch, (str(reference), name), bins, confidence, seed)
+        compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
         broken = _reported(compared, gates, outputs)
         failures += broken if len(found) == 1 else [f"{name}: {failure}" for failure in broken]
     return failures
 
 
 def _compared(
-    kept: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
+    saved: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
 ) -> TableComparison:
     generator = torch.Generator().manual_seed(seed)
-    return compare_profiles(kept, batch, bins=bins, confidence=confidence, generator=generator, names=names)
+    return compare_profiles(saved, batch, bins=bins, confidence=confidence, generator=generator, names=names)
 
 
 def _check_watch(

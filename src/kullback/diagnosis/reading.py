@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from kullback.diagnosis.scan import RowSums, Scan, Spots, normalized_along, scan
+from kullback.diagnosis.scan import RowSums, Scan, Spots, normalized_along
 
-__all__ = ["Kind", "Reading", "interval", "number", "read", "read_labels"]
+__all__ = ["Representation", "Reading", "interval", "number", "read", "read_labels"]
 
-Kind: TypeAlias = Literal[
-    "log-probabilities",
-    "probabilities",
-    "one-hot rows",
-    "logits",
-    "counts",
-    "weights",
-    "class indices",
-    "nothing",
-]
-
-_IN_LOGS: tuple[Kind, ...] = ("log-probabilities", "logits")
-_NORMALIZED: tuple[Kind, ...] = ("log-probabilities", "probabilities", "one-hot rows")
+Representation: TypeAlias = Literal[
+    "log-probabilities", "probabilities", "one-hot rows", "logits", "counts", "weights", "class indices", "nothing"
+]  # fmt: skip
 
 # The logarithm of the probability, one in ten thousand, below which an event is not taken for chance.
 _LOG_SIGNIFICANCE = -9.2
@@ -34,7 +24,7 @@ class Reading:
     """What a tensor holds, with the evidence."""
 
     scan: Scan
-    kind: Kind
+    representation: Representation
     why: str
     other_dim: int | None = None
     """Another dimension along which every row is normalized, where it is not along the one of the classes."""
@@ -42,12 +32,12 @@ class Reading:
     @property
     def in_logs(self) -> bool:
         """Whether the values are logarithms of weights."""
-        return self.kind in _IN_LOGS
+        return self.representation in ("log-probabilities", "logits")
 
     @property
     def normalized(self) -> bool:
         """Whether the rows are distributions, up to rounding and stray rows."""
-        return self.kind in _NORMALIZED
+        return self.representation in ("log-probabilities", "probabilities", "one-hot rows")
 
     @property
     def sums(self) -> RowSums:
@@ -58,7 +48,12 @@ class Reading:
     def empty_rows(self) -> Spots:
         """Rows in which every class has probability 0."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
-        return masked if self.in_logs or (self.kind == "nothing" and not zero.count) else zero
+        return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
+
+    @property
+    def zeros(self) -> Spots:
+        """The entries with probability 0."""
+        return self.scan.minus_infinity if self.in_logs else self.scan.zero
 
     @property
     def invalid(self) -> int:
@@ -80,21 +75,23 @@ class Reading:
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
     """Infer what `x` holds, with its classes along `dim`."""
-    found = scan(x, dim)
-    kind = _kind(found, logs_expected)
-    reading = Reading(found, kind, _why(found, kind))
-    if kind == "nothing" or _all_exact(reading.sums):
+    found = Scan(x, dim)
+    representation = _representation(found, logs_expected)
+    reading = Reading(found, representation, _why(found, representation))
+    if representation == "nothing" or reading.sums.exact == reading.sums.rows > 0:
         return reading
-    return Reading(found, kind, reading.why, _other_dimension(x, reading))
+    others = (other for other in range(-x.ndim, 0) if other != dim and x.shape[other] != 1)
+    normalized = (other for other in others if normalized_along(x, other, in_logs=reading.in_logs))
+    return replace(reading, other_dim=next(normalized, None))
 
 
 def read_labels(x: Tensor) -> Reading:
     """Describe class indices."""
-    found = scan(x.reshape(-1), -1)
+    found = Scan(x.reshape(-1), -1)
     return Reading(found, "class indices", _why(found, "class indices"))
 
 
-def _kind(found: Scan, logs_expected: bool) -> Kind:
+def _representation(found: Scan, logs_expected: bool) -> Representation:
     signed = found.negative.count + found.minus_infinity.count > 0
     all_zero = found.low == found.high == 0
     if signed and _are_one(found.masses):
@@ -115,26 +112,12 @@ def _are_one(sums: RowSums) -> bool:
     return sums.rows > 0 and (2 * sums.exact >= sums.rows or sums.near == sums.rows)
 
 
-def _all_exact(sums: RowSums) -> bool:
-    return sums.exact == sums.rows > 0
-
-
-def _other_dimension(x: Tensor, reading: Reading) -> int | None:
-    """Return a dimension along which all of `x` is normalized, as a negative number; None where there is none."""
-    for dim in range(-x.ndim, 0):
-        if dim == reading.scan.dim or x.shape[dim] == 1:
-            continue
-        if normalized_along(x, dim, in_logs=reading.in_logs):
-            return dim
-    return None
-
-
-def _why(found: Scan, kind: Kind) -> str:
+def _why(found: Scan, representation: Representation) -> str:
     span = interval(found.low, found.high)
     masses = interval(found.masses.low, found.masses.high)
     sums = interval(found.sums.low, found.sums.high)
     within = ", all within [0, 1] as sigmoids are" if found.high <= 1 else ""
-    reasons: dict[Kind, str] = {
+    reasons: dict[Representation, str] = {
         "log-probabilities": f"values {span}, and exp of the rows adds up to {masses}",
         "logits": f"values {span}, but exp of the rows adds up to {masses}",
         "probabilities": f"values {span}, and the rows add up to {sums}",
@@ -144,7 +127,7 @@ def _why(found: Scan, kind: Kind) -> str:
         "class indices": f"whole numbers {span}, one for each row of input",
         "nothing": "no row has positive probability and only finite numbers",
     }
-    return reasons[kind]
+    return reasons[representation]
 
 
 def number(x: float) -> str:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributions import Categorical, Distribution
 
-from kullback.errors import ArgumentValueError, NoRuleError, explain
+from kullback.errors import NoRuleError, explain, invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.density_ratio.api import density_ratio
 from kullback.estimators.discrete.api import (
-    bu,
+    augmented_plugin,
     coverage_adjusted,
     dirichlet,
     miller_madow,
@@ -22,7 +22,7 @@ from kullback.estimators.discrete.api import (
     zhang_grabchak,
 )
 from kullback.estimators.histogram import histogram
-from kullback.estimators.knn.api import neighbors
+from kullback.estimators.knn.api import nearest_neighbors
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.known_density import from_density
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
@@ -33,23 +33,24 @@ __all__ = ["METHODS", "estimate_from_samples"]
 
 Estimator = Callable[..., Estimate]
 
-FOR_SYMBOLS: dict[str, Estimator] = {
+CATEGORICAL: dict[str, Estimator] = {
     "coverage_adjusted": coverage_adjusted,
     "zhang_grabchak": zhang_grabchak,
     "plugin": plugin,
     "miller_madow": miller_madow,
-    "bu": bu,
+    "augmented_plugin": augmented_plugin,
     "dirichlet": dirichlet,
 }
-FOR_POINTS: dict[str, Estimator] = {
+CONTINUOUS: dict[str, Estimator] = {
     "histogram": histogram,
-    "neighbors": neighbors,
+    "nearest_neighbors": nearest_neighbors,
     "density_ratio": density_ratio,
 }
-METHODS = ("auto", *FOR_SYMBOLS, *FOR_POINTS)
+METHODS = ("auto", *CATEGORICAL, *CONTINUOUS, "from_density")
 
 # Beyond, neighbors are all about equally far, and no number of draws makes their ratio right.
 MOST_DIMENSIONS_FOR_NEIGHBORS = 10
+FEWEST_FOR_CLASSIFIER = 50
 
 
 def estimate_from_samples(
@@ -106,54 +107,63 @@ def _kl(settings: _Settings, p: object, q: object) -> Estimate:
             wanted="draws of P",
             got=f"{type(p).__name__} and {type(q).__name__}: draws of Q say little about Q where only P has mass",
             instead=f"{settings.call}(Samples(p.sample((n,))), q) for a torch distribution p, or "
-            "Counts(torch.bincount(y), prior=0.5) for symbols y drawn from Q",
+            "Counts(torch.bincount(y), prior=0.5) for categories y drawn from Q",
         )
     )
 
 
 def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
+    estimator = _estimator(settings, p)
+    if settings.method != "auto" or estimator is not nearest_neighbors:
+        return estimator(p, q, **settings.options)
+    if p.cluster is not None or q.cluster is not None:
+        return density_ratio(p, q, **settings.options)
     try:
-        return _estimator(settings, p)(p, q, **settings.options)
+        found = nearest_neighbors(p, q, **settings.options)
     except RepeatedDrawsError as refusal:
-        if settings.method != "auto":
-            raise
         found = density_ratio(p, q, **settings.options)
         return replace(found, notes=(*found.notes, f"Not by nearest neighbors: {refusal}"))
+    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or _is_bounded(found):
+        return found
+    return density_ratio(p, q, **settings.options)
+
+
+def _is_bounded(found: Estimate) -> bool:
+    """Say whether neighbors sufficed for an interval, or the value is infinite."""
+    if bool(found.value.isinf()):
+        return True
+    return found.interval is not None and bool(found.interval[1].isfinite())
 
 
 def _estimator(settings: _Settings, p: Samples) -> Estimator:
-    candidates = FOR_SYMBOLS if p.discrete else FOR_POINTS
+    candidates = CATEGORICAL if p.discrete else CONTINUOUS
     name = _suited(p) if settings.method == "auto" else settings.method
     if name not in candidates:
-        raise ArgumentValueError(
-            explain(
-                settings.call,
-                "method",
-                wanted=f"'auto' or, for {'symbols' if p.discrete else 'points'}, one of "
-                + ", ".join(map(repr, candidates)),
-                got=f"{name!r} for {p!r}",
-                instead="Samples(x.long()) for symbols, Samples(x.double()) for points",
-            )
+        raise invalid_value(
+            settings.call,
+            "method",
+            wanted=f"'auto' or, for {'categories' if p.discrete else 'numbers'}, one of "
+            + ", ".join(map(repr, candidates)),
+            got=f"{name!r} for {p!r}",
+            instead="Samples(x.long()) for categories, Samples(x.double()) for numbers",
         )
     return candidates[name]
 
 
 def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
-    if settings.method != "auto":
-        raise ArgumentValueError(
-            explain(
-                settings.call,
-                "method",
-                wanted="'auto': the entropy of the draws and the mean of Q's log-density",
-                got=repr(settings.method),
-                instead=f"{settings.call}(p, Samples(q.sample((n,))), method={settings.method!r}), draws with draws",
-            )
+    if settings.method not in ("auto", "from_density"):
+        raise invalid_value(
+            settings.call,
+            "method",
+            wanted="'auto' or 'from_density': the entropy of the draws and the mean of Q's log-density",
+            got=repr(settings.method),
+            instead=f"{settings.call}(p, Samples(q.sample((n,))), method={settings.method!r}), draws with draws",
         )
     return from_density(p, q, **settings.options)
 
 
 def _as_distribution(call: str, p: Samples, q: object) -> Distribution:
-    """Read Q: a distribution as it is, or the chances of the symbols 0, 1, ..."""
+    """Read Q: a distribution as it is, or the probabilities of the categories 0, 1, ..."""
     if isinstance(q, Representation) and p.discrete and p.labels is None and not q.batch_shape:
         return _categorical(call, p, q)
     if not isinstance(q, Distribution):
@@ -161,7 +171,7 @@ def _as_distribution(call: str, p: Samples, q: object) -> Distribution:
             explain(
                 call,
                 "q",
-                wanted="draws, a torch distribution or, for draws of the integers 0, 1, ..., one row of chances",
+                wanted="draws, a torch distribution or, for draws of the integers 0, 1, ..., one row of probabilities",
                 got=f"{q!r} for p = {p!r}",
                 instead="Samples(y) with draws y of Q",
             )
@@ -172,30 +182,31 @@ def _as_distribution(call: str, p: Samples, q: object) -> Distribution:
 def _categorical(call: str, p: Samples, q: Representation) -> Distribution:
     outside = (p.tensor < 0) | (p.tensor >= q.classes)
     if bool(outside.any()):
-        raise ArgumentValueError(
-            explain(
-                call,
-                "p",
-                wanted=f"symbols from 0 to {q.classes - 1}, the classes of q",
-                got=f"others ({first_of(outside)})",
-                instead="a q with a class for each symbol, its chance 0 where it cannot occur",
-            )
+        raise invalid_value(
+            call,
+            "p",
+            wanted=f"categories from 0 to {q.classes - 1}, the classes of q",
+            got=f"others ({first_of(outside)})",
+            instead="a q with a class for each category, its probability 0 where it cannot occur",
         )
-    chances = q.weights().double()
+    probabilities = q.weights().double()
     if q.in_logs:
-        return Categorical(logits=chances, validate_args=False)
-    return Categorical(probs=chances, validate_args=False)
+        return Categorical(logits=probabilities, validate_args=False)
+    return Categorical(probs=probabilities, validate_args=False)
 
 
 def _added(there: Estimate, back: Estimate) -> Estimate:
-    """Add the two directions; their errors may depend on each other, so they add up too."""
+    """Return the sum of the two directions; their errors may depend on each other, so they are added too."""
     ends = None
     if there.interval is not None and back.interval is not None:
         ends = (there.interval[0] + back.interval[0], there.interval[1] + back.interval[1])
-    error = None if there.error is None or back.error is None else there.error + back.error
-    method = there.method if there.method == back.method else f"{there.method}, {back.method}"
-    notes = tuple(dict.fromkeys((*there.notes, *back.notes)))
-    return Estimate(there.value + back.value, error, method, ends, there.n, notes)
+    errors = there.standard_error, back.standard_error
+    error = None if errors[0] is None or errors[1] is None else errors[0] + errors[1]
+    method, notes = there.method, dict.fromkeys((*there.notes, *back.notes))
+    if there.method != back.method:
+        method = "auto"
+        notes[f"One direction was estimated by {there.method}, the other by {back.method}."] = None
+    return Estimate(there.value + back.value, None, method, ends, there.n, tuple(notes), error)
 
 
 def _suited(p: Samples) -> str:
@@ -205,4 +216,4 @@ def _suited(p: Samples) -> str:
         return "coverage_adjusted"
     if dimensions == 1:
         return "histogram"
-    return "neighbors" if dimensions <= MOST_DIMENSIONS_FOR_NEIGHBORS else "density_ratio"
+    return "nearest_neighbors" if dimensions <= MOST_DIMENSIONS_FOR_NEIGHBORS else "density_ratio"

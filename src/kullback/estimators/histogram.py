@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import (
-    Array,
-    about_sign,
-    check_confidence,
-    check_samples,
-    effective_number,
-    numpy_of,
-)
+from kullback.estimators.checks import check_confidence, check_finite, check_samples
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import SymbolCounts, describe, tabulate
+from kullback.estimators.discrete.api import CategoryCounts, describe, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
+from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
+from kullback.estimators.normal_interval import note_on_sign
+from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
 from kullback.samples import Samples
 
 __all__ = ["histogram"]
@@ -41,11 +36,11 @@ _DRAWS_IN_A_TAIL = 5
 # How many quantiles of each side stand in for its draws, for every bin, when the edges are laid.
 _QUANTILES_IN_A_BIN = 4
 
+# Draws with one value that make it an atom.
+_FEWEST_AT_AN_ATOM = 4
+
 # Below this share of draws that equal another, ties are rounding's.
 _FEW_TIES = 0.01
-
-
-Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,13 @@ class _Sorted:
     values: Array
     below: Array | None
 
+    @property
+    def each(self) -> Array:
+        """The share of each draw."""
+        if self.below is None:
+            return np.full(len(self.values), 1 / len(self.values))
+        return np.diff(self.below)
+
     def quantiles(self, levels: Array) -> Array:
         """Return the smallest draw that has at least this share of the weight at or below it."""
         if self.below is None:
@@ -63,7 +65,7 @@ class _Sorted:
             place = np.searchsorted(self.below[1:], levels)
         return self.values[np.clip(place, 0, len(self.values) - 1)]
 
-    def places(self, edges: Array) -> Places:
+    def places(self, edges: Array) -> Integers:
         """Return how many draws are at or below each edge."""
         return np.searchsorted(self.values, edges, side="right")
 
@@ -109,7 +111,7 @@ def histogram(
         infinite where more than 5 % of P's draws lie in bins that Q never showed.
 
     Raises:
-        ArgumentValueError: the draws are symbols, vectors or infinite, or `bins` is less than 2.
+        ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
 
     Example:
         >>> import torch
@@ -130,29 +132,38 @@ def histogram(
     edges = _edges(first, second, bins)
     table = _count(p, q, first, second, edges)
     estimate = point.zhang_grabchak(table.a, table.b)
-    predicted = point.discovery(table.a, table.b).kept
-    added = predicted.clamp(min=_beyond(first, second, edges))
+    corrected = point.coverage_correction(table.a, table.b).shrunken
+    added = corrected.clamp(min=_beyond(first, second, edges))
     raw = estimate + added
     value = raw.clamp(min=0)
     error, interval, notes = describe(table, value, confidence, "histogram", "bins")
     if interval is not None:
         coarse = _count(p, q, first, second, edges[1::2])
         tails = _count(p, q, first, second, _with_tails(first.values, edges))
-        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - predicted
+        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - corrected
         in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
-        high = kl_interval(tails.a, tails.b, confidence, tails.inflation)[1] + 2 * in_tails
+        high = kl_interval(tails.a, tails.b, confidence, tails.inflation, bins=True)[1] + 2 * in_tails
         # A few draws of P alone in a tail are no reason to give up an upper end.
-        high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1])
-        interval = interval[0], high + lost
-    notes = [*about_sign(float(raw)), *notes, *_about_ties(first, second), *table.notes]
+        high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
+        verdict = _beyond_q(first, second, float(table.a.sum()), float(high - interval[0]) / 2)
+        if verdict.note and bool(high.isfinite()):
+            notes.append(verdict.note)
+        interval = interval[0], high + verdict.reach
+    notes = [
+        *note_on_sign(float(raw), float(error) if error is not None else math.inf),
+        *notes,
+        *_notes_on_ties(first, second),
+        *table.notes,
+    ]
     device = p.tensor.device
     return Estimate(
         value.to(device),
-        None if error is None else error.to(device),
+        None,
         "histogram",
         None if interval is None else (interval[0].to(device), interval[1].to(device)),
         table.n,
         tuple(notes),
+        None if error is None else error.to(device),
     )
 
 
@@ -160,35 +171,19 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
     check_samples(call, p, q)
     check_confidence(call, confidence)
     if p.discrete or p.tensor.shape[1] != 1:
-        raise _refused(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="draws of numbers",
             got=f"{p!r} and {q!r}",
-            instead="method='coverage_adjusted' for symbols, method='neighbors' for vectors",
+            instead="method='coverage_adjusted' for categories, method='nearest_neighbors' for vectors",
         )
-    for name, samples in (("p", p), ("q", q)):
-        infinite = int(samples.tensor.isinf().sum())
-        if infinite:
-            raise _refused(
-                call,
-                wanted="finite numbers",
-                got=f"{infinite} infinite draws in {name}",
-                instead="Samples(x[x.isfinite()]), if they may be left out",
-            )
+    check_finite(call, "p", p)
+    check_finite(call, "q", q)
     if bins is not None and bins < 2:
-        raise ArgumentValueError(
-            explain(
-                call,
-                "bins",
-                wanted="2 or more",
-                got=repr(bins),
-                instead="bins=None for a number that suits n",
-            )
+        raise invalid_value(
+            call, "bins", wanted="2 or more", got=repr(bins), instead="bins=None for a number that suits n"
         )
-
-
-def _refused(call: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    return ArgumentValueError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
 
 
 def _sorted(samples: Samples) -> _Sorted:
@@ -207,7 +202,7 @@ def _number_of_bins(n: float) -> int:
 
 def _independent_draws(p: Samples, q: Samples, first: _Sorted, second: _Sorted) -> float:
     """Return the harmonic mean of the effective numbers of draws; those of clusters are seen in ten bins."""
-    if p.clusters is None and q.clusters is None:
+    if p.cluster is None and q.cluster is None:
         n, m = effective_number(p.weights, len(p)), effective_number(q.weights, len(q))
     else:
         table = _count(p, q, first, second, _edges(first, second, 10))
@@ -237,14 +232,14 @@ def _halves(k: int) -> list[int]:
     return [half for half in halves if half >= _DRAWS_IN_A_TAIL]
 
 
-def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array) -> SymbolCounts:
+def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array) -> CategoryCounts:
     """Count the draws at or below the first edge, above it and at or below the second, and so on."""
-    if all(x is None for x in (p.weights, p.clusters, q.weights, q.clusters)):
+    if all(x is None for x in (p.weights, p.cluster, q.weights, q.cluster)):
         a, b = (
             torch.from_numpy(np.diff(s.places(edges), prepend=0, append=len(s.values)).astype(np.float64))
             for s in (first, second)
         )
-        return SymbolCounts(a, b, (1.0, 1.0), (len(p), len(q)))
+        return CategoryCounts(a, b, (1.0, 1.0), (len(p), len(q)))
     codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
     return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
 
@@ -259,9 +254,36 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
         # Halves, so that the difference of two huge numbers is finite.
         half_width = float(x[-1] / 2 - x[0] / 2) * (len(x) + 1) / (len(x) - 1)
         if half_width > 0:
-            excess = float(np.mean(np.log(_distances(x, second.values)))) - math.log(half_width)
-            total += first.share_between(int(ends[i]), int(ends[i + 1])) * max(0.0, excess)
+            farther = float(np.mean(np.log(_distances(x, second.values)))) - math.log(half_width)
+            total += first.share_between(int(ends[i]), int(ends[i + 1])) * max(0.0, farther)
     return total
+
+
+def _beyond_q(first: _Sorted, second: _Sorted, number: float, half_width: float) -> Verdict:
+    """Return by how much the upper end moves for P's draws where Q has none, and why if that is infinite."""
+    atoms = _atoms_of_p_alone(first, second)
+    if atoms > 0:
+        return Verdict(
+            math.inf,
+            f"{100 * atoms:.3g} % of P's draws are at repeated values that Q hardly shows: if they are atoms, KL is "
+            "infinite, so the interval has no upper end; if rounding made them, round Q's draws alike.",
+        )
+    return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
+
+
+def _atoms_of_p_alone(first: _Sorted, second: _Sorted) -> float:
+    """Return the share of P's draws at values that several of them have, and ten times fewer of Q's than that."""
+    values, start, count = np.unique(first.values, return_index=True, return_counts=True)
+    atom = count >= _FEWEST_AT_AN_ATOM
+    if not atom.any():
+        return 0.0
+    values, start, count = values[atom], start[atom], count[atom]
+    of_q = np.searchsorted(second.values, values, "right") - np.searchsorted(second.values, values, "left")
+    of_q, expected = of_q / len(second.values), count / len(first.values)
+    alone = (of_q < expected / 10) & (expected * len(second.values) >= _FEWEST_AT_AN_ATOM)
+    if count[alone].sum() < 2 * _FEWEST_AT_AN_ATOM:
+        return 0.0
+    return sum(first.share_between(i, i + k) for i, k in zip(start[alone], count[alone], strict=True))
 
 
 def _distances(x: Array, y: Array) -> Array:
@@ -272,7 +294,7 @@ def _distances(x: Array, y: Array) -> Array:
     return np.maximum(2 * np.minimum(up, down), np.finfo(np.float64).tiny)
 
 
-def _about_ties(first: _Sorted, second: _Sorted) -> list[str]:
+def _notes_on_ties(first: _Sorted, second: _Sorted) -> list[str]:
     if len(first.values) == len(second.values) and np.array_equal(first.values, second.values):
         return ["P and Q are the same draws."]
     notes: list[str] = []

@@ -1,8 +1,8 @@
 r"""KL from draws at which both log-densities are known: the mean of their difference, with less noise.
 
 With :math:`d = \log p - \log q` at draws of P, every mean of :math:`d + c (q / p - 1)` estimates KL(P || Q). c = 0
-is the plain mean; c = 1 makes every single term non-negative; the c of least variance is fitted here, each half of the
-draws with that of the other half, so that it adds no bias.
+is the plain mean; the c of least variance is fitted here, each half of the draws with that of the other half, so that
+it adds no bias.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.control_variate import coefficient, surplus
-from kullback.errors import ArgumentValueError, explain
+from kullback.control_variate import coefficient, ratio_minus_one, tail_index
+from kullback.errors import invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, effective_number, standard_normal_quantile
+from kullback.estimators.checks import check_confidence
+from kullback.estimators.draws import effective_number, few_clusters, shares_of, variance_of_sum
+from kullback.estimators.normal_interval import note_on_sign, standard_normal_quantile
+from kullback.estimators.tails import tail_allowance
 from kullback.inputs import as_tensor
 from kullback.representations import first_of
 from kullback.samples import Samples
@@ -27,6 +30,8 @@ __all__ = ["LogDensity", "log_ratio"]
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 
 _FEWEST = 4
+# q / p is left out where its tail index may be larger: its variance is then all but infinite.
+_LARGEST_TAIL_INDEX = 0.4
 # Below this effective number of draws the weights are too uneven for a standard error.
 _FEWEST_EFFECTIVE = 10.0
 
@@ -48,11 +53,11 @@ def log_ratio(
 
     The weights :math:`w_i` add up to one: equal for draws of P, proportional to :math:`p / r` for draws of a proposal
     R (give `log_r`), or those of the `Samples`. The coefficient c is fitted for least variance, each half of the draws
-    with that of the other half; it is 0 where :math:`q / p` has no finite variance or a mean that is not 1. Should the
-    result be negative, which KL is not, it is replaced by that of c = 1, of which every term is non-negative.
+    with that of the other half; it is 0 where :math:`q / p` may have no finite variance, or a mean that is not 1. The
+    interval's ends move out by what the fitted tails of the terms may hold beyond the outermost of them.
 
     Arguments:
-        x: draws of P, or of R; n of them, with weights and clusters if they have such.
+        x: draws of P, or of R; n of them, with their weights and clusters, if any.
         log_p: the normalized log-density or log-probability of P, in nats: n numbers, or a function of the draws such
             as ``distribution.log_prob``, which is given ``x.tensor``, shape (n, d).
         log_q: that of Q; ``-inf`` where Q has no mass, which makes KL infinite.
@@ -61,7 +66,8 @@ def log_ratio(
         generator: unused: nothing is random here.
 
     Returns:
-        the estimate in nats, float64. Notes tell the effective number of weighted draws.
+        the estimate in nats, float64, 0 where it is negative. The interval's upper end is infinite where the terms have
+        so heavy a tail that their mean may be. Notes tell the effective number of weighted draws.
 
     Raises:
         ArgumentValueError: fewer than four draws, or log-densities of another number, NaN, or impossible: P gives a
@@ -76,7 +82,7 @@ def log_ratio(
         >>> p, q = Normal(0.0, 1.0), Normal(1.0, 1.5)
         >>> x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
         >>> estimate = log_ratio(Samples(x), p.log_prob, q.log_prob)  # true value: 0.3499
-        >>> bool(abs(estimate.value - 0.3499) < 3 * estimate.error), bool(estimate.error < 0.03)
+        >>> bool(abs(estimate.value - 0.3499) < 3 * estimate.standard_error), bool(estimate.standard_error < 0.03)
         (True, True)
 
     References:
@@ -87,14 +93,12 @@ def log_ratio(
     call = "log_ratio"
     check_confidence(call, confidence)
     if len(x) < _FEWEST:
-        raise ArgumentValueError(
-            explain(
-                call,
-                "x",
-                wanted=f"at least {_FEWEST} draws, which a standard error takes",
-                got=repr(x),
-                instead="more draws",
-            )
+        raise invalid_value(
+            call,
+            "x",
+            wanted=f"at least {_FEWEST} draws, which a standard error takes",
+            got=repr(x),
+            instead="more draws",
         )
     of_p, of_q = (_values(call, name, log, x) for name, log in (("log_p", log_p), ("log_q", log_q)))
     weights, notes = _weights(call, x, of_p, log_r)
@@ -103,16 +107,25 @@ def log_ratio(
     if bool((used & (of_q == -torch.inf)).any()):
         return _infinite(of_q, used, len(x))
     d = torch.where(used, of_p - of_q, 0)
-    units = torch.arange(len(d), device=d.device) if x.clusters is None else x.clusters.to(d.device)
-    value, error = _mean(d, weights, units)
+    units = torch.arange(len(d), device=d.device) if x.cluster is None else x.cluster.to(d.device)
+    value, error, terms = _mean(d, weights, units)
     n = effective_number(weights, len(x))
     interval = None
     if n < _FEWEST_EFFECTIVE:
         notes.append(f"no interval: the weights leave {n:.1f} effective draws, too few for a standard error")
     else:
-        reach = standard_normal_quantile(confidence) * error
-        interval = ((value - reach).clamp(min=0), value + reach)
-    return Estimate(value, error, "log-ratio", interval, (len(x), 0), tuple(notes))
+        quantile = standard_normal_quantile(confidence)
+        reach = quantile * few_clusters(len(units[used].unique()), quantile) * error
+        counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
+        more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
+        interval = ((value - reach - less).clamp(min=0), (value + reach).clamp(min=0) + more)
+        if more > float(reach):
+            notes.append(
+                "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
+                + ("infinite" if math.isinf(more) else "that of a Pareto tail")
+            )
+    notes = [*note_on_sign(float(value), float(error)), *notes]
+    return Estimate(value.clamp(min=0), None, "log_ratio", interval, (len(x), 0), tuple(notes), error)
 
 
 def _values(call: str, name: str, log: LogDensity, x: Samples) -> Tensor:
@@ -121,33 +134,29 @@ def _values(call: str, name: str, log: LogDensity, x: Samples) -> Tensor:
     given = given if isinstance(given, Tensor) else np.asarray(given)  # lists keep double precision there
     values = as_tensor(call, name, given).detach()
     if values.shape not in ((len(x),), (len(x), 1)):
-        raise ArgumentValueError(
-            explain(
-                call,
-                name,
-                wanted=f"one log-density for each of the {len(x)} draws",
-                got=f"shape {tuple(values.shape)}",
-                instead=f"{name}=Independent(distribution, 1).log_prob for a product over the components",
-            )
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"one log-density for each of the {len(x)} draws",
+            got=f"shape {tuple(values.shape)}",
+            instead=f"{name}=Independent(distribution, 1).log_prob for a product over the components",
         )
     values = values.reshape(-1).to(x.tensor.device, torch.float64)
     bad = values.isnan() | (values == torch.inf)
     if bool(bad.any()):
-        raise ArgumentValueError(
-            explain(
-                call,
-                name,
-                wanted="log-densities, numbers below +inf",
-                got=f"NaN or +inf ({first_of(bad)})",
-                instead="a density that is finite at the draws; for atoms, log-probabilities",
-            )
+        raise invalid_value(
+            call,
+            name,
+            wanted="log-densities, numbers below +inf",
+            got=f"NaN or +inf ({first_of(bad)})",
+            instead="a density that is finite at the draws; for atoms, log-probabilities",
         )
     return values
 
 
 def _weights(call: str, x: Samples, of_p: Tensor, log_r: LogDensity | None) -> tuple[Tensor, list[str]]:
     """Return what share each draw has, and what to say about it."""
-    weights = torch.ones_like(of_p) if x.weights is None else x.weights.to(of_p)
+    weights = shares_of(x, of_p)
     if log_r is not None:
         of_r = _values(call, "log_r", log_r, x)
         _check_possible(call, of_r, weights > 0, "log_r")
@@ -165,14 +174,12 @@ def _weights(call: str, x: Samples, of_p: Tensor, log_r: LogDensity | None) -> t
 def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p") -> None:
     impossible = used & (values == -torch.inf)
     if bool(impossible.any()):
-        raise ArgumentValueError(
-            explain(
-                call,
-                f"x, {name}",
-                wanted="draws to which the distribution that they came from gives some density",
-                got=f"log-density -inf ({first_of(impossible)})",
-                instead="log_r=... with the log-density of the distribution that did make the draws",
-            )
+        raise invalid_value(
+            call,
+            f"x, {name}",
+            wanted="draws to which the distribution that they came from gives some density",
+            got=f"log-density -inf ({first_of(impossible)})",
+            instead="log_r=... with the log-density of the distribution that did make the draws",
         )
 
 
@@ -180,26 +187,25 @@ def _infinite(of_q: Tensor, used: Tensor, n: int) -> Estimate:
     outside = used & (of_q == -torch.inf)
     note = f"Q gives no density to draws of P ({first_of(outside)}), so KL is infinite"
     infinity = of_q.new_tensor(torch.inf)
-    return Estimate(infinity, of_q.new_zeros(()), "log-ratio", (infinity, infinity), (n, 0), (note,))
+    return Estimate(infinity, None, "log_ratio", (infinity, infinity), (n, 0), (note,), of_q.new_zeros(()))
 
 
-def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean of d with the fitted multiple of q / p - 1, and its standard error."""
-    extra = torch.where(weights > 0, surplus(d), 0)
+def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weighted mean of d with the fitted multiple of q / p - 1, its standard error, and the terms."""
+    used = weights > 0
+    extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0
-    slope = torch.zeros_like(d)
-    if bool((weights[first] > 0).sum() > 1) and bool((weights[~first] > 0).sum() > 1):
+    multiple = torch.zeros_like(d)
+    if min(int(used[first].sum()), int(used[~first].sum())) > 1 and _has_variance(extra[used]):
         for half in (first, ~first):
-            slope[half] = coefficient(d[~half], extra[~half], weights[~half])
-    terms = d + slope * extra
+            multiple[half] = coefficient(d[~half], extra[~half], weights[~half])
+    terms = d + multiple * extra
     value = weights @ terms
-    if value < 0:
-        terms = d + extra
-        value = weights @ terms
-    sums = torch.zeros(int(units.max()) + 1, dtype=d.dtype, device=d.device)
-    sums.index_add_(0, units, weights * (terms - value))
-    used = len(units[weights > 0].unique())
-    rounding = torch.finfo(d.dtype).eps * value.abs()
-    if used < 2:
-        return value, torch.full_like(value, math.inf)
-    return value, ((sums**2).sum() * used / (used - 1)).sqrt() + rounding
+    variance = variance_of_sum((weights * (terms - value))[used], units[used])
+    return value, variance.sqrt() + torch.finfo(d.dtype).eps * value.abs(), terms
+
+
+def _has_variance(ratio: Tensor) -> bool:
+    """Say whether q / p - 1 has a finite variance, by a tail index with two of its standard errors added."""
+    top = min(0.2 * len(ratio), 3 * len(ratio) ** 0.5)
+    return float(tail_index(ratio)) * (1 + 2 / math.sqrt(top)) < _LARGEST_TAIL_INDEX

@@ -1,4 +1,4 @@
-r"""What the entropy of P takes where only draws of it are known: of points by neighbors, of symbols by counts.
+r"""The entropy of P from draws: of numbers by their nearest neighbors, of categories by counts.
 
 The distance to the k-th neighbor of a draw gives the log-density there (Sample estimate of the entropy of a random
 vector, Kozachenko and Leonenko, 1987). The error of its mean depends on the shape of P alone once the coordinates are
@@ -7,25 +7,23 @@ brought to one scale, so it can be measured on reference draws whose density is 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from kullback.estimators.checks import Array
+from kullback.estimators.draws import Array, Integers
+from kullback.optional import load
+from kullback.special import HALF_LOG_2PI
 
-__all__ = ["FlatError", "Units", "local_log_density", "neighbor_numbers", "symbol_surprise"]
+__all__ = ["FlatError", "category_surprise", "local_log_density", "neighbor_numbers"]
 
-Units = np.ndarray[Any, np.dtype[np.int64]]
-
-# Degrees of freedom of Student's t among which a coordinate's tails are matched; the last is the Gaussian.
-_FREEDOMS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
+# Degrees of dof of Student's t among which a coordinate's tails are matched; the last is the Gaussian.
+_DOFS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
 _ENOUGH_TO_MATCH = 10_000
 _BLOCK = 20_000
 _CHOICES = 4
 
 
 class FlatError(Exception):
-    """The draws lie in a space of fewer dimensions than their own."""
+    """The draws lie in a plane of fewer dimensions."""
 
 
 def neighbor_numbers(n: float) -> tuple[int, int]:
@@ -38,7 +36,7 @@ def local_log_density(
     x: Array,
     numbers: tuple[int, int],
     weights: Array | None = None,
-    clusters: Units | None = None,
+    cluster: Integers | None = None,
     rng: np.random.Generator | None = None,
 ) -> Array:
     """Estimate log p at each of its draws by either number of neighbors, shape (n, 2); infinite at an atom.
@@ -47,30 +45,28 @@ def local_log_density(
     in clusters are looked for among one draw of each other cluster, chosen by `rng`, several times.
     """
     n = len(x)
-    z, log_volume = _one_scale(x, np.ones(n) if weights is None else weights)
-    if clusters is None:
+    z, log_volume = _gaussianized(x, np.ones(n) if weights is None else weights)
+    if cluster is None:
         return _by_neighbors(z, np.arange(n), np.arange(n), numbers, weights) + log_volume[:, None]
-    sizes = np.bincount(clusters)
-    counted = sizes[clusters] * (np.ones(n) if weights is None else weights)
+    sizes = np.bincount(cluster)
+    counted = sizes[cluster] * (np.ones(n) if weights is None else weights)
     rng = rng or np.random.default_rng()
     found = np.zeros((n, 2))
     for _ in range(_CHOICES):
         order = rng.permutation(n)
-        chosen = order[np.unique(clusters[order], return_index=True)[1]]
-        found += _by_neighbors(z, chosen, clusters, numbers, counted if np.ptp(counted) > 0 else None)
+        chosen = order[np.unique(cluster[order], return_index=True)[1]]
+        found += _by_neighbors(z, chosen, cluster, numbers, counted if np.ptp(counted) > 0 else None)
     return found / _CHOICES + log_volume[:, None]
 
 
 def _by_neighbors(
-    z: Array, chosen: Units, units: Units, numbers: tuple[int, int], weights: Array | None
+    z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array | None
 ) -> Array:
     """Estimate the log-density at all points from the distances to the chosen ones, of which each unit has one."""
-    from scipy.spatial import KDTree
-    from scipy.special import digamma, gammaln
-
+    special = load("scipy.special", "from_density")
     n, d = z.shape
-    tree = KDTree(z[chosen])
-    ball = d / 2 * np.log(np.pi) - gammaln(d / 2 + 1)
+    tree = load("scipy.spatial", "from_density").KDTree(z[chosen])
+    ball = d / 2 * np.log(np.pi) - special.gammaln(d / 2 + 1)
     logs = np.empty((n, 2))
     for start in range(0, n, _BLOCK):
         rows = np.arange(start, min(start + _BLOCK, n))
@@ -85,16 +81,18 @@ def _by_neighbors(
         if weights is not None:
             local = weights[near[others]].reshape(len(rows), -1).mean(axis=1) / weights[chosen].mean()
             logs[rows] += np.log(np.where(local > 0, local, 1))[:, None]
-    return logs + digamma(np.asarray(numbers)) - digamma(len(chosen))
+    return logs + special.digamma(np.asarray(numbers)) - special.digamma(len(chosen))
 
 
-def _one_scale(x: Array, weights: Array) -> tuple[Array, Array]:
+def _gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
     """Return coordinates that are nearly Gaussian and uncorrelated, and the log-volume of their change at each draw.
 
     Each coordinate is mapped by the distribution function of the Student's t that fits it, to a Gaussian one; then all
     by a linear map. Both leave KL as it is.
     """
-    columns, log_slopes = zip(*(_tamed(column, weights) for column in x.T), strict=True)
+    columns, log_derivatives = zip(
+        *(_gaussianized_coordinate(column, weights) for column in x.T), strict=True
+    )
     z = np.stack(columns, axis=1)
     z = z - np.average(z, axis=0, weights=weights)
     covariance = (z * (weights / weights.sum())[:, None]).T @ z
@@ -103,59 +101,56 @@ def _one_scale(x: Array, weights: Array) -> tuple[Array, Array]:
         raise FlatError
     root = np.linalg.cholesky(covariance)
     z = np.linalg.solve(root, z.T).T
-    return z, np.sum(log_slopes, axis=0) - np.log(np.diag(root)).sum()
+    return z, np.sum(log_derivatives, axis=0) - np.log(np.diag(root)).sum()
 
 
-def _tamed(column: Array, weights: Array) -> tuple[Array, Array]:
-    """Map a coordinate from the Student's t that fits it best to a Gaussian; return it and the log of the slope."""
-    from scipy.special import ndtri, stdtr, stdtrit
-
+def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Array]:
+    """Map a coordinate from the Student's t that fits it best to a Gaussian; return it and the log-derivative."""
+    special = load("scipy.special", "from_density")
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
     some, counted = column[::stride], weights[::stride]
     quartiles = np.quantile(some, [0.25, 0.5, 0.75], weights=counted, method="inverted_cdf")
-    best, freedom, center, scale = -np.inf, np.inf, 0.0, 1.0
-    for trial in _FREEDOMS:
+    best, dof, center, scale = -np.inf, np.inf, 0.0, 1.0
+    for trial in _DOFS:
         if np.isinf(trial):
             middle = float(np.average(some, weights=counted))
             width = float(np.sqrt(np.average((some - middle) ** 2, weights=counted)))
         else:
             middle = float(quartiles[1])
-            width = float(quartiles[2] - quartiles[0]) / (2 * float(stdtrit(trial, 0.75)))
+            width = float(quartiles[2] - quartiles[0]) / (2 * float(special.stdtrit(trial, 0.75)))
         if width <= 0:
             continue
         fit = float(np.average(_log_student((some - middle) / width, trial), weights=counted)) - np.log(width)
         if fit > best:
-            best, freedom, center, scale = fit, trial, middle, width
+            best, dof, center, scale = fit, trial, middle, width
     if best == -np.inf:
         raise FlatError
     u = (column - center) / scale
-    if np.isinf(freedom):
+    if np.isinf(dof):
         return u, np.full(len(u), -np.log(scale))
-    mapped = -np.sign(u) * ndtri(stdtr(freedom, -np.abs(u)))
-    return mapped, _log_student(u, freedom) - np.log(scale) - _log_student(mapped, np.inf)
+    mapped = -np.sign(u) * special.ndtri(special.stdtr(dof, -np.abs(u)))
+    return mapped, _log_student(u, dof) - np.log(scale) - _log_student(mapped, np.inf)
 
 
-def _log_student(u: Array, freedom: float) -> Array:
-    """The log-density of Student's t, the Gaussian with infinite freedom."""
-    from scipy.special import gammaln
+def _log_student(u: Array, dof: float) -> Array:
+    """Return the log-density of Student's t, the Gaussian with infinitely many degrees of dof."""
+    if np.isinf(dof):
+        return -(u**2) / 2 - HALF_LOG_2PI
+    special = load("scipy.special", "from_density")
+    half = (dof + 1) / 2
+    constant = special.gammaln(half) - special.gammaln(dof / 2) - 0.5 * np.log(dof * np.pi)
+    return np.asarray(constant - half * np.log1p(u**2 / dof), dtype=np.float64)
 
-    if np.isinf(freedom):
-        return -0.5 * (u**2 + np.log(2 * np.pi))
-    half = (freedom + 1) / 2
-    constant = gammaln(half) - gammaln(freedom / 2) - 0.5 * np.log(freedom * np.pi)
-    return np.asarray(constant - half * np.log1p(u**2 / freedom), dtype=np.float64)
 
-
-def symbol_surprise(counts: Array, n: float) -> tuple[Array, float]:
-    r"""Estimate the surprise :math:`-\log p` of each symbol from its count, and what unseen symbols add to its mean.
+def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
+    r"""Estimate the surprise :math:`-\log p` of each category from its count, and what unseen ones add to its mean.
 
     The mean of :math:`\psi(n) - \psi(a_i)` over the draws is the entropy, but for
-    :math:`\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`, which the symbols seen once and twice tell about.
+    :math:`\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`, which the categories seen once and twice tell about.
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
-    from scipy.special import digamma
-
+    digamma = load("scipy.special", "from_density").digamma
     once, twice = float((counts == 1).sum()), float((counts == 2).sum())
     surprise = digamma(n) - digamma(counts)
     if once == 0:

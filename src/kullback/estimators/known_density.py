@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,30 +18,17 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.distributions.constraints import Constraint
 
-from kullback.errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    NoRuleError,
-    OptionalDependencyError,
-    explain,
-)
+from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import (
-    Array,
-    check_confidence,
-    effective_number,
-    normal_estimate,
-    numpy_of,
-    seed_of,
-)
-from kullback.estimators.knn_entropy import (
-    FlatError,
-    Units,
-    local_log_density,
-    neighbor_numbers,
-    symbol_surprise,
-)
+from kullback.estimators.checks import check_confidence, check_finite, seed_of, seeded
+from kullback.estimators.draws import Array, Draws, clusters_in, numpy_of
+from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
+from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
+from kullback.estimators.tails import tail_allowance
+from kullback.estimators.unseen import Verdict
+from kullback.optional import load
 from kullback.samples import Samples
+from kullback.special import HALF_LOG_2PI
 
 __all__ = ["from_density"]
 
@@ -50,6 +36,8 @@ __all__ = ["from_density"]
 _FEWEST = 16
 # The k-th distances of draws that have a neighbor in common vary together: by so much of their own variance more.
 _SHARED = 0.6
+# Neighbors to count where the density changes within more of them.
+_FEWEST_NEIGHBORS = 3
 
 
 def from_density(
@@ -59,13 +47,13 @@ def from_density(
 
     .. math:: \widehat{KL} = \frac1n \sum_i \big[\widehat{\log p}(x_i) - \log q(x_i)\big] - \hat b
 
-    For points, :math:`\widehat{\log p}` is that of the k nearest neighbors, in coordinates that are brought to one
+    For numbers, :math:`\widehat{\log p}` is that of the k nearest neighbors, in coordinates that are brought to one
     scale, and :math:`\hat b` its bias, measured on as many draws of Q or of a Gaussian: whichever changes like that of
-    P when k is made four times as large; where neither does, the error grows by what is left. For symbols,
-    :math:`\widehat{\log p}` is that of their counts and :math:`\hat b` stands for the symbols unseen.
+    P when k is made four times as large; where neither does, the error grows by what is left. For categories,
+    :math:`\widehat{\log p}` is that of their counts and :math:`\hat b` stands for the categories unseen.
 
     Arguments:
-        p: n draws of P, with weights and clusters if they have such; integers where Q gives integers.
+        p: n draws of P, with their weights and clusters, if any; integers where Q gives integers.
         q: a torch distribution of one event, ``batch_shape`` (), of shape () or (d,).
         confidence: how often the interval shall cover.
         generator: for the reference draws.
@@ -99,122 +87,117 @@ def from_density(
         Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
     call = "from_density"
-    _require_scipy()
+    load("scipy", call)
     _check_sides(call, p, q)
     check_confidence(call, confidence)
-    symbols = _are_symbols(call, p, q)
-    x = numpy_of(p)
-    _check_draws(call, p, x, symbols)
-    weights = np.ones(len(x)) if p.weights is None else p.weights.cpu().numpy()
-    units = np.arange(len(x)) if p.clusters is None else p.clusters.cpu().numpy()
-    log_q = _log_prob(call, q, x)
-    outside = (log_q == -np.inf) & (weights > 0)
+    discrete = _is_discrete(call, p, q)
+    _check_draws(call, p, discrete=discrete)
+    log_q = _log_prob(call, q, numpy_of(p))
+    used = np.ones(len(p), dtype=bool) if p.weights is None else p.weights.cpu().numpy() > 0
+    outside = (log_q == -np.inf) & used
     if outside.any():
         return _infinite(
             p,
-            f"{int(outside.sum())} of {len(x)} draws lie where Q has no density, the first at index "
+            f"{int(outside.sum())} of {len(p)} draws lie where Q has no density, the first at index "
             f"{int(outside.argmax())}: KL is infinite",
         )
-    sides = _Draws(x, log_q, weights, units, p.clusters is not None)
-    if symbols:
-        return _estimate(p, _from_counts(sides), confidence)
-    return _from_neighbors(p, q, sides, confidence, generator)
+    draws, log_q = Draws.of(p), log_q[used]
+    if discrete:
+        return _from_counts(p, draws, log_q, confidence)
+    return _from_neighbors(p, q, draws, log_q, confidence, generator)
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """Draws, Q's log-density at them, what each counts for and the unit that it belongs to."""
+def _from_counts(p: Samples, draws: Draws, log_q: Array, confidence: float) -> Estimate:
+    """Return the mean of log p - log q over draws of categories."""
+    _, category, seen = np.unique(draws.x, axis=0, return_inverse=True, return_counts=True)
+    category = category.reshape(-1)
+    n = draws.effective
+    counts = (
+        seen.astype(np.float64)
+        if draws.weights is None
+        else np.asarray(np.bincount(category, draws.shares) * n, dtype=np.float64)
+    )
+    surprise, unseen = category_surprise(counts, n)
+    terms = -surprise[category] - log_q
+    mean = float(draws.shares @ terms)
+    # Where P = Q the terms are all 0, and only their quadratic term varies.
+    second_order = (len(counts) - 1) / (2 * n**2)
+    variance = draws.variance(draws.shares * (terms - mean)) + second_order + (unseen / 2) ** 2
+    notes: list[str] = []
+    if unseen > 0.01:
+        notes.append(
+            f"categories that no draw showed take {unseen:.2g} off, which may be half as much or half as much again"
+        )
+    return _estimate(p, mean - unseen, math.sqrt(variance), confidence, notes)
 
-    x: Array
-    log_q: Array
-    weights: Array
-    units: Units
-    clustered: bool
 
-    @property
-    def shares(self) -> Array:
-        """The weights, adding up to one."""
-        return self.weights / self.weights.sum()
-
-    @property
-    def effective(self) -> float:
-        """How many draws of equal weight tell as much."""
-        return effective_number(torch.from_numpy(self.weights), len(self.weights))
-
-    def variance(self, terms: Array) -> float:
-        """The variance of the weighted mean of terms, units taken together."""
-        influence = self.shares * (terms - self.shares @ terms)
-        sums = np.bincount(self.units, influence)
-        used = len(np.unique(self.units[self.weights > 0]))
-        return float(np.sum(sums**2)) * used / max(used - 1, 1)
+def _from_neighbors(
+    p: Samples,
+    q: Distribution,
+    draws: Draws,
+    log_q: Array,
+    confidence: float,
+    generator: torch.Generator | None,
+) -> Estimate:
+    """Return the mean of log p - log q over continuous draws, less its bias."""
+    n = draws.groups
+    rng = np.random.default_rng(seed_of(generator))
+    usual = neighbor_numbers(n * draws.effective / len(draws))
+    found = _by_neighbors(draws, log_q, q, usual, rng)
+    if isinstance(found, _Found) and found.left > found.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
+        # The density changes within so many neighbors: fewer see it better.
+        found = _by_neighbors(draws, log_q, q, (_FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS), rng)
+    if not isinstance(found, _Found):
+        return _infinite(p, found)
+    notes = list(_notes(draws, found.left, found.error))
+    estimate = _estimate(p, found.value, found.error, confidence, notes)
+    more = tail_allowance(found.terms, draws.shares, n * draws.effective / len(draws))
+    note = ""
+    if more > half_width(estimate):
+        note = (
+            "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
+            + ("infinite" if math.isinf(more) else "that of a Pareto tail")
+        )
+    return opened(estimate, Verdict(more, note))
 
 
 @dataclass(frozen=True)
 class _Found:
+    """A value, its standard error, the bias that it may be left with, and the log-ratio at each draw."""
+
     value: float
     error: float
-    method: str
-    notes: tuple[str, ...] = ()
+    left: float
+    terms: Array
 
 
-def _from_counts(draws: _Draws) -> _Found:
-    """Return the mean of log p - log q over the draws of symbols."""
-    _, symbol, seen = np.unique(draws.x, axis=0, return_inverse=True, return_counts=True)
-    symbol = symbol.reshape(-1)
-    n = draws.effective
-    counts = seen.astype(np.float64)
-    if np.ptp(draws.weights) > 0:
-        counts = np.bincount(symbol, draws.shares) * n
-    surprise, unseen = symbol_surprise(np.where(counts > 0, counts, 1), n)
-    terms = -surprise[symbol] - draws.log_q
-    value = float(draws.shares @ terms) - unseen
-    # Where P = Q the terms are all 0, and only their quadratic term varies.
-    second_order = (int((counts > 0).sum()) - 1) / (2 * n**2)
-    notes = ()
-    if unseen > 0.01:
-        notes = (
-            f"symbols that no draw showed take {unseen:.2g} off, which may be half as much or half as much again",
-        )
-    return _Found(
-        value, math.sqrt(draws.variance(terms) + second_order + (unseen / 2) ** 2), "entropy of counts", notes
-    )
-
-
-def _from_neighbors(
-    p: Samples, q: Distribution, draws: _Draws, confidence: float, generator: torch.Generator | None
-) -> Estimate:
-    from scipy.special import polygamma
-
-    n, d = len(np.unique(draws.units)), draws.x.shape[1]
-    numbers = neighbor_numbers(n * draws.effective / len(draws.x))
-    rng = np.random.default_rng(seed_of(generator))
-    weights = draws.weights if np.ptp(draws.weights) > 0 else None
+def _by_neighbors(
+    draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
+) -> _Found | str:
+    """Return the estimate by these numbers of neighbors, or why KL is infinite."""
+    n, d = draws.groups, draws.x.shape[1]
+    units = None if draws.cluster is None else draws.units
     try:
-        log_p = local_log_density(draws.x, numbers, weights, draws.units if draws.clustered else None, rng)
+        log_p = local_log_density(draws.x, numbers, draws.weights, units, rng)
     except FlatError:
-        return _infinite(
-            p,
+        return (
             "the draws lie in a space of fewer dimensions (a constant component, or one that others determine), where "
-            "P has no density and Q has: KL is infinite",
+            "P has no density and Q has: KL is infinite"
         )
-    used = draws.weights > 0
-    if np.isinf(log_p[used]).any():
-        return _infinite(
-            p,
+    if np.isinf(log_p).any():
+        return (
             f"a draw is repeated more than {numbers[0]} times: an atom of P, where Q has a density, makes KL infinite; "
-            "if rounding made it, Q has to be rounded alike",
+            "if rounding made it, Q has to be rounded alike"
         )
-    terms = np.where(used[:, None], log_p - draws.log_q[:, None], 0)
+    terms = log_p - log_q[:, None]
     means = draws.shares @ terms
     bias, spread, left = _bias(q, means, numbers, n, d, rng)
-    shared = _SHARED * float(polygamma(1, numbers[0])) / n
-    error = math.sqrt(draws.variance(terms[:, 0]) + shared + spread**2 + left**2)
-    notes = list(_notes(draws, left, error))
-    found = _Found(float(means[0]) - bias, error, "entropy by neighbors", tuple(notes))
-    return _estimate(p, found, confidence)
+    shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
+    variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + spread**2 + left**2
+    return _Found(float(means[0]) - bias, math.sqrt(variance), left, terms[:, 0])
 
 
-def _notes(draws: _Draws, left: float, error: float) -> Generator[str]:
+def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
     repeated = len(draws.x) - len(np.unique(draws.x, axis=0))
     if repeated:
         yield (
@@ -235,11 +218,11 @@ def _bias(
 ) -> tuple[float, float, float]:
     """Measure the bias on reference draws; return it, its standard error, and what may be left of P's own.
 
-    Biases fall with k as k^(2 / d), so what P's estimate changes beyond the reference's from k to 4 k tells the rest.
+    Biases fall with k as k^(2 / d), or slower, so what P's estimate changes beyond the reference's from k to 4 k tells the rest.
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     references = [[_gaussian_bias(rng, n, d, numbers) for _ in range(times)]]
-    with _seeded(int(rng.integers(2**31))):
+    with seeded(int(rng.integers(2**31))):
         own = [_own_bias(q, n, d, numbers) for _ in range(times)]
     if all(bias is not None for bias in own):
         references.append([bias for bias in own if bias is not None])
@@ -248,20 +231,16 @@ def _bias(
     for measured in references:
         biases = np.stack(measured)
         changes = biases[:, 1] - biases[:, 0]
-        noise = float(changes.var(ddof=1)) * (1 + 1 / times)
-        fits.append((float(change - changes.mean()), biases[:, 0], noise))
-    difference, biases, noise = min(fits, key=lambda fit: abs(fit[0]))
-    left = math.sqrt(max(difference**2 - noise, 0)) / (4 ** (2 / d) - 1)
+        chance = float(changes.var(ddof=1)) * (1 + 1 / times)
+        fits.append((float(change - changes.mean()), biases[:, 0], chance))
+    difference, biases, chance = min(fits, key=lambda fit: abs(fit[0]))
+    left = math.sqrt(max(difference**2 - chance, 0)) / (4 ** min(2 / d, 1) - 1)
     return float(biases.mean()), float(biases.std(ddof=1)) / math.sqrt(times), left
 
 
 def _gaussian_bias(rng: np.random.Generator, n: int, d: int, numbers: tuple[int, int]) -> Array:
     z = rng.standard_normal((n, d))
-    return (
-        local_log_density(z, numbers).mean(0)
-        + 0.5 * float((z**2).sum(1).mean())
-        + d / 2 * math.log(2 * math.pi)
-    )
+    return local_log_density(z, numbers).mean(0) + 0.5 * float((z**2).sum(1).mean()) + d * HALF_LOG_2PI
 
 
 def _own_bias(q: Distribution, n: int, d: int, numbers: tuple[int, int]) -> Array | None:
@@ -274,14 +253,6 @@ def _own_bias(q: Distribution, n: int, d: int, numbers: tuple[int, int]) -> Arra
     return bias if np.isfinite(bias).all() else None
 
 
-@contextmanager
-def _seeded(seed: int) -> Generator[None]:
-    """Draw from a seed: the draws of torch's distributions take no generator."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
 def _log_prob(call: str, q: Distribution, x: Array) -> Array:
     """Return Q's log-density at each draw, -inf at those that it cannot give."""
     at = torch.from_numpy(x if q.event_shape else x[:, 0])
@@ -292,14 +263,12 @@ def _log_prob(call: str, q: Distribution, x: Array) -> Array:
         found[inside] = q.log_prob(at[inside]).detach().to("cpu", torch.float64)
     bad = found.isnan() | (found == torch.inf)
     if bool(bad.any()):
-        raise ArgumentValueError(
-            explain(
-                call,
-                "q",
-                wanted="a finite log-density at the draws",
-                got=f"NaN or +inf at {int(bad.sum())} of {len(x)}, the first at index {int(bad.int().argmax())}",
-                instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
-            )
+        raise invalid_value(
+            call,
+            "q",
+            wanted="a finite log-density at the draws",
+            got=f"NaN or +inf at {int(bad.sum())} of {len(x)}, the first at index {int(bad.int().argmax())}",
+            instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
         )
     return found.numpy()
 
@@ -312,20 +281,18 @@ def _support(q: Distribution) -> Constraint | None:
         return None
 
 
-def _are_symbols(call: str, p: Samples, q: Distribution) -> bool:
-    """Tell whether Q gives integers; refuse draws of the other kind."""
+def _is_discrete(call: str, p: Samples, q: Distribution) -> bool:
+    """Tell whether Q gives integers; refuse draws of the other sort."""
     support = _support(q)
     integers = p.discrete if support is None else support.is_discrete
     if p.labels is not None or (p.discrete and not integers):
-        raise ArgumentTypeError(
-            explain(
-                call,
-                "p, q",
-                wanted="draws of the kind that q gives",
-                got=f"symbols, {p!r}, and {type(q).__name__}, which has "
-                + ("integers" if integers else "a density"),
-                instead="Samples(x.double()) to read integers as points, or integer codes in place of strings",
-            )
+        raise invalid_type(
+            call,
+            "p, q",
+            wanted="draws of the sort that q gives",
+            got=f"categories, {p!r}, and {type(q).__name__}, which has "
+            + ("integers" if integers else "a density"),
+            instead="Samples(x.double()) to read integers as numbers, or integer codes in place of strings",
         )
     return integers
 
@@ -344,14 +311,12 @@ def _check_sides(call: str, p: object, q: object) -> None:
             )
         )
     if not (isinstance(p, Samples) and isinstance(q, Distribution)):
-        raise ArgumentTypeError(
-            explain(
-                call,
-                "p, q",
-                wanted="Samples and a torch.distributions.Distribution",
-                got=f"{type(p).__name__} and {type(q).__name__}",
-                instead="from_density(Samples(x), Normal(0.0, 1.0))",
-            )
+        raise invalid_type(
+            call,
+            "p, q",
+            wanted="Samples and a torch.distributions.Distribution",
+            got=f"{type(p).__name__} and {type(q).__name__}",
+            instead="from_density(Samples(x), Normal(0.0, 1.0))",
         )
     if q.batch_shape or tuple(q.event_shape) not in ((), (p.tensor.shape[1],)):
         _check_shapes(call, p, q)
@@ -360,59 +325,42 @@ def _check_sides(call: str, p: object, q: object) -> None:
 
 
 def _check_shapes(call: str, p: Samples, q: Distribution) -> None:
-    raise ArgumentValueError(
-        explain(
+    raise invalid_value(
+        call,
+        "p, q",
+        wanted="a q of one event, with as many components as the draws",
+        got=f"{type(q).__name__} of batch_shape {tuple(q.batch_shape)} and event_shape {tuple(q.event_shape)} for "
+        f"{p!r}",
+        instead="Independent(q, 1) for a product over the components, or q of a single element of the batch",
+    )
+
+
+def _check_draws(call: str, p: Samples, *, discrete: bool) -> None:
+    check_finite(call, "p", p)
+    number, d = clusters_in(p) or len(p), p.tensor.shape[1]
+    fewest = 2 if discrete else max(_FEWEST, 2 * d + 2)
+    if number < fewest:
+        raise invalid_value(
             call,
-            "p, q",
-            wanted="a q of one event, with as many components as the draws",
-            got=f"{type(q).__name__} of batch_shape {tuple(q.batch_shape)} and event_shape {tuple(q.event_shape)} for "
-            f"{p!r}",
-            instead="Independent(q, 1) for a product over the components, or q of a single element of the batch",
+            "p",
+            wanted=f"at least {fewest} draws (or clusters) of {'categories' if discrete else f'{d} components'}",
+            got=f"{number}",
+            instead="more draws",
         )
-    )
-
-
-def _check_draws(call: str, p: Samples, x: Array, symbols: bool) -> None:
-    infinite = np.isinf(x).any(axis=1)
-    number = len(x) if p.clusters is None else len(p.clusters.unique())
-    fewest = 2 if symbols else max(_FEWEST, 2 * x.shape[1] + 2)
-    if infinite.any():
-        wanted, got = (
-            "finite draws",
-            f"infinities in {int(infinite.sum())}, the first at index {int(infinite.argmax())}",
-        )
-    elif number < fewest:
-        wanted = f"at least {fewest} draws (or clusters) {'of symbols' if symbols else f'of {x.shape[1]} components'}"
-        got = f"{number}"
-    else:
-        return
-    raise ArgumentValueError(
-        explain(call, "p", wanted=wanted, got=got, instead="more draws, and those left out that are none")
-    )
 
 
 def _infinite(p: Samples, note: str) -> Estimate:
-    infinity = torch.tensor(torch.inf, dtype=torch.float64, device=p.tensor.device)
-    error = torch.zeros_like(infinity)
-    return Estimate(infinity, error, "support", (infinity, infinity), (len(p), 0), (note,))
+    return infinite_estimate("from_density", (len(p), 0), note, p.tensor.device)
 
 
-def _estimate(p: Samples, found: _Found, confidence: float) -> Estimate:
+def _estimate(p: Samples, value: float, error: float, confidence: float, notes: list[str]) -> Estimate:
     return normal_estimate(
-        found.value,
-        found.error,
+        value,
+        error,
         confidence,
-        method=found.method,
+        method="from_density",
         n=(len(p), 0),
-        notes=found.notes,
+        notes=notes,
         device=p.tensor.device,
+        groups=clusters_in(p),
     )
-
-
-def _require_scipy() -> None:
-    try:
-        __import__("scipy")
-    except ImportError:
-        raise OptionalDependencyError(
-            "from_density needs SciPy. Run: pip install 'kullback[samples]'"
-        ) from None

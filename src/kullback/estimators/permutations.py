@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import invalid_value
 from kullback.progress import progress_bar
 from kullback.samples import Samples
 
@@ -27,20 +27,18 @@ class Labeling(NamedTuple):
     def of(cls, p: Samples, q: Samples) -> Labeling:
         """Read the units off two data sets: their clusters where either has some, else the draws."""
         n, m = len(p), len(q)
-        if p.clusters is None and q.clusters is None:
+        if p.cluster is None and q.cluster is None:
             return cls(None, np.arange(n + m) < n)
-        x, y = (np.arange(len(side)) if side.clusters is None else side.clusters.numpy() for side in (p, q))
+        x, y = (np.arange(len(side)) if side.cluster is None else side.cluster.numpy() for side in (p, q))
         first = int(x.max()) + 1
         units = first + int(y.max()) + 1
         if first < 2 or units - first < 2:
-            raise ArgumentValueError(
-                explain(
-                    "test_same",
-                    "p, q",
-                    wanted="at least two clusters on both sides",
-                    got=f"{first} in p and {units - first} in q",
-                    instead="Samples(x) without clusters, where the draws are independent",
-                )
+            raise invalid_value(
+                "two_sample_test",
+                "p, q",
+                wanted="at least two clusters on both sides",
+                got=f"{first} in p and {units - first} in q",
+                instead="Samples(x) without clusters, where the draws are independent",
             )
         return cls(np.concatenate([x, first + y]), np.arange(units) < first)
 

@@ -1,26 +1,26 @@
-"""Could two data sets come from one distribution? A permutation test: `test_same`."""
+"""Could two data sets come from one distribution? A permutation test: `two_sample_test`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_samples, numpy_of, seed_of
+from kullback.estimators.checks import check_samples, seed_of
 from kullback.estimators.dispatch import estimate_from_samples
+from kullback.estimators.draws import Array, Integers, numpy_of
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import Cells, Graph, Labeling, Statistic, permuted
 from kullback.generators import KL
 from kullback.samples import Samples
 
-__all__ = ["SameTest", "test_same"]
+__all__ = ["TwoSampleTest", "two_sample_test"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
-CALL = "test_same"
+
+CALL = "two_sample_test"
 # Neighbors of each point in the graph that the statistic counts: more see wider differences, at more memory.
 FEWEST_NEIGHBORS, MOST_NEIGHBORS, MOST_EDGES = 5, 30, 2_000_000
 # Ranks finer than this tell nothing more, and each of them costs in every shuffle.
@@ -28,8 +28,8 @@ MOST_RANKS = 1000
 
 
 @dataclass(frozen=True)
-class SameTest:
-    """What `test_same` found.
+class TwoSampleTest:
+    """What `two_sample_test` found.
 
     Attributes:
         p_value: how often draws with shuffled origins differ at least as much, if both data sets have one distribution.
@@ -37,13 +37,13 @@ class SameTest:
         effect: KL(P || Q) of the two, estimated by the method that suits them: how much they differ. None where no
             estimator serves these draws; `notes` say why.
         permutations: how many shuffles there were.
-        method: the statistic: ``"likelihood_ratio"`` of symbols, ``"energy_of_ranks"`` in one dimension,
+        method: the statistic: ``"likelihood_ratio"`` of categories, ``"energy_of_ranks"`` in one dimension,
             ``"nearest_neighbors"`` beyond.
         notes: what a reader has to know about the effect.
 
     Example:
-        >>> from kullback import Samples, test_same
-        >>> found = test_same(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
+        >>> from kullback import Samples, two_sample_test
+        >>> found = two_sample_test(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
         >>> found.p_value, found.method
         (0.001, 'likelihood_ratio')
     """
@@ -56,19 +56,19 @@ class SameTest:
     notes: tuple[str, ...] = ()
 
 
-def test_same(
+def two_sample_test(
     p: Samples,
     q: Samples,
     *,
     permutations: int = 999,
     generator: torch.Generator | None = None,
-) -> SameTest:
+) -> TwoSampleTest:
     r"""Test whether two data sets can come from one distribution, by shuffling which draw came from which.
 
     .. math:: \text{p-value} = \frac{1 + \#\{b : T_b \ge T\}}{1 + B}
 
     The level is exact at any size: under the hypothesis every shuffle is as likely as what was seen. T is the
-    likelihood ratio of the counts for symbols; the energy distance of the pooled ranks for numbers; for vectors, the
+    likelihood ratio of the counts for categories; the energy distance of the pooled ranks for numbers; for vectors, the
     share of nearest neighbors that come from the same data set.
 
     Arguments:
@@ -78,7 +78,7 @@ def test_same(
         generator: where the shuffles come from; left out, torch's own.
 
     Returns:
-        a `SameTest` with the p-value and the estimated divergence as effect.
+        a `TwoSampleTest` with the p-value and the estimated divergence as effect.
 
     Raises:
         ArgumentValueError: the draws lie in different spaces, have weights, or are too few to shuffle.
@@ -88,7 +88,7 @@ def test_same(
         >>> draw = torch.Generator().manual_seed(0)
         >>> x = torch.randn(300, generator=draw)
         >>> y = torch.randn(300, generator=draw) + 0.5
-        >>> found = kullback.test_same(kullback.Samples(x), kullback.Samples(y), generator=draw)
+        >>> found = kullback.two_sample_test(kullback.Samples(x), kullback.Samples(y), generator=draw)
         >>> found.p_value, found.method
         (0.001, 'energy_of_ranks')
 
@@ -106,29 +106,25 @@ def test_same(
     as_large = int((shuffled >= observed - 1e-9 * abs(observed)).sum())
     effect, notes = _effect(p, q, generator)
     p_value = (1 + as_large) / (1 + permutations)
-    return SameTest(p_value, float(observed), effect, permutations, method, notes)
+    return TwoSampleTest(p_value, float(observed), effect, permutations, method, notes)
 
 
-test_same.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # pytest takes the name for a test of its own
+two_sample_test.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # pytest takes the name for a test of its own
 
 
 def _check(p: Samples, q: Samples, permutations: int) -> None:
     for name, side in (("p", p), ("q", q)):
         if side.weights is not None:
-            raise ArgumentValueError(
-                explain(
-                    CALL,
-                    name,
-                    wanted="draws that count the same, so that they can be exchanged",
-                    got="draws with weights",
-                    instead="kl_estimate(p, q), whose interval knows weights",
-                )
+            raise invalid_value(
+                CALL,
+                name,
+                wanted="draws that count the same, so that they can be exchanged",
+                got="draws with weights",
+                instead="kl_estimate(p, q), whose interval knows weights",
             )
     if permutations < 1:
-        raise ArgumentValueError(
-            explain(
-                CALL, "permutations", wanted="at least 1", got=repr(permutations), instead="permutations=999"
-            )
+        raise invalid_value(
+            CALL, "permutations", wanted="at least 1", got=repr(permutations), instead="permutations=999"
         )
 
 
@@ -153,10 +149,10 @@ def _statistic(p: Samples, q: Samples) -> tuple[str, Statistic]:
 
 
 def _likelihood_ratio(p: Samples, q: Samples) -> Statistic:
-    """The mutual information of symbol and origin, in nats, times the number of draws."""
+    """Return the mutual information of category and origin, in nats, times the number of draws."""
     codes = _pooled_codes(p, q)
     totals = np.bincount(codes)
-    of_all = _x_log_x(np.array([totals.sum()]))[0] - _x_log_x(totals).sum()
+    of_all = _x_log_x(np.array([totals.sum()]))[0] - _x_log_x(totals.astype(float)).sum()
 
     def of_counts(counts: Array) -> Array:
         rest = totals - counts
@@ -166,7 +162,7 @@ def _likelihood_ratio(p: Samples, q: Samples) -> Statistic:
     return Cells(codes, totals, of_counts)
 
 
-def _pooled_codes(p: Samples, q: Samples) -> Array:
+def _pooled_codes(p: Samples, q: Samples) -> Integers:
     if p.labels is not None and q.labels is not None:
         names = [np.asarray(side.labels)[side.tensor[:, 0].numpy()] for side in (p, q)]
         return np.unique(np.concatenate(names), return_inverse=True)[1]
@@ -178,7 +174,7 @@ def _x_log_x(x: Array) -> Array:
 
 
 def _energy_of_ranks(pooled: Array) -> Statistic:
-    """The mean of (F_n - G_m)^2 over the pooled ranks, at most so many of them; equal values have one rank."""
+    """Return the mean of (F_n - G_m)^2 over the pooled ranks, at most so many of them; equal values have one rank."""
     distinct, codes, totals = np.unique(pooled, return_inverse=True, return_counts=True)
     if len(distinct) > MOST_RANKS:
         cell = (np.cumsum(totals) - 1) * MOST_RANKS // len(pooled)
@@ -196,7 +192,7 @@ def _energy_of_ranks(pooled: Array) -> Statistic:
 
 
 def _same_neighbors(points: Array) -> Statistic:
-    """The share of nearest neighbors that come from the same data set, all components brought to one scale."""
+    """Return the share of nearest neighbors that come from the same data set, all components brought to one scale."""
     from scipy.sparse import csr_array
 
     n = len(points)
@@ -207,6 +203,6 @@ def _same_neighbors(points: Array) -> Statistic:
 
 
 def _scale(points: Array) -> Array:
-    """The width of the middle half of each component, which no outlier moves; 1 where that has none."""
+    """Return the width of the middle half of each component, which no outlier moves; 1 where that has none."""
     width = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
     return np.where(width > 0, width, 1.0)

@@ -17,14 +17,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import (
-    check_confidence,
-    check_samples,
-    effective_number,
-    standard_normal_quantile,
-)
+from kullback.estimators.checks import check_confidence, check_samples
+from kullback.estimators.draws import clusters_in, effective_number, shares_of, variance_of_sum
+from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.representations import can_inspect, first_of
 from kullback.samples import Samples
 
@@ -85,8 +82,8 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
     call = "variational_bound"
     _check(call, p, q, bound)
     at_p, at_q = _values(call, critic, p), _values(call, critic, q)
-    mean_p = _mean(_shares(p, at_p), at_p)
-    log_mean_q = torch.logsumexp(at_q + _shares(q, at_q).log(), 0)
+    mean_p = _mean(shares_of(p, at_p), at_p)
+    log_mean_q = torch.logsumexp(at_q + shares_of(q, at_q).log(), 0)
     if bound == "donsker_varadhan":
         return mean_p - log_mean_q
     return mean_p - torch.expm1(log_mean_q)
@@ -109,7 +106,7 @@ def variational_estimate(
     is above the critic's bound is not in the draws.
 
     Arguments:
-        p: held-out draws of P, shape (n, d), with weights and clusters if they have such.
+        p: held-out draws of P, shape (n, d), with their weights and clusters, if any.
         q: held-out draws of Q, shape (m, d).
         critic: T, as for `variational_bound`. It is called without gradients; put modules into ``eval()`` first.
         bound: ``"donsker_varadhan"`` or ``"nwj"``.
@@ -132,7 +129,7 @@ def variational_estimate(
         >>> draws = torch.Generator().manual_seed(0)
         >>> x, y = torch.randn(5000, generator=draws), torch.randn(5000, generator=draws) + 1
         >>> estimate = variational_estimate(Samples(x), Samples(y), lambda z: 0.5 - z)  # the best critic; KL is 0.5
-        >>> bool(abs(estimate.value - 0.5) < 3 * estimate.error), float(estimate.interval[1])
+        >>> bool(abs(estimate.value - 0.5) < 3 * estimate.standard_error), float(estimate.interval[1])
         (True, inf)
 
     References:
@@ -147,14 +144,14 @@ def variational_estimate(
         _check_number(call, name, side)
     with torch.no_grad():
         at_p, at_q = (_values(call, critic, side).double() for side in (p, q))
-    shares_p, shares_q = _shares(p, at_p), _shares(q, at_q)
+    shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
     log_mean_q = torch.logsumexp(at_q + shares_q.log(), 0)
     scale = 1.0 if bound == "donsker_varadhan" else log_mean_q.exp()
     relative = (at_q - log_mean_q).exp()
     mean_p = _mean(shares_p, at_p)
     value = mean_p - (log_mean_q if bound == "donsker_varadhan" else torch.expm1(log_mean_q))
-    variance = _variance(p, torch.where(shares_p > 0, shares_p * (at_p - mean_p), 0))
-    variance = variance + scale**2 * _variance(q, shares_q * (relative - 1))
+    variance = variance_of_sum(torch.where(shares_p > 0, shares_p * (at_p - mean_p), 0), p.cluster)
+    variance = variance + scale**2 * variance_of_sum(shares_q * (relative - 1), q.cluster)
     error = variance.sqrt()
     held = effective_number(shares_q * relative, len(q))
     notes = ["a lower bound, as good as the critic: KL may be any amount above it"]
@@ -167,34 +164,30 @@ def variational_estimate(
     else:
         reach = standard_normal_quantile(2 * confidence - 1) * error
         interval = (value - reach, torch.full_like(value, math.inf))
-    return Estimate(value, error, bound, interval, (len(p), len(q)), tuple(notes))
+    return Estimate(value, None, bound, interval, (len(p), len(q)), tuple(notes), error)
 
 
 def _check(call: str, p: Samples, q: Samples, bound: str) -> None:
     check_samples(call, p, q)
     if bound not in get_args(Bound):
-        raise ArgumentValueError(
-            explain(
-                call,
-                "bound",
-                wanted=f"one of {', '.join(map(repr, get_args(Bound)))}",
-                got=repr(bound),
-                instead="bound='donsker_varadhan'",
-            )
+        raise invalid_value(
+            call,
+            "bound",
+            wanted=f"one of {', '.join(map(repr, get_args(Bound)))}",
+            got=repr(bound),
+            instead="bound='donsker_varadhan'",
         )
 
 
 def _check_number(call: str, name: str, side: Samples) -> None:
-    number = len(side) if side.clusters is None else len(side.clusters.unique())
+    number = clusters_in(side) or len(side)
     if number < 2:
-        raise ArgumentValueError(
-            explain(
-                call,
-                name,
-                wanted="at least two draws, or two clusters of them, which a standard error takes",
-                got=repr(side),
-                instead="variational_bound(p, q, critic), which has no standard error",
-            )
+        raise invalid_value(
+            call,
+            name,
+            wanted="at least two draws, or two clusters of them, which a standard error takes",
+            got=repr(side),
+            instead="variational_bound(p, q, critic), which has no standard error",
         )
 
 
@@ -202,58 +195,35 @@ def _values(call: str, critic: Critic, side: Samples) -> Tensor:
     """Return the critic's value at each draw, float32 or wider, shape (n,)."""
     found = critic(side.tensor)
     if not isinstance(found, Tensor):
-        raise ArgumentTypeError(
-            explain(
-                call,
-                "critic",
-                wanted="a function that returns a tensor",
-                got=f"one that returns {type(found).__name__}",
-                instead="critic=torch.nn.Linear(d, 1)",
-            )
+        raise invalid_type(
+            call,
+            "critic",
+            wanted="a function that returns a tensor",
+            got=f"one that returns {type(found).__name__}",
+            instead="critic=torch.nn.Linear(d, 1)",
         )
     if found.shape not in ((len(side),), (len(side), 1)):
-        raise ArgumentValueError(
-            explain(
-                call,
-                "critic",
-                wanted=f"one value for each draw, shape ({len(side)},) or ({len(side)}, 1)",
-                got=f"shape {tuple(found.shape)} at draws of shape {tuple(side.tensor.shape)}",
-                instead="critic=lambda x: network(x).squeeze(-1)",
-            )
+        raise invalid_value(
+            call,
+            "critic",
+            wanted=f"one value for each draw, shape ({len(side)},) or ({len(side)}, 1)",
+            got=f"shape {tuple(found.shape)} at draws of shape {tuple(side.tensor.shape)}",
+            instead="critic=lambda x: network(x).squeeze(-1)",
         )
     found = found.reshape(-1)
     found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
     bad = found.isnan() | (found == math.inf)
     if can_inspect(found) and bool(bad.any()):
-        raise ArgumentValueError(
-            explain(
-                call,
-                "critic",
-                wanted="numbers below +inf",
-                got=f"NaN or +inf ({first_of(bad)})",
-                instead="a smaller learning rate, or torch.nn.utils.clip_grad_norm_ in training",
-            )
+        raise invalid_value(
+            call,
+            "critic",
+            wanted="numbers below +inf",
+            got=f"NaN or +inf ({first_of(bad)})",
+            instead="a smaller learning rate, or torch.nn.utils.clip_grad_norm_ in training",
         )
     return found
-
-
-def _shares(side: Samples, like: Tensor) -> Tensor:
-    """Return the weights, adding up to one."""
-    if side.weights is None:
-        return torch.full_like(like, 1 / len(side), requires_grad=False)
-    weights = side.weights.to(like)
-    return weights / weights.sum()
 
 
 def _mean(shares: Tensor, values: Tensor) -> Tensor:
     """Return the mean of values, of which those without a share may be infinite."""
     return (shares * torch.where(shares > 0, values, 0)).sum()
-
-
-def _variance(side: Samples, influence: Tensor) -> Tensor:
-    """Return the variance of a mean from what each draw, or cluster of draws, adds to it."""
-    if side.clusters is not None:
-        codes = side.clusters.to(influence.device)
-        sums = influence.new_zeros(int(codes.max()) + 1)
-        influence = sums.index_add(0, codes, influence)
-    return (influence**2).sum() * len(influence) / (len(influence) - 1)

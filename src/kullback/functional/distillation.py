@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import (
+    Vocabulary,
     check_kind,
     check_normalizer,
     check_temperature,
+    check_vocabulary,
     divided,
     position_weights,
 )
@@ -22,9 +23,7 @@ from kullback.kernels import row_divergence, weighted_total
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import Logits
 
-__all__ = ["Vocabulary", "distillation_loss"]
-
-Vocabulary = Literal["error", "truncate", "mask"]
+__all__ = ["distillation_loss"]
 
 _CALL = "distillation_loss"
 _KL = KL()
@@ -40,7 +39,7 @@ def distillation_loss(
     weight: Tensor | None = None,
     labels: Tensor | None = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     temperature_squared: bool = False,
     normalizer: Tensor | float | None = None,
     vocabulary: Vocabulary = "error",
@@ -100,11 +99,12 @@ def distillation_loss(
     check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
+    check_vocabulary(_CALL, vocabulary)
     check_normalizer(_CALL, normalizer, word)
     scale = float(temperature**2) if temperature_squared else 1.0
     if isinstance(teacher, TopK):
         if inplace_backward:
-            raise _inplace_refusal("a teacher of all classes", "a TopK")
+            _check_inplace(student, teacher, word)
         values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
         weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
         return _reduce(values, weights, word, normalizer)
@@ -144,51 +144,50 @@ def _reduce(
 
 
 def _as_matrix(logits: Tensor) -> Tensor:
+    """Return the logits with one row for each position."""
     return (
         logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
-    )  # a view of nothing new takes its time
+    )  # reshape costs time as a no-op too
 
 
-def _check_inplace(student: Tensor, teacher: Tensor, word: str) -> None:
-    if word == "none":
-        raise _inplace_refusal(
-            "a reduction, as the gradient of a position is not known before", "reduction='none'"
-        )
-    if student.requires_grad and student.is_leaf:
-        raise _inplace_refusal("a student that some operation made, as its values are lost", "a leaf")
-    if teacher.requires_grad:
-        raise _inplace_refusal("a teacher that requires no gradient", "one that does")
-
-
-def _inplace_refusal(wanted: str, got: str) -> ArgumentValueError:
-    return ArgumentValueError(
-        explain(_CALL, "inplace_backward", wanted=wanted, got=got, instead="inplace_backward=False")
-    )
+def _check_inplace(student: Tensor, teacher: Tensor | TopK, word: Reduction) -> None:
+    """Raise unless the gradient may overwrite the student's logits."""
+    is_top_k = isinstance(teacher, TopK)
+    for refused, wanted, got in (
+        (is_top_k, "a teacher of all classes", "a TopK"),
+        (
+            word == "none",
+            "a reduction, as the gradient of a position is not known before",
+            "reduction='none'",
+        ),
+        (
+            student.requires_grad and student.is_leaf,
+            "a student that some operation made, as its values are lost",
+            "a leaf",
+        ),
+        (
+            not is_top_k and teacher.requires_grad,
+            "a teacher that requires no gradient",
+            "one that does",
+        ),
+    ):
+        if refused:
+            raise invalid_value(
+                _CALL, "inplace_backward", wanted=wanted, got=got, instead="inplace_backward=False"
+            )
 
 
 def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     classes = teacher.shape[-1], student.shape[-1]
-    if vocabulary not in ("error", "truncate", "mask"):
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "vocabulary",
-                wanted="'error', 'truncate' or 'mask'",
-                got=repr(vocabulary),
-                instead="vocabulary='truncate' to compare the classes both have",
-            )
-        )
     if classes[0] == classes[1]:
         return teacher, student
     if vocabulary == "error":
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "student",
-                wanted=f"as many classes as the teacher, {classes[0]}",
-                got=f"{classes[1]}",
-                instead="vocabulary='truncate' if the first classes of both mean the same",
-            )
+        raise invalid_value(
+            _CALL,
+            "student",
+            wanted=f"as many classes as the teacher, {classes[0]}",
+            got=f"{classes[1]}",
+            instead="vocabulary='truncate' if the first classes of both mean the same",
         )
     if vocabulary == "truncate":
         shared = min(classes)
@@ -204,32 +203,26 @@ def _check_logits(student: Tensor, teacher: Tensor) -> None:
     for name, x in (("student", student), ("teacher", teacher)):
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ArgumentTypeError(
-                explain(
-                    _CALL,
-                    name,
-                    wanted="a floating-point tensor of logits, shape (..., classes)",
-                    got=got,
-                    instead=f"{name}=model(inputs).logits",
-                )
+            raise invalid_type(
+                _CALL,
+                name,
+                wanted="a floating-point tensor of logits, shape (..., classes)",
+                got=got,
+                instead=f"{name}=model(inputs).logits",
             )
     if student.shape[:-1] != teacher.shape[:-1]:
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "student",
-                wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
-                got=f"shape {tuple(student.shape[:-1])}, classes left out",
-                instead="the logits of the same positions of both, neither shifted nor cut",
-            )
+        raise invalid_value(
+            _CALL,
+            "student",
+            wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
+            got=f"shape {tuple(student.shape[:-1])}, classes left out",
+            instead="the logits of the same positions of both, neither shifted nor cut",
         )
     if student.device != teacher.device:
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "teacher",
-                wanted=f"a tensor on {student.device}, where the student is",
-                got=f"one on {teacher.device}",
-                instead="teacher=teacher.to(student.device)",
-            )
+        raise invalid_value(
+            _CALL,
+            "teacher",
+            wanted=f"a tensor on {student.device}, where the student is",
+            got=f"one on {teacher.device}",
+            instead="teacher=teacher.to(student.device)",
         )

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from kullback.errors import ArgumentTypeError, IncompatibleTensorError, explain
+from kullback.errors import IncompatibleTensorError, explain, invalid_type
 from kullback.kernels import kl_div_terms
+from kullback.kernels.native import terms
 from kullback.reduction import Reduction, reduce_terms, torch_reduction
 
 __all__ = ["kl_div"]
@@ -98,8 +99,8 @@ def kl_div(
     meant = torch_reduction(reduction, size_average, reduce)
 
     dtype = _result_dtype(input, target)
-    wide = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
-    summands = kl_div_terms.reference_terms(input.to(wide), target.to(wide), log_target)
+    inner = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
+    summands = kl_div_terms.reference_terms(input.to(inner), target.to(inner), log_target)
     batch_size = input.size(0) if input.dim() else 1
     loss = reduce_terms(summands, meant, batch_size=batch_size)
     if reduction == "batchmean" and meant != reduction:
@@ -113,7 +114,7 @@ def _is_native(log_q: Tensor, target: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and isinstance(log_q, Tensor)
         and isinstance(target, Tensor)
-        and kl_div_terms.serves(log_q, target)
+        and terms.serves(log_q, target)
         and _result_dtype(log_q, target) == log_q.dtype
     )
 
@@ -138,7 +139,7 @@ def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
 def _check_tensor(name: str, value: object, *, instead: str) -> None:
     if not isinstance(value, Tensor):
         got = type(value).__name__
-        raise ArgumentTypeError(explain("kl_div", name, wanted="a tensor", got=got, instead=instead))
+        raise invalid_type("kl_div", name, wanted="a tensor", got=got, instead=instead)
     if not value.is_floating_point() or value.layout not in (torch.strided, torch.jagged):
         wanted = "a dense tensor of real floating-point numbers"
         got = f"{_described(value)} and layout {value.layout}"
@@ -163,9 +164,7 @@ def _check_log_target(log_target: object) -> None:
     if not isinstance(log_target, bool):
         wanted = "True if target holds log-probabilities, False if it holds probabilities"
         instead = "kl_div(input, target.log(), log_target=True) or kl_div(input, target)"
-        raise ArgumentTypeError(
-            explain("kl_div", "log_target", wanted=wanted, got=repr(log_target), instead=instead)
-        )
+        raise invalid_type("kl_div", "log_target", wanted=wanted, got=repr(log_target), instead=instead)
 
 
 def _described(tensor: Tensor) -> str:

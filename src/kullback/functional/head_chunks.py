@@ -1,4 +1,4 @@
-"""Two language-model heads and the divergence of what they predict, over chunks of positions, never all logits."""
+"""The divergence of two language-model heads over chunks of positions, so that the logits are never held whole."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch import Tensor
 
 from kullback.generators import Divergence
 from kullback.kernels import row_divergence, value_and_gradient
+from kullback.numeric import accurate_dtype
 from kullback.representations import Logits, can_inspect
 
-__all__ = ["FusedRows", "FusedTotal", "Head", "HeadTask"]
+__all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
 
-# Where no budget is given: a chunk has at least this many rows, as fewer make the products slow ...
+# Without a byte budget, a chunk has at least this many rows, as fewer make the matrix products slow ...
 _ROWS = {"cpu": 128}
 _ROWS_ELSEWHERE = 512
-# ... and may take this much in any case.
+# ... and at most as many as take these bytes, if that is more.
 _BYTES = 32 << 20
-# What a tile of a weight takes in float32: it should stay in a core's cache.
+# Bytes of a weight's tile in float32: it should stay in a core's cache.
 _TILE_BYTES = 8 << 20
-# So many products may be added up in half precision: the rounding of the sum is then that of a single product.
+# Up to so many chunks are summed in half precision, where the rounding of the sum is no more than of one product.
 _HALF_SUMS = 16
 
 
@@ -33,22 +34,22 @@ class Head(NamedTuple):
     float32_logits: bool
 
     def logits_dtype(self, weight: Tensor) -> torch.dtype:
-        """Return the dtype its logits have."""
+        """Return the dtype of the logits."""
         return torch.promote_types(weight.dtype, torch.float32) if self.float32_logits else weight.dtype
 
-    def plain(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the logits, whole, made of differentiable operations."""
+    def reference(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return all logits, by differentiable operations."""
         dtype = self.logits_dtype(weight)
         bias = None if bias is None else bias.to(dtype)
         logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias) * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
     def write(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """Overwrite `out` with the logits."""
-        if _multiplies_slowly(weight) or (out.dtype != weight.dtype and not weight.is_cuda):
-            wide = hidden.float()
-            for tile, part in _wide_tiles(weight):
-                out[:, tile].copy_(wide @ part.t())
+        """Write the logits to `out`."""
+        if _is_slow_to_multiply(weight) or (out.dtype != weight.dtype and not weight.is_cuda):
+            hidden32 = hidden.float()
+            for tile, part in _float32_tiles(weight):
+                out[:, tile].copy_(hidden32 @ part.t())
         elif out.dtype != weight.dtype:
             out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
         else:
@@ -61,8 +62,8 @@ class Head(NamedTuple):
             out.div_(self.softcap).tanh_().mul_(self.softcap)
 
 
-class HeadTask(NamedTuple):
-    """What is computed from the two heads; the weights are constants."""
+class HeadSpec(NamedTuple):
+    """What to compute from the two heads; the weights are constants."""
 
     student: Head
     teacher: Head
@@ -74,13 +75,13 @@ class HeadTask(NamedTuple):
     counted: Tensor | None  # the indices of the positions that count; None for all
     chunk_bytes: int | None
 
-    def plain_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Return the divergence of each position from whole logits, in differentiable operations."""
+    def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
+        """Return the divergence of each position from all logits at once, by differentiable operations."""
         hidden = [
             x if excluded is None else torch.where(excluded.unsqueeze(-1), 0, x) for x in tensors[::3]
-        ]  # a position left out gives no weight a gradient, whatever it holds
-        student = self.student.plain(hidden[0], *tensors[1:3])
-        teacher = self.teacher.plain(hidden[1], *tensors[4:6])
+        ]  # NaN at an excluded position must not reach a gradient
+        student = self.student.reference(hidden[0], *tensors[1:3])
+        teacher = self.teacher.reference(hidden[1], *tensors[4:6])
         classes = max(student.shape[-1], teacher.shape[-1])
         p, q = (
             torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
@@ -90,14 +91,14 @@ class HeadTask(NamedTuple):
         values = row_divergence(self.kind, p, q, dtype=self.dtype, temperature=self.temperature)
         return values if excluded is None else torch.where(excluded, 0, values)
 
-    def plain_total(self, tensors: Sequence[Any]) -> Tensor:
-        """Return the total from whole logits."""
+    def reference_total(self, tensors: Sequence[Any]) -> Tensor:
+        """Return the weighted sum from all logits at once."""
         excluded = None if self.weights is None else self.weights == 0
-        values = self.plain_rows(tensors, excluded)
+        values = self.reference_rows(tensors, excluded)
         return ((values if self.weights is None else values * self.weights.to(self.dtype)) * self.scale).sum()
 
     def excluded(self, rows: Tensor) -> Tensor | None:
-        """Return which of the positions do not count."""
+        """Return a mask of the positions that do not count; None where all do."""
         if self.counted is None:
             return None
         return torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device).index_fill(
@@ -105,13 +106,15 @@ class HeadTask(NamedTuple):
         )
 
     def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
-        """Return what each position's divergence counts in `factor` times the total."""
-        wide = torch.float32 if rows.device.type == "mps" else torch.float64
-        weights = rows.new_ones(rows.shape[0], dtype=wide) if self.weights is None else self.weights.to(wide)
+        """Return each position's weight in `factor` times the sum."""
+        dtype = accurate_dtype(rows.device)
+        weights = (
+            rows.new_ones(rows.shape[0], dtype=dtype) if self.weights is None else self.weights.to(dtype)
+        )
         return weights * (factor * self.scale)
 
     def chunk_rows(self, positions: int, row_bytes: int, device: str) -> int:
-        """Return how many positions a chunk takes, all chunks being about as large."""
+        """Return the number of positions in a chunk; chunks are of nearly equal size."""
         if self.chunk_bytes is None:
             most = max(_ROWS.get(device, _ROWS_ELSEWHERE), _BYTES // row_bytes)
         else:
@@ -120,41 +123,40 @@ class HeadTask(NamedTuple):
 
 
 def sweep(
-    task: HeadTask, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+    spec: HeadSpec, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
 
     Arguments:
-        task: what is computed.
+        spec: what to compute.
         tensors: hidden states, weight and bias of the student, then of the teacher.
         weights: of each position's divergence in the sum; None where no gradient is wanted.
         wanted: by which of the tensors.
     """
     student, teacher = tensors[:3], tensors[3:]
-    wide = torch.float32 if student[0].device.type == "mps" else torch.float64
-    values = student[0].new_zeros(student[0].shape[0], dtype=wide)
+    values = student[0].new_zeros(student[0].shape[0], dtype=accurate_dtype(student[0].device))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
-        positions = values.shape[0] if task.counted is None else task.counted.shape[0]
+        positions = values.shape[0] if spec.counted is None else spec.counted.shape[0]
         classes = max(student[1].shape[0], teacher[1].shape[0])
         sides = [
-            _Side(task.teacher, teacher, wanted[3:], classes),
-            _Side(task.student, student, wanted[:3], classes),
+            _Side(spec.teacher, teacher, wanted[3:], classes),
+            _Side(spec.student, student, wanted[:3], classes),
         ]
         row_bytes = max(1, sum(side.row_bytes for side in sides))
-        rows = task.chunk_rows(positions, row_bytes, values.device.type)
+        rows = spec.chunk_rows(positions, row_bytes, values.device.type)
         for side in sides:
             side.prepare(rows, positions)
         for start in range(0, positions, max(rows, 1)):
             chunk = slice(start, min(start + rows, positions))
-            where = chunk if task.counted is None else task.counted[chunk]
+            where = chunk if spec.counted is None else spec.counted[chunk]
             p, q = (side.logits(where) for side in sides)
             values[where], *gradients = value_and_gradient(
-                task.kind,
+                spec.kind,
                 p,
                 q,
                 None if weights is None else weights[where],
                 wanted=(sides[0].is_wanted, sides[1].is_wanted),
-                temperature=task.temperature,
+                temperature=spec.temperature,
                 inplace=True,
             )
             for side, gradient in zip(sides, gradients, strict=True):
@@ -164,7 +166,7 @@ def sweep(
 
 
 class _Side:
-    """One head at work: the buffers of its logits, and its gradients as they add up."""
+    """One head during a sweep: the buffers for its logits, and the sums of its gradients."""
 
     def __init__(self, head: Head, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> None:
         self.head = head
@@ -179,19 +181,19 @@ class _Side:
         self.row_bytes = self.buffers * classes * self.dtype.itemsize
 
     def prepare(self, rows: int, positions: int) -> None:
-        """Make the buffers for chunks of so many rows."""
+        """Allocate the buffers for chunks of `rows` positions."""
         new, half = self.weight.new_empty, self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
         self.buffer, *self.spare = (new(rows, self.classes, dtype=self.dtype) for _ in range(self.buffers))
-        wide = torch.promote_types(self.weight.dtype, torch.float32)
-        sums = wide if half and positions > _HALF_SUMS * rows else self.weight.dtype
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
         self.by_hidden = torch.zeros_like(self.hidden) if self.wanted[0] else None
         self.by_weight = torch.zeros_like(self.weight, dtype=sums) if self.wanted[1] else None
         self.by_bias = (
-            torch.zeros_like(self.bias, dtype=wide) if self.wanted[2] and self.bias is not None else None
+            torch.zeros_like(self.bias, dtype=dtype) if self.wanted[2] and self.bias is not None else None
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
-        """Return the logits of some positions, in the buffer; -inf for classes this side lacks."""
+        """Compute the logits of some positions in the buffer and return it; -inf for classes that this side lacks."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
         self.head.write(hidden, self.weight, self.bias, logits[:, :own])
@@ -201,7 +203,7 @@ class _Side:
         return logits
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Take in the gradient by the logits of some positions, and overwrite it."""
+        """Add the gradient by the logits of some positions, which is overwritten."""
         gradient = gradient[:, : self.weight.shape[0]]
         if self.head.softcap is not None:
             derivative = self.spare[0][: gradient.shape[0], : gradient.shape[1]]
@@ -210,8 +212,8 @@ class _Side:
             gradient.mul_(self.head.scale)
         if self.by_bias is not None:
             self.by_bias += gradient.sum(0, dtype=self.by_bias.dtype)
-        if _multiplies_slowly(self.weight):
-            self._add_wide(gradient, where)
+        if _is_slow_to_multiply(self.weight):
+            self._add_in_float32(gradient, where)
         else:
             self._add(gradient.to(self.weight.dtype), where)
 
@@ -227,11 +229,11 @@ class _Side:
         for tile in _tiles(self.weight):
             self.by_weight[tile] += gradient[:, tile].t() @ hidden
 
-    def _add_wide(self, gradient: Tensor, where: slice | Tensor) -> None:
+    def _add_in_float32(self, gradient: Tensor, where: slice | Tensor) -> None:
         hidden = self.hidden[where].float()
         if self.by_hidden is not None:
             total = torch.zeros_like(hidden)
-            for tile, part in _wide_tiles(self.weight):
+            for tile, part in _float32_tiles(self.weight):
                 total.addmm_(gradient[:, tile].float(), part)
             self.by_hidden[where] = total.to(self.by_hidden.dtype)
         if self.by_weight is not None:
@@ -245,8 +247,8 @@ class _Side:
         return [None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)]
 
 
-def _multiplies_slowly(weight: Tensor) -> bool:
-    """Tell whether products in this dtype are slower here than those in float32 of what is cast to it."""
+def _is_slow_to_multiply(weight: Tensor) -> bool:
+    """Tell whether casting to float32 before a matrix product is faster than multiplying in this dtype."""
     if weight.dtype.itemsize >= 4 or not weight.is_cpu:
         return False
     return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
@@ -257,8 +259,8 @@ def _tiles(weight: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, weight.shape[0], step))
 
 
-def _wide_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Cast the rows of a weight to float32, some at a time; each tile overwrites the one before."""
+def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield tiles of a weight's rows in float32; each overwrites the one before."""
     buffer = None
     for tile in _tiles(weight):
         part = weight[tile]
@@ -268,32 +270,32 @@ def _wide_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 class FusedTotal(torch.autograd.Function):
-    """The weighted sum of the divergences, its gradient made while the logits are at hand, if one will be needed.
+    """The weighted sum of the divergences; the forward pass computes its gradient too, if one will be needed.
 
-    The gradient waits in the context for the first backward pass; a second one sweeps over the chunks again, and one
-    that is to be differentiated or taken in batches goes over whole logits.
+    The first backward pass returns that gradient; a second one sweeps over the chunks again, and one that is to be
+    differentiated or taken in batches is computed from all logits at once.
     """
 
     @staticmethod
-    def forward(ctx: Any, task: HeadTask, recorded: bool, *tensors: Tensor | None) -> Tensor:
-        ctx.task, ctx.gradients = task, None
+    def forward(ctx: Any, spec: HeadSpec, recorded: bool, *tensors: Tensor | None) -> Tensor:
+        ctx.spec, ctx.gradients = spec, None
         ctx.save_for_backward(*tensors)
         wanted = ctx.needs_input_grad[2:]
-        # float16 keeps small gradients only once the factor that scales the loss is in them.
+        # In float16 small gradients underflow unless the loss scale is in them, which only the backward pass knows.
         now = recorded and any(wanted) and all(x.dtype != torch.float16 for x in tensors if x is not None)
-        weights = task.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
-        values, gradients = sweep(task, tensors, weights, wanted if now else (False,) * 6)
+        weights = spec.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
+        values, gradients = sweep(spec, tensors, weights, wanted if now else (False,) * 6)
         ctx.gradients = gradients if now else None
-        return torch.where(weights == 0, 0, weights * values).sum().to(task.dtype)
+        return torch.where(weights == 0, 0, weights * values).sum().to(spec.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), ready, tensors = grads, ctx.gradients, ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or not can_inspect(grad):
-            return None, None, *_through_whole_logits(ctx.task.plain_total, tensors, wanted, grad)
+            return None, None, *_through_whole_logits(ctx.spec.reference_total, tensors, wanted, grad)
         if ready is None:
-            _, ready = sweep(ctx.task, tensors, ctx.task.row_weights(tensors[0], grad), wanted)
+            _, ready = sweep(ctx.spec, tensors, ctx.spec.row_weights(tensors[0], grad), wanted)
         elif not grad.is_cpu or grad.item() != 1:
             ready = [x if x is None else x.mul_(grad) for x in ready]
         ctx.gradients = None
@@ -301,31 +303,31 @@ class FusedTotal(torch.autograd.Function):
 
 
 class FusedRows(torch.autograd.Function):
-    """The divergence of each position; the backward pass computes the logits anew, chunk by chunk."""
+    """The divergence of each position; the backward pass computes the logits again, chunk by chunk."""
 
     @staticmethod
-    def forward(ctx: Any, task: HeadTask, *tensors: Tensor | None) -> Tensor:
-        ctx.task = task
+    def forward(ctx: Any, spec: HeadSpec, *tensors: Tensor | None) -> Tensor:
+        ctx.spec = spec
         ctx.save_for_backward(*tensors)
-        values, _ = sweep(task, tensors, None, (False,) * 6)
-        return values.to(task.dtype)
+        values, _ = sweep(spec, tensors, None, (False,) * 6)
+        return values.to(spec.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), tensors, task = grads, ctx.saved_tensors, ctx.task
+        (grad,), tensors, spec = grads, ctx.saved_tensors, ctx.spec
         wanted = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or not can_inspect(grad):
-            excluded = task.excluded(tensors[0])
+            excluded = spec.excluded(tensors[0])
             return None, *_through_whole_logits(
-                lambda aliases: task.plain_rows(aliases, excluded), tensors, wanted, grad
+                lambda aliases: spec.reference_rows(aliases, excluded), tensors, wanted, grad
             )
-        return None, *sweep(task, tensors, grad.to(torch.promote_types(grad.dtype, torch.float32)), wanted)[1]
+        return None, *sweep(spec, tensors, grad.to(torch.promote_types(grad.dtype, torch.float32)), wanted)[1]
 
 
 def _through_whole_logits(
     compute: Any, tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """Return the gradients in operations that can be differentiated again."""
+    """Return the gradients by differentiable operations on all logits at once."""
     with torch.enable_grad():
         # One tensor may serve both sides; its aliases get a gradient for each.
         aliases = [x if x is None else x.view_as(x) for x in tensors]

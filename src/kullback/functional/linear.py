@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
-from kullback.functional.distillation import Vocabulary
-from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadTask
+from kullback.errors import invalid_type, invalid_value
+from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadSpec
 from kullback.functional.positions import (
+    Vocabulary,
     check_kind,
     check_normalizer,
     check_temperature,
+    check_vocabulary,
     divided,
     position_weights,
 )
 from kullback.generators import KL, Divergence
-from kullback.reduction import check_reduction
+from kullback.reduction import Reduction, check_reduction
 from kullback.representations import can_inspect
 
 __all__ = ["EachSide", "linear_distillation_loss"]
@@ -48,7 +49,7 @@ def linear_distillation_loss(
     weight: Tensor | None = None,
     labels: Tensor | None = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     temperature_squared: bool = False,
     normalizer: Tensor | float | None = None,
     vocabulary: Vocabulary = "error",
@@ -124,6 +125,7 @@ def linear_distillation_loss(
     check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
+    check_vocabulary(_CALL, vocabulary)
     check_normalizer(_CALL, normalizer, word)
     student_head, teacher_head = _heads(softcap, logit_scale, float32_logits)
     _check_bytes(chunk_bytes)
@@ -142,17 +144,17 @@ def linear_distillation_loss(
         shares, factor = divided(weights, normalizer, word, positions)
         scale *= factor
     constant = None if shares is None else shares.reshape(-1)
-    task = HeadTask(
+    spec = HeadSpec(
         student_head, teacher_head, kind, temperature, scale, dtype, constant, counted, chunk_bytes
     )
     if word != "none" and (constant is None or not constant.requires_grad or not chunked):
         return (
-            FusedTotal.apply(task, torch.is_grad_enabled(), *tensors)
+            FusedTotal.apply(spec, torch.is_grad_enabled(), *tensors)
             if chunked
-            else task.plain_total(tensors)
+            else spec.reference_total(tensors)
         )
     excluded = None if weights is None else weights.reshape(-1) == 0
-    values = FusedRows.apply(task, *tensors) if chunked else task.plain_rows(tensors, excluded)
+    values = FusedRows.apply(spec, *tensors) if chunked else spec.reference_rows(tensors, excluded)
     values = values.reshape(positions) * scale
     shares = weights if word == "none" else shares
     if shares is not None:
@@ -161,7 +163,7 @@ def linear_distillation_loss(
 
 
 def _is_ordinary(x: Tensor) -> bool:
-    """Tell whether the chunked sweep may take it: with values at hand, and no forward-mode derivative to carry."""
+    """Tell whether the chunked sweep takes a tensor: it has values to look at and no forward-mode tangent."""
     return can_inspect(x) and forward_ad.unpack_dual(x).tangent is None
 
 
@@ -178,7 +180,7 @@ def _is_autocast_on(device: str) -> bool:
 
 
 def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Cast as autocast would for the products; float64 it leaves alone."""
+    """Cast to the dtype of autocast where that is on, except float64."""
     device = tensors[0].device.type if tensors[0] is not None else "cpu"
     if not _is_autocast_on(device):
         return tensors
@@ -201,54 +203,38 @@ def _each_side(name: str, given: EachSide, example: float) -> tuple[float | None
         x is None or (isinstance(x, int | float) and 0 < x < math.inf) for x in pair
     )
     if not good:
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                name,
-                wanted="a positive number or None, or a pair of these for student and teacher",
-                got=repr(given),
-                instead=f"{name}={example} or {name}=(None, {example})",
-            )
+        raise invalid_value(
+            _CALL,
+            name,
+            wanted="a positive number or None, or a pair of these for student and teacher",
+            got=repr(given),
+            instead=f"{name}={example} or {name}=(None, {example})",
         )
     return pair
 
 
 def _check_bytes(chunk_bytes: int | None) -> None:
     if chunk_bytes is not None and (not isinstance(chunk_bytes, int) or chunk_bytes <= 0):
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "chunk_bytes",
-                wanted="a positive number of bytes, or None",
-                got=repr(chunk_bytes),
-                instead="chunk_bytes=64 << 20",
-            )
+        raise invalid_value(
+            _CALL,
+            "chunk_bytes",
+            wanted="a positive number of bytes, or None",
+            got=repr(chunk_bytes),
+            instead="chunk_bytes=64 << 20",
         )
 
 
 def _same_vocabulary(tensors: list[Tensor | None], vocabulary: Vocabulary) -> list[Tensor | None]:
     sizes = [x.shape[0] for x in (tensors[1], tensors[4]) if x is not None]
-    if vocabulary not in ("error", "truncate", "mask"):
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "vocabulary",
-                wanted="'error', 'truncate' or 'mask'",
-                got=repr(vocabulary),
-                instead="vocabulary='truncate' to compare the classes both have",
-            )
-        )
     if sizes[0] == sizes[1] or vocabulary == "mask":
         return tensors
     if vocabulary == "error":
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "student_weight",
-                wanted=f"as many classes as teacher_weight, {sizes[1]}",
-                got=f"{sizes[0]}",
-                instead="vocabulary='truncate' if the first classes of both mean the same",
-            )
+        raise invalid_value(
+            _CALL,
+            "student_weight",
+            wanted=f"as many classes as teacher_weight, {sizes[1]}",
+            got=f"{sizes[0]}",
+            instead="vocabulary='truncate' if the first classes of both mean the same",
         )
     shared = min(sizes)
     return [x if x is None or i % 3 == 0 else x[:shared] for i, x in enumerate(tensors)]
@@ -262,25 +248,21 @@ def _check_tensors(tensors: list[Tensor | None]) -> None:
     if student is None or teacher is None:  # told above
         return
     if student.shape[:-1] != teacher.shape[:-1]:
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                "student",
-                wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
-                got=f"shape {tuple(student.shape[:-1])}, hidden size left out",
-                instead="the hidden states of the same positions of both, neither shifted nor cut",
-            )
+        raise invalid_value(
+            _CALL,
+            "student",
+            wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
+            got=f"shape {tuple(student.shape[:-1])}, hidden size left out",
+            instead="the hidden states of the same positions of both, neither shifted nor cut",
         )
     for name, x in zip(_NAMES, tensors, strict=True):
         if x is not None and x.device != student.device:
-            raise ArgumentValueError(
-                explain(
-                    _CALL,
-                    name,
-                    wanted=f"a tensor on {student.device}, where the student is",
-                    got=f"one on {x.device}",
-                    instead=f"{name}={name}.to(student.device)",
-                )
+            raise invalid_value(
+                _CALL,
+                name,
+                wanted=f"a tensor on {student.device}, where the student is",
+                got=f"one on {x.device}",
+                instead=f"{name}={name}.to(student.device)",
             )
     for side in (0, 3):
         hidden, weight, bias = tensors[side : side + 3]
@@ -292,49 +274,41 @@ def _check_tensor(name: str, x: object, ndim: int | None) -> None:
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
         return
     shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
-    raise ArgumentTypeError(
-        explain(
-            _CALL,
-            name,
-            wanted=f"a floating-point tensor, shape {shape}",
-            got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
-            instead=f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
-            if ndim is None
-            else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
-        )
+    raise invalid_type(
+        _CALL,
+        name,
+        wanted=f"a floating-point tensor, shape {shape}",
+        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        instead=f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
+        if ndim is None
+        else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
     )
 
 
 def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if weight.shape[1] != hidden.shape[-1]:
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                f"{side}_weight",
-                wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
-                got=f"shape {tuple(weight.shape)}",
-                instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
-            )
+        raise invalid_value(
+            _CALL,
+            f"{side}_weight",
+            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
+            got=f"shape {tuple(weight.shape)}",
+            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentValueError(
-            explain(
-                _CALL,
-                f"{side}_bias",
-                wanted=f"a number for each class, shape ({weight.shape[0]},)",
-                got=f"shape {tuple(bias.shape)}",
-                instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
-            )
+        raise invalid_value(
+            _CALL,
+            f"{side}_bias",
+            wanted=f"a number for each class, shape ({weight.shape[0]},)",
+            got=f"shape {tuple(bias.shape)}",
+            instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
         )
     autocast = _is_autocast_on(hidden.device.type)
     for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
         if x is not None and x.dtype != hidden.dtype and not autocast:
-            raise ArgumentTypeError(
-                explain(
-                    _CALL,
-                    name,
-                    wanted=f"dtype {hidden.dtype}, that of {side}",
-                    got=f"dtype {x.dtype}",
-                    instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
-                )
+            raise invalid_type(
+                _CALL,
+                name,
+                wanted=f"dtype {hidden.dtype}, that of {side}",
+                got=f"dtype {x.dtype}",
+                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
             )

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import position_weights
 from kullback.generators.base import NEAR, SERIES_TERMS, power_series
 from kullback.reduction import Reduction, check_reduction
@@ -168,14 +168,14 @@ def kl_surrogate(
 
 def _surrogate(first: Tensor, second: Tensor, log_ratio: Tensor | None, mask: Tensor | None) -> Tensor:
     quotient = _log_quotient(first, second, mask).detach()
-    weight = torch.ones_like(quotient) if log_ratio is None else _widen(log_ratio.detach()).exp()
+    weight = torch.ones_like(quotient) if log_ratio is None else _at_least_float32(log_ratio.detach()).exp()
     if mask is not None:
         weight = torch.where(mask, weight, 0)
     value = torch.where((weight == 0) | (quotient == 0), 0, weight * quotient)
     known = value.isfinite() & weight.isfinite()
     weight, quotient = torch.where(known, weight, 0), torch.where(known & (weight != 0), quotient, 0)
     # What follows adds 0; only its gradient matters.
-    scores = [_without_value(torch.where(weight == 0, 0, _widen(x))) for x in (first, second)]
+    scores = [_without_value(torch.where(weight == 0, 0, _at_least_float32(x))) for x in (first, second)]
     return value + weight * (quotient * scores[0] - scores[1])
 
 
@@ -205,10 +205,12 @@ def _log_quotient(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Tensor:
     left_out = (log_p == log_q) & log_p.isinf()
     if mask is not None:
         left_out = left_out | ~mask
-    return torch.where(left_out, 0, _widen(log_p)) - torch.where(left_out, 0, _widen(log_q))
+    return torch.where(left_out, 0, _at_least_float32(log_p)) - torch.where(
+        left_out, 0, _at_least_float32(log_q)
+    )
 
 
-def _widen(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -228,32 +230,28 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 def _check_choice(call: str, name: str, given: object, words: tuple[str, ...], instead: str) -> None:
     if given not in words:
         wanted = "one of " + ", ".join(map(repr, words))
-        raise ArgumentValueError(explain(call, name, wanted=wanted, got=repr(given), instead=instead))
+        raise invalid_value(call, name, wanted=wanted, got=repr(given), instead=instead)
 
 
 def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
     for name, x in (("log_p", log_p), (second, other)):
         if not isinstance(x, Tensor) or not x.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentTypeError(
-                explain(
-                    call,
-                    name,
-                    wanted="a floating-point tensor, one log-probability for each action",
-                    got=f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
-                    instead=f"{name}=logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)",
-                )
+            raise invalid_type(
+                call,
+                name,
+                wanted="a floating-point tensor, one log-probability for each action",
+                got=f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
+                instead=f"{name}=logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)",
             )
     for what, wanted, got in (
         ("shape", tuple(log_p.shape), tuple(other.shape)),
         ("device", log_p.device, other.device),
     ):
         if wanted != got:
-            raise ArgumentValueError(
-                explain(
-                    call,
-                    second,
-                    wanted=f"a value for each action of log_p, {what} {wanted}",
-                    got=f"{what} {got}",
-                    instead=f"{second} of the same actions as log_p, of the same {what}",
-                )
+            raise invalid_value(
+                call,
+                second,
+                wanted=f"a value for each action of log_p, {what} {wanted}",
+                got=f"{what} {got}",
+                instead=f"{second} of the same actions as log_p, of the same {what}",
             )

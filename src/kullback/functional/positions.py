@@ -1,58 +1,75 @@
-"""The arguments that the losses over positions share: which positions count, how much, and what is computed."""
+"""Checks and weights that the losses over positions share: kind, temperature, mask, weight, labels, normalizer."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
 from kullback.reduction import Reduction
 
-__all__ = ["check_kind", "check_normalizer", "check_temperature", "divided", "position_weights"]
+__all__ = [
+    "Vocabulary",
+    "check_kind",
+    "check_normalizer",
+    "check_temperature",
+    "check_vocabulary",
+    "divided",
+    "position_weights",
+]
+
+Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
 
 def check_kind(call: str, kind: object) -> None:
     """Raise unless `kind` is a divergence."""
     if not isinstance(kind, Divergence):
-        raise ArgumentTypeError(
-            explain(
-                call,
-                "kind",
-                wanted="a divergence",
-                got=repr(kind),
-                instead="kind=KL() or another of kullback's kinds",
-            )
+        raise invalid_type(
+            call,
+            "kind",
+            wanted="a divergence",
+            got=repr(kind),
+            instead="kind=KL() or another of kullback's kinds",
         )
 
 
 def check_temperature(call: str, temperature: float) -> None:
     """Raise unless `temperature` is a positive number."""
     if not 0 < temperature < math.inf:
-        raise ArgumentValueError(
-            explain(
-                call,
-                "temperature",
-                wanted="a positive number",
-                got=repr(temperature),
-                instead="temperature=2.0",
-            )
+        raise invalid_value(
+            call,
+            "temperature",
+            wanted="a positive number",
+            got=repr(temperature),
+            instead="temperature=2.0",
+        )
+
+
+def check_vocabulary(call: str, vocabulary: object) -> None:
+    """Raise unless `vocabulary` is one of its three words."""
+    if vocabulary not in get_args(Vocabulary):
+        raise invalid_value(
+            call,
+            "vocabulary",
+            wanted="'error', 'truncate' or 'mask'",
+            got=repr(vocabulary),
+            instead="vocabulary='truncate' to compare the classes both have",
         )
 
 
 def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) -> None:
-    """Raise if a normalizer comes with the reduction that divides by nothing."""
+    """Raise if there is a normalizer with ``reduction="none"``, which divides by nothing."""
     if normalizer is not None and word == "none":
-        raise ArgumentValueError(
-            explain(
-                call,
-                "normalizer",
-                wanted="none with reduction='none', which divides by nothing",
-                got=f"{type(normalizer).__name__}",
-                instead="reduction='sum' with it, or reduction='none' without",
-            )
+        raise invalid_value(
+            call,
+            "normalizer",
+            wanted="none with reduction='none', which divides by nothing",
+            got=f"{type(normalizer).__name__}",
+            instead="reduction='sum' with it, or reduction='none' without",
         )
 
 
@@ -64,27 +81,23 @@ def position_weights(
     labels: Tensor | None,
     ignore_index: int,
 ) -> Tensor | None:
-    """Multiply what the arguments say of each position; None where all count alike."""
+    """Return the weight of each position, 0 where it does not count; None where all weigh 1."""
     for name, given in (("mask", mask), ("weight", weight), ("labels", labels)):
         if given is not None and given.shape != positions:
-            raise ArgumentValueError(
-                explain(
-                    call,
-                    name,
-                    wanted=f"a value for each position, shape {tuple(positions)}",
-                    got=f"shape {tuple(given.shape)}",
-                    instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
-                )
+            raise invalid_value(
+                call,
+                name,
+                wanted=f"a value for each position, shape {tuple(positions)}",
+                got=f"shape {tuple(given.shape)}",
+                instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
             )
     if mask is not None and mask.dtype != torch.bool:
-        raise ArgumentTypeError(
-            explain(
-                call,
-                "mask",
-                wanted="a boolean tensor",
-                got=f"dtype {mask.dtype}",
-                instead="mask=mask.bool(), or weight=mask",
-            )
+        raise invalid_type(
+            call,
+            "mask",
+            wanted="a boolean tensor",
+            got=f"dtype {mask.dtype}",
+            instead="mask=mask.bool(), or weight=mask",
         )
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32))
     for counted in (mask, None if labels is None else labels != ignore_index):
@@ -96,7 +109,7 @@ def position_weights(
 def divided(
     weights: Tensor | None, normalizer: Tensor | float | None, word: Reduction, positions: torch.Size
 ) -> tuple[Tensor | None, float]:
-    """Put what the sum over positions is divided by into their weights and a factor of all."""
+    """Divide the weights of the positions by what `word` or the normalizer says: return weights and a common factor."""
     if isinstance(normalizer, Tensor):
         ones = torch.ones(positions, device=normalizer.device) if weights is None else weights
         return ones / normalizer, 1.0

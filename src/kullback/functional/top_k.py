@@ -1,4 +1,4 @@
-"""A teacher of which only the most probable classes are kept, as servers and stored logits give it."""
+"""Divergences from a teacher of which only the most probable classes are known, as servers and stored logits give."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import check_kind, check_temperature
 from kullback.generators import Divergence
 from kullback.kernels import row_divergence
 from kullback.kernels.reference import pair_from_weights
+from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, Logits, can_inspect
 
 __all__ = ["Tail", "TopK", "top_k_divergence"]
@@ -22,7 +23,7 @@ __all__ = ["Tail", "TopK", "top_k_divergence"]
 Tail = Literal["bucket", "renormalize", "zero"]
 
 _CALL = "top_k_divergence"
-# Elements in a block of the student's logits, so that temporaries stay small; a GPU wants larger ones.
+# Elements in a block of the student's logits, so that temporaries stay small; GPUs need larger blocks.
 _BLOCK = {"cpu": 1 << 17}
 _LARGE_BLOCK = 1 << 24
 
@@ -149,7 +150,7 @@ def top_k_divergence(
         dtype = torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
     positions = student.shape[:-1]
     indices = teacher.indices.reshape(positions.numel(), teacher.indices.shape[-1]).long()
-    log_probs = _widen(teacher.log_probs).reshape(indices.shape)
+    log_probs = upcast(teacher.log_probs).reshape(indices.shape)
     logits = student.reshape(positions.numel(), student.shape[-1])
     padding = log_probs == -torch.inf
     q = cast("Tensor", _Split.apply(logits, indices, padding, temperature))
@@ -175,9 +176,9 @@ def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tenso
 
 
 class _Split(torch.autograd.Function):
-    """The kept classes' logits over the temperature, then the log of the other classes' sum.
+    """The logits of the kept classes divided by the temperature, followed by the logsumexp of the others.
 
-    The gradient is made in one piece, in the dtype of the logits.
+    The gradient is computed for the whole row at once, in the dtype of the logits.
     """
 
     generate_vmap_rule = True
@@ -188,7 +189,7 @@ class _Split(torch.autograd.Function):
             _split_block(logits[block], indices[block], padding[block], temperature)
             for block in _blocks(logits)
         ]
-        return torch.cat(parts) if parts else _widen(logits.new_empty(0, indices.shape[-1] + 1))
+        return torch.cat(parts) if parts else upcast(logits.new_empty(0, indices.shape[-1] + 1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -208,23 +209,23 @@ class _Split(torch.autograd.Function):
 
 
 def _split_block(logits: Tensor, indices: Tensor, padding: Tensor, temperature: float) -> Tensor:
-    wide = _widen(logits) / temperature
-    kept = torch.where(padding, -torch.inf, wide.gather(-1, indices))
-    # The least of the logit and what is written: several entries of one class do not depend on their order.
-    written = torch.where(padding, torch.inf, -torch.inf).to(wide.dtype)
-    others = wide.scatter_reduce(-1, indices, written, "amin")
+    accurate = upcast(logits) / temperature
+    kept = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
+    # A minimum, so that the result does not depend on the order of several entries of one class.
+    written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
+    others = accurate.scatter_reduce(-1, indices, written, "amin")
     return torch.cat([kept, others.logsumexp(-1, keepdim=True)], -1)
 
 
 def _split_gradient(saved: tuple[Tensor, ...], temperature: float) -> Tensor:
-    """Return what a gradient by the split logits means for the whole row."""
+    """Turn the gradient by the kept classes and the rest into one by the whole row."""
     logits, indices, padding, split, grad = saved
     by_kept, by_rest = torch.where(padding, 0, grad[..., :-1]), grad[..., -1:]
     rest = split[..., -1:]
     # A kept class may lie above the sum of the others, which no other does.
-    excess = _widen(logits) / temperature - torch.where(rest == -torch.inf, 0, rest)
-    whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(excess.clamp(max=0)))
-    # First to exactly 0, then to the kept classes' own.
+    shifted = upcast(logits) / temperature - torch.where(rest == -torch.inf, 0, rest)
+    whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
+    # The kept classes are set to exactly 0 before their own gradient is added.
     whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
     return whole.scatter_add(-1, indices, by_kept) / temperature
 
@@ -256,10 +257,6 @@ class _KeptTerms(torch.autograd.Function):
         return by_weights[0], by_weights[1], None
 
 
-def _widen(x: Tensor) -> Tensor:
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
-
-
 def _blocks(rows: Tensor) -> Iterator[slice]:
     n, classes = rows.shape
     elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
@@ -275,31 +272,32 @@ def _check_form(teacher: TopK) -> None:
     ):
         if not isinstance(x, Tensor) or not right(x) or x.ndim == 0 or x.shape[-1] == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentTypeError(
-                explain(
-                    "TopK",
-                    name,
-                    wanted=f"{wanted}, shape (..., k) with k at least 1",
-                    got=got,
-                    instead="log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)",
-                )
+            raise invalid_type(
+                "TopK",
+                name,
+                wanted=f"{wanted}, shape (..., k) with k at least 1",
+                got=got,
+                instead="log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)",
             )
     if indices.shape != log_probs.shape:
-        raise _refusal(
+        raise invalid_value(
+            "TopK",
             "log_probs",
             wanted=f"one for each index, shape {tuple(indices.shape)}",
             got=f"shape {tuple(log_probs.shape)}",
             instead="TopK(indices, log_probs) of the same positions and the same k",
         )
     if indices.device != log_probs.device:
-        raise _refusal(
+        raise invalid_value(
+            "TopK",
             "log_probs",
             wanted=f"a tensor on {indices.device}, where the indices are",
             got=f"one on {log_probs.device}",
             instead="log_probs.to(indices.device)",
         )
     if teacher.tail not in get_args(Tail):
-        raise _refusal(
+        raise invalid_value(
+            "TopK",
             "tail",
             wanted="'bucket', 'renormalize' or 'zero'",
             got=repr(teacher.tail),
@@ -314,15 +312,15 @@ def _is_integer(x: Tensor) -> bool:
 def _check_values(teacher: TopK) -> None:
     indices, log_probs = teacher.indices.long(), teacher.log_probs.detach()
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
-    wide = _widen(log_probs)
+    accurate = upcast(log_probs)
     _refuse_where(
-        wide.isnan() | (wide > tolerance),
-        wide,
+        accurate.isnan() | (accurate > tolerance),
+        accurate,
         "log_probs",
         wanted="log-probabilities, which are <= 0",
         instead="logits.log_softmax(-1).topk(k), the normalization over all classes before the choice",
     )
-    kept = wide.exp().sum(-1)
+    kept = accurate.exp().sum(-1)
     _refuse_where(
         kept > 1 + tolerance,
         kept,
@@ -332,7 +330,7 @@ def _check_values(teacher: TopK) -> None:
     )
     if teacher.tail == "renormalize":
         _refuse_where(
-            (wide == -math.inf).all(-1),
+            (accurate == -math.inf).all(-1),
             kept,
             "log_probs",
             wanted="a class with mass in each row, for tail='renormalize' to scale",
@@ -347,7 +345,7 @@ def _check_values(teacher: TopK) -> None:
     )
     # Padding differs from every class and from each other.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
-    ordered = torch.where(wide == -math.inf, -places, indices).sort(-1).values
+    ordered = torch.where(accurate == -math.inf, -places, indices).sort(-1).values
     _refuse_where(
         ordered[..., 1:] == ordered[..., :-1],
         ordered[..., 1:],
@@ -364,7 +362,8 @@ def _refuse_where(
     if bool(wrong.any()):
         index = tuple(int(i) for i in wrong.nonzero()[0])
         got = f"{values[index].item():g} at index {index} {where}".rstrip()
-        raise _refusal(
+        raise invalid_value(
+            "TopK",
             argument,
             wanted=wanted,
             got=f"{got}, the first of {int(wrong.sum())} in {wrong.numel()}",
@@ -372,20 +371,14 @@ def _refuse_where(
         )
 
 
-def _refusal(argument: str, *, wanted: str, got: str, instead: str, call: str = "TopK") -> ArgumentValueError:
-    return ArgumentValueError(explain(call, argument, wanted=wanted, got=got, instead=instead))
-
-
 def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
     if not isinstance(teacher, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentTypeError(
-            explain(
-                _CALL,
-                "teacher",
-                wanted="a TopK",
-                got=type(teacher).__name__,
-                instead="teacher=TopK(indices, log_probs)",
-            )
+        raise invalid_type(
+            _CALL,
+            "teacher",
+            wanted="a TopK",
+            got=type(teacher).__name__,
+            instead="teacher=TopK(indices, log_probs)",
         )
     if not isinstance(student, Tensor) or not student.is_floating_point() or student.ndim == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         got = (
@@ -393,57 +386,55 @@ def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: f
             if isinstance(student, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
             else type(student).__name__
         )
-        raise ArgumentTypeError(
-            explain(
-                _CALL,
-                "student",
-                wanted="a floating-point tensor of logits, shape (..., classes)",
-                got=got,
-                instead="student=model(inputs).logits",
-            )
+        raise invalid_type(
+            _CALL,
+            "student",
+            wanted="a floating-point tensor of logits, shape (..., classes)",
+            got=got,
+            instead="student=model(inputs).logits",
         )
     if student.shape[:-1] != teacher.indices.shape[:-1]:
-        raise _refusal(
+        raise invalid_value(
+            _CALL,
             "student",
             wanted=f"the teacher's positions, shape {tuple(teacher.indices.shape[:-1])}",
             got=f"shape {tuple(student.shape[:-1])}, classes left out",
             instead="the logits of the same positions of both, neither shifted nor cut",
-            call=_CALL,
         )
     if student.device != teacher.indices.device:
-        raise _refusal(
+        raise invalid_value(
+            _CALL,
             "teacher",
             wanted=f"tensors on {student.device}, where the student is",
             got=f"some on {teacher.indices.device}",
             instead="TopK(indices.to(student.device), log_probs.to(student.device))",
-            call=_CALL,
         )
     _check_settings(kind, teacher, student, temperature)
 
 
 def _check_settings(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
     if not torch.compiler.is_compiling() and teacher.largest_index >= student.shape[-1]:
-        raise _refusal(
+        raise invalid_value(
+            _CALL,
             "teacher",
             wanted=f"indices below the student's number of classes, {student.shape[-1]}",
             got=f"an index {teacher.largest_index}",
             instead="a student with the teacher's vocabulary",
-            call=_CALL,
         )
     if temperature != 1 and teacher.tail != "renormalize":
-        raise _refusal(
+        raise invalid_value(
+            _CALL,
             "temperature",
             wanted=f"1 with tail={teacher.tail!r}, as the mass outside at another temperature is unknown",
             got=repr(temperature),
             instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
             "with student / temperature",
-            call=_CALL,
         )
     if teacher.tail == "zero" and type(kind).total is not Divergence.total:
-        raise _refusal(
+        raise invalid_value(
+            _CALL,
             "kind",
             wanted="with tail='zero' a divergence that is a sum over classes",
             got=repr(kind),
             instead="tail='bucket', or another kind",
-            call=_CALL,
         )

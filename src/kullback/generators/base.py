@@ -1,19 +1,20 @@
-"""What every divergence is made of: a pair of finite distributions, and the members of a kind."""
+"""The base class of all divergences, and the pair of finite distributions that they are computed from."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import invalid_value
 
 __all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
 
-# Below this |d| the brackets are summed as power series: twelve terms reach float64's last digit there.
+# Below this |d|, functions such as e^d - 1 - d are summed as power series: SERIES_TERMS reach float64's last digit.
 NEAR = 0.3
 SERIES_TERMS = 13
 
@@ -21,19 +22,36 @@ SERIES_TERMS = 13
 class FinitePair(NamedTuple):
     """Two finite distributions on the same classes, along the last dimension.
 
-    ``log_ratio`` is log p - log q, known better than from p and q: +inf where only q is 0, -inf where only p is,
+    ``log_ratio`` is log p - log q, more accurate than from p and q: +inf where only q is 0, -inf where only p is 0,
     0 where both are.
     """
 
     p: Tensor
     q: Tensor
     log_ratio: Tensor
+    log_masses: Callable[[], tuple[Tensor, Tensor]] | None = None
+    """Returns log p and log q, also where p and q underflow; without it they are the logarithms of p and q."""
 
     def swapped(self) -> FinitePair:
         """Return the same pair with P and Q exchanged."""
-        return FinitePair(self.q, self.p, -self.log_ratio)
+        logs = self.log_masses
+        return FinitePair(self.q, self.p, -self.log_ratio, None if logs is None else lambda: logs()[::-1])
 
-    def excess_q(self) -> Tensor:
+    def log_p(self) -> Tensor:
+        """Return log p, -inf where P has no mass."""
+        return torch.log(self.p) if self.log_masses is None else self.log_masses()[0]
+
+    def log_q(self) -> Tensor:
+        """Return log q, -inf where Q has no mass."""
+        return torch.log(self.q) if self.log_masses is None else self.log_masses()[1]
+
+    def p_log_ratio(self) -> Tensor:
+        """Return p log(p/q): 0 where P has no mass, +inf where Q has none and P has, even if p underflows."""
+        return torch.where(
+            self.log_ratio.isinf(), self.log_ratio.clamp(min=0), self.p * finite(self.log_ratio)
+        )
+
+    def q_minus_p(self) -> Tensor:
         """Return q - p, to full relative precision also where they agree."""
         near = self.log_ratio.abs() < NEAR
         return torch.where(near, self.p * torch.expm1(-torch.where(near, self.log_ratio, 0)), self.q - self.p)
@@ -60,9 +78,9 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """The common part of all kinds; a new one gives `terms`, `derivatives` and the two limits.
+    """The base class of all divergences; a subclass defines `terms`, `derivatives` and the two limits.
 
-    The text of `kullback.generators` says what the members mean.
+    The docstring of `kullback.generators` says what these mean.
 
     Example:
         >>> from kullback import KL, Counts
@@ -101,12 +119,10 @@ class Divergence(ABC):
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if not low <= value <= high:
-            raise ArgumentValueError(
-                explain(
-                    type(self).__name__,
-                    name,
-                    wanted=f"a number from {low:g} to {high:g}",
-                    got=repr(value),
-                    instead=f"{type(self).__name__}({name}=...) with a number in that range",
-                )
+            raise invalid_value(
+                type(self).__name__,
+                name,
+                wanted=f"a number from {low:g} to {high:g}",
+                got=repr(value),
+                instead=f"{type(self).__name__}({name}=...) with a number in that range",
             )

@@ -1,4 +1,4 @@
-"""The divergences made of logarithms: KL and its mixtures, and total variation, which bounds them from below."""
+"""KL, reverse KL, Jeffreys, skew KL, Jensen-Shannon and total variation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series, times
+from kullback.generators.weighted_sum import WeightedSum
 
 __all__ = ["KL", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
 
 _KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
-def _relative_entropy_terms(p: Tensor, gap: Tensor, x: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x) where gap = p (e^-x - 1): the terms of KL, for log-ratio x."""
+def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
+    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x, which is `far` for x that are not small."""
     near = x.abs() < NEAR
-    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), gap + times(p, x))
+    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), far)
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class KL(Divergence):
         return math.inf
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return _relative_entropy_terms(pair.p, pair.excess_q(), pair.log_ratio)
+        return _kl_terms(pair.p, pair.log_ratio, pair.q_minus_p() + pair.p_log_ratio())
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        return times(pair.p, finite(pair.log_ratio)), pair.excess_q()
+        return times(pair.p, finite(pair.log_ratio)), pair.q_minus_p()
 
 
 @dataclass(frozen=True)
-class ReverseKL(Divergence):
+class ReverseKL(WeightedSum):
     r"""The Kullback-Leibler divergence the other way round.
 
     .. math:: KL(Q \| P) = \sum_i q_i \log\frac{q_i}{p_i}
@@ -82,20 +83,8 @@ class ReverseKL(Divergence):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
-    @property
-    def at_zero_p(self) -> float:
-        return math.inf
-
-    @property
-    def at_zero_q(self) -> float:
-        return 1.0
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        return KL().terms(pair.swapped())
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_q, by_p = KL().derivatives(pair.swapped())
-        return by_p, by_q
+    def parts(self) -> list[tuple[float, KL, bool]]:
+        return [(1.0, KL(), True)]
 
 
 @dataclass(frozen=True)
@@ -129,11 +118,11 @@ class Jeffreys(Divergence):
         return math.inf
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return times(-pair.excess_q(), pair.log_ratio)
+        return torch.where(pair.log_ratio.isinf(), torch.inf, -pair.q_minus_p() * finite(pair.log_ratio))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        d, excess = finite(pair.log_ratio), pair.excess_q()
-        return times(pair.p, d) - excess, excess - times(pair.q, d)
+        d, difference = finite(pair.log_ratio), pair.q_minus_p()
+        return times(pair.p, d) - difference, difference - times(pair.q, d)
 
 
 @dataclass(frozen=True)
@@ -181,9 +170,8 @@ class SkewKL(Divergence):
     def terms(self, pair: FinitePair) -> Tensor:
         if self.alpha == 0:
             return KL().terms(pair)
-        return _relative_entropy_terms(
-            pair.p, (1 - self.alpha) * pair.excess_q(), self._log_p_over_mixture(pair)
-        )
+        x = self._log_p_over_mixture(pair)
+        return _kl_terms(pair.p, x, (1 - self.alpha) * pair.q_minus_p() + times(pair.p, x))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         if self.alpha == 0:
@@ -211,7 +199,7 @@ class SkewKL(Divergence):
 
 
 @dataclass(frozen=True)
-class JensenShannon(Divergence):
+class JensenShannon(WeightedSum):
     r"""The Jensen-Shannon divergence: how far P and Q are from their mixture, always finite.
 
     .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
@@ -247,32 +235,7 @@ class JensenShannon(Divergence):
     def __post_init__(self) -> None:
         self._require("beta", 0, 1)
 
-    @property
-    def at_zero_p(self) -> float:
-        return sum(w * (kind.at_zero_q if swap else kind.at_zero_p) for w, kind, swap in self.parts())
-
-    @property
-    def at_zero_q(self) -> float:
-        return sum(w * (kind.at_zero_p if swap else kind.at_zero_q) for w, kind, swap in self.parts())
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        total = torch.zeros_like(pair.p)
-        for weight, kind, swap in self.parts():
-            total = total + weight * kind.terms(pair.swapped() if swap else pair)
-        return total
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = torch.zeros_like(pair.p), torch.zeros_like(pair.q)
-        for weight, kind, swap in self.parts():
-            first, second = kind.derivatives(pair.swapped() if swap else pair)
-            by_p, by_q = (
-                by_p + weight * (second if swap else first),
-                by_q + weight * (first if swap else second),
-            )
-        return by_p, by_q
-
     def parts(self) -> list[tuple[float, SkewKL, bool]]:
-        """Return the weighted skew divergences it is made of; the flag says that P and Q are exchanged."""
         beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
         if scale == 0:
             return [(1.0, SkewKL(0.0), beta == 1)]
@@ -289,7 +252,7 @@ class TotalVariation(Divergence):
     Between 0 and 1. At p = 0 a term is q/2, at q = 0 it is p/2.
 
     Gradient:
-        by logits finite everywhere; where p = q, at the kink, 0.
+        by logits finite everywhere; 0 where p = q, at which the divergence is not smooth.
 
     Example:
         >>> import torch
@@ -313,7 +276,7 @@ class TotalVariation(Divergence):
         return 0.5
 
     def terms(self, pair: FinitePair) -> Tensor:
-        return pair.excess_q().abs() / 2
+        return pair.q_minus_p().abs() / 2
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         sign = torch.sign(pair.log_ratio) / 2

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kullback.kernels.native import rows as native
-from kullback.kernels.triton import rows as triton
+from kullback.kernels.native import library, rows as native_rows
+from kullback.kernels.triton import rows as triton_rows
 
 __all__ = ["Backend", "backends"]
 
-_COMPILED_OPERATIONS = (
-    "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
-    "first derivatives",
-)
+_KINDS = "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation"
+_POWERS = "Alpha, ChiSquared, Renyi, SquaredHellinger"
 
 
 @dataclass(frozen=True)
@@ -64,29 +62,39 @@ def _reference() -> Backend:
 
 
 def _native() -> Backend:
-    reason = native.missing()
+    reason = library.missing()
     return Backend(
         name="native",
         available=reason is None,
         reason=reason
         or "C++ of this install; computes in float32 (float64 where the logits are) and sums in float64",
         devices=("cpu",) if reason is None else (),
-        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native.DTYPES) if reason is None else (),
-        operations=(*_COMPILED_OPERATIONS, "terms of kl_div", "KL of probabilities")
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native_rows.DTYPES)
+        if reason is None
+        else (),
+        operations=(
+            f"{_KINDS}, {_POWERS} of logits",
+            "first derivatives",
+            "terms of kl_div",
+            "KL of probabilities",
+            "closed forms",
+        )
         if reason is None
         else (),
     )
 
 
 def _triton() -> Backend:
-    reason = triton.missing()
+    reason = triton_rows.missing()
     return Backend(
         name="triton",
         available=reason is None,
         reason=reason or "for GPUs; computes in float32 and sums in float64",
-        devices=triton.devices() if reason is None else (),
-        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in triton.DTYPES) if reason is None else (),
-        operations=_COMPILED_OPERATIONS if reason is None else (),
+        devices=triton_rows.devices() if reason is None else (),
+        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in triton_rows.DTYPES)
+        if reason is None
+        else (),
+        operations=(f"{_KINDS} of logits", "first derivatives") if reason is None else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""The kernels in plain torch: any device, any dtype, any divergence. They define what is correct.
+"""The reference: plain torch, for any device, dtype and divergence. It defines what is correct.
 
 Arithmetic is in float64 (float32 on devices without it) whatever the inputs are, over blocks of rows, so that the
 temporaries stay small however many rows there are.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence, FinitePair
+from kullback.numeric import upcast
 from kullback.representations import Representation
 
 __all__ = [
@@ -32,7 +33,7 @@ _BLOCK = 1 << 17
 
 def finite_pair(p: Representation, q: Representation) -> FinitePair:
     """Normalize two representations, as they are given, into probabilities and their log-ratio, in float64."""
-    return pair_from_weights(_widen(p.weights()), _widen(q.weights()), p.in_logs, q.in_logs)
+    return pair_from_weights(upcast(p.weights()), upcast(q.weights()), p.in_logs, q.in_logs)
 
 
 def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) -> FinitePair:
@@ -47,11 +48,13 @@ def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) ->
     log_ratio_of_sums = (side_p.peak - side_q.peak) + (side_p.log_sum - side_q.log_sum)
     if not p_in_logs and not q_in_logs:
         log_ratio = _log_quotient(p, q, log_ratio)
-        log_ratio_of_sums = _log_quotient(p.sum(-1, keepdim=True), q.sum(-1, keepdim=True), log_ratio_of_sums)
+        sum_p, sum_q = p.sum(-1, keepdim=True), q.sum(-1, keepdim=True)
+        log_ratio_of_sums = _log_quotient(sum_p, torch.where(sum_q.isinf(), 0, sum_q), log_ratio_of_sums)
     log_ratio = log_ratio - log_ratio_of_sums
     log_ratio = torch.where(side_p.empty, -torch.inf, torch.where(side_q.empty, torch.inf, log_ratio))
     log_ratio = torch.where(side_p.empty & side_q.empty, 0, log_ratio)
-    return FinitePair(*torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio))
+    masses = torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio)
+    return FinitePair(*masses, lambda: (side_p.log_mass(), side_q.log_mass()))
 
 
 class Rows(NamedTuple):
@@ -63,7 +66,7 @@ class Rows(NamedTuple):
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:
         """Normalize two tensors of rows, of any dtype."""
-        p, q = self._cooled(p, self.p_in_logs), self._cooled(q, self.q_in_logs)
+        p, q = self._scaled(p, self.p_in_logs), self._scaled(q, self.q_in_logs)
         return pair_from_weights(p, q, self.p_in_logs, self.q_in_logs)
 
     def derivatives(self, kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,9 +77,9 @@ class Rows(NamedTuple):
             by_q, pair.q, q, self.q_in_logs
         )
 
-    def _cooled(self, weights: Tensor, in_logs: bool) -> Tensor:
-        wide = _widen(weights)
-        return wide / self.temperature if in_logs and self.temperature != 1 else wide
+    def _scaled(self, weights: Tensor, in_logs: bool) -> Tensor:
+        weights = upcast(weights)
+        return weights / self.temperature if in_logs and self.temperature != 1 else weights
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
         """Turn a derivative by log-probabilities into one by the weights they were normalized from."""
@@ -87,7 +90,7 @@ class Rows(NamedTuple):
         by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
         if in_logs:
             return by_log_weight / self.temperature
-        weights = _widen(weights)
+        weights = upcast(weights)
         empty = weights == 0
         return torch.where(empty, 0, by_log_weight / torch.where(empty, 1, weights))
 
@@ -111,7 +114,7 @@ def value_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
     rows = Rows(temperature=temperature)
-    values = torch.empty(p.shape[0], dtype=_widen(p[:0]).dtype, device=p.device)
+    values = torch.empty(p.shape[0], dtype=upcast(p[:0]).dtype, device=p.device)
     gradients = [
         (x if inplace else torch.empty_like(x)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
@@ -180,6 +183,8 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)
     size = 1 + pair.log_ratio.abs().where(pair.log_ratio.isfinite(), 0).amax(-1)
+    peaks = [0.0 if x.in_logs else torch.log(upcast(x.weights()).amax(-1)) for x in (p, q)]
+    size = size + torch.as_tensor(peaks[0] - peaks[1]).abs()
     unit = 8 * torch.finfo(pair.p.dtype).eps * size
     propagated = unit * (by_p.abs() + by_q.abs()).sum(-1) + unit**2
     return torch.where(value.isinf(), 0, propagated + torch.finfo(value.dtype).eps * value.abs()).to(
@@ -237,19 +242,32 @@ class _Normalized(NamedTuple):
     log_sum: Tensor
     empty: Tensor
 
+    def log_mass(self) -> Tensor:
+        """Return the logarithms of the masses, also where these underflow."""
+        return torch.where(self.empty, -torch.inf, self.log_weights - self.peak - self.log_sum)
+
 
 def _normalize(weights: Tensor, in_logs: bool) -> _Normalized:
+    largest = torch.finfo(weights.dtype).max
+    peak = weights.amax(-1, keepdim=True).detach()
     if in_logs:
-        empty = weights == -torch.inf
-        peak = weights.amax(-1, keepdim=True).detach()
         peak = torch.where(peak.isfinite(), peak, 0)
+        # Differences between logits of the size of the largest number might overflow.
+        shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
+        weights, peak = weights - shift, peak - shift
+        empty = weights == -torch.inf
         unscaled = torch.exp(weights - peak)
         total = unscaled.sum(-1, keepdim=True)
         return _Normalized(unscaled / total, torch.where(empty, 0, weights), peak, torch.log(total), empty)
     empty = weights == 0
-    total = weights.sum(-1, keepdim=True)
     log_weights = torch.log(torch.where(empty, 1, weights))
-    return _Normalized(weights / total, log_weights, torch.zeros_like(total), torch.log(total), empty)
+    # Sums of weights of this size might overflow; the power of two is exact.
+    scale = torch.where(peak > largest * 1e-20, torch.full_like(peak, 2.0**-80), 1)
+    scaled = weights * scale
+    total = scaled.sum(-1, keepdim=True)
+    return _Normalized(
+        scaled / total, log_weights, torch.zeros_like(total), torch.log(total) - torch.log(scale), empty
+    )
 
 
 def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
@@ -258,10 +276,6 @@ def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
     return torch.where(
         close, torch.log1p(torch.where(close, (a - b) / torch.where(close, b, 1), 0)), difference_of_logs
     )
-
-
-def _widen(x: Tensor) -> Tensor:
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:

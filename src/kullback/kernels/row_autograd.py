@@ -1,9 +1,9 @@
-"""The divergence of rows by a compiled backend, differentiable in all orders."""
+"""Divergences of rows by a compiled backend, and their weighted sum, differentiable in all orders."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from kullback.kernels import reference
 from kullback.kernels.reference import Rows
 from kullback.representations import can_inspect
 
-__all__ = ["FusedRowDivergence"]
+__all__ = ["CompiledTotal", "FusedRowDivergence", "TotalTask", "WeightedTotal"]
 
 
 class FusedRowDivergence(torch.autograd.Function):
@@ -53,3 +53,122 @@ class FusedRowDivergence(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         p, q = ctx.saved_tensors
         return reference.row_changes(ctx.kind, p, q, ctx.rows, tangents[:2]).to(ctx.dtype)
+
+
+class TotalTask(NamedTuple):
+    """What is computed from the logits; the weights are constants, a row of weight 0 counts nothing."""
+
+    weights: Tensor | None
+    backend: ModuleType
+    kind: Divergence
+    temperature: float
+    scale: float
+    dtype: torch.dtype
+    inplace: bool
+
+    def compute(
+        self, p: Tensor, q: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the total, and its gradient by the sides wanted."""
+        return self.backend.weighted_total(
+            self.kind,
+            p,
+            q,
+            self.weights,
+            wanted=wanted,
+            temperature=self.temperature,
+            scale=self.scale,
+            dtype=self.dtype,
+        )
+
+    def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
+        """Return what each row's divergence counts in `factor` times the total."""
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        weights = (
+            rows.new_ones(rows.shape[0], dtype=dtype) if self.weights is None else self.weights.to(dtype)
+        )
+        return weights * (factor * self.scale)
+
+
+class WeightedTotal(torch.autograd.Function):
+    """The total, with its gradient made while the rows are at hand, if one will be needed.
+
+    The gradient waits in the context for the first backward pass. A second one, or one that is to be differentiated
+    or taken in batches, computes its own from the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, recorded: bool) -> Tensor:
+        ctx.task = task
+        ctx.save_for_backward(p, q)
+        ctx.save_for_forward(p, q)
+        now = recorded and not task.inplace and _may_round_early(p, q)
+        wanted = ctx.needs_input_grad[:2] if now else (False, False)
+        total, *gradients = task.compute(p, q, wanted)
+        ctx.gradients = gradients if any(wanted) else None
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), ready = grads, ctx.gradients
+        if ready is not None and not torch.is_grad_enabled() and can_inspect(grad):
+            ctx.gradients = None
+            if not grad.is_cpu or grad.item() != 1:
+                ready = [x if x is None else x.mul_(grad) for x in ready]
+            return *ready, None, None
+        task: TotalTask = ctx.task
+        p, q = ctx.saved_tensors
+        scaled = task.row_weights(q, grad)
+        wanted = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled() or not can_inspect(grad):
+            rows = Rows(temperature=task.temperature)
+            return *reference.row_gradients(task.kind, p, q, rows, scaled, wanted), None, None
+        inplace = task.inplace and not _overlaps_itself(q)
+        _, by_p, by_q = task.backend.value_and_gradient(
+            task.kind, p, q, scaled, wanted=wanted, temperature=task.temperature, inplace=inplace
+        )
+        if inplace:  # whoever else kept the logits for a backward pass of their own is told by autograd
+            torch.autograd.graph.increment_version(q)
+            by_q = q.detach()
+        return by_p, by_q, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        task: TotalTask = ctx.task
+        p, q = ctx.saved_tensors
+        changes = reference.row_changes(task.kind, p, q, Rows(temperature=task.temperature), tangents[:2])
+        scaled = task.row_weights(q, 1.0)
+        return torch.where(scaled == 0, 0, scaled * changes).sum().to(task.dtype)
+
+
+class CompiledTotal(torch.autograd.Function):
+    """The total as torch.compile takes it: no other derivatives, and a gradient that is always made at once."""
+
+    @staticmethod
+    def takes(p: Tensor, q: Tensor) -> bool:
+        """Tell whether it is as accurate for logits like these."""
+        return _may_round_early(p, q)
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, wanted: tuple[bool, bool]) -> Tensor:
+        total, by_p, by_q = task.compute(p, q, wanted)
+        ctx.save_for_backward(by_p, by_q)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by_p, by_q = ctx.saved_tensors
+        (grad,) = grads
+        return None if by_p is None else by_p * grad, None if by_q is None else by_q * grad, None, None
+
+
+def _may_round_early(p: Tensor, q: Tensor) -> bool:
+    """Tell whether the gradient may be rounded before it meets the factor that scales the loss.
+
+    Not in float16, whose small numbers that factor saves in mixed-precision training.
+    """
+    return torch.float16 not in (p.dtype, q.dtype)
+
+
+def _overlaps_itself(x: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))

@@ -1,32 +1,32 @@
-"""The drop-in for `torchmetrics.functional.kl_divergence`, and what it shares with the metric."""
+"""The drop-in for `torchmetrics.functional.kl_divergence`, and the functions that it shares with the metric."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, TypeGuard, get_args
+from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
-from kullback.errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    IncompatibleTensorError,
-    KullbackError,
-    explain,
-)
+from kullback.errors import IncompatibleTensorError, KullbackError, explain, invalid_type, invalid_value
 from kullback.generators import KL
 from kullback.kernels import row_divergence
-from kullback.kernels.kl_div_terms import kl_of_weights
+from kullback.kernels.native.terms import kl_of_weights
+from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, Counts, Logits, LogProbs, Probs, Representation
-from kullback.streaming import wide_dtype
+from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
-__all__ = ["Given", "Reduction", "check_reduction", "kl_divergence", "resolve_given", "row_values"]
+__all__ = [
+    "Reduction",
+    "check_reduction",
+    "kl_divergence",
+    "resolve_representation",
+    "row_values",
+]
 
-Given: TypeAlias = Literal["probs", "log-probs", "logits", "counts"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
 
-_REPRESENTATIONS: dict[Given, type[Representation]] = {
+_REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
     "probs": Probs,
     "log-probs": LogProbs,
     "logits": Logits,
@@ -40,7 +40,7 @@ def kl_divergence(
     log_prob: bool = False,
     reduction: Reduction = "mean",
     *,
-    given: Given | None = None,
+    representation: RepresentationName | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     r"""Compute KL(P || Q) for each row and reduce it: a drop-in for `torchmetrics.functional.kl_divergence`.
@@ -57,8 +57,8 @@ def kl_divergence(
         q: Q, the model or prior, of the same shape.
         log_prob: whether `p` and `q` hold log-probabilities. Otherwise they hold weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
-        given: what `p` and `q` hold, more exactly: ``"logits"``, ``"log-probs"`` (what `log_prob` says), ``"counts"``
-            (weights to be normalized, the default) or ``"probs"`` (which must sum to one).
+        representation: what `p` and `q` hold, more exactly: ``"logits"``, ``"log-probs"`` (what `log_prob` says),
+            ``"counts"`` (weights to be normalized, the default) or ``"probs"`` (which must sum to one).
         mask: true for the rows that count, a bool tensor of shape (...). The others may hold anything, padding or NaN.
 
     Returns:
@@ -67,7 +67,8 @@ def kl_divergence(
 
     Raises:
         ArgumentTypeError: `p` or `q` is not a tensor or `log_prob` is not a bool.
-        ArgumentValueError: values or shapes are no distributions, or `reduction`, `given` or `mask` does not fit.
+        ArgumentValueError: values or shapes are no distributions, or `reduction`, `representation` or
+            `mask` does not fit.
         IncompatibleTensorError: `p` and `q` differ in shape or device. It is a RuntimeError too, as in torchmetrics.
 
     Gradient:
@@ -81,53 +82,55 @@ def kl_divergence(
         >>> p, q = torch.tensor([[0.36, 0.48, 0.16]]), torch.tensor([[1 / 3, 1 / 3, 1 / 3]])
         >>> kl_divergence(p, q)
         tensor(0.0853)
-        >>> kl_divergence(p.log(), q.log(), reduction="none", given="logits")
+        >>> kl_divergence(p.log(), q.log(), reduction="none", representation="logits")
         tensor([0.0853])
 
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
     check_reduction("kl_divergence", reduction)
-    values, dtype = row_values("kl_divergence", p, q, resolve_given("kl_divergence", log_prob, given), mask)
+    values, dtype = row_values(
+        "kl_divergence", p, q, resolve_representation("kl_divergence", log_prob, representation), mask
+    )
     if reduction is None or reduction == "none":
         return values.to(dtype)
-    wide = values.to(wide_dtype(values.device))
-    return (wide.sum() if reduction == "sum" else wide.mean()).to(dtype)
+    accurate = upcast(values)
+    return (accurate.sum() if reduction == "sum" else accurate.mean()).to(dtype)
 
 
 def check_reduction(call: str, reduction: object) -> None:
-    """Refuse a reduction that torchmetrics' KL divergence does not know."""
+    """Raise if torchmetrics' KL divergence does not know a reduction."""
     if reduction is not None and reduction not in ("mean", "sum", "none"):
         wanted = "one of 'mean', 'sum', 'none' and None"
         instead = f"{call}(..., reduction='mean')"
-        raise ArgumentValueError(
-            explain(call, "reduction", wanted=wanted, got=repr(reduction), instead=instead)
-        )
+        raise invalid_value(call, "reduction", wanted=wanted, got=repr(reduction), instead=instead)
 
 
-def resolve_given(call: str, log_prob: object, given: object) -> Given:
-    """Return what the tensors hold, from the flag that torchmetrics has and the word that is more exact."""
+def resolve_representation(call: str, log_prob: object, representation: object) -> RepresentationName:
+    """Return what the tensors hold, from torchmetrics' flag `log_prob` and the more exact word `representation`."""
     if not isinstance(log_prob, bool):
         wanted = "True if p and q hold log-probabilities, False if not"
         instead = f"{call}(..., log_prob=True)"
-        raise ArgumentTypeError(explain(call, "log_prob", wanted=wanted, got=repr(log_prob), instead=instead))
-    if given is None:
+        raise invalid_type(call, "log_prob", wanted=wanted, got=repr(log_prob), instead=instead)
+    if representation is None:
         return "log-probs" if log_prob else "counts"
-    if not _is_given(given) or (log_prob and given != "log-probs"):
-        words = ", ".join(map(repr, get_args(Given)))
+    if not _is_representation(representation) or (log_prob and representation != "log-probs"):
+        words = ", ".join(map(repr, REPRESENTATION_NAMES))
         wanted = f"one of {words}, and no log_prob=True that contradicts it"
-        got = f"given={given!r} with log_prob={log_prob}"
-        instead = f"{call}(..., given='logits') for scores, 'log-probs' for the output of log_softmax"
-        raise ArgumentValueError(explain(call, "given", wanted=wanted, got=got, instead=instead))
-    return given
+        got = f"representation={representation!r} with log_prob={log_prob}"
+        instead = (
+            f"{call}(..., representation='logits') for scores, 'log-probs' for the output of log_softmax"
+        )
+        raise invalid_value(call, "representation", wanted=wanted, got=got, instead=instead)
+    return representation
 
 
-def _is_given(word: object) -> TypeGuard[Given]:
+def _is_representation(word: object) -> TypeGuard[RepresentationName]:
     return isinstance(word, str) and word in _REPRESENTATIONS
 
 
 def row_values(
-    call: str, p: Tensor, q: Tensor, given: Given, mask: Tensor | None
+    call: str, p: Tensor, q: Tensor, representation: RepresentationName, mask: Tensor | None
 ) -> tuple[Tensor, torch.dtype]:
     """Return KL(P || Q) of each row that counts, in float32 or better, and the dtype the caller expects."""
     _check_tensor(call, "p", p)
@@ -142,19 +145,21 @@ def row_values(
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)
-    if given in ("counts", "probs"):
-        tolerance = math.inf if given == "counts" else SUM_TOLERANCE.get(p.dtype, 0.0)
+    if representation in ("counts", "probs"):
+        tolerance = math.inf if representation == "counts" else SUM_TOLERANCE.get(p.dtype, 0.0)
         values = kl_of_weights(p, q, tolerance)
         if values is not None:
             return values.to(dtype), dtype
-    left, right = (_represent(f"{call}({name}=...){counted}", x, given) for name, x in (("p", p), ("q", q)))
+    left, right = (
+        _represent(f"{call}({name}=...){counted}", x, representation) for name, x in (("p", p), ("q", q))
+    )
     return row_divergence(KL(), left, right), dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
 def _check_tensor(call: str, argument: str, x: object) -> None:
     if not isinstance(x, Tensor):
         got, instead = type(x).__name__, f"{call}(torch.as_tensor(p), torch.as_tensor(q))"
-        raise ArgumentTypeError(explain(call, argument, wanted="a tensor", got=got, instead=instead))
+        raise invalid_type(call, argument, wanted="a tensor", got=got, instead=instead)
 
 
 def _check_mask(call: str, mask: object, p: Tensor) -> None:
@@ -165,15 +170,15 @@ def _check_mask(call: str, mask: object, p: Tensor) -> None:
     if isinstance(mask, Tensor):
         got = f"shape {tuple(mask.shape)}, dtype {mask.dtype}"
     instead = f"{call}(p, q, mask=attention_mask.bool())"
-    raise ArgumentValueError(explain(call, "mask", wanted=wanted, got=got, instead=instead))
+    raise invalid_value(call, "mask", wanted=wanted, got=got, instead=instead)
 
 
-def _represent(where: str, x: Tensor, given: Given) -> Representation:
-    kind = _REPRESENTATIONS[given]
+def _represent(where: str, x: Tensor, representation: RepresentationName) -> Representation:
+    kind = _REPRESENTATIONS[representation]
     try:
         checked = kind(x)
     except KullbackError as error:
-        remedy = "Here given='logits', 'log-probs', 'probs' or 'counts' says which of these it is."
+        remedy = "Here representation='logits', 'log-probs', 'probs' or 'counts' says which of these it is."
         raise type(error)(f"{where}: {error}. {remedy}") from None
     if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
         # Rows must not be rounded to half precision before they are averaged.

@@ -8,22 +8,21 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
-from kullback.errors import OptionalDependencyError
-from kullback.metrics.functional import Given, Reduction, check_reduction, resolve_given, row_values
+from kullback.metrics.functional import (
+    Reduction,
+    check_reduction,
+    resolve_representation,
+    row_values,
+)
 from kullback.streaming import Moments, QuantileSketch, SketchState, merge_moments, on_device
-
-try:
-    from torchmetrics import Metric
-    from torchmetrics.utilities import dim_zero_cat
-except ImportError:
-    raise OptionalDependencyError(
-        "kullback.metrics.KLDivergence needs torchmetrics, which is not installed. Run: pip install 'kullback[metrics]'"
-    ) from None
+from kullback.words import RepresentationName
 
 __all__ = ["KLDivergence"]
 
-# States that no change of the metric's dtype may round.
+# States that keep their dtype when the metric's is changed.
 _EXACT = ("moments", "counts", "minimum", "maximum")
 
 
@@ -40,13 +39,14 @@ class KLDivergence(Metric):
     Arguments:
         log_prob: whether p and q hold log-probabilities. Otherwise they hold weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row, flattened.
-        given: what p and q hold, more exactly: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as in
-            `kullback.metrics.kl_divergence`.
+        representation: what p and q hold, more exactly: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as
+            in `kullback.metrics.kl_divergence`.
         kwargs: those of `torchmetrics.Metric`, such as ``sync_on_compute`` or ``dist_sync_on_step``.
 
     Raises:
         ArgumentTypeError: `log_prob` is not a bool; at `update`, p or q is not a tensor.
-        ArgumentValueError: `reduction` or `given` is not a known word; at `update`, the values are no distributions.
+        ArgumentValueError: `reduction` or `representation` is not a known word; at `update`, the values are no
+            distributions.
         OptionalDependencyError: torchmetrics is not installed.
 
     Gradient:
@@ -83,13 +83,15 @@ class KLDivergence(Metric):
         log_prob: bool = False,
         reduction: Reduction = "mean",
         *,
-        given: Given | None = None,
+        representation: RepresentationName | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_reduction("KLDivergence", reduction)
-        self.given: Given = resolve_given("KLDivergence", log_prob, given)
-        self.log_prob = self.given == "log-probs"
+        self.representation: RepresentationName = resolve_representation(
+            "KLDivergence", log_prob, representation
+        )
+        self.log_prob = self.representation == "log-probs"
         self.reduction = reduction
         self._keeps_rows = reduction is None or reduction == "none"
         if self._keeps_rows:
@@ -104,8 +106,8 @@ class KLDivergence(Metric):
         self.add_state("precision", torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, p: Tensor, q: Tensor, mask: Tensor | None = None) -> None:
-        """Take in a batch of rows, shape (..., classes); `mask`, shape (...), is true for those that count."""
-        values, dtype = row_values("KLDivergence.update", p, q, self.given, mask)
+        """Add a batch of rows, shape (..., classes); `mask`, shape (...), is true for those that count."""
+        values, dtype = row_values("KLDivergence.update", p, q, self.representation, mask)
         if self._keeps_rows:
             cast("list[Tensor]", self.measures).append(values.flatten().to(dtype))
             return

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily
 
-from kullback.errors import ArgumentTypeError, explain
-from kullback.pairs.clone import widened, with_dimension
+from kullback.errors import invalid_type
+from kullback.pairs.clone import upcast_copy, with_dimension
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.cholesky import of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
-from kullback.pairs.numerics.special import log_total
 from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
 from kullback.pairs.support import check_comparable
+from kullback.special import safe_logsumexp
 
 __all__ = ["Bounds", "kl_bounds"]
 
@@ -88,14 +88,12 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
     """
     for name, d in (("p", p), ("q", q)):
         if not isinstance(d, Distribution):
-            raise ArgumentTypeError(
-                explain(
-                    "kl_bounds",
-                    name,
-                    wanted="a torch distribution",
-                    got=f"a {type(d).__name__}",
-                    instead="MixtureSameFamily(Categorical(weights), components)",
-                )
+            raise invalid_type(
+                "kl_bounds",
+                name,
+                wanted="a torch distribution",
+                got=f"a {type(d).__name__}",
+                instead="MixtureSameFamily(Categorical(weights), components)",
             )
     check_comparable("kl_bounds", p, q)
     shape, dtype = batch_shape_of(p, q), dtype_of(p, q)
@@ -116,7 +114,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
 def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distribution]:
     """Return the logarithms of the weights and the components in float64, these along the last batch dimension."""
-    d = widened(d if d.batch_shape == shape else d.expand(shape))
+    d = upcast_copy(d if d.batch_shape == shape else d.expand(shape))
     if isinstance(d, MixtureSameFamily):
         return log_weights_of(d), d.component_distribution
     alone = with_dimension(d, -1)
@@ -130,7 +128,7 @@ def _divergences(f: Distribution, g: Distribution) -> Tensor:
 
 def _log_sums(log_weights: Tensor, x: Tensor) -> Tensor:
     """Return log sum_b w_b e^x_ab."""
-    return log_total(log_weights.unsqueeze(-2) + x, -1)
+    return safe_logsumexp(log_weights.unsqueeze(-2) + x, -1)
 
 
 def _weighted(log_weights: Tensor, x: Tensor) -> Tensor:
@@ -142,14 +140,16 @@ def _weighted(log_weights: Tensor, x: Tensor) -> Tensor:
 def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tensor) -> Tensor:
     """Return the upper bound at psi_ab = w_b r_ab, the best phi put in; r by alternating between both."""
     with torch.no_grad():
-        shares = torch.full_like(divergences, 1 / divergences.shape[-2])
+        proportions = torch.full_like(divergences, 1 / divergences.shape[-2])
         for _ in range(_ITERATIONS):
-            log_phi = torch.log(shares) + log_weights_q.unsqueeze(-2) - divergences
+            log_phi = torch.log(proportions) + log_weights_q.unsqueeze(-2) - divergences
             log_phi = log_phi - log_phi.logsumexp(-1, keepdim=True) + log_weights_p.unsqueeze(-1)
             phi = torch.exp(log_phi).nan_to_num(nan=0.0)
             total = phi.sum(-2, keepdim=True)
-            shares = torch.where(total > 0, phi / torch.where(total > 0, total, 1), shares)
-    return _weighted(log_weights_p, log_weights_p - _log_sums(log_weights_q, torch.log(shares) - divergences))
+            proportions = torch.where(total > 0, phi / torch.where(total > 0, total, 1), proportions)
+    return _weighted(
+        log_weights_p, log_weights_p - _log_sums(log_weights_q, torch.log(proportions) - divergences)
+    )
 
 
 def _log_products(f: Distribution, g: Distribution) -> Tensor | None:

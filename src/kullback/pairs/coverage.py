@@ -25,7 +25,7 @@ from torch.distributions import (
 
 from kullback.errors import ArgumentValueError
 from kullback.estimate import Estimate
-from kullback.pairs.densities.base import law_of
+from kullback.pairs.densities.base import density_of
 from kullback.pairs.registry import find_closed_form, find_reduction
 from kullback.pairs.support import check_comparable, is_infinite
 
@@ -120,10 +120,10 @@ def typical(kind: type[Distribution]) -> Distribution:
         if parameter.default is inspect.Parameter.empty
         or name in ("covariance_matrix", "probs", "total_count")
     ]
-    return cast(Callable[..., Distribution], kind)(**{name: _wide(known[name]) for name in wanted})
+    return cast(Callable[..., Distribution], kind)(**{name: _in_float64(known[name]) for name in wanted})
 
 
-def _wide(value: object) -> object:
+def _in_float64(value: object) -> object:
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     if isinstance(value, torch.Tensor):
@@ -151,7 +151,7 @@ def rule_of(p: Distribution, q: Distribution) -> str:
         check_comparable("kl_divergence", p, q)
     except ArgumentValueError:
         return "not_comparable"
-    return _rule_of_closed_form(p, q) or _rule_of_reduction(p, q) or _rule_of_laws(p, q) or "monte_carlo"
+    return _rule_of_closed_form(p, q) or _rule_of_reduction(p, q) or _rule_of_densities(p, q) or "monte_carlo"
 
 
 def _rule_of_closed_form(p: Distribution, q: Distribution) -> str | None:
@@ -173,16 +173,18 @@ def _named(p: Distribution, q: Distribution) -> Estimate:
     return Estimate(torch.zeros(shape, dtype=torch.float64), None, rule_of(p, q))
 
 
-def _rule_of_laws(p: Distribution, q: Distribution) -> str | None:
-    laws = law_of(p), law_of(q)
-    if laws[0] is None or laws[1] is None or laws[0].integer != laws[1].integer:
+def _rule_of_densities(p: Distribution, q: Distribution) -> str | None:
+    densities = density_of(p), density_of(q)
+    if densities[0] is None or densities[1] is None or densities[0].integer != densities[1].integer:
         return None
     if _is_infinite(p, q):
         return "infinite"
-    return "summation" if laws[0].integer else "quadrature"
+    return "summation" if densities[0].integer else "quadrature"
 
 
 def _is_infinite(p: Distribution, q: Distribution) -> bool:
-    laws = law_of(p), law_of(q)
-    infinite = None if laws[0] is None or laws[1] is None else is_infinite(laws[0], laws[1])
+    densities = density_of(p), density_of(q)
+    infinite = (
+        None if densities[0] is None or densities[1] is None else is_infinite(densities[0], densities[1])
+    )
     return infinite is not None and bool(infinite.all())

@@ -1,4 +1,4 @@
-"""Which function serves a pair of types: the most specific one, those of users first."""
+"""The rules by pairs of types: closed forms, reductions and those that users register; the most specific wins."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.errors import ArgumentTypeError, NoRuleError, RegistrationError, explain
+from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type
 from kullback.estimate import Estimate
 
 __all__ = [
     "ClosedForm",
+    "UserRule",
     "closed_form",
     "closed_forms",
     "find_closed_form",
     "find_reduction",
     "find_user_rule",
     "has_user_rules",
+    "is_narrower",
+    "on_registration",
     "reduction",
     "register_kl",
+    "user_pairs",
 ]
 
 Rule = Callable[..., Tensor]
@@ -28,16 +32,23 @@ RuleT = TypeVar("RuleT", bound=Rule)
 TypePair = tuple[type, type]
 
 
-# One of kullback's own formulas; None where it does not hold for these parameters.
+# A formula of kullback's; returns None where it does not hold for the parameters.
 Form = Callable[..., Tensor | None]
 FormT = TypeVar("FormT", bound=Form)
 
 
 class ClosedForm(NamedTuple):
-    """One of kullback's own rules: the function, and whether it is a formula or a convergent series."""
+    """A closed form, and its method: ``"closed_form"`` or ``"series"``."""
 
     function: Form
     method: str
+
+
+class UserRule(NamedTuple):
+    """A rule of `register_kl`, and the types that it is registered for."""
+
+    function: Rule
+    pair: TypePair
 
 
 # A reduction turns a pair into others: it gets the pair and a function that answers for any other.
@@ -48,14 +59,15 @@ _REDUCTIONS: dict[TypePair, Reduction] = {}
 _USER_RULES: dict[TypePair, Rule] = {}
 _CLOSED_FORMS: dict[TypePair, ClosedForm] = {}
 _FOUND: dict[TypePair, ClosedForm | None] = {}
+_LISTENERS: list[Callable[[TypePair], None]] = []
 
 
 def closed_form(type_p: type, type_q: type, *, method: str = "closed_form") -> Callable[[FormT], FormT]:
-    """Enter kullback's own rule for a pair of types; subclasses are served too, unless they have one of their own.
+    """Enter a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
-    The function takes the two distributions, reads their parameters through `wide` and returns a float64 tensor that
-    broadcasts to the batch shape, or None where it does not hold for the parameters. It need not look at supports,
-    event shapes or dtypes: that is done for all pairs.
+    The function takes the two distributions, reads their parameters through `upcast` and returns a float64 tensor that
+    broadcasts to the batch shape, or None where it does not hold for the parameters. Supports, event shapes and dtypes
+    are checked for all pairs, not here.
     """
 
     def enter(function: FormT) -> FormT:
@@ -99,11 +111,21 @@ def find_closed_form(type_p: type, type_q: type) -> ClosedForm | None:
 
 
 def has_user_rules() -> bool:
-    """Tell whether a user registered any rule."""
+    """Tell whether there is any rule of `register_kl`."""
     return bool(_USER_RULES)
 
 
-def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:
+def user_pairs() -> Iterator[TypePair]:
+    """Yield every pair of types with a rule of `register_kl`."""
+    yield from _USER_RULES
+
+
+def on_registration(listener: Callable[[TypePair], None]) -> None:
+    """Have a function called with every pair of types that `register_kl` gets a rule for from now on."""
+    _LISTENERS.append(listener)
+
+
+def find_user_rule(call: str, type_p: type, type_q: type) -> UserRule | None:
     """Return the rule that a user registered for a pair of types, None where there is none."""
     if not _USER_RULES:
         return None
@@ -119,17 +141,18 @@ def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:
                 instead=f"@register_kl({type_p.__name__}, {type_q.__name__}) to decide",
             )
         )
-    return _USER_RULES[best[0]] if best else None
+    return UserRule(_USER_RULES[best[0]], best[0]) if best else None
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
-    """Return the one pair that is narrower than all others that match; all of them where there is no such pair."""
+    """Return the most specific of the matching pairs alone, or all of them where none is the most specific."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
-    best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
+    best = [pair for pair in matches if all(is_narrower(pair, other) for other in matches)]
     return best or matches
 
 
-def _is_narrower(pair: TypePair, other: TypePair) -> bool:
+def is_narrower(pair: TypePair, other: TypePair) -> bool:
+    """Tell whether a pair of types is the same as another or more specific."""
     return issubclass(pair[0], other[0]) and issubclass(pair[1], other[1])
 
 
@@ -139,7 +162,8 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     .. math:: \text{rule}(p, q) = KL(P \| Q)
 
     The most specific rule wins: one for (A, B) serves all subclasses of A and B, unless another is registered for
-    types closer to theirs. Rules registered here come before torch's own, and torch's registry is not touched.
+    types closer to theirs, here or with `torch.distributions.register_kl`. Of two for the same types, that of this
+    function wins. Torch's registry is not touched, unless `install` is in force: then torch gives the rule's value too.
 
     Arguments:
         type_p: the type of P, a subclass of `torch.distributions.Distribution`.
@@ -171,16 +195,14 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     References:
         TensorFlow Distributions (Dillon et al., 2017)
     """
-    for argument, kind in (("type_p", type_p), ("type_q", type_q)):
-        if not (isinstance(kind, type) and issubclass(kind, Distribution)):
-            raise ArgumentTypeError(
-                explain(
-                    "register_kl",
-                    argument,
-                    wanted="a subclass of torch.distributions.Distribution",
-                    got=repr(kind),
-                    instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
-                )
+    for argument, given in (("type_p", type_p), ("type_q", type_q)):
+        if not (isinstance(given, type) and issubclass(given, Distribution)):
+            raise invalid_type(
+                "register_kl",
+                argument,
+                wanted="a subclass of torch.distributions.Distribution",
+                got=repr(given),
+                instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
             )
     if (type_p, type_q) in _USER_RULES:
         raise RegistrationError(
@@ -196,13 +218,15 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
     def register(rule: RuleT) -> RuleT:
         _USER_RULES[type_p, type_q] = rule
+        for listener in _LISTENERS:
+            listener((type_p, type_q))
         return rule
 
     return register
 
 
 def _refuse_ambiguity(type_p: type, type_q: type) -> None:
-    """Refuse a pair when some types would match it and a known one, and neither pair is the more specific."""
+    """Refuse a pair if some types would match it and a registered pair, and neither of these is more specific."""
     for known_p, known_q in _USER_RULES:
         first, second = _narrower(type_p, known_p), _narrower(type_q, known_q)
         if (

@@ -48,10 +48,10 @@ from torch.distributions import (
     constraints,
 )
 
-from kullback.errors import ArgumentTypeError, explain
-from kullback.pairs.densities.base import Law, Points, Tail, law, law_of
-from kullback.pairs.densities.black_box import UNDERFLOWED, DensityLaw
-from kullback.pairs.densities.integer import IntegerLaw
+from kullback.errors import invalid_type
+from kullback.pairs.densities.base import Density, Points, Tail, density_of, register_density
+from kullback.pairs.densities.black_box import UNDERFLOWED, black_box
+from kullback.pairs.densities.integer import IntegerDensity
 
 __all__ = ["Frozen", "ScipyDensity", "ShiftedCounts", "is_frozen", "to_torch"]
 
@@ -79,7 +79,7 @@ def is_frozen(thing: object) -> bool:
 
 
 def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
-    """Return a torch distribution, in float64, with the law of one of SciPy's.
+    """Return a torch distribution, in float64, with the density of one of SciPy's.
 
     Arguments:
         call: the name of the function that the user called, for messages.
@@ -96,26 +96,24 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
         found = _MULTIVARIATE[kind](frozen)
     if found is not None:
         return found
-    raise ArgumentTypeError(
-        explain(
-            call,
-            argument,
-            wanted="a frozen distribution of SciPy's over numbers with a density, or over integers, of finitely many "
-            "or of a family that torch has too; or one of " + ", ".join(sorted(_MULTIVARIATE)),
-            got=getattr(getattr(frozen, "dist", None), "name", None) or kind,
-            instead="a torch.distributions object, or Probs([...]) of a histogram",
-        )
+    raise invalid_type(
+        call,
+        argument,
+        wanted="a frozen distribution of SciPy's over numbers with a density, or over integers, of finitely many "
+        "or of a family that torch has too; or one of " + ", ".join(sorted(_MULTIVARIATE)),
+        got=getattr(getattr(frozen, "dist", None), "name", None) or kind,
+        instead="a torch.distributions object, or Probs([...]) of a histogram",
     )
 
 
-def _wide(x: Any) -> Tensor:
+def _upcast(x: Any) -> Tensor:
     return torch.as_tensor(x, dtype=torch.float64)
 
 
 def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
     """Return the shape parameters, loc and scale of a univariate distribution, however they were passed."""
     shapes, loc, scale = frozen.dist._parse_args(*frozen.args, **frozen.kwds)  # noqa: SLF001
-    return [_wide(x) for x in shapes], _wide(loc), _wide(scale)
+    return [_upcast(x) for x in shapes], _upcast(loc), _upcast(scale)
 
 
 # ---- On the line: from shape parameters and the scale, with loc 0.
@@ -158,7 +156,9 @@ def _continuous(frozen: Any) -> Distribution | None:
     if name in _SCALED:
         found = _SCALED[name](*shapes, scale)
         return TransformedDistribution(found, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else found
-    if name == "vonmises":  # on a circle of another length it is no law of torch's, and none of the line's
+    if (
+        name == "vonmises"
+    ):  # on a circle of another length it is no density of torch's, and none of the line's
         return VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])
 
@@ -169,7 +169,7 @@ def _broadcast(shapes: list[Tensor], loc: Tensor, scale: Tensor) -> tuple[list[T
 
 
 def _affine(loc: Tensor | float, scale: Tensor | float) -> AffineTransform:
-    return AffineTransform(_wide(loc), _wide(scale))
+    return AffineTransform(_upcast(loc), _upcast(scale))
 
 
 def _stretched(d: Distribution, scale: Tensor) -> Distribution:
@@ -190,7 +190,7 @@ class ScipyDensity(Distribution):
     @property
     def support(self) -> constraints.Constraint:
         """The ends, from SciPy."""
-        low, high = (_wide(end).expand(self.batch_shape) for end in self.frozen.support())
+        low, high = (_upcast(end).expand(self.batch_shape) for end in self.frozen.support())
         if bool(low.isinf().all()) and bool(high.isinf().all()):
             return constraints.real
         if bool(high.isinf().all()):
@@ -200,19 +200,17 @@ class ScipyDensity(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return SciPy's logpdf, a constant to torch."""
         if value.requires_grad:
-            raise ArgumentTypeError(
-                explain(
-                    "kl_divergence",
-                    "p, q",
-                    wanted="a support of p without gradient, where SciPy gives the density of q",
-                    got=f"ends that require one, and {self.frozen.dist.name} of SciPy's",
-                    instead="torch.no_grad() around the call, or detached parameters",
-                )
+            raise invalid_type(
+                "kl_divergence",
+                "p, q",
+                wanted="a support of p without gradient, where SciPy gives the density of q",
+                got=f"ends that require one, and {self.frozen.dist.name} of SciPy's",
+                instead="torch.no_grad() around the call, or detached parameters",
             )
         with np.errstate(
             all="ignore"
         ):  # far out, some of SciPy's formulas overflow; that is seen in the result
-            found = _wide(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
+            found = _upcast(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
         rounded_to_zero = (found == -torch.inf) & self.support.check(value) & self._takes_logarithm()
         return torch.where(rounded_to_zero, UNDERFLOWED, found)
 
@@ -225,12 +223,12 @@ class ScipyDensity(Distribution):
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
         """Draw by SciPy, from a seed that is torch's."""
         seed = int(torch.randint(2**31, ()))
-        return _wide(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
+        return _upcast(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
 
 
-@law(ScipyDensity)
-def _scipy_density(d: ScipyDensity) -> Law | None:
-    return DensityLaw(d)
+@register_density(ScipyDensity)
+def _scipy_density(d: ScipyDensity) -> Density | None:
+    return black_box(d)
 
 
 # ---- On the integers.
@@ -247,21 +245,21 @@ class ShiftedCounts(TransformedDistribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The integers; which of them have mass is for the law to say."""
+        """The integers; which of them have mass is for the density to say."""
         return constraints.nonnegative_integer
 
 
 @dataclass(frozen=True)
-class ShiftedLaw(IntegerLaw):
-    """The law of y + shift, for y of another law on the integers."""
+class ShiftedDensity(IntegerDensity):
+    """The density of y + shift, for y of another density on the integers."""
 
-    part: Law
+    part: Density
     shift: Tensor
 
     @property
     def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As the law that is shifted."""
-        return cast(IntegerLaw, self.part).smooth
+        """As the density that is shifted."""
+        return cast(IntegerDensity, self.part).smooth
 
     def low(self) -> Tensor | None:
         return cast(Tensor, self.part.low()) + self.shift
@@ -274,25 +272,25 @@ class ShiftedLaw(IntegerLaw):
         within = self.part.log_density(Points(y.clamp(min=0)))
         return torch.where(y < 0, -torch.inf, within)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
-        center, width = self.part.spread()
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        center, width = self.part.center_and_width()
         return center + self.shift, width
 
     def upper_tail(self) -> Tail:
         return self.part.upper_tail()
 
 
-@law(ShiftedCounts)
-def _shifted_counts(d: ShiftedCounts) -> Law | None:
-    part = law_of(d.base_dist)
-    return None if part is None else ShiftedLaw(part, d.shift)
+@register_density(ShiftedCounts)
+def _shifted_counts(d: ShiftedCounts) -> Density | None:
+    part = density_of(d.base_dist)
+    return None if part is None else ShiftedDensity(part, d.shift)
 
 
 _COUNTS: dict[str, Callable[..., Distribution]] = {
     "bernoulli": Bernoulli,
     "binom": Binomial,
     "geom": Geometric,
-    # SciPy counts failures with the chance of success, torch what it calls successes with theirs.
+    # SciPy counts failures and takes the probability of success; torch counts successes and takes theirs.
     "nbinom": lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)),
     "poisson": Poisson,
 }
@@ -305,7 +303,7 @@ def _discrete(frozen: Any) -> Distribution | None:
     if frozen.dist.name in _COUNTS:
         counts = _COUNTS[frozen.dist.name](*shapes)
     else:
-        low, high = (_wide(end) for end in frozen.support())
+        low, high = (_upcast(end) for end in frozen.support())
         if not bool((high - low < _MOST_OUTCOMES).all()):
             return None
         counts, shift = _listed(frozen, low, high), low.expand(shift.shape)
@@ -316,14 +314,16 @@ def _listed(frozen: Any, low: Tensor, high: Tensor) -> Distribution:
     """Return the distribution over 0, 1, ... with the probabilities that SciPy gives from `low` to `high`."""
     steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64)
     points = low + steps.reshape(-1, *[1] * low.ndim)
-    return Categorical(logits=_wide(frozen.logpmf(points.numpy())).movedim(0, -1))
+    return Categorical(logits=_upcast(frozen.logpmf(points.numpy())).movedim(0, -1))
 
 
 # ---- Vectors and matrices.
 
 _MULTIVARIATE: dict[str, Callable[[Any], Distribution]] = {
-    "dirichlet_frozen": lambda d: Dirichlet(_wide(d.alpha)),
-    "multinomial_frozen": lambda d: Multinomial(int(d.n), _wide(d.p)),
-    "multivariate_normal_frozen": lambda d: MultivariateNormal(_wide(d.mean), _wide(d.cov_object.covariance)),
-    "wishart_frozen": lambda d: Wishart(_wide(d.df), _wide(d.scale)),
+    "dirichlet_frozen": lambda d: Dirichlet(_upcast(d.alpha)),
+    "multinomial_frozen": lambda d: Multinomial(int(d.n), _upcast(d.p)),
+    "multivariate_normal_frozen": lambda d: MultivariateNormal(
+        _upcast(d.mean), _upcast(d.cov_object.covariance)
+    ),
+    "wishart_frozen": lambda d: Wishart(_upcast(d.df), _upcast(d.scale)),
 }

@@ -2,267 +2,303 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, MixtureSameFamily
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    OneHotCategorical,
+)
 
 from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.estimate import Estimate
+from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
+from kullback.numeric import upcast
 from kullback.pairs.closed_forms.native import fused_divergence
-from kullback.pairs.densities.base import Law, law_of
-from kullback.pairs.integration import summation
-from kullback.pairs.integration.kl_integrand import kl_terms
-from kullback.pairs.integration.quadrature import Integral
-from kullback.pairs.integration.uniform_endpoints import integrate_kl
-from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
+from kullback.pairs.closed_forms.reductions import sum_of_dimensions
+from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
+from kullback.pairs.densities.base import density_of
+from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
+from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits
 from kullback.pairs.options import Options
-from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule
+from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule, is_narrower
 from kullback.pairs.sampling import monte_carlo
-from kullback.pairs.support import check_comparable, is_infinite, is_plain, unreached
-from kullback.pairs.torch_registry import find_foreign_rule
+from kullback.pairs.support import check_comparable, is_infinite, is_plain
+from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
+from kullback.pairs.univariate import divergence_of_densities, method_for
 
-__all__ = ["estimate"]
+__all__ = ["as_kl", "estimate"]
 
 # Pairs of types that no parameters make infinite.
 _ALWAYS_FINITE: set[tuple[type, type]] = set()
-# Nodes that an element gets at first, and what of P's mass may be missed.
-_FIRST_EVALUATIONS = 900
-_MISSED = 1e-9
-# Elements of a batch that are summed or integrated at once.
-_BLOCK = 4096
-# What a closed form may lose to rounding, relatively and in all: the audit holds it to this.
+# What a closed form of KL may lose to rounding, relatively and in all: the audit holds it to this.
 _ROUNDING = 1e-12
 _TINY = 1e-15
 
+# Answers for a pair by one rule, None where the rule does not serve the pair.
+Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]
 
-def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate:
-    """Return KL(P || Q) by the first rule that serves the pair, or by the method that the caller names.
+
+def as_kl(kind: Divergence) -> Divergence:
+    """Return `KL()` or `ReverseKL()` for a kind that is one of them under another name, else the kind."""
+    if isinstance(kind, Alpha | Renyi) and kind.alpha in (0.0, 1.0):
+        return KL() if kind.alpha == 1 else ReverseKL() if isinstance(kind, Alpha) else kind
+    if isinstance(kind, SkewKL) and kind.alpha == 0:
+        return KL()
+    if isinstance(kind, JensenShannon) and kind.scaled and kind.beta in (0.0, 1.0):
+        return ReverseKL() if kind.beta == 1 else KL()
+    return kind
+
+
+def estimate(
+    call: str, p: Distribution, q: Distribution, options: Options, kind: Divergence | None = None
+) -> Estimate:
+    """Return a divergence by the first rule that serves the pair, or by the method that the caller names.
 
     Arguments:
         call: the name of the function that the user called, for messages.
         p: P.
         q: Q.
         options: method, tolerances and the generator for random draws.
+        kind: which divergence; left out, `KL()`.
     """
-    rule = find_user_rule(call, type(p), type(q))
-    if rule is not None and options.method in ("auto", "closed_form"):
-        return Estimate(rule(p, q), None, "closed_form")
-    foreign = _by_rule_of_others(p, q, options, for_own_class=True)
-    if foreign is not None:
-        return foreign
-    check_comparable(call, p, q)
-    if options.method == "monte_carlo":
-        return monte_carlo.estimate(call, p, q, options)
-
-    def again(other_p: Distribution, other_q: Distribution) -> Estimate:
-        return estimate(call, other_p, other_q, options)
-
-    for attempt in (_by_closed_form, _by_reduction, _by_rule_of_torch, _by_laws):
-        found = attempt(p, q, options, again)
+    kind = KL() if kind is None else kind
+    rules = _KL_RULES if isinstance(kind, KL) else _OTHER_RULES
+    if isinstance(kind, KL):
+        found = _by_rule_of_users(call, p, q, options)
         if found is not None:
-            return _checked(call, p, q, found, options)
-    raise _no_rule(call, p, q, options)
+            return found
+    check_comparable(call, p, q)
+    if options.method == "monte_carlo" and isinstance(kind, KL):
+        return monte_carlo.estimate(call, p, q, options)
+    for rule in rules:
+        found = rule(call, p, q, kind, options)
+        if found is not None:
+            return _checked(call, p, q, found, kind, options)
+    raise _no_rule(call, p, q, kind, options)
 
 
-Again = Callable[[Distribution, Distribution], Estimate]
+# ---- Rules of KL.
 
 
-def _by_closed_form(p: Distribution, q: Distribution, options: Options, again: Again) -> Estimate | None:
+def _by_rule_of_users(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate | None:
+    """Use the most specific rule that the user registered, here or with torch for a class of their own."""
+    if options.method not in ("auto", "closed_form"):
+        return None
+    own, third_party = find_user_rule(call, type(p), type(q)), find_third_party_rule(type(p), type(q))
+    if third_party is not None and (
+        third_party.for_own_class
+        if own is None
+        else not third_party.is_of_torch
+        and third_party.pair != own.pair
+        and is_narrower(third_party.pair, own.pair)
+    ):
+        found = _of_third_party(third_party, p, q)
+        if found is not None:
+            return found
+    return None if own is None else Estimate(own.function(p, q), None, "closed_form")
+
+
+def _by_closed_form(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
     form = find_closed_form(type(p), type(q))
     if form is None or options.method not in ("auto", form.method):
         return None
-    fused = fused_divergence(p, q)
-    if fused is not None:
-        error = _ROUNDING * fused.detach().abs() + _TINY if options.wants_error else None
-        return _finished(p, q, fused, error, form.method)
-    value = form.function(p, q)
+    value = fused_divergence(p, q) if options.try_native else None
     if value is None:
-        return None
-    value = value.clamp(min=0)
-    types = type(p), type(q)
-    if types not in _ALWAYS_FINITE:
-        laws = law_of(p), law_of(q)
-        if laws[0] is not None and laws[1] is not None:
-            infinite = is_infinite(laws[0], laws[1])
-            value = _with_infinities(value, infinite)
-            if infinite is None and is_plain(types[0]) and is_plain(types[1]):
-                _ALWAYS_FINITE.add(types)
+        value = form.function(p, q)
+        if value is None:
+            return None
+        value = _with_infinities(p, q, value.clamp(min=0))
     error = _ROUNDING * value.detach().abs() + _TINY if options.wants_error else None
+    error = None if error is None else torch.where(value.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
 
 
-def _by_reduction(p: Distribution, q: Distribution, options: Options, again: Again) -> Estimate | None:
-    reduction = find_reduction(type(p), type(q))
-    return None if reduction is None else reduction(p, q, again)
+def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
+    """Put +inf where P has mass that Q has not, or falls too slowly for Q."""
+    types = type(p), type(q)
+    if types in _ALWAYS_FINITE:
+        return value
+    densities = density_of(p), density_of(q)
+    if densities[0] is None or densities[1] is None:
+        return value
+    infinite = is_infinite(densities[0], densities[1])
+    if infinite is not None:
+        return torch.where(infinite, torch.inf, value)
+    if is_plain(types[0]) and is_plain(types[1]):
+        _ALWAYS_FINITE.add(types)
+    return value
 
 
-def _by_rule_of_torch(p: Distribution, q: Distribution, options: Options, again: Again) -> Estimate | None:
-    return _by_rule_of_others(p, q, options, for_own_class=False)
-
-
-def _by_rule_of_others(
-    p: Distribution, q: Distribution, options: Options, *, for_own_class: bool
+def _by_reduction(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
-    """Use a rule that somebody else registered with torch; torch's own are all replaced by better ones."""
-    foreign = find_foreign_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
-    if foreign is None or foreign.for_own_class != for_own_class:
+    reduction = find_reduction(type(p), type(q))
+    if reduction is None:
         return None
+    others = options._replace(try_native=True)
+    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, others))
+
+
+def _by_rule_of_torch(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Use a rule that a third party registered with torch for torch's classes; torch's own have better ones here."""
+    found = find_third_party_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
+    return None if found is None or found.for_own_class else _of_third_party(found, p, q)
+
+
+def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
     try:
-        return Estimate(foreign.function(p, q), None, "closed_form")
+        return Estimate(rule.function(p, q), None, "closed_form")
     except NotImplementedError:  # how a rule of torch says that it does not serve these two after all
         return None
 
 
-def _by_laws(p: Distribution, q: Distribution, options: Options, again: Again) -> Estimate | None:
-    laws = law_of(p), law_of(q)
-    if laws[0] is None or laws[1] is None or laws[0].integer != laws[1].integer:
+# ---- Rules of the other kinds.
+
+
+def _by_classes(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Sum over the classes of two categorical distributions."""
+    if options.method not in ("auto", "summation"):
         return None
-    method = "summation" if laws[0].integer else "quadrature"
-    if options.method not in ("auto", method):
+    logs = _log_classes(p), _log_classes(q)
+    if logs[0] is None or logs[1] is None or logs[0].shape[-1] != logs[1].shape[-1]:
         return None
-    rtol = 1e-10 if options.rtol is None else options.rtol
-    integral = _of_finite_elements(laws[0], laws[1], batch_shape_of(p, q), options._replace(rtol=rtol))
-    return _finished(p, q, integral.value.clamp(min=0), _error(integral), method)
+    value = total_of_masses(kind, *torch.broadcast_tensors(*logs))
+    return _finished(p, q, value, _rounding(value, 1e-14), "summation")
 
 
-def _of_finite_elements(p: Law, q: Law, shape: torch.Size, options: Options) -> Integral:
-    """Compute what is finite; what is infinite for certain has no error, and no gradient."""
-    infinite = is_infinite(p, q)
-    if infinite is None or not bool(infinite.any()):
-        return _in_blocks(p, q, shape, options)
-    infinite = infinite.expand(shape)
-    none = torch.zeros(shape, dtype=torch.float64)
-    endless = Integral(torch.full_like(none, torch.inf), none, none)
-    if bool(infinite.all()):
-        return endless
-    if not (p.is_splittable() and q.is_splittable()):
-        computed = _in_blocks(p, q, shape, options)
-        return Integral(
-            *(torch.where(infinite, there, x) for x, there in zip(computed, endless, strict=True))
-        )
-    finite = ~infinite
-    part_p, part_q = (law.mapped(lambda x: x.expand(shape)[finite]) for law in (p, q))
-    computed = _in_blocks(part_p, part_q, torch.Size([int(finite.sum())]), options)
-    return Integral(*(there.masked_scatter(finite, x) for x, there in zip(computed, endless, strict=True)))
+def _log_classes(d: Distribution) -> Tensor | None:
+    part = d._categorical if isinstance(d, OneHotCategorical) else d  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if not isinstance(part, Categorical):
+        return None
+    if given_logits(part):
+        return upcast(part.logits).log_softmax(-1)
+    probs = upcast(part.probs)
+    empty = probs == 0
+    return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, probs)))
 
 
-def _in_blocks(p: Law, q: Law, shape: torch.Size, options: Options) -> Integral:
-    """Sum or integrate over blocks of the batch, as every element takes memory for hundreds of nodes."""
-    if shape.numel() == 0:
-        return Integral(*(torch.zeros(shape, dtype=torch.float64),) * 3)
-    if not (p.is_splittable() and q.is_splittable()):
-        p, q = (law.mapped(lambda x: x.unsqueeze(-1)) for law in (p, q))
-        return _compute(p, q, shape, options, options.max_evaluations)
-    p, q = (law.mapped(lambda x: x.expand(shape).reshape(-1, 1)) for law in (p, q))
-    parts: list[Integral] = []
-    for start in range(0, shape.numel(), _BLOCK):
-        block = torch.arange(start, min(start + _BLOCK, shape.numel()))
-        parts.append(_in_two_rounds(p, q, block, options))
-    return Integral(*(torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)))
-
-
-def _in_two_rounds(p: Law, q: Law, block: Tensor, options: Options) -> Integral:
-    """Give all elements of a block a few nodes, and those that need more as many as there may be."""
-
-    def attempt(elements: Tensor, evaluations: int) -> Integral:
-        part_p, part_q = (law.mapped(lambda x: x[elements]) for law in (p, q))
-        return _compute(part_p, part_q, elements.shape, options, evaluations)
-
-    found = attempt(block, min(_FIRST_EVALUATIONS, options.max_evaluations))
-    enough = found.error <= torch.clamp(
-        (options.rtol or 0) * found.value.detach().abs(), min=_absolute(options)
-    )
-    short = (~(enough & (found.missed <= _MISSED))).nonzero().squeeze(-1)
-    if not short.numel() or options.max_evaluations <= _FIRST_EVALUATIONS:
+def _by_renyi(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Compute powers of p / q from Renyi's divergence in closed form."""
+    order = power_order(kind)
+    alpha = kind.alpha if isinstance(kind, Renyi) else order[0] if order else None
+    if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
+        return None
+    if options.method not in ("auto", "closed_form"):
+        return None
+    if alpha < 0 and isinstance(p, Independent):  # Renyi's divergence, of which these are sums, begins at 0
+        return None
+    found = _renyi(call, p, q, alpha, options)
+    if found is None or order is None or found.error is None:
         return found
-    more = attempt(block[short], options.max_evaluations)
-    return Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
+    value = order[1] * torch.expm1((alpha - 1) * found.value) / (alpha * (alpha - 1))
+    derivative = torch.exp((alpha - 1) * found.value.detach())
+    error = torch.where(value.isinf(), 0, order[1] * found.error * derivative / abs(alpha))
+    return Estimate(value, error, found.method)
 
 
-def _compute(p: Law, q: Law, shape: torch.Size, options: Options, evaluations: int) -> Integral:
-    compute = summation.sum_terms if p.integer else integrate_kl
-    with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
-        found = compute(
-            p,
-            q,
-            kl_terms,
-            shape,
-            rtol=options.rtol or 0,
-            atol=options.atol if p.integer else _absolute(options),
-            max_evaluations=evaluations,
-        )
-    beyond = None if p.integer else unreached(p, q)
-    if beyond is None:
-        return found
-    return found._replace(error=found.error + beyond.squeeze(-1) * found.value.detach().abs())
+def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: Options) -> Estimate | None:
+    """Return Renyi's divergence, which of independent dimensions is the sum of theirs."""
+    if isinstance(p, Independent) and isinstance(q, Independent):
+        if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
+            return None
+        each = estimate(call, p.base_dist, q.base_dist, options, Renyi(alpha))
+        return sum_of_dimensions(each, p.reinterpreted_batch_ndims)
+    value = renyi_in_closed_form(p, q, alpha)
+    if value is None:
+        return None
+    return _finished(p, q, value, _rounding(value, 1e-13), "closed_form")
 
 
-def _absolute(options: Options) -> float:
-    return max(options.atol, 1e-15)
+def _rounding(value: Tensor, relative: float) -> Tensor:
+    """Return what a value may lose to rounding; nothing where it is infinite."""
+    return torch.where(value.isinf(), 0, relative * (1 + value.detach().abs()))
 
 
-def _needs_gradient(*laws: Law) -> bool:
-    """Tell whether a parameter requires a gradient; of a distribution known by its density alone it may."""
-    found: list[bool] = []
-
-    def look(x: Tensor) -> Tensor:
-        found.append(x.requires_grad)
-        return x
-
-    for law in laws:
-        law.mapped(look)
-    return any(found) or not all(law.is_splittable() for law in laws)
+# ---- Both.
 
 
-def _error(integral: Integral) -> Tensor:
-    """Return the error of the sum; mass that the nodes missed may hold as much of the value again."""
-    missed = torch.where(integral.missed > _MISSED, integral.missed * (1 + integral.value.detach().abs()), 0)
-    return (integral.error + missed).nan_to_num(nan=torch.inf)
+def _by_densities(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    densities = density_of(p), density_of(q)
+    if densities[0] is None or densities[1] is None:
+        return None
+    method = method_for(densities[0], densities[1], kind)
+    if method is None or options.method not in ("auto", method):
+        return None
+    shape = batch_shape_of(p, q)
+    value, error = divergence_of_densities(densities[0], densities[1], kind, shape, options)
+    return _finished(p, q, value.clamp(min=0) if isinstance(kind, KL) else value, error, method)
 
 
-def _with_infinities(value: Tensor, infinite: Tensor | None, there: float = torch.inf) -> Tensor:
-    return value if infinite is None else torch.where(infinite, there, value)
+_KL_RULES: tuple[Rule, ...] = (_by_closed_form, _by_reduction, _by_rule_of_torch, _by_densities)
+_OTHER_RULES: tuple[Rule, ...] = (_by_classes, _by_renyi, _by_densities)
 
 
 def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | None, method: str) -> Estimate:
     """Round to the dtype of the parameters, and give every element of the batch its number."""
     dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
     if error is not None:
-        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * value.detach().abs()
-        error = torch.where(value.isinf(), 0, error + rounding).to(dtype).expand(shape)
+        size = torch.where(value.isinf(), 0, value.detach().abs())
+        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * size
+        error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 
-def _checked(call: str, p: Distribution, q: Distribution, found: Estimate, options: Options) -> Estimate:
-    """Raise if a generic rule did not reach the tolerance."""
+def _checked(
+    call: str, p: Distribution, q: Distribution, found: Estimate, kind: Divergence, options: Options
+) -> Estimate:
+    """Raise if a sum or an integral did not reach the error that it has to reach."""
     if found.method not in ("summation", "quadrature") or found.error is None:
         return found
-    rounding = 0.0 if found.value.dtype == torch.float64 else torch.finfo(found.value.dtype).eps
-    rtol = 1e-6 if options.rtol is None else options.rtol
-    allowed = torch.clamp((rtol + rounding) * found.value.detach().abs(), min=max(options.atol, 1e-9))
-    short = ~(found.error <= allowed)
+    short = ~options.is_accepted(found.value, found.error)
     if not bool(short.any()):
         return found
+    is_kl = isinstance(kind, KL)
+    again = f"{call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
     raise ConvergenceError(
         explain(
             call,
-            "p, q",
-            wanted=f"a relative error of {rtol:g}",
+            "p, q" if is_kl else "p, q, kind",
+            wanted=f"a relative error of {options.required():g}",
             got=f"{int(short.sum())} of {short.numel()} results of {found.method} that did not reach it for "
-            f"({type(p).__name__}, {type(q).__name__}) in {options.max_evaluations} evaluations; the largest error is "
-            f"{float(found.error.detach().max()):.3g} (error.estimate has all)",
-            instead=f"{call}(p, q, max_evaluations={10 * options.max_evaluations}), a larger rtol, or "
-            "method='monte_carlo'",
+            f"{'' if is_kl else f'{kind!r} of '}({type(p).__name__}, {type(q).__name__}) in "
+            f"{options.max_evaluations} evaluations; the largest error is "
+            f"{float(found.error.detach().nan_to_num(nan=math.inf).max()):.3g} (error.estimate has all)",
+            instead=f"{again}, a larger rtol{', or method=' + repr('monte_carlo') if is_kl else ''}",
         ),
         found,
     )
 
 
-def _no_rule(call: str, p: Distribution, q: Distribution, options: Options) -> NoRuleError:
+def _no_rule(call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options) -> NoRuleError:
     names = f"({type(p).__name__}, {type(q).__name__})"
+    if not isinstance(kind, KL):
+        return NoRuleError(
+            explain(
+                call,
+                "p, q, kind",
+                wanted="two distributions of numbers or of classes, or a power divergence of MultivariateNormal, "
+                "Dirichlet or Independent",
+                got=f"{kind!r} of {names} by {options.method}",
+                instead="KL(), ReverseKL() or Jeffreys(), which more pairs have",
+            )
+        )
     if options.method != "auto":
         return NoRuleError(
             explain(

@@ -13,16 +13,14 @@ from torch.distributions import (
     constraints,
 )
 
-from kullback.errors import ArgumentValueError, explain
-from kullback.pairs.densities.base import Growth, Law, Tail
+from kullback.errors import invalid_value
+from kullback.pairs.densities.base import Density, Tail, TailOrder
 
-__all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "unreached"]
+__all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "tail_margins"]
 
 
 # Pairs of types that were found to be comparable, as their parameters change nothing of that.
 _OF_ONE_KIND: set[tuple[type, type]] = set()
-# The logarithm of the greatest number that has a square.
-_FARTHEST = 350.0
 _WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 # Sets of events whose densities are by measures of their own, and what to call them.
 _SURFACES: dict[type, str] = {
@@ -42,15 +40,17 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
     if isinstance(p, Categorical) and isinstance(q, Categorical):
         classes = [d.param_shape[-1] for d in (p, q)]
         if classes[0] != classes[1]:
-            raise _refusal(
+            raise invalid_value(
                 call,
+                "p, q",
                 wanted=f"as many classes in q as in p, {classes[0]}",
                 got=f"{classes[1]}",
                 instead="probs of 0, or logits of -inf, for the classes that one side lacks",
             )
     if p.event_shape != q.event_shape:
-        raise _refusal(
+        raise invalid_value(
             call,
+            "p, q",
             wanted=f"events of one shape; {_event(p)}",
             got=_event(q),
             instead="Independent(d, 1) to count the last batch dimension to the event, or as many classes in both",
@@ -60,16 +60,18 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
     discrete = [_is_discrete(d) for d in (p, q)]
     if None not in discrete and discrete[0] != discrete[1]:
         names = ["a discrete distribution" if d else "a continuous one" for d in discrete]
-        raise _refusal(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="two discrete distributions, or two continuous ones, which alone have densities to compare",
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
     spaces = [_space(d) for d in (p, q)]
     if spaces[0] != spaces[1]:
-        raise _refusal(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="densities over one space",
             got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
@@ -79,8 +81,9 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
-        raise _refusal(
+        raise invalid_value(
             call,
+            "p, q",
             wanted="batch shapes that broadcast",
             got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q",
             instead="p.expand(...) or parameters with a dimension of size 1",
@@ -105,17 +108,13 @@ def _space(d: Distribution) -> str:
         return "arrays of numbers"
 
 
-def _refusal(call: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    return ArgumentValueError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
-
-
-def is_infinite(p: Law, q: Law) -> Tensor | None:
+def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Tell for which elements of the batch KL is +inf for certain; None where it never is."""
     tests = [
         _reaches_out(p.low(), q.low(), below=True),
         _reaches_out(p.high(), q.high(), below=False),
-        _meets(p.low(), q.low(), p.lower_tail(), q.lower_growth()),
-        _meets(p.high(), q.high(), p.upper_tail(), q.upper_growth()),
+        _diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_order()),
+        _diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_order()),
     ]
     found = [test for test in tests if test is not None]
     if not found:
@@ -126,28 +125,30 @@ def is_infinite(p: Law, q: Law) -> Tensor | None:
     return result
 
 
-def unreached(p: Law, q: Law) -> Tensor | None:
-    """Return about what part of E_P[-log q] lies so far out that float64 has no numbers for it; None for nothing."""
-    parts = [
-        _far_part(p.low(), q.low(), p.lower_tail(), q.lower_growth()),
-        _far_part(p.high(), q.high(), p.upper_tail(), q.upper_growth()),
-    ]
-    found = [part for part in parts if part is not None]
-    return None if not found else found[0] if len(found) == 1 else found[0] + found[1]
+def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
+    """Return by what power of the distance P's tail outruns -log q at the lower and the upper end of both supports.
+
+    Infinite where the tail is no power, or -log q of no power; None where that is so for all.
+    """
+    return (
+        _margin(p.low(), q.low(), p.lower_tail(), q.lower_order()),
+        _margin(p.high(), q.high(), p.upper_tail(), q.upper_order()),
+    )
 
 
-def _far_part(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, growth: Growth) -> Tensor | None:
+def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: TailOrder) -> Tensor | None:
     is_heavy = isinstance(tail.power, Tensor) or tail.power < torch.inf
-    grows = isinstance(growth.power, Tensor) or growth.power > 0
-    if not (is_heavy and grows):
+    if not (is_heavy and (isinstance(order.power, Tensor) or order.power > 0)):
         return None
-    excess = torch.as_tensor(tail.power - growth.power, dtype=torch.float64)
-    part = torch.exp(-_FARTHEST * excess.clamp(min=0))
-    both = _meet_where(end_p, end_q)
-    return None if both is None else torch.where(both, part, 0)
+    both = _same_end(end_p, end_q)
+    if both is None:
+        return None
+    margin = torch.as_tensor(tail.power - order.power, dtype=torch.float64)
+    return torch.where(both & torch.as_tensor(order.power > 0), margin, torch.inf)
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
+    """Tell where P's support extends beyond an end of Q's."""
     if end_q is None:
         return None
     if end_p is None:
@@ -155,17 +156,17 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
     return end_p < end_q if below else end_p > end_q
 
 
-def _meets(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, growth: Growth) -> Tensor | None:
+def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: TailOrder) -> Tensor | None:
     """Tell where both supports end at the same place and E_P[-log q] diverges there."""
-    grows, races = (isinstance(x, Tensor) or x > 0 for x in growth)
     is_heavy, has_rate = (isinstance(x, Tensor) or x < torch.inf for x in tail)
-    if not ((is_heavy and (grows or races)) or (has_rate and races)):
+    is_power, is_super_exponential = (isinstance(x, Tensor) or x > 0 for x in order)
+    if not ((is_heavy and (is_power or is_super_exponential)) or (has_rate and is_super_exponential)):
         return None
-    both = _meet_where(end_p, end_q)
-    return None if both is None else _diverges(tail, growth) & both
+    both = _same_end(end_p, end_q)
+    return None if both is None else _diverges(tail, order) & both
 
 
-def _meet_where(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
+def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
     """Tell where two ends are the same, None being an infinite one; None where they never are."""
     if end_p is None and end_q is None:
         return torch.ones((), dtype=torch.bool)
@@ -175,13 +176,14 @@ def _meet_where(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
     return end_p == end_q
 
 
-def _diverges(tail: Tail, growth: Growth) -> Tensor:
-    power, rate, grows, races = (torch.as_tensor(x, dtype=torch.float64) for x in (*tail, *growth))
-    heavy = power < torch.inf
-    return torch.where(heavy, (grows >= power) | (races > 0), (races > 0) & (races >= rate))
+def _diverges(tail: Tail, order: TailOrder) -> Tensor:
+    """Tell where the mean of -log q over P's tail is infinite."""
+    power, rate, order_power, order_rate = (torch.as_tensor(x, dtype=torch.float64) for x in (*tail, *order))
+    of_power = (order_power >= power) | (order_rate > 0)
+    return torch.where(power < torch.inf, of_power, (order_rate > 0) & (order_rate >= rate))
 
 
-def is_power_infinite(p: Law, q: Law, alpha: float) -> Tensor | None:
+def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
     """Tell for which elements of the batch the integral of p^alpha q^(1 - alpha) is +inf for certain; None for none."""
     if 0 <= alpha <= 1:
         return None
@@ -190,36 +192,38 @@ def is_power_infinite(p: Law, q: Law, alpha: float) -> Tensor | None:
     tests = [
         _reaches_out(p.low(), q.low(), below=True),
         _reaches_out(p.high(), q.high(), below=False),
-        _power_meets(
-            (p.low(), p.lower_tail(), p.lower_growth()), (q.low(), q.lower_tail(), q.lower_growth()), alpha
+        _power_diverges_at(
+            (p.low(), p.lower_tail(), p.lower_order()), (q.low(), q.lower_tail(), q.lower_order()), alpha
         ),
-        _power_meets(
-            (p.high(), p.upper_tail(), p.upper_growth()), (q.high(), q.upper_tail(), q.upper_growth()), alpha
+        _power_diverges_at(
+            (p.high(), p.upper_tail(), p.upper_order()), (q.high(), q.upper_tail(), q.upper_order()), alpha
         ),
     ]
     found = [test for test in tests if test is not None]
     return torch.stack(torch.broadcast_tensors(*found)).any(0) if found else None
 
 
-_End = tuple[Tensor | None, Tail, Growth]
+_End = tuple[Tensor | None, Tail, TailOrder]
 
 
-def _power_meets(p: _End, q: _End, alpha: float) -> Tensor:
+def _power_diverges_at(p: _End, q: _End, alpha: float) -> Tensor:
     """Tell where the integral of p^alpha q^(1 - alpha), of an order above 1, diverges next to an end of P."""
-    power, rate, grows_p, races_p, power_q, rate_q, grows, races = (
+    power, rate, order_p, order_rate_p, power_q, rate_q, order_q, order_rate_q = (
         torch.as_tensor(x, dtype=torch.float64) for x in (*p[1], *p[2], *q[1], *q[2])
     )
     heavy, heavy_q = power < torch.inf, power_q < torch.inf
     has_rate, has_rate_q = rate < torch.inf, rate_q < torch.inf
-    faster = ~heavy_q & (has_rate_q | (grows > 0) | (races > 0))  # q falls, for certain, as no power does
+    faster = ~heavy_q & (
+        has_rate_q | (order_q > 0) | (order_rate_q > 0)
+    )  # q falls, for certain, as no power does
     of_powers = alpha * power <= (alpha - 1) * torch.where(heavy_q, power_q, 0)
     of_rates = alpha * rate < (alpha - 1) * torch.where(has_rate_q, rate_q, 0)
-    of_rates = torch.where(has_rate_q, of_rates, (grows > 1) | (races > 0))
-    of_growths = (grows_p > 0) & ~(races_p > 0) & ((grows > grows_p) | (races > 0))
-    light = ~heavy_q & torch.where(has_rate, of_rates, of_growths)
+    of_rates = torch.where(has_rate_q, of_rates, (order_q > 1) | (order_rate_q > 0))
+    of_orders = (order_p > 0) & ~(order_rate_p > 0) & ((order_q > order_p) | (order_rate_q > 0))
+    light = ~heavy_q & torch.where(has_rate, of_rates, of_orders)
     at_both = torch.where(heavy, torch.where(heavy_q, of_powers, faster), light)
     end = p[0]
-    together = _meet_where(end, q[0])
+    together = _same_end(end, q[0])
     together = torch.zeros((), dtype=torch.bool) if together is None else together
     diverges = at_both & together
     if end is not None:  # inside Q's support q is some positive number at that end

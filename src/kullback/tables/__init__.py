@@ -1,34 +1,38 @@
-"""Tables compared column by column, from counts that are taken where the data is.
+"""The comparison of tables, column by column.
 
-Each table is read into a `Profile`: per column the weight of every bucket of a fixed grid and of every category
-(`profile_table`). Profiles add up over parts of a table, and the bins are chosen from them afterwards.
+Each table is read into a `Profile`: for each column, the weight of every bucket of a fixed grid and of every category
+(`profile_table`). Profiles of parts of a table add up, and bins are chosen from profiles.
 """
 
 from __future__ import annotations
 
-from kullback.tables.choose_bins import Bins, cell_counts, choose_bins, cross_counts
-from kullback.tables.columns.profile import ColumnProfile, Kind
+from kullback.findings import Finding
+from kullback.tables.choose_bins import bin_counts, choose_bins
+from kullback.tables.columns.bins import Bins
+from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.types import ColumnType
 from kullback.tables.compare import compare_profiles, compare_tables
+from kullback.tables.contingency import contingency_tables
 from kullback.tables.findings import FINDINGS
 from kullback.tables.profile import Profile, profile_table
-from kullback.tables.result import Cell, ColumnComparison, Finding, JointComparison, Quantity, TableComparison
+from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison
 
 __all__ = [
     "FINDINGS",
+    "Bin",
     "Bins",
-    "Cell",
     "ColumnComparison",
     "ColumnProfile",
+    "ColumnType",
     "Finding",
     "JointComparison",
-    "Kind",
     "Profile",
     "Quantity",
     "TableComparison",
-    "cell_counts",
+    "bin_counts",
     "choose_bins",
     "compare_profiles",
     "compare_tables",
-    "cross_counts",
+    "contingency_tables",
     "profile_table",
 ]

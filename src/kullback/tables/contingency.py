@@ -1,59 +1,117 @@
-"""The cells in which two tables are compared: a column's bins, or combinations of several columns' bins."""
+"""Contingency tables: the weights of P and of Q in the bins of a column, or in the combinations of several columns'."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from kullback.tables.choose_bins import OTHER, SPECIALS, Bins, cell_counts, choose_bins
+from kullback.errors import invalid_value
+from kullback.findings import Finding
+from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels
+from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
 from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.engines import open_table
+from kullback.tables.engines.base import JointCounts
+from kullback.tables.findings import finding
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
     MIN_EXPECTED,
+    STRAY,
     compare_counts,
     expected_rows,
 )
+from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
 from kullback.tables.profile import Profile
-from kullback.tables.result import Cell, Finding
+from kullback.tables.result import Bin, Quantity
 from kullback.tables.settings import Settings
 
 __all__ = [
-    "Counted",
-    "TableCells",
+    "ContingencyTable",
+    "Pair",
     "column_bins",
-    "column_cells",
+    "column_contingency",
+    "contingency_tables",
     "divergences",
     "every_value",
-    "joint_cells",
+    "joint_contingency",
 ]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Group = np.ndarray[Any, np.dtype[np.int64]]
-# For each group of columns the counts of P and of Q, by cluster (if there are any) and cells.
-Counted = dict[tuple[str, ...], tuple[dict[tuple[Any, ...], float], dict[tuple[Any, ...], float]]]
-Pair = tuple[Mapping[tuple[Any, ...], float], Mapping[tuple[Any, ...], float]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+# The joint counts of P and of Q, by cluster (where there are clusters) and bins.
+Pair = tuple[JointCounts, JointCounts]
 
-MOST_CELLS = 50  # cells of categories that a result lists
+MOST_BINS = 50  # bins of categories that a result lists
 MOST_GROUPS = 5000  # clusters beyond so many share a group at random, which leaves the errors as they are
-MOST_CLUSTERED = 2000  # cells of categories that are told apart cluster by cluster
+MOST_FREQUENT = 1000  # categories told apart where there are rare ones too, or clusters
+
+
+def contingency_tables(
+    frame: object,
+    bins: Mapping[str, Bins],
+    keys: Sequence[Sequence[str]],
+    *,
+    weights: str | None = None,
+) -> dict[tuple[str, ...], dict[tuple[Any, ...], float]]:
+    """Return the weight of every combination of several columns' bins, from one more reading of the table.
+
+    Arguments:
+        frame: a table, as `kullback.tables.profile.profile_table` takes it.
+        bins: the bins of columns. A column of a key that has none counts by its own values, such as ids of clusters.
+        keys: groups of columns, each to be counted together.
+        weights: the column of the rows' weights.
+
+    Returns:
+        for every key the weight of each combination that occurs: the index in `Bins.labels` for a column with bins, the
+        value itself for another.
+
+    Raises:
+        ArgumentValueError: a column is not in the table, or a value is in no bin.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables.profile import profile_table
+        >>> table = pa.table({"x": ["a", "b", "a"], "user": [7, 7, 8]})
+        >>> column = profile_table(table).columns["x"]
+        >>> contingency_tables(table, {"x": choose_bins(column, column)}, [("user", "x")])
+        {('user', 'x'): {(7, 0): 1.0, (7, 1): 1.0, (8, 0): 1.0}}
+    """
+    table = open_table(frame)
+    wanted = [name for key in keys for name in key]
+    for name in [*wanted, *([weights] if weights is not None else [])]:
+        if name not in table.fields:
+            instead = f"one of {', '.join(map(repr, list(table.fields)[:10]))}"
+            wanted_ = "columns of the table"
+            raise invalid_value("contingency_tables", "keys", wanted=wanted_, got=repr(name), instead=instead)
+    counts = table.joint_counts(bins, keys, weights)
+    return {key: dict(sorted(each.items(), key=_in_order)) for key, each in counts.items()}
+
+
+def _in_order(item: tuple[tuple[Any, ...], float]) -> tuple[tuple[str, Any], ...]:
+    """Return a key by which combinations can be sorted; values may be missing."""
+    return tuple(
+        ("", value) if isinstance(value, (int, float)) else (type(value).__name__, str(value))
+        for value in item[0]
+    )
 
 
 @dataclass(frozen=True)
-class TableCells:
-    """Cells with P's and Q's weight in each.
+class ContingencyTable:
+    """The weights of P and of Q in bins.
 
     Attributes:
-        labels: each cell in words.
-        ends: where a cell of numbers begins and ends, None for the others.
-        p: P's weight in each cell.
-        q: Q's.
-        ordered: whether the cells are in an order of their own, all to be shown, none to be joined.
-        place: the cell of each key of the counts by clusters.
+        labels: the label of each bin.
+        ends: the ends of a bin of numbers, None for other bins.
+        p: P's weight in each bin.
+        q: Q's weight in each bin.
+        ordered: whether the bins have an order; then all are shown and none is pooled.
+        index: the index of the bin of each key of the joint counts.
         bins: the bins of a single column; None for combinations.
     """
 
@@ -62,54 +120,55 @@ class TableCells:
     p: Array
     q: Array
     ordered: bool
-    place: Mapping[tuple[int, ...], int]
+    index: Mapping[tuple[int, ...], int]
     bins: Bins | None = None
 
 
 def column_bins(p: Profile, q: Profile, name: str, number: int, sizes: tuple[float, float]) -> Bins:
-    """Return the bins of one column; neighboring bins of numbers that are rare are one.
+    """Return the bins of one column; neighboring bins of numbers that are rare are joined.
 
     Arguments:
         p: P's profile.
         q: Q's.
         name: the column.
-        number: how many bins of numbers.
+        number: how many bins numbers get.
         sizes: the effective numbers of rows.
     """
     before, after = p.columns[name], q.columns[name]
     bins = choose_bins(before, after, number, row_weight=p.weight / max(p.rows, 1))
     if not (bins.gridded and bins.cuts):
         return bins
-    expected = expected_rows(cell_counts(before, bins), cell_counts(after, bins), sizes)
+    expected = expected_rows(bin_counts(before, bins), bin_counts(after, bins), sizes)
     return _neighbors_joined(bins, expected, before.merged(after))
 
 
-def column_cells(p: Profile, q: Profile, name: str, bins: Bins) -> TableCells:
-    """Return the cells of one column, a cell for each of its bins."""
-    before, after = (cell_counts(profile.columns[name], bins) for profile in (p, q))
-    ends = [bins.ends(cell) for cell in range(len(bins))]
-    place = {(cell,): cell for cell in range(len(bins))}
-    return TableCells(bins.labels, ends, before, after, bins.gridded, place, bins)
+def column_contingency(p: Profile, q: Profile, name: str, bins: Bins) -> ContingencyTable:
+    """Return the contingency table of one column."""
+    before, after = (bin_counts(profile.columns[name], bins) for profile in (p, q))
+    ends = [bins.ends(index) for index in range(len(bins))]
+    index = {(index,): index for index in range(len(bins))}
+    return ContingencyTable(bins.labels, ends, before, after, bins.gridded, index, bins)
 
 
 def _neighbors_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
-    """Drop the cuts between rare cells, until together they are not rare."""
-    kept: list[int] = []
+    """Join neighboring bins until they are not rare."""
+    cuts: list[int] = []
     together = expected[0]
-    for place in range(len(bins.cuts)):
-        following = expected[place + 1]
-        if max(together, following) < MIN_EXPECTED / 2:  # bins made to hold that many are off by chance
+    for index, following in enumerate(expected[1 : len(bins.cuts) + 1].tolist()):
+        if (
+            max(together, following) < MIN_EXPECTED / 2
+        ):  # half: bins that should hold that many vary by chance
             together += following
         else:
-            kept.append(place)
+            cuts.append(index)
             together = following
-    edges = tuple(bins.edges[place] for place in kept)
+    edges = tuple(bins.edges[index] for index in cuts)
     labels = (*interval_labels(both, edges), *bins.specials)
-    return replace(bins, edges=edges, cuts=tuple(bins.cuts[place] for place in kept), labels=labels)
+    return replace(bins, edges=edges, cuts=tuple(bins.cuts[index] for index in cuts), labels=labels)
 
 
 def every_value(bins: Bins) -> tuple[Bins, list[int | None]]:
-    """Return bins with a cell for whatever may come, and the original cell of each; None for one that is new."""
+    """Return bins for every possible value, and the original index of each; None for a bin that is new."""
     inside = len(bins) - len(bins.specials) - bins.other
     first = inside + bins.other
     numbers = max(inside, len(bins.cuts) + 1) if bins.gridded else inside
@@ -119,165 +178,232 @@ def every_value(bins: Bins) -> tuple[Bins, list[int | None]]:
         *([] if bins.gridded else [OTHER]),
         *SPECIALS,
     ]
-    place: list[int | None] = [*range(inside), *[None] * (numbers - inside)]
-    place += [] if bins.gridded else [inside if bins.other else None]
-    place += [first + bins.specials.index(label) if label in bins.specials else None for label in SPECIALS]
-    wide = replace(bins, labels=tuple(labels), other=not bins.gridded, specials=tuple(SPECIALS))
-    return wide, place
+    original: list[int | None] = [*range(inside), *[None] * (numbers - inside)]
+    original += [] if bins.gridded else [inside if bins.other else None]
+    original += [first + bins.specials.index(label) if label in bins.specials else None for label in SPECIALS]
+    complete = replace(bins, labels=tuple(labels), other=not bins.gridded, specials=tuple(SPECIALS))
+    return complete, original
 
 
-def joint_cells(group: Sequence[str], bins: Mapping[str, Bins], pair: Pair, *, clustered: bool) -> TableCells:
-    """Return the combinations of the columns' cells that occur."""
+def joint_contingency(
+    group: Sequence[str], bins: Mapping[str, Bins], pair: Pair, *, clustered: bool
+) -> ContingencyTable:
+    """Return the contingency table of the combinations of several columns' bins that occur."""
     start = 1 if clustered else 0
     keys = sorted({key[start:] for side in pair for key in side})
-    place = {key: cell for cell, key in enumerate(keys)}
+    index = {key: number for number, key in enumerate(keys)}
     counts = [np.zeros(len(keys)), np.zeros(len(keys))]
     for side, total in zip(pair, counts, strict=True):
         for key, weight in side.items():
-            total[place[key[start:]]] += weight
+            total[index[key[start:]]] += weight
     labels = [
-        ", ".join(f"{name}: {bins[name].labels[cell]}" for name, cell in zip(group, key, strict=True))
+        ", ".join(f"{name}: {bins[name].labels[number]}" for name, number in zip(group, key, strict=True))
         for key in keys
     ]
-    return TableCells(labels, [None] * len(keys), counts[0], counts[1], False, place)
+    return ContingencyTable(labels, [None] * len(keys), counts[0], counts[1], False, index)
 
 
 def divergences(
-    cells: TableCells, settings: Settings, clustered: Pair | None, columns: Sequence[str]
+    table: ContingencyTable, settings: Settings, clustered: Pair | None, columns: Sequence[str]
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Compare P's and Q's weights in the cells.
+    """Compare P's and Q's weights in the bins of a contingency table.
 
     Arguments:
-        cells: the cells.
-        settings: of the comparison.
-        clustered: the counts of P and Q by cluster and cell, where rows are not independent.
-        columns: the columns, for findings.
+        table: the contingency table.
+        settings: the settings of the comparison.
+        clustered: the joint counts of P and Q by cluster and bin; None where rows are independent.
+        columns: the columns, which findings name.
 
     Returns:
-        the fields that every comparison has, and findings.
+        the attributes of a comparison, and findings.
     """
-    group, rare = _joined(cells, settings, limited=clustered is not None)
-    size = int(group.max(initial=-1)) + 1
-    a, b = (
-        np.bincount(group, side, minlength=size).astype(np.float64, copy=False) for side in (cells.p, cells.q)
-    )
-    clusters = None if clustered is None else _cluster_matrices(cells, group, clustered, settings.random)
+    found = _pooled(table, settings, clustered)
     statistics = compare_counts(
-        a, b, settings.sizes, random=settings.random, clusters=clusters, confidence=settings.confidence
+        found.p * found.scales[0],
+        found.q * found.scales[1],
+        settings.sizes,
+        random=settings.random,
+        clusters=found.clusters,
+        rare=found.rare,
+        pooled=len(found.groups),
+        confidence=settings.confidence,
     )
     parts = {name: getattr(statistics, name) for name in ("kl_pq", "kl_qp", "js", "psi", "tv", "p_value")}
-    shown = _shown(cells, group, a, b, statistics.contributions)
-    notes, findings = _remarks(cells, a, b, rare, clusters, columns, unsure=statistics.kl_pq.interval is None)
-    return parts | {"p_adjusted": statistics.p_value, "cells": shown, "notes": notes}, findings
+    shown = _shown(table, found, statistics.contributions)
+    notes, findings = _remarks(found, columns, statistics.kl_pq)
+    return parts | {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}, findings
 
 
-def _joined(cells: TableCells, settings: Settings, *, limited: bool) -> tuple[Group, int]:
-    """Return the number of the group of each cell, and how many cells are joined in the last one, being rare."""
-    number = len(cells.labels)
-    if cells.ordered or number < 3:
-        return np.arange(number), 0
-    rare = expected_rows(cells.p, cells.q, settings.sizes) < MIN_EXPECTED
-    if limited and number > MOST_CLUSTERED:
-        rare[np.argsort(-(cells.p + cells.q), kind="stable")[MOST_CLUSTERED:]] = True
-    if cells.bins is not None:
-        inside = number - len(cells.bins.specials)
+@dataclass(frozen=True)
+class _Pooled:
+    """The bins that are compared: frequent ones, and then the groups of rare ones.
+
+    Attributes:
+        frequent: the index in the contingency table of each bin that is compared by itself.
+        groups: the label of each group of rare values.
+        p: P's weight in each bin and group.
+        q: Q's.
+        values: how many bins of the contingency table are rare.
+        rare: their rows by value and group; None where there is one group only.
+        clusters: the weights by cluster, and bin or group; None where rows are independent.
+        scales: how many rows of equal weight a weight of 1 of P and of Q stands for.
+    """
+
+    frequent: Group
+    groups: Sequence[str]
+    p: Array
+    q: Array
+    values: int = 0
+    rare: RareValues | None = None
+    clusters: tuple[Array, Array] | None = None
+    scales: tuple[float, float] = (1.0, 1.0)
+
+
+def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> _Pooled:
+    """Return the bins to compare: rare ones in groups."""
+    rare = _is_rare(table, settings, clustered)
+    frequent, values = np.flatnonzero(~rare), int(rare.sum())
+    p, q = table.p[frequent], table.q[frequent]
+    if clustered is not None:
+        return _pooled_clusters(table, rare, clustered, settings.random)
+    if not values:
+        return _Pooled(frequent, (), p, q)
+    total = table.p.sum(), table.q.sum()
+    scales = float(settings.sizes[0] / total[0]), float(settings.sizes[1] / total[1])
+    counts = [side[rare] * scale for side, scale in zip((table.p, table.q), scales, strict=True)]
+    rows = [np.round(side) for side in counts]
+    if (table.bins is not None and table.bins.other) or not all(map(np.allclose, counts, rows)):
+        # Of weights, and of categories that a profile does not name, the number of rows is not known.
+        label = OTHER if table.bins is not None and table.bins.other else f"{values:,} rare values"
+        sums = [
+            np.append(side, each[rare].sum()) for side, each in zip((p, q), (table.p, table.q), strict=True)
+        ]
+        return _Pooled(frequent, (label,), sums[0], sums[1], values)
+    found = rare_values(rows[0], rows[1], settings.sizes, settings.random)
+    sums = [
+        np.append(side, group / scale)
+        for side, group, scale in zip((p, q), found.totals, scales, strict=True)
+    ]
+    return _Pooled(frequent, found.labels, sums[0], sums[1], values, found, scales=scales)
+
+
+def _is_rare(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> Mask:
+    """Tell which bins are too rare to be compared by themselves."""
+    number = len(table.labels)
+    rare = np.zeros(number, np.bool_)
+    if table.ordered or number < 3:
+        return rare
+    expected = expected_rows(table.p, table.q, settings.sizes)
+    rare = expected < MIN_EXPECTED
+    if (rare.any() or clustered is not None) and number - rare.sum() > MOST_FREQUENT:
+        rare[np.argsort(-expected, kind="stable")[MOST_FREQUENT:]] = True
+    if table.bins is not None:
+        inside = number - len(table.bins.specials)
         rare[inside:] = False
-        # The categories that a shortened profile names are its own most frequent ones: rare ones among them were chosen
-        # for being on its side, and go with those it does not name.
-        if cells.bins.other and rare.any():
+        # A shortened profile names its most frequent categories: rare ones among them were selected for being frequent
+        # on its side, and are pooled with those that it does not name.
+        if table.bins.other and rare.any():
             rare[inside - 1] = True
-    if rare.sum() < 2:
-        return np.arange(number), 0
-    group = np.cumsum(~rare) - 1
-    return np.where(rare, group[-1] + 1, group), int(rare.sum())
+    return rare if rare.sum() > 1 else np.zeros(number, np.bool_)
 
 
-def _cluster_matrices(
-    cells: TableCells, group: Group, pair: Pair, random: np.random.Generator
-) -> tuple[Array, Array]:
-    """Return the weights of P and of Q by cluster and cell, the same cluster in the same row."""
+def _pooled_clusters(
+    table: ContingencyTable,
+    rare: Mask,
+    pair: Pair,
+    random: np.random.Generator,
+) -> _Pooled:
+    """Return the bins to compare where rows come in clusters."""
+    frequent, values = np.flatnonzero(~rare), int(rare.sum())
+    column = np.cumsum(~rare) - 1
+    row = _rows_of_clusters(pair, random)
+    keys = [key for side in pair for key in side]
+    weight = np.array([each for side in pair for each in side.values()])
+    on_p = np.arange(len(keys)) < len(pair[0])
+    rows = np.array([row[key[0]] for key in keys], np.int64)
+    index = np.array([table.index[key[1:]] for key in keys], np.int64)
+    place, found = column[index], None
+    if values:
+        own = rare[index]
+        number = np.cumsum(rare) - 1
+        totals = float(table.p.sum()), float(table.q.sum())
+        found, group = rare_values_of_clusters(number[index[own]], on_p[own], rows[own], weight[own], totals)
+        place[own] = len(frequent) + group
+    labels = found.labels if found else ()
+    matrices: list[Array] = []
+    for side in (on_p, ~on_p):
+        matrix = np.zeros((len(set(row.values())), len(frequent) + len(labels)))
+        np.add.at(matrix, (rows[side], place[side]), weight[side])
+        matrices.append(matrix)
+    p, q = (matrix.sum(0) for matrix in matrices)
+    return _Pooled(frequent, labels, p, q, values, found, (matrices[0], matrices[1]))
+
+
+def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]:
+    """Return the row of each cluster in matrices of P and of Q, the same one for a cluster of both."""
     names = [{key[0]: None for key in side} for side in pair]
     both = [name for name in names[0] if name in names[1]]
-    kinds = [
-        [name for name in side if name not in other] for side, other in ((names[0], names[1]), names[::-1])
-    ]
+    alone = [[name for name in side if name not in other] for side, other in (names, names[::-1])]
     row: dict[Any, int] = {}
-    total = sum(map(len, (both, *kinds)))
-    for members in (both, *kinds):
+    total = sum(map(len, (both, *alone)))
+    for members in (both, *alone):
         rows = _rows_of(len(members), total, random) + (max(row.values(), default=-1) + 1)
         row |= dict(zip(members, rows.tolist(), strict=True))
-    matrices: list[Array] = []
-    for side in pair:
-        matrix = np.zeros((max(row.values(), default=-1) + 1, int(group.max(initial=-1)) + 1))
-        places = [int(group[cells.place[key[1:]]]) for key in side]
-        np.add.at(matrix, ([row[key[0]] for key in side], places), list(side.values()))
-        matrices.append(matrix)
-    return matrices[0], matrices[1]
+    return row
 
 
 def _rows_of(members: int, total: int, random: np.random.Generator) -> Group:
-    """Give each cluster a row of its own; where there are too many, rows to share at random."""
+    """Return the row of each cluster of a matrix; where there are too many, clusters share rows at random."""
     if total <= MOST_GROUPS:
         return np.arange(members)
     rows = max(1, round(members * MOST_GROUPS / total))
     return random.permutation(members) % rows
 
 
-def _shown(cells: TableCells, group: Group, a: Array, b: Array, parts: Array) -> tuple[Cell, ...]:
-    """Return the cells of a result: all bins, or the most frequent of other cells and then the others as one."""
-    sizes = np.bincount(group, minlength=len(a))
-    first = np.full(len(a), -1)
-    first[group[::-1]] = np.arange(len(group))[::-1]
-    if cells.ordered:
-        order, rest = list(range(len(a))), np.zeros(0, np.int64)
-    else:
-        share = np.maximum(a / max(a.sum(), 1e-300), b / max(b.sum(), 1e-300))
-        alone = np.flatnonzero(sizes == 1)
-        ranked = alone[np.argsort(-share[alone], kind="stable")]
-        most = MOST_CELLS if len(ranked) == len(a) <= MOST_CELLS else MOST_CELLS - 1
-        order = ranked[:most].tolist()
-        rest = np.setdiff1d(np.arange(len(a)), order)
-    found: list[Cell] = []
-    for place in order:
-        low, high = cells.ends[int(first[place])] or (None, None)
-        label = cells.labels[int(first[place])]
-        found.append(Cell(label, low, high, float(a[place]), float(b[place]), float(parts[place])))
+def _shown(table: ContingencyTable, found: _Pooled, parts: Array) -> tuple[Bin, ...]:
+    """Return the bins to list: all that are ordered; of others the most frequent, the rest as one, and the groups."""
+    a, b, number = found.p, found.q, len(found.frequent)
+    groups = [index for index in range(number, len(a)) if a[index] + b[index] > 0]
+    order, rest = np.arange(number), np.zeros(0, np.int64)
+    if not table.ordered:
+        frequency = np.maximum(a / max(a.sum(), 1e-300), b / max(b.sum(), 1e-300))[:number]
+        order, most = np.argsort(-frequency, kind="stable"), MOST_BINS - len(groups)
+        order, rest = (order, rest) if number <= most else (order[: most - 1], order[most - 1 :])
+    bins: list[Bin] = []
+    for index in order.tolist():
+        low, high = table.ends[int(found.frequent[index])] or (None, None)
+        label = table.labels[int(found.frequent[index])]
+        bins.append(Bin(label, low, high, float(a[index]), float(b[index]), float(parts[index])))
     if len(rest):
-        first_place, joined = int(first[rest[0]]), int(sizes[rest].sum())
-        other = cells.bins is not None and cells.bins.other
-        label = cells.labels[first_place] if joined == 1 else OTHER if other else f"{joined:,} others"
-        found.append(Cell(label, None, None, *(float(side[rest].sum()) for side in (a, b, parts))))
-    return tuple(found)
+        bins.append(
+            Bin(f"{len(rest):,} others", None, None, *(float(side[rest].sum()) for side in (a, b, parts)))
+        )
+    labels = {index: found.groups[index - number] for index in groups}
+    bins += [
+        Bin(labels[each], None, None, float(a[each]), float(b[each]), float(parts[each])) for each in groups
+    ]
+    return tuple(bins)
 
 
 def _remarks(
-    cells: TableCells,
-    a: Array,
-    b: Array,
-    rare: int,
-    clusters: tuple[Array, Array] | None,
-    columns: Sequence[str],
-    *,
-    unsure: bool,
+    found: _Pooled, columns: Sequence[str], quantity: Quantity
 ) -> tuple[tuple[str, ...], list[Finding]]:
-    """Say what was joined, what is infinite, and why there is no interval."""
+    """Return what was pooled, what is infinite, and why there is no value or interval, as notes and findings."""
     notes: list[str] = []
     findings: list[Finding] = []
 
-    def remark(kind: str, message: str) -> None:
+    def remark(code: str, message: str) -> None:
         column = columns[0] if len(columns) == 1 else None
-        findings.append(Finding(column, kind, f"{' with '.join(map(repr, columns))}: {message}"))
+        findings.append(finding(code, f"{' with '.join(map(repr, columns))}: {message}", column))
         notes.append(f"{message[0].upper()}{message[1:]}.")
 
-    if rare:
-        remark(
-            "rare_categories",
-            f"{rare:,} cells with fewer than {MIN_EXPECTED:g} expected rows are compared as one",
-        )
+    a, b = found.p, found.q
+    if found.values:
+        _remark_rare(found, quantity, remark, notes)
     if not ((a > 0) & (b > 0)).any():
-        remark("disjoint", "no value of P lies in a cell where one of Q does")
+        remark("disjoint", "no value of P lies in a bin where one of Q does")
     empty = [
-        f"{divergence} (cells without rows of {side}: {count})"
+        f"{divergence} (bins without rows of {side}: {count})"
         for divergence, side, count in (
             ("KL(P||Q)", "Q", int(((a > 0) & (b == 0)).sum())),
             ("KL(Q||P)", "P", int(((a == 0) & (b > 0)).sum())),
@@ -286,11 +412,27 @@ def _remarks(
     ]
     if empty:
         remark("infinite", f"infinite by the counts alone: {', '.join(empty)}; the intervals are open above")
-    fewest = None if clusters is None else min(int((side.sum(1) > 0).sum()) for side in clusters)
-    if fewest is not None and fewest < MIN_CLUSTERS:
-        remark("few_clusters", f"{fewest} clusters on one side: no intervals below {MIN_CLUSTERS}")
-    elif unsure and ((a + b) > 0).sum() > 1:
+    fewest = MIN_CLUSTERS
+    if found.clusters is not None:
+        fewest = min(int((side.sum(1) > 0).sum()) for side in found.clusters)
+    if fewest < MIN_CLUSTERS:
+        remark("few-clusters", f"{fewest} clusters on one side: no intervals below {MIN_CLUSTERS}")
+    elif quantity.interval is None and ((a + b) > 0).sum() > 1:
         notes.append(f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals.")
-    elif unsure:
-        notes.append("All rows lie in one cell: nothing tells P from Q.")
+    elif quantity.interval is None:
+        notes.append("All rows are in one bin: nothing tells P from Q.")
     return tuple(notes), findings
+
+
+def _remark_rare(
+    found: _Pooled, quantity: Quantity, remark: Callable[[str, str], None], notes: list[str]
+) -> None:
+    """Say how many rows have rare values, and what that leaves open."""
+    hidden = float(np.minimum(found.p / found.p.sum(), found.q / found.q.sum())[len(found.frequent) :].sum())
+    rows = f"{100 * hidden:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
+    if quantity.value is None:
+        remark("too-rare", f"{rows}: how far Q is from P cannot be told")
+        return
+    remark("rare-categories", f"{rows} ({found.values:,} values); they are compared in groups")
+    if hidden > STRAY:
+        notes.append("Rare values within a group may differ unseen: the intervals are open above.")

@@ -1,4 +1,4 @@
-"""What the numbers of a comparison do not say, in sentences with stable codes."""
+"""Findings about tables: what limits or explains the numbers of a comparison, in sentences with stable codes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from kullback.tables.result import Finding
+from kullback.findings import Finding, Level
 
 if TYPE_CHECKING:
     from kullback.tables.columns.profile import ColumnProfile
-    from kullback.tables.engines.base import Field
+    from kullback.tables.columns.types import Field
     from kullback.tables.profile import Profile
 
 __all__ = [
@@ -18,42 +18,53 @@ __all__ = [
     "Unshared",
     "changed_type",
     "column_findings",
+    "finding",
     "schema_findings",
     "size_findings",
     "unshared_categories",
 ]
 
-# The code of a finding, and when there is one. Within version 1 of the JSON codes may be added, never changed.
-FINDINGS = {
-    "no_rows": "a table has no rows, or no weight: nothing is compared",
-    "no_common_column": "the tables share no column: nothing is compared",
-    "few_rows": "too few independent rows for intervals, or for as many bins as asked for",
-    "few_clusters": "too few clusters for intervals",
-    "missing_cluster": "rows without a cluster id",
-    "column_missing": "a column is in one table only",
-    "column_skipped": "a column's type cannot be compared: nested values, bytes, objects of several types",
-    "type_changed": "a column is of one kind in P and of another in Q",
-    "all_missing": "a column has no values in a table",
-    "constant": "a column has one value only in a table",
-    "disjoint": "no value of P's column lies where one of Q's does",
-    "infinite": "the divergence of the counts themselves is infinite: a cell is empty on one side",
-    "new_missing": "a column has missing values in Q, in P none",
-    "not_a_number": "a column holds NaN",
-    "infinite_values": "a column holds infinite numbers",
-    "new_categories": "categories that only Q has",
-    "vanished_categories": "categories that only P has",
-    "unnamed_categories": "a saved profile names only its most frequent categories",
-    "rare_categories": "categories too rare to be told apart were compared as one",
+# The codes of findings, each with its usual level and when it is reported. Within version 2 of the JSON codes may be
+# added, never changed.
+FINDINGS: dict[str, tuple[Level, str]] = {
+    "no-rows": ("error", "a table has no rows, or no weight: nothing is compared"),
+    "no-common-column": ("error", "the tables share no column: nothing is compared"),
+    "column-missing": ("error", "a column is in one table only"),
+    "type-changed": ("error", "a column has one type in P and another in Q"),
+    "group-skipped": ("error", "a group of columns of which one cannot be compared"),
+    "all-missing": ("warning", "a column has no values in a table"),
+    "column-skipped": (
+        "warning",
+        "a column's type cannot be compared: nested values, bytes, objects of several types",
+    ),
+    "disjoint": ("warning", "no value of P's column is in a bin with one of Q's"),
+    "few-clusters": ("warning", "too few clusters for intervals"),
+    "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
+    "infinite-values": ("warning", "a column holds infinite numbers"),
+    "new-categories": ("warning", "categories that only Q has"),
+    "new-missing": ("warning", "a column has missing values in Q and none in P"),
+    "not-a-number": ("warning", "a column holds NaN"),
+    "too-rare": ("warning", "most values of a column are too rare to be compared"),
+    "unnamed-categories": ("warning", "a saved profile names only its most frequent categories"),
+    "vanished-categories": ("warning", "categories that only P has"),
+    "constant": ("note", "a column has a single value in a table"),
+    "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
+    "rare-categories": ("note", "values too rare to be compared one by one were compared in groups"),
 }
 MOST_NAMED = 100  # new and vanished categories that a result names
 NAMED = 5  # of these in a sentence
 
 
+def finding(code: str, message: str, column: str | None = None, level: Level | None = None) -> Finding:
+    """Return a finding, of the usual level of its code unless told otherwise."""
+    return Finding(code, message, level or FINDINGS[code][0], column=column)
+
+
 def size_findings(p: Profile, q: Profile) -> list[Finding]:
-    """Say which table is empty."""
+    """Return which tables are empty."""
     return [
-        _of_table(
-            "no_rows",
+        finding(
+            "no-rows",
             f"{side} has {'no rows' if not table.rows else 'rows of weight 0 only'}: nothing is compared",
         )
         for side, table in (("P", p), ("Q", q))
@@ -74,57 +85,70 @@ def schema_findings(
     usable: list[str] = []
     findings: list[Finding] = []
     for name in names:
-        there = [side for side, fields in (("P", p), ("Q", q)) if name in fields]
-        skipped = [
-            side for side, fields in (("P", p), ("Q", q)) if name in fields and fields[name].kind is None
-        ]
-        if len(there) == 1:
-            findings.append(Finding(name, "column_missing", f"{_quoted(name)} is in {there[0]} only"))
-        elif skipped:
-            reason = (p if skipped[0] == "P" else q)[name].reason
+        fields = {side: table[name] for side, table in (("P", p), ("Q", q)) if name in table}
+        skipped = [side for side, field in fields.items() if field.column_type is None]
+        if len(fields) == 1:
             findings.append(
-                Finding(
-                    name, "column_skipped", f"{_quoted(name)} cannot be compared: in {skipped[0]} {reason}"
-                )
+                finding("column-missing", f"{_quoted(name)} is in {next(iter(fields))} only", name)
             )
+        elif skipped:
+            reason = f"in {skipped[0]} {fields[skipped[0]].reason}"
+            findings.append(finding("column-skipped", f"{_quoted(name)} cannot be compared: {reason}", name))
         else:
             usable.append(name)
     if not set(p) & set(q):
         findings.append(
-            _of_table("no_common_column", "the tables have no column in common: nothing is compared")
+            finding("no-common-column", "the tables have no column in common: nothing is compared")
         )
     return usable, findings
 
 
 def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
-    """Say that a column is of another kind in Q, unless one side has no values that could tell."""
-    if p.kind == q.kind or p.empty or q.empty:
+    """Return the finding that a column has another type in Q; None where a side has no values."""
+    if p.column_type == q.column_type or p.empty or q.empty:
         return None
-    return Finding(name, "type_changed", f"{_quoted(name)} is {p.kind} in P and {q.kind} in Q: not compared")
+    message = f"{_quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"
+    return finding("type-changed", message, name)
 
 
 def column_findings(
     name: str, p: ColumnProfile, q: ColumnProfile, new: Unshared, vanished: Unshared
 ) -> Iterator[Finding]:
-    """Say what is remarkable about the values of a column, whatever the divergences are."""
-    quoted = _quoted(name)
+    """Yield what is remarkable about the values of a column."""
     sides = (("P", p), ("Q", q))
-    if empty := [side for side, column in sides if column.empty]:
-        yield Finding(name, "all_missing", f"{quoted} has no value in {' and '.join(empty)}")
-    if constant := [side for side, column in sides if _is_constant(column)]:
-        yield Finding(name, "constant", f"{quoted} has a single value in {' and '.join(constant)}")
+
+    def where(holds: list[bool]) -> str:
+        return " and ".join(side for (side, _), held in zip(sides, holds, strict=True) if held)
+
+    def found(code: str, message: str) -> Finding:
+        return finding(code, f"{_quoted(name)} {message}", name)
+
+    for code, held, message in (
+        ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
+        ("constant", [_is_constant(column) for _, column in sides], "has a single value in {}"),
+        (
+            "not-a-number",
+            [column.not_a_number > 0 for _, column in sides],
+            "holds NaN in {}: a bin of its own",
+        ),
+        (
+            "infinite-values",
+            [column.minus_infinity + column.plus_infinity > 0 for _, column in sides],
+            "holds infinite numbers in {}: bins of their own",
+        ),
+        (
+            "unnamed-categories",
+            [column.other_categories > 0 for _, column in sides],
+            "has categories that the profile of {} does not name; they are compared as one",
+        ),
+    ):
+        if any(held):
+            yield found(code, message.format(where(held)))
     if q.missing > 0 and p.missing == 0:
-        share = 100 * q.missing / q.total
-        yield Finding(name, "new_missing", f"{quoted} is missing in {share:.3g} % of Q, in P nowhere")
-    if found := [side for side, column in sides if column.not_a_number > 0]:
-        yield Finding(name, "not_a_number", f"{quoted} holds NaN in {' and '.join(found)}: a cell of its own")
-    if found := [side for side, column in sides if column.minus_infinity + column.plus_infinity > 0]:
-        yield Finding(
-            name,
-            "infinite_values",
-            f"{quoted} holds infinite numbers in {' and '.join(found)}: cells of their own",
-        )
-    yield from _category_findings(name, p, q, new, vanished)
+        yield found("new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, in P nowhere")
+    for code, side, unshared in (("new-categories", "Q", new), ("vanished-categories", "P", vanished)):
+        if unshared.number:
+            yield found(code, f"has {_listed(unshared)} in {side} only")
 
 
 class Unshared(NamedTuple):
@@ -135,7 +159,7 @@ class Unshared(NamedTuple):
 
 
 def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
-    """Return the categories of one side that the other does not have; none where that one's are not all named.
+    """Return the categories of one side that the other does not have; none where the other's are not all named.
 
     Arguments:
         there: the side that has them.
@@ -144,29 +168,13 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())
     only = there.categories.keys() - elsewhere.categories.keys()
-    # The smallest of these keys: the largest weight, and of equal ones the first name.
+    # The largest weight first, and of equal weights the first name.
     names = heapq.nsmallest(MOST_NAMED, only, key=lambda category: (-there.categories[category], category))
     return Unshared(len(only), tuple(names))
 
 
-def _category_findings(
-    name: str, p: ColumnProfile, q: ColumnProfile, new: Unshared, vanished: Unshared
-) -> Iterator[Finding]:
-    quoted = _quoted(name)
-    for kind, side, found in (("new_categories", "Q", new), ("vanished_categories", "P", vanished)):
-        if found.number:
-            yield Finding(name, kind, f"{quoted} has {_listed(found)} in {side} only")
-    if unnamed := [side for side, column in (("P", p), ("Q", q)) if column.other_categories > 0]:
-        whose = " and ".join(unnamed)
-        yield Finding(
-            name,
-            "unnamed_categories",
-            f"{quoted}: the profile of {whose} names only its most frequent categories; the others are compared as one",
-        )
-
-
 def _is_constant(column: ColumnProfile) -> bool:
-    """Whether there are values, none missing, and all are the same."""
+    """Whether no value is missing and all are the same."""
     if column.missing or column.empty:
         return False
     specials = (column.not_a_number, column.minus_infinity, column.plus_infinity, column.other_categories)
@@ -182,7 +190,3 @@ def _listed(found: Unshared) -> str:
 
 def _quoted(name: str) -> str:
     return f"'{name}'"
-
-
-def _of_table(kind: str, message: str) -> Finding:
-    return Finding(None, kind, message)

@@ -1,8 +1,8 @@
-"""Profiles of tables: per column the weight of every bucket of a fixed grid and of every category.
+"""Profiles of tables: the weight of every bucket of a fixed grid and of every category, for each column.
 
-A table is read once (a column that is narrow for the distance from its center again, alone); everything after that
-works on the profile. Profiles of parts of a table, of batches or of machines, add up to that of the whole,
-exactly: counts are integers. Bins are chosen from them later (`kullback.tables.choose_bins`).
+A table is read once, and columns whose values are close together for their distance from the grid's center once more.
+The profiles of parts of a table add up to the profile of the whole, exactly where there are no weights. Bins are chosen
+from profiles (`kullback.tables.choose_bins`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, explain
+from kullback.errors import ArgumentValueError, FileError, invalid_type, invalid_value
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends
-from kullback.tables.columns.profile import ColumnProfile, Kind
+from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.types import ColumnType, Field
 from kullback.tables.engines import open_table
-from kullback.tables.engines.base import Field, Table, TableCounts, Task
+from kullback.tables.engines.base import ColumnSpec, Table, TableCounts
 
-__all__ = ["SCHEMA", "ColumnProfile", "Kind", "Profile", "profile_table"]
+__all__ = ["SCHEMA", "Profile", "profile_table"]
 
-SCHEMA = "kullback.profile/1"
+SCHEMA = "kullback.profile/2"
 SAVED_CATEGORIES = 1000
 ROUNDS = 6
 Progress = Callable[[str], object]
@@ -36,11 +37,11 @@ class Profile:
 
     Attributes:
         columns: the profile of each column, by name, in the table's order.
-        rows: how many rows there were.
-        weight: the sum of the row weights, :math:`\\sum_i w_i`; the number of rows where there are none.
+        rows: the number of rows.
+        weight: the sum of the rows' weights, :math:`\\sum_i w_i`; the number of rows where there are no weights.
         weight_squares: :math:`\\sum_i w_i^2`; with the sum it gives the effective number of rows.
         skipped: the columns that cannot be profiled, each with the reason.
-        weights: the name of the column of weights, if there was one.
+        weights: the column of the rows' weights, or None.
 
     Example:
         >>> import pyarrow as pa
@@ -64,16 +65,16 @@ class Profile:
             other: the profile of the other part, counted with ``like=`` this one.
 
         Returns:
-            a new profile; it equals that of the whole table.
+            a new profile, equal to that of the whole table.
 
         Raises:
             ArgumentValueError: the two have different columns or weights, or count a column differently.
         """
         if self.weights != other.weights:
-            raise _refused("merge", f"weights from {self.weights!r} and from {other.weights!r}")
+            raise _not_alike(f"weights from {self.weights!r} and from {other.weights!r}")
         if self.columns.keys() | self.skipped.keys() != other.columns.keys() | other.skipped.keys():
             differing = sorted(self.columns.keys() ^ other.columns.keys())
-            raise _refused("merge", f"columns that only one of them has: {', '.join(map(repr, differing))}")
+            raise _not_alike(f"columns that only one of them has: {', '.join(map(repr, differing))}")
         skipped = self.skipped | other.skipped
         columns = {
             name: column.merged(other.columns[name], name)
@@ -89,10 +90,10 @@ class Profile:
         """Return the profile as JSON of a few KB for each column.
 
         Arguments:
-            categories: of a column with more of them, only the heaviest are named, the rest is summed up.
+            categories: how many categories of a column are named, the heaviest ones; the others are summed up.
 
         Returns:
-            one line of JSON, with the schema ``"kullback.profile/1"``.
+            one line of JSON, with the schema ``"kullback.profile/2"``.
         """
         columns = {name: column.shortened(categories).to_object() for name, column in self.columns.items()}
         head: dict[str, Any] = {"schema": SCHEMA, "rows": self.rows, "weight": self.weight}
@@ -119,7 +120,7 @@ class Profile:
             raise _unreadable(f"a damaged profile ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | os.PathLike[str], categories: int = SAVED_CATEGORIES) -> None:
-        """Write the profile to a file, which is complete at any time: a new one takes the old one's place at once.
+        """Write the profile to a file, which is replaced in one step.
 
         Raises:
             FileError: the file cannot be written.
@@ -162,7 +163,7 @@ def profile_table(
     like: Profile | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Count the columns of a table where it is; only the counts travel.
+    """Count the columns of a table, by its own engine.
 
     Columns that cannot be profiled (nested ones, bytes, objects of several types) are named with the reason in
     `Profile.skipped`, unless `columns` asks for them.
@@ -171,8 +172,8 @@ def profile_table(
         frame: a path to a Parquet, CSV or NDJSON file (``*`` stands for many), which may be larger than memory; or a
             table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
         columns: which columns; all by default.
-        weights: the column that says what each row counts for.
-        like: a profile whose kinds and grids to take, so that the two can be compared and merged.
+        weights: the column of the rows' weights.
+        like: a profile whose column types and grids to use, so that the two can be compared and merged.
         progress: called with a sentence before each reading of the table.
 
     Returns:
@@ -180,11 +181,11 @@ def profile_table(
         rounding).
 
     Raises:
-        ArgumentTypeError: the frame is no table.
+        ArgumentTypeError: the frame is not a table.
         ArgumentValueError: a column asked for is not there or cannot be profiled, two have the same name, or the
             weights are not finite numbers of 0 or more.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
+        OptionalDependencyError: a package is missing; the error names it.
 
     Example:
         >>> import pyarrow as pa
@@ -199,14 +200,12 @@ def profile_table(
     if like is not None and not isinstance(like, Profile):
         got = type(like).__name__
         instead = "like=profile_table(reference)"
-        raise ArgumentTypeError(
-            explain("profile_table", "like", wanted="a Profile", got=got, instead=instead)
-        )
+        raise invalid_type("profile_table", "like", wanted="a Profile", got=got, instead=instead)
     tell = progress or (lambda _: None)
     table = open_table(frame)
     fields, skipped = _chosen(table, columns, weights)
     tell(f"counting {len(fields)} columns")
-    counts = table.count([_task(field, like) for field in fields], weights)
+    counts = table.count([_spec(field, like) for field in fields], weights)
     if like is None:
         _sharpen(table, fields, counts, weights, tell)
     return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights)
@@ -224,30 +223,30 @@ def _chosen(
         for name, field in table.fields.items()
         if name != weights and (columns is None or name in columns)
     ]
-    skipped = {field.name: field.reason for field in fields if field.kind is None}
+    skipped = {field.name: field.reason for field in fields if field.column_type is None}
     if columns is not None and skipped:
         name, reason = next(iter(skipped.items()))
         instead = f"columns without {name!r}, or convert it first"
-        raise ArgumentValueError(
-            explain(
-                "profile_table",
-                "columns",
-                wanted="columns of numbers, dates, booleans or strings",
-                got=f"{name!r}: {reason}",
-                instead=instead,
-            )
+        raise invalid_value(
+            "profile_table",
+            "columns",
+            wanted="columns of numbers, dates, booleans or strings",
+            got=f"{name!r}: {reason}",
+            instead=instead,
         )
-    return [field for field in fields if field.kind is not None], skipped
+    return [field for field in fields if field.column_type is not None], skipped
 
 
-def _task(field: Field, like: Profile | None) -> Task:
-    """Return how to count a column: as in `like`, where its type allows that."""
-    assert field.kind is not None  # noqa: S101 - the others are skipped
+def _spec(field: Field, like: Profile | None) -> ColumnSpec:
+    """Return how to count a column: as in `like` where its type allows that."""
+    assert field.column_type is not None  # noqa: S101 - the others are skipped
     column = like.columns.get(field.name) if like is not None else None
-    words = {"string", "categorical", "text"}
-    if column is not None and (column.kind == field.kind or {column.kind, field.kind} <= words):
-        return Task(field.name, column.kind, column.center, field.integer)
-    return Task(field.name, field.kind, 0.0, field.integer)
+    strings = {"string", "categorical", "text"}
+    if column is not None and (
+        column.column_type == field.column_type or {column.column_type, field.column_type} <= strings
+    ):
+        return ColumnSpec(field.name, column.column_type, column.center, field.integer)
+    return ColumnSpec(field.name, field.column_type, 0.0, field.integer)
 
 
 def _sharpen(
@@ -261,16 +260,19 @@ def _sharpen(
         if not narrow:
             return
         tell(f"counting {len(narrow)} columns again, around their medians")
-        kinds: dict[str, Kind] = {name: counts.columns[name].kind for name in narrow}
-        ends = table.extremes({name: _median_ends(counts.columns[name]) for name in narrow}, kinds)
+        column_types: dict[str, ColumnType] = {name: counts.columns[name].column_type for name in narrow}
+        ends = table.extremes({name: _median_ends(counts.columns[name]) for name in narrow}, column_types)
         narrow = {name: field for name, field in narrow.items() if name in ends}
-        tasks = [
-            Task(
-                name, kinds[name], _middle(*ends[name], whole=_is_whole(counts.columns[name])), field.integer
+        specs = [
+            ColumnSpec(
+                name,
+                column_types[name],
+                _middle(*ends[name], integer=_is_integer(counts.columns[name])),
+                field.integer,
             )
             for name, field in narrow.items()
         ]
-        counts.columns.update(table.count(tasks, weights).columns)
+        counts.columns.update(table.count(specs, weights).columns)
         # Where the median's bucket holds a single value, that value is the center now and nothing is finer.
         narrow = {
             name: field
@@ -280,8 +282,8 @@ def _sharpen(
 
 
 def _is_narrow(column: ColumnProfile) -> bool:
-    """Whether the quartiles of a column lie too few buckets apart, and a nearer center would show more."""
-    low, median, high = (column.quantile_bucket(share) for share in (0.25, 0.5, 0.75))
+    """Whether the quartiles of a column are few buckets apart and a nearer center would separate them."""
+    low, median, high = (column.quantile_bucket(probability) for probability in (0.25, 0.5, 0.75))
     if low is None or median is None or high is None or high - low >= PER_OCTAVE:
         return False
     left, right = bucket_ends(low, column.center)[0], bucket_ends(high, column.center)[1]
@@ -290,12 +292,12 @@ def _is_narrow(column: ColumnProfile) -> bool:
         median != 0
         and column.minimum != column.maximum
         and max(abs(left), abs(right)) < FARTHEST_CENTER
-        and not (_is_whole(column) and near[1] - near[0] <= 1)
+        and not (_is_integer(column) and near[1] - near[0] <= 1)
     )
 
 
 def _median_ends(column: ColumnProfile) -> tuple[float, float]:
-    """Return the ends of the bucket that holds the median, moved in to the smallest and the largest number."""
+    """Return the ends of the bucket of the median, within the smallest and the largest number."""
     bucket = column.quantile_bucket(0.5)
     assert bucket is not None  # noqa: S101 - a column without numbers is not narrow
     low, high = bucket_ends(bucket, column.center)
@@ -303,14 +305,14 @@ def _median_ends(column: ColumnProfile) -> tuple[float, float]:
     return max(low, column.minimum), min(high, column.maximum)
 
 
-def _is_whole(column: ColumnProfile) -> bool:
+def _is_integer(column: ColumnProfile) -> bool:
     """Whether all numbers are integers: microseconds and lengths are."""
-    return column.integer or column.kind in {"datetime", "text"}
+    return column.integer or column.column_type in {"datetime", "text"}
 
 
-def _middle(low: float, high: float, *, whole: bool) -> float:
+def _middle(low: float, high: float, *, integer: bool) -> float:
     middle = low if low == high else low + (high - low) / 2
-    return float(math.floor(middle)) if whole else middle
+    return float(math.floor(middle)) if integer else middle
 
 
 def _read(written: dict[str, Any]) -> Profile:
@@ -323,22 +325,18 @@ def _read(written: dict[str, Any]) -> Profile:
 def _no_column(name: str, names: list[str]) -> ArgumentValueError:
     shown = ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     instead = f"columns=[{names[0]!r}]" if names else "a table with columns"
-    return ArgumentValueError(
-        explain(
-            "profile_table",
-            "columns",
-            wanted="names of columns of the table",
-            got=f"{name!r}; there are {shown or 'none'}",
-            instead=instead,
-        )
+    return invalid_value(
+        "profile_table",
+        "columns",
+        wanted="names of columns of the table",
+        got=f"{name!r}; there are {shown or 'none'}",
+        instead=instead,
     )
 
 
-def _refused(method: str, got: str) -> ArgumentValueError:
+def _not_alike(got: str) -> ArgumentValueError:
     instead = "profile_table(second, like=first), which counts both alike"
-    return ArgumentValueError(
-        explain(f"Profile.{method}", "other", wanted="a profile counted alike", got=got, instead=instead)
-    )
+    return invalid_value("Profile.merge", "other", wanted="a profile counted alike", got=got, instead=instead)
 
 
 def _unreadable(got: str) -> FileError:

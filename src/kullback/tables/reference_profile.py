@@ -1,7 +1,7 @@
-"""A reference that is kept as counts alone, and new batches that are checked against it.
+"""The saved profile of a reference, and the profiles of batches that are compared with it.
 
-The profile on disk holds counts on a grid and of categories, a few KB and no row of the data. Profiles of batches that
-are counted like the reference add up exactly, on one machine or on many.
+A saved profile has a few KB: counts on a grid and of categories, but no row of the data. The profiles of batches that
+are counted like the reference add up exactly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 
-from kullback.errors import ArgumentValueError, FileError, explain
+from kullback.errors import FileError, invalid_value
 from kullback.tables.profile import Profile, profile_table
 
 __all__ = ["batch_profile", "is_profile", "merge_profiles", "profile_path", "reference_profile"]
@@ -22,7 +22,7 @@ OPENING = '{"schema":"kullback.profile/'
 
 
 def profile_path(reference: str | os.PathLike[str]) -> Path:
-    """Return where the profile of a reference is kept: beside it, as ``NAME.profile.json``.
+    """Return the default path of the profile of a reference: beside it, as ``NAME.profile.json``.
 
     Example:
         >>> profile_path("data/march.parquet").name
@@ -33,7 +33,7 @@ def profile_path(reference: str | os.PathLike[str]) -> Path:
 
 
 def is_profile(path: str | os.PathLike[str]) -> bool:
-    """Say whether a file is a saved profile, and not a table."""
+    """Tell a saved profile from a table."""
     try:
         with Path(path).open("rb") as file:
             return file.read(len(OPENING)) == OPENING.encode()
@@ -50,21 +50,21 @@ def reference_profile(
     weights: str | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
-    """Return the profile of a reference: the one that is kept, else a new one, which is then kept.
+    """Return the saved profile of a reference, or count the reference and save its profile.
 
     Arguments:
-        reference: a table's path, which may be gone once its profile is kept; or a profile's.
-        profile: where the profile is kept; beside the reference by default.
-        rebuild: count the reference anew, whatever is kept.
+        reference: the path of a table, which may be gone once its profile is saved; or the path of a profile.
+        profile: the path of the profile; beside the reference by default.
+        rebuild: whether to count the reference again and replace its profile.
         columns: which columns to count; all by default.
-        weights: the column that says what each row counts for.
+        weights: the column of the rows' weights.
         progress: called with a sentence before each reading of the table.
 
     Returns:
         the profile.
 
     Raises:
-        ArgumentValueError: the profile that is kept was counted with other weights.
+        ArgumentValueError: the saved profile was counted with other weights.
         FileError: the reference has changed since it was counted, or a file cannot be read or written.
 
     Example:
@@ -74,26 +74,19 @@ def reference_profile(
         >>> reference_profile(path).rows, profile_path(path).exists()
         (3, True)
     """
-    kept = Path(reference) if is_profile(reference) else Path(profile or profile_path(reference))
-    if kept == Path(reference) or (kept.exists() and not rebuild):
-        _check_age(reference, kept)
-        found = Profile.load(kept)
+    saved = Path(reference) if is_profile(reference) else Path(profile or profile_path(reference))
+    if saved == Path(reference) or (saved.exists() and not rebuild):
+        _check_age(reference, saved)
+        found = Profile.load(saved)
         if weights != found.weights and weights is not None:
             instead = f"weights={found.weights!r}, or rebuild=True (--rebuild)"
-            raise ArgumentValueError(
-                explain(
-                    "watch",
-                    "weights",
-                    wanted=f"the weights of {kept}, {found.weights!r}",
-                    got=repr(weights),
-                    instead=instead,
-                )
-            )
-        return found if columns is None else _only(found, columns, kept)
+            wanted = f"the weights of {saved}, {found.weights!r}"
+            raise invalid_value("watch", "weights", wanted=wanted, got=repr(weights), instead=instead)
+        return found if columns is None else _only(found, columns, saved)
     found = profile_table(os.fspath(reference), columns=columns, weights=weights, progress=progress)
-    found.save(kept)
-    # What is kept may name fewer categories: the first check and later ones compare with the same.
-    return Profile.load(kept)
+    found.save(saved)
+    # The saved profile may name fewer categories; the first comparison and later ones use the same.
+    return Profile.load(saved)
 
 
 def batch_profile(
@@ -103,10 +96,10 @@ def batch_profile(
     columns: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
-    """Return the profile of a batch, counted like the reference; or a profile that was saved.
+    """Return the profile of a batch, counted like the reference.
 
     Arguments:
-        batch: a table's path, or a profile's.
+        batch: the path of a table, or of a saved profile.
         reference: the reference's profile.
         columns: which columns to count; all by default.
         progress: called with a sentence before each reading of the table.
@@ -136,14 +129,9 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
         ArgumentValueError: there is none, or two have different columns, weights or grids.
     """
     if not profiles:
-        raise ArgumentValueError(
-            explain(
-                "merge_profiles",
-                "profiles",
-                wanted="one profile or more",
-                got="none",
-                instead="merge_profiles([first, second])",
-            )
+        instead = "merge_profiles([first, second])"
+        raise invalid_value(
+            "merge_profiles", "profiles", wanted="one profile or more", got="none", instead=instead
         )
     return reduce(Profile.merge, profiles)
 
@@ -158,11 +146,11 @@ def _only(profile: Profile, columns: Sequence[str], path: Path) -> Profile:
     return Profile(held, profile.rows, profile.weight, profile.weight_squares, {}, profile.weights)
 
 
-def _check_age(reference: str | os.PathLike[str], kept: Path) -> None:
-    """Refuse a profile that is older than the table it stands for."""
-    files = [path for path in map(Path, glob.glob(os.fspath(reference))) if path.is_file() and path != kept]  # noqa: PTH207 - a pattern may be absolute
-    if kept.exists() and any(path.stat().st_mtime > kept.stat().st_mtime for path in files):
+def _check_age(reference: str | os.PathLike[str], saved: Path) -> None:
+    """Refuse a profile that is older than its table."""
+    files = [path for path in map(Path, glob.glob(os.fspath(reference))) if path.is_file() and path != saved]  # noqa: PTH207 - a pattern may be absolute
+    if saved.exists() and any(path.stat().st_mtime > saved.stat().st_mtime for path in files):
         raise FileError(
-            f"{os.fspath(reference)} has changed since its profile {kept} was written: wanted an unchanged reference; "
+            f"{os.fspath(reference)} has changed since its profile {saved} was written: wanted an unchanged reference; "
             f"name the profile itself to go on with it, or count anew with --rebuild (rebuild=True)"
         )

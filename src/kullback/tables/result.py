@@ -1,23 +1,28 @@
-"""What a comparison of two tables finds: plain frozen values, which the reports turn into tables and pages."""
+"""The result of a comparison of two tables, as frozen dataclasses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Cell", "ColumnComparison", "Finding", "JointComparison", "Quantity", "TableComparison"]
+from kullback.findings import Finding
+from kullback.tables.columns.types import ColumnType
+
+__all__ = ["Bin", "ColumnComparison", "JointComparison", "Quantity", "TableComparison"]
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A divergence over the cells of a column, and how sure it is.
+    """The estimate of a divergence between the bins of two columns.
 
     Attributes:
-        value: the estimate, corrected for the bias that counts of few rows have; never below 0.
-        error: its standard error; None where there are too few rows to tell.
-        interval: the confidence interval, whose upper end is infinite where one side misses a cell of the other;
-            None where no interval can be honest: then the column's notes say why.
+        value: the estimate, corrected for the bias of counts of few rows; at least 0. None where most values are too
+            rare to tell.
+        standard_error: its standard error; None where there are too few rows to tell.
+        interval: the confidence interval; its upper end is infinite (for JS and TV: larger) where one side has no row
+            in a bin of the other, or rare values may differ unseen. None where there are too few rows; the column's
+            notes say why.
 
     Example:
         >>> from kullback.tables import Quantity
@@ -25,22 +30,39 @@ class Quantity:
         (0.07, 0.15)
     """
 
-    value: float
-    error: float | None
+    value: float | None
+    standard_error: float | None
     interval: Interval | None
 
 
+def least(quantity: Quantity) -> float:
+    """Return the value of a divergence, or the lower end of its interval where it has no value."""
+    if quantity.value is not None:
+        return quantity.value
+    return quantity.interval[0] if quantity.interval else 0.0
+
+
 @dataclass(frozen=True)
-class Cell:
-    """One cell of a column: a bin of numbers, a category, the missing values, or several columns' cells together.
+class Bin:
+    """A bin of a column: an interval of numbers, a category, the missing values; or a combination of several columns'.
 
     Attributes:
-        label: the cell in words.
-        low: where a bin of numbers begins, -inf for the first one; None for what is no bin.
-        high: where it ends, itself not included; +inf for the last one.
+        label: the bin in words.
+        low: the lower end of an interval, -inf for the first one; None for other bins.
+        high: the upper end, which is not in the interval; +inf for the last one; None for other bins.
         p: the weight of P's rows in it; the number of rows where there are no weights.
         q: likewise for Q.
-        contribution: what it adds to KL(P || Q), in nats: p log(p / q) - p + q, which is 0 where shares agree.
+        contribution: its term of KL(P || Q), in nats: p log(p / q) - p + q of the proportions p and q, 0 where they are
+            equal.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> bin = compare_tables(before, after).columns[0].bins[0]
+        >>> bin.label, bin.p, bin.q
+        ('b', 40.0, 70.0)
     """
 
     label: str
@@ -53,20 +75,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class _Divergences:
-    """The divergences of one comparison, over a column's cells or over those of several columns together.
-
-    Attributes:
-        kl_pq: KL(P || Q).
-        kl_qp: KL(Q || P).
-        js: the Jensen-Shannon divergence, at most log 2.
-        psi: the population stability index, KL(P || Q) + KL(Q || P).
-        tv: the total variation, from 0 to 1.
-        p_value: how often rows of one and the same distribution would differ as much; 1 where there is one cell only.
-        p_adjusted: the same after Benjamini and Hochberg's correction for the number of tests in this comparison.
-        cells: bins in the order of their numbers; categories, the most frequent first, and at most 50 of them: a last
-            cell holds the others.
-        notes: what a reader has to know about these values, one sentence each.
-    """
+    """The divergences between the bins of one column, or between those of several columns together."""
 
     kl_pq: Quantity
     kl_qp: Quantity
@@ -75,83 +84,111 @@ class _Divergences:
     tv: Quantity
     p_value: float
     p_adjusted: float
-    cells: tuple[Cell, ...]
+    bins: tuple[Bin, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ColumnComparison(_Divergences):
-    """How far Q's column is from P's: the divergences of `kullback.tables.JointComparison`, for one column.
+    """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and what the column holds.
 
     Attributes:
         name: the column.
-        kind: ``"numeric"``, ``"datetime"``, ``"boolean"``, ``"categorical"``, or ``"text"``, of which the length is
-            compared.
-        missing_p: the share of P's weight whose value is missing.
+        column_type: ``"numeric"``, ``"datetime"``, ``"boolean"``, ``"categorical"``, or ``"text"``, of which the length
+            is compared.
+        missing_p: the proportion of P's weight whose value is missing.
         missing_q: likewise for Q.
         new: categories that only Q has, the most frequent first, 100 at most.
         vanished: likewise those that only P has.
+        bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
+            last bin holds the others.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> column = compare_tables(before, after).columns[0]
+        >>> column.name, column.column_type, round(column.psi.value, 3)
+        ('plan', 'categorical', 0.352)
     """
 
     name: str
-    kind: str
+    column_type: ColumnType
     missing_p: float
     missing_q: float
     new: tuple[str, ...]
     vanished: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """The name of the column."""
+        return self.name
+
 
 @dataclass(frozen=True)
 class JointComparison(_Divergences):
-    """How far Q is from P over the cells of several columns together.
+    """The comparison of several columns together, by the combinations of their bins.
 
     Attributes:
         columns: the columns.
-        kl_pq: KL(P || Q), like all divergences of the cells that the columns' own cells make together.
+        kl_pq: KL(P || Q).
         kl_qp: KL(Q || P).
         js: the Jensen-Shannon divergence, at most log 2.
         psi: the population stability index, KL(P || Q) + KL(Q || P).
         tv: the total variation, from 0 to 1.
-        p_value: how often rows of one and the same distribution would differ as much; 1 where there is one cell only.
-        p_adjusted: the same after Benjamini and Hochberg's correction for the number of tests in this comparison.
-        cells: the combinations, the most frequent first, at most 50: a last cell holds the others.
-        notes: what a reader has to know about these values, one sentence each.
+        p_value: the p-value of the test that P and Q are the same distribution; 1 where there is one bin only.
+        p_adjusted: the p-value after Benjamini and Hochberg's correction for the number of tests in this comparison.
+        bins: the combinations, the most frequent first, and at most 50 of them: the last bin holds the others.
+        notes: what limits these values, one sentence each.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> [together] = compare_tables(before, after, joint=[("plan", "size")]).joint
+        >>> together.columns, [bin.label for bin in together.bins][:2]
+        (('plan', 'size'), ['plan: a, size: 1', 'plan: b, size: 2'])
     """
 
     columns: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """The names of the columns, separated by commas."""
+        return ",".join(self.columns)
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that a number does not say.
 
-    Attributes:
-        column: the column it is about; None for the tables as a whole.
-        kind: a stable code, one of `kullback.tables.FINDINGS`.
-        message: the finding in a sentence.
-    """
-
-    column: str | None
-    kind: str
-    message: str
+# The codes of findings about a column, or a group of columns, that was not compared.
+NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipped")
 
 
 @dataclass(frozen=True)
 class TableComparison:
-    """All that a comparison of two tables found; made by `kullback.compare_tables`.
+    """The comparison of two tables, made by `kullback.compare_tables`.
 
     Attributes:
-        p_name: what P was read from.
-        q_name: what Q was read from.
+        p_name: the name of P: a path, or the type of the table.
+        q_name: the name of Q.
         p_rows: P's number of rows.
         q_rows: Q's number of rows.
         columns: a comparison for each column that both have, the largest PSI first.
         joint: a comparison for each group of columns that was asked for, in that order.
-        findings: what the numbers do not say: missing columns, changed types, new categories and the like.
-        confidence: what share of the intervals is to cover.
-        bins: into how many bins at most numbers were sorted.
-        weights: the column that the rows were weighted by, or None.
+        findings: missing columns, changed types, new categories and whatever else limits or explains the values.
+        confidence: the confidence level of the intervals.
+        max_bins: the largest number of bins of numbers.
+        weights: the column of the rows' weights, or None.
         cluster: the column of the groups of dependent rows, or None.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> found = compare_tables(before, after)
+        >>> found.p_rows, [column.name for column in found.columns]
+        (100, ['plan', 'size'])
     """
 
     p_name: str
@@ -162,6 +199,15 @@ class TableComparison:
     joint: tuple[JointComparison, ...]
     findings: tuple[Finding, ...]
     confidence: float
-    bins: int
+    max_bins: int
     weights: str | None
     cluster: str | None
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """The columns, and groups of columns, that were asked for and could not be compared; findings say why."""
+        return tuple(
+            finding.column
+            for finding in self.findings
+            if finding.code in NOT_COMPARED and finding.column is not None
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,9 @@ from scipy.spatial.distance import cdist
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
-from kullback.estimators import neighbors
-from kullback.estimators.knn.pilot import Frame, Margin
-from kullback.estimators.knn.search import optional, search_line, search_space
+from kullback.estimators import nearest_neighbors
+from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
+from kullback.estimators.knn.search import search_line, search_space
 
 search_module = importlib.import_module("kullback.estimators.knn.search")
 CPU = torch.device("cpu")
@@ -53,11 +54,11 @@ def covers(estimate: Any, truth: float) -> bool:
 def test_plain_form_is_the_textbook_formula(n: int, m: int, d: int, k: int, device: str) -> None:
     x, y = normal(n + k, n, m, d, by=0.5, scale=1.3)
     p, q = (Samples(torch.from_numpy(a).to(device)) for a in (x, y))
-    estimate = neighbors(p, q, k=k, whiten=False, extrapolate=False)
+    estimate = nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)
     assert float(estimate.value) == pytest.approx(max(*textbook(x, y, k), 0.0), rel=1e-9, abs=1e-12)
     assert estimate.value.device.type == device
     assert estimate.n == (n, m)
-    assert estimate.method == "neighbors"
+    assert estimate.method == "nearest_neighbors"
 
 
 @pytest.mark.parametrize("k", [1, 3, 8, 40])
@@ -69,13 +70,13 @@ def test_search_on_a_line_finds_what_all_distances_show(k: int, own: bool) -> No
         reference if own else np.sort(np.concatenate([rng.standard_cauchy(30), [-1e6, 1e6], reference[:2]]))
     )
     weights = rng.uniform(1, 2, len(queries))
-    (hood,) = search_line(reference, queries, (k,), own=own, query_weights=weights)
+    (found,) = search_line(reference, queries, (k,), own=own, query_weights=weights)
     distances = np.abs(queries[:, None] - reference)
     if own:
         np.fill_diagonal(distances, np.inf)
-    np.testing.assert_allclose(np.exp(hood.log_radius), np.sort(distances, 1)[:, k - 1], rtol=1e-12)
+    np.testing.assert_allclose(np.exp(found.log_radius), np.sort(distances, 1)[:, k - 1], rtol=1e-12)
     nearest = distances <= np.sort(distances, 1)[:, [k - 1]]
-    np.testing.assert_allclose(hood.hits, nearest.T @ weights, atol=1e-9)
+    np.testing.assert_allclose(found.occurrence, nearest.T @ weights, atol=1e-9)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -100,15 +101,15 @@ def test_searches_in_space_agree_whatever_the_method_and_the_blocks(own: bool, m
         np.fill_diagonal(distances, np.inf)
     near = np.argsort(distances, 1)[:, :9]
     np.testing.assert_allclose(
-        by_tree[1].hits, np.bincount(near.ravel(), np.repeat(shares, 9), 300), rtol=1e-12
+        by_tree[1].occurrence, np.bincount(near.ravel(), np.repeat(shares, 9), 300), rtol=1e-12
     )
 
 
 def test_products_keep_small_distances_far_from_the_origin() -> None:
     x = 1e4 + 1e-3 * np.random.default_rng(0).standard_normal((50, 12))
-    (hood,) = search_space(x, x, (1,), own=True, device=CPU)
+    (found,) = search_space(x, x, (1,), own=True, device=CPU)
     distances = cdist(x, x) + np.diag(np.full(50, np.inf))
-    np.testing.assert_allclose(np.exp(hood.log_radius), distances.min(1), rtol=1e-6)
+    np.testing.assert_allclose(np.exp(found.log_radius), distances.min(1), rtol=1e-6)
 
 
 CORRELATED = 0.3 ** np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
@@ -150,7 +151,7 @@ CASES: list[tuple[str, float, Callable[[np.random.Generator], tuple[Any, Any]]]]
 def test_intervals_cover_and_the_error_is_below_the_textbooks(truth: float, draw: Any) -> None:
     rng = np.random.default_rng(5)
     pairs = [draw(rng) for _ in range(40)]
-    estimates = [neighbors(Samples(x), Samples(y)) for x, y in pairs]
+    estimates = [nearest_neighbors(Samples(x), Samples(y)) for x, y in pairs]
     # 40 intervals that cover with 95 % miss six or more times with probability 0.014.
     assert sum(covers(estimate, truth) for estimate in estimates) >= 35
     ours = np.array([float(estimate.value) for estimate in estimates])
@@ -162,7 +163,7 @@ def test_intervals_cover_and_the_error_is_below_the_textbooks(truth: float, draw
 def test_unequal_sizes() -> None:
     truth = gaussian_kl(np.array([1.0]), np.array([[2.25]]))
     for n, m in ((1000, 20_000), (20_000, 1000)):
-        estimates = [neighbors(*map(Samples, normal(s, n, m, by=1.0, scale=1.5))) for s in range(10)]
+        estimates = [nearest_neighbors(*map(Samples, normal(s, n, m, by=1.0, scale=1.5))) for s in range(10)]
         assert np.mean([float(e.value) for e in estimates]) == pytest.approx(truth, abs=0.03)
         assert sum(covers(e, truth) for e in estimates) >= 8
 
@@ -172,24 +173,26 @@ def test_value_is_the_same_in_other_units_and_orders() -> None:
         x, y = normal(3, 400, 300, d, by=0.4)
         scale, shift = np.array([1e-3, 40.0, 7.0])[:d], np.array([5.0, -2.0, 1e3])[:d]
         order = np.random.default_rng(0).permutation(400)
-        first = neighbors(Samples(x), Samples(y))
-        second = neighbors(Samples(shift + scale * x[order]), Samples(shift + scale * y))
+        first = nearest_neighbors(Samples(x), Samples(y))
+        second = nearest_neighbors(Samples(shift + scale * x[order]), Samples(shift + scale * y))
         assert float(second.value) == pytest.approx(float(first.value), abs=1e-7)
-        assert float(second.error) == pytest.approx(float(first.error), rel=1e-6)
+        assert float(second.standard_error) == pytest.approx(float(first.standard_error), rel=1e-6)
 
 
 def test_equal_seeds_equal_values() -> None:
     p, q = map(Samples, normal(0, 300, 300, 2))
-    values = [float(neighbors(p, q, generator=torch.Generator().manual_seed(1)).value) for _ in range(2)]
+    values = [
+        float(nearest_neighbors(p, q, generator=torch.Generator().manual_seed(1)).value) for _ in range(2)
+    ]
     assert values[0] == values[1]
 
 
 def test_a_wider_interval_for_more_confidence() -> None:
     p, q = map(Samples, normal(0, 300, 300, by=1.0))
-    (low, high), (lower, higher) = (neighbors(p, q, confidence=c).interval or () for c in (0.5, 0.99))
+    (low, high), (lower, higher) = (nearest_neighbors(p, q, confidence=c).interval or () for c in (0.5, 0.99))
     assert lower < low < high < higher
     with pytest.raises(ArgumentValueError, match="confidence"):
-        neighbors(p, q, confidence=1.0)
+        nearest_neighbors(p, q, confidence=1.0)
 
 
 def test_weights_turn_draws_of_one_distribution_into_another() -> None:
@@ -198,8 +201,8 @@ def test_weights_turn_draws_of_one_distribution_into_another() -> None:
     for seed in range(20):
         x, y = normal(seed, 3000, 3000)
         weighted = Samples(x[:, 0], weights=np.exp(x[:, 0] - 0.5))
-        values["p"].append(neighbors(weighted, Samples(y)))
-        values["q"].append(neighbors(Samples(y), weighted))
+        values["p"].append(nearest_neighbors(weighted, Samples(y)))
+        values["q"].append(nearest_neighbors(Samples(y), weighted))
     for estimates in values.values():
         assert np.mean([float(e.value) for e in estimates]) == pytest.approx(truth, abs=0.05)
         assert sum(covers(e, truth) for e in estimates) >= 16
@@ -208,13 +211,13 @@ def test_weights_turn_draws_of_one_distribution_into_another() -> None:
 @pytest.mark.parametrize("d", [1, 2])
 def test_weights_that_are_equal_or_zero(d: int) -> None:
     x, y = normal(1, 300, 250, d, by=0.5)
-    plain = neighbors(Samples(x), Samples(y))
-    equal = neighbors(Samples(x, weights=np.full(300, 7.0)), Samples(y, weights=np.full(250, 0.1)))
+    plain = nearest_neighbors(Samples(x), Samples(y))
+    equal = nearest_neighbors(Samples(x, weights=np.full(300, 7.0)), Samples(y, weights=np.full(250, 0.1)))
     padded = np.concatenate([x, np.full((10, d), 1e9)])
-    zero = neighbors(Samples(padded, weights=np.r_[np.ones(300), np.zeros(10)]), Samples(y))
+    zero = nearest_neighbors(Samples(padded, weights=np.r_[np.ones(300), np.zeros(10)]), Samples(y))
     for other in (equal, zero):
         assert float(other.value) == pytest.approx(float(plain.value), abs=1e-9)
-        assert float(other.error) == pytest.approx(float(plain.error), rel=1e-6)
+        assert float(other.standard_error) == pytest.approx(float(plain.standard_error), rel=1e-6)
 
 
 def test_clusters_widen_the_error_as_much_as_they_spread_the_estimates() -> None:
@@ -224,10 +227,10 @@ def test_clusters_widen_the_error_as_much_as_they_spread_the_estimates() -> None
         clusters = np.repeat(np.arange(60), 10)
         x = np.repeat(rng.standard_normal(60), 10) + 0.5 * rng.standard_normal(600)
         y = 1.0 + 1.3 * rng.standard_normal(600)
-        estimate = neighbors(Samples(x, clusters=clusters), Samples(y))
+        estimate = nearest_neighbors(Samples(x, cluster=clusters), Samples(y))
         values.append(float(estimate.value))
-        errors.append(float(estimate.error))
-        plain.append(float(neighbors(Samples(x), Samples(y)).error))
+        errors.append(float(estimate.standard_error))
+        plain.append(float(nearest_neighbors(Samples(x), Samples(y)).standard_error))
         assert any("clusters" in note for note in estimate.notes)
     assert np.mean(errors) > 1.5 * np.mean(plain)
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.4)
@@ -235,39 +238,39 @@ def test_clusters_widen_the_error_as_much_as_they_spread_the_estimates() -> None
 
 def test_each_draw_its_own_cluster_is_no_cluster() -> None:
     x, y = normal(2, 200, 200, 2)
-    plain = neighbors(Samples(x), Samples(y))
-    own = neighbors(Samples(x, clusters=np.arange(200)[::-1]), Samples(y))
-    assert float(own.error) == pytest.approx(float(plain.error), rel=1e-12)
+    plain = nearest_neighbors(Samples(x), Samples(y))
+    own = nearest_neighbors(Samples(x, cluster=np.arange(200)[::-1]), Samples(y))
+    assert float(own.standard_error) == pytest.approx(float(plain.standard_error), rel=1e-12)
 
 
 def test_too_few_clusters_for_an_interval() -> None:
     x, y = normal(2, 200, 200)
-    estimate = neighbors(Samples(x, clusters=np.arange(200) % 5), Samples(y))
+    estimate = nearest_neighbors(Samples(x, cluster=np.arange(200) % 5), Samples(y))
     assert estimate.interval is None
     assert any("5 of p" in note for note in estimate.notes)
 
 
 def test_distant_distributions_give_a_lower_bound_and_say_so() -> None:
     for by, truth in ((5.0, 12.5), (1e6, 5e11)):
-        estimate = neighbors(*map(Samples, normal(0, 1000, 1000, by=by)))
+        estimate = nearest_neighbors(*map(Samples, normal(0, 1000, 1000, by=by)))
         low, high = estimate.interval or ()
         assert float(high) == math.inf
         assert float(low) < truth
         assert any("log 1000" in note for note in estimate.notes)
-    closer = neighbors(*map(Samples, normal(0, 1000, 1000, by=5.0)))
+    closer = nearest_neighbors(*map(Samples, normal(0, 1000, 1000, by=5.0)))
     assert float(closer.value) > textbook(*normal(0, 1000, 1000, by=5.0), 3)[0]
 
 
 def test_many_dimensions_give_no_interval() -> None:
     x, y = normal(0, 1500, 1500, 20, by=0.2)
-    estimate = neighbors(Samples(x), Samples(y))
+    estimate = nearest_neighbors(Samples(x), Samples(y))
     assert estimate.interval is None
     assert any("method='density_ratio'" in note for note in estimate.notes)
     assert float(estimate.value) == pytest.approx(0.4, abs=0.2)
 
 
 def test_an_estimate_below_zero_is_reported_as_zero() -> None:
-    estimates = [neighbors(*map(Samples, normal(s, 200, 200))) for s in range(20)]
+    estimates = [nearest_neighbors(*map(Samples, normal(s, 200, 200))) for s in range(20)]
     assert all(float(e.value) >= 0 and covers(e, 0.0) for e in estimates)
     clipped = [e for e in estimates if float(e.value) == 0]
     assert clipped
@@ -276,7 +279,7 @@ def test_an_estimate_below_zero_is_reported_as_zero() -> None:
 
 
 def test_few_draws_give_a_value_without_an_interval() -> None:
-    estimate = neighbors(Samples([0.0, 1.0]), Samples([0.5]))
+    estimate = nearest_neighbors(Samples([0.0, 1.0]), Samples([0.5]))
     # One neighbor each: log 2 distances 1 and 1 among P's draws, 0.5 and 0.5 to Q's, and log(1 / 1).
     assert float(estimate.value) == 0.0
     assert estimate.interval is None
@@ -313,57 +316,57 @@ PLANE, PLANE_OTHER = normal(1, 100, 100, 2)
 )
 def test_what_has_no_density_is_refused(p: Samples, q: Samples, words: str) -> None:
     with pytest.raises(ArgumentValueError, match=words):
-        neighbors(p, q)
+        nearest_neighbors(p, q)
 
 
 @pytest.mark.parametrize("n", [60, 500, 3000])
 def test_draws_on_a_curve_get_no_interval(n: int) -> None:
     x, y = normal(0, n, n, by=0.5)
-    estimate = neighbors(Samples(np.hstack([x, np.exp(x)])), Samples(np.hstack([y, np.exp(y)])))
+    estimate = nearest_neighbors(Samples(np.hstack([x, np.exp(x)])), Samples(np.hstack([y, np.exp(y)])))
     assert estimate.interval is None
     assert any("near a set of about" in note for note in estimate.notes)
 
 
-def test_symbols_are_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="symbols"):
-        neighbors(Samples([1, 2, 3]), Samples([1, 2, 3]))
+def test_categories_are_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="categories"):
+        nearest_neighbors(Samples([1, 2, 3]), Samples([1, 2, 3]))
 
 
 @pytest.mark.parametrize("k", [0, -1, 100])
 def test_more_neighbors_than_draws_are_refused(k: int) -> None:
     with pytest.raises(ArgumentValueError, match="1 to 99 neighbors"):
-        neighbors(*sides(LINE, OTHER), k=k)
+        nearest_neighbors(*sides(LINE, OTHER), k=k)
 
 
 def test_a_few_ties_are_said_and_do_not_decide() -> None:
     x, y = normal(0, 500, 500, by=1.0)
-    clean = neighbors(Samples(x), Samples(y))
+    clean = nearest_neighbors(Samples(x), Samples(y))
     x[:4], y[:3] = x[4:8], x[10]
-    tied = neighbors(Samples(x), Samples(y))
+    tied = nearest_neighbors(Samples(x), Samples(y))
     assert any("8 of the 500 draws of p have an equal one" in note for note in tied.notes)
     assert any("3 of the 500 draws of q" in note for note in tied.notes)
     assert any("1 draw(s) of p are among those of q" in note for note in tied.notes)
-    assert float(tied.value) == pytest.approx(float(clean.value), abs=2 * float(clean.error))
+    assert float(tied.value) == pytest.approx(float(clean.value), abs=2 * float(clean.standard_error))
 
 
 def test_an_atom_that_reaches_the_kth_neighbor_is_refused() -> None:
     x, y = normal(0, 1000, 1000)
     x[:30] = 0.5
     with pytest.raises(ArgumentValueError, match="at distance 0"):
-        neighbors(Samples(x), Samples(y))
+        nearest_neighbors(Samples(x), Samples(y))
 
 
 def test_a_constant_that_both_share_is_left_out_and_said() -> None:
     x, y = normal(0, 200, 200, 2, by=0.5)
-    with_constant = neighbors(*(Samples(np.insert(a, 1, 3.0, axis=1)) for a in (x, y)))
-    assert float(with_constant.value) == float(neighbors(Samples(x), Samples(y)).value)
+    with_constant = nearest_neighbors(*(Samples(np.insert(a, 1, 3.0, axis=1)) for a in (x, y)))
+    assert float(with_constant.value) == float(nearest_neighbors(Samples(x), Samples(y)).value)
     assert any("Component 1 is constant" in note for note in with_constant.notes)
 
 
 def test_margin_is_an_increasing_map_that_makes_its_draws_normal() -> None:
     for draw in (stats.cauchy, stats.expon, stats.lognorm(1.0), stats.uniform):
         x = draw.rvs(size=5000, random_state=3)
-        margin = Margin(x)
+        margin = MarginalGaussianization(x)
         grid = np.sort(np.concatenate([x, [x.min() - 1e3, x.max() + 1e3]]))
         assert (np.diff(margin(grid)) > 0).all()
         assert stats.kstest(margin(x), "norm").statistic < 0.04
@@ -372,18 +375,18 @@ def test_margin_is_an_increasing_map_that_makes_its_draws_normal() -> None:
 def test_draws_cut_off_at_a_value_have_no_tail_to_fit() -> None:
     x, y = normal(0, 2000, 2000, 2)
     cut = Samples(np.column_stack([np.minimum(y[:, 0], 1.75), y[:, 1]]))
-    estimate = neighbors(Samples(x), cut)
+    estimate = nearest_neighbors(Samples(x), cut)
     # P has 4 % of its draws where Q has none: the true value is infinite. In one dimension the atom is said.
     assert 0.05 < float(estimate.value) < math.inf
-    alone = neighbors(Samples(x[:, 0]), Samples(cut.tensor[:, 0]))
+    alone = nearest_neighbors(Samples(x[:, 0]), Samples(cut.tensor[:, 0]))
     assert any("draws of q have an equal one" in note for note in alone.notes)
-    margin = Margin(np.minimum(y[:, 0], 1.6))
+    margin = MarginalGaussianization(np.minimum(y[:, 0], 1.6))
     assert (np.diff(margin(np.linspace(-9, 9, 1000))) > 0).all()
 
 
 def test_smoothing_is_the_mean_of_a_normal_density_over_a_ball() -> None:
     centers, log_radius = np.array([[0.0, 0.3], [1.5, -0.4], [2.0, 1.0]]), np.log([0.5, 1.0, 2.5])
-    frame = Frame(np.zeros(2), np.eye(2), math.inf)
+    frame = Whitening(np.zeros(2), np.eye(2), math.inf)
     for center, log_r, found in zip(
         centers, log_radius, frame.log_smoothing(centers, log_radius), strict=True
     ):
@@ -399,7 +402,7 @@ def test_smoothing_is_the_mean_of_a_normal_density_over_a_ball() -> None:
 
 
 def test_smoothing_of_tiny_balls_and_far_centers_is_finite() -> None:
-    frame = Frame(np.zeros(5), np.eye(5), math.inf)
+    frame = Whitening(np.zeros(5), np.eye(5), math.inf)
     x = np.outer([0.0, 1.0, 8.0, 40.0], np.ones(5))
     found = np.array([frame.log_smoothing(x, np.full(4, math.log(r))) for r in (1e-6, 1e-2, 0.5)])
     assert np.isfinite(found).all()
@@ -407,6 +410,7 @@ def test_smoothing_of_tiny_balls_and_far_centers_is_finite() -> None:
     assert found[1, :3] == pytest.approx(1e-4 * (np.square(x[:3]).sum(1) - 5) / 14, rel=1e-2, abs=1e-8)
 
 
-def test_a_missing_scipy_is_named() -> None:
+def test_a_missing_scipy_is_named(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.spatial", None)
     with pytest.raises(OptionalDependencyError, match=r"kullback\[samples\]"):
-        optional("no_such_module")
+        nearest_neighbors(*sides(PLANE, PLANE_OTHER))

@@ -35,12 +35,12 @@ from torch.distributions import (
 )
 
 from kullback import kl_divergence, kl_estimate, register_kl
-from kullback.kernels.native import rows as native
+from kullback.kernels.native import library
 from kullback.pairs import registry
 from kullback.pairs.closed_forms import native as closed_forms
 
-if native.missing() is not None:
-    pytest.skip(f"no native kernels here: {native.missing()}", allow_module_level=True)
+if library.missing() is not None:
+    pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
 
 Make = Callable[..., Distribution]
 BATCH = 700  # no whole number of blocks
@@ -158,7 +158,7 @@ def with_gradients(name: str, p: list[Tensor], q: list[Tensor]) -> tuple[Tensor,
 
 
 def plainly(name: str, p: list[Tensor], q: list[Tensor]) -> tuple[Tensor, ...]:
-    with patch.object(closed_forms, "_is_there", lambda: False):
+    with patch.object(closed_forms, "_is_available", lambda: False):
         return with_gradients(name, p, q)
 
 
@@ -275,15 +275,15 @@ def test_what_leaves_the_range_of_float64_is_left_to_plain_torch(number: float) 
     q = Normal(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
     assert not is_fused(p, q)
     assert not is_fused(q, p)
-    with patch.object(closed_forms, "_is_there", lambda: False):
+    with patch.object(closed_forms, "_is_available", lambda: False):
         expected = kl_divergence(p, q)
     torch.testing.assert_close(kl_divergence(p, q), expected, equal_nan=True)
 
 
 @DTYPES
 def test_certain_outcomes_and_supports_that_reach_out(dtype: torch.dtype) -> None:
-    chances = torch.tensor([0.0, 1e-30, 0.3, 1.0], dtype=dtype)
-    p, q = (x.flatten() for x in torch.meshgrid(chances, chances, indexing="ij"))
+    probabilities = torch.tensor([0.0, 1e-30, 0.3, 1.0], dtype=dtype)
+    p, q = (x.flatten() for x in torch.meshgrid(probabilities, probabilities, indexing="ij"))
     for name, given in (
         ("Bernoulli(probs)", [[p], [q]]),
         ("Binomial(probs)", [[torch.full_like(p, 3), p], [torch.full_like(q, 3), q]]),

@@ -9,11 +9,11 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from kullback import KL
 from kullback.kernels import kl_div_terms, reference
-from kullback.kernels.native import rows as native
+from kullback.kernels.native import library, terms
 from kullback.kernels.reference import Rows
 
-if native.missing() is not None:
-    pytest.skip(f"no native kernels here: {native.missing()}", allow_module_level=True)
+if library.missing() is not None:
+    pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_rows_of_weights_have_their_true_divergence(dtype, step, unit):
     p[0, 3] = 0.0  # P may lack a class,
     p[1, 5] = q[1, 5] = 0.0  # and both may,
     q[2, 4] = 0.0  # but Q alone may not
-    found = kl_div_terms.kl_of_weights(p, q, INF)
+    found = terms.kl_of_weights(p, q, INF)
     with mpmath.workdps(50):
         for a, b, value in zip(p.tolist(), q.tolist(), found.tolist(), strict=True):
             sum_a, sum_b = mpmath.fsum(a), mpmath.fsum(b)
@@ -176,8 +176,8 @@ def test_rows_of_weights_have_their_true_divergence(dtype, step, unit):
 
 def test_equal_rows_of_weights_give_exactly_zero_and_none_is_negative():
     p = torch.rand(50, 33)
-    assert (kl_div_terms.kl_of_weights(p, p.clone(), INF) == 0).all()
-    assert (kl_div_terms.kl_of_weights(p, p * 3, INF) >= 0).all()
+    assert (terms.kl_of_weights(p, p.clone(), INF) == 0).all()
+    assert (terms.kl_of_weights(p, p * 3, INF) >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -186,21 +186,21 @@ def test_equal_rows_of_weights_give_exactly_zero_and_none_is_negative():
 def test_rows_that_need_a_closer_look_are_left_to_others(row):
     good = torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64)
     bad = torch.tensor([row], dtype=torch.float64)
-    assert kl_div_terms.kl_of_weights(good, bad, INF) is None
-    assert kl_div_terms.kl_of_weights(bad, good, INF) is None
+    assert terms.kl_of_weights(good, bad, INF) is None
+    assert terms.kl_of_weights(bad, good, INF) is None
 
 
 def test_rows_off_in_their_sum_are_left_to_others():
     p = torch.tensor([[0.2, 0.3, 0.5]])
-    assert kl_div_terms.kl_of_weights(p, 2 * p, 1e-4) is None
-    assert kl_div_terms.kl_of_weights(p, p, 1e-4) == 0
+    assert terms.kl_of_weights(p, 2 * p, 1e-4) is None
+    assert terms.kl_of_weights(p, p, 1e-4) == 0
 
 
 def test_weights_whose_derivative_is_asked_for_are_left_to_others():
     p = torch.rand(2, 3, requires_grad=True)
-    assert kl_div_terms.kl_of_weights(p, p.detach(), INF) is None
+    assert terms.kl_of_weights(p, p.detach(), INF) is None
     with torch.no_grad():
-        assert kl_div_terms.kl_of_weights(p, p.detach(), INF) is not None
+        assert terms.kl_of_weights(p, p.detach(), INF) is not None
 
 
 def test_rows_of_weights_agree_with_the_reference_in_any_shape():
@@ -208,9 +208,9 @@ def test_rows_of_weights_agree_with_the_reference_in_any_shape():
     expected = reference.row_divergence(
         KL(), p.view(12, -1), q.view(12, -1), Rows(p_in_logs=False, q_in_logs=False), torch.float64
     )
-    torch.testing.assert_close(kl_div_terms.kl_of_weights(p, q, INF), expected.view(4, 3))
+    torch.testing.assert_close(terms.kl_of_weights(p, q, INF), expected.view(4, 3))
     torch.testing.assert_close(
-        kl_div_terms.kl_of_weights(p.transpose(0, 1), q.transpose(0, 1), INF), expected.view(4, 3).t()
+        terms.kl_of_weights(p.transpose(0, 1), q.transpose(0, 1), INF), expected.view(4, 3).t()
     )
 
 

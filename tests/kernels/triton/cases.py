@@ -18,7 +18,8 @@ from torch import Tensor
 from kullback import KL, ChiSquared, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.kernels import reference
 from kullback.kernels.reference import Rows
-from kullback.kernels.triton import rows as triton
+from kullback.kernels.row_autograd import FusedRowDivergence
+from kullback.kernels.triton import rows
 from tests.oracles import truth
 
 DEVICE = os.environ.get("KULLBACK_TRITON_DEVICE", "cpu")
@@ -50,6 +51,8 @@ EDGES = [
     ([0.0, -INF, -INF, -INF], [0.1, 0.2, 0.3, 0.4]),
     ([0.0, 60.0, 100.0, 0.0], [0.0, 100.0, 30.0, 0.0]),
     ([0.0, -200.0, 1.0, 0.5], [0.0, -INF, 1.0, 0.5]),
+    ([0.0, -90.0, 1.0, 0.5], [0.0, -INF, 1.0, 0.5]),
+    ([0.0, -INF, 1.0, 0.5], [0.0, -800.0, 1.0, 0.5]),
     ([9984.0, 9985.0, 9983.0, 9984.0], [0.5, -1.0, 0.25, 0.0]),
 ]
 
@@ -75,8 +78,8 @@ def ours(
     temperature: float = 1.0,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    assert triton.serves(kind, p, q)
-    return triton.value_and_gradient(
+    assert rows.serves(kind, p, q)
+    return rows.value_and_gradient(
         kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace
     )
 
@@ -189,6 +192,15 @@ def test_edge_rows_in_half_precision(kind: Divergence) -> None:
 
 
 @EACH_KIND
+def test_logits_at_the_end_of_the_range_are_no_nan(kind: Divergence) -> None:
+    p = on_device(torch.tensor([[3e38, 3e38, -INF], [3e38, -3e38, 0.0]]))
+    q = on_device(torch.tensor([[-3e38, -3e38, -INF], [3e38, -3e38, 0.0]]))
+    for side in ours(kind, p, q):
+        assert side is not None
+        assert (side == 0).all()
+
+
+@EACH_KIND
 @pytest.mark.parametrize(("classes", "spread"), [(300, 1e-4), (5001, 3.0)])
 def test_rows_of_many_blocks(kind: Divergence, classes: int, spread: float) -> None:
     p = 4 * torch.randn(2, classes)
@@ -225,7 +237,7 @@ def test_a_row_of_weight_0_may_hold_anything(kind: Divergence) -> None:
         assert expected is not None
         assert (mine[1:3] == 0).all()
         assert torch.equal(mine[::3], expected)
-    total, *gradients = triton.weighted_total(
+    total, *gradients = rows.weighted_total(
         kind, p, q, weights, wanted=BOTH, temperature=1.0, scale=0.5, dtype=torch.float64
     )
     torch.testing.assert_close(total, 0.5 * (alone[0] * weights[::3]).sum())
@@ -258,7 +270,7 @@ def test_each_side_alone_gives_the_gradient_of_both(kind: Divergence) -> None:
     assert torch.equal(q, kept[1])
 
 
-@pytest.mark.parametrize("dtype", triton.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", rows.DTYPES, ids=str)
 def test_any_strides_are_read_and_written(dtype: torch.dtype) -> None:
     kind = JensenShannon()
     p, q = on_device(torch.randn(300, 2), dtype).T, on_device(torch.randn(2, 600), dtype)[:, 1::2]
@@ -282,7 +294,7 @@ def test_no_rows_and_one_class() -> None:
     assert by_p is not None
     assert by_q is not None
     assert by_p.shape == by_q.shape == (0, 5)
-    total, *_ = triton.weighted_total(
+    total, *_ = rows.weighted_total(
         KL(), p, p, None, wanted=BOTH, temperature=1.0, scale=1.0, dtype=torch.float32
     )
     assert total == 0
@@ -303,7 +315,7 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
         alone = torch.autograd.grad((factor * values).sum(), (p, q))
         return [values, *first, *second, *alone]
 
-    mine = derivatives(p, q, triton.row_divergence(kind, p, q, Rows(), torch.float32))
+    mine = derivatives(p, q, FusedRowDivergence.apply(p, q, rows, kind, Rows(), torch.float32))
     wide = [side.detach().double().requires_grad_() for side in (p, q)]
     true = derivatives(*wide, reference.row_divergence(kind, *wide, Rows(), torch.float64))
     for ours_, theirs in zip(mine, true, strict=True):
@@ -315,7 +327,7 @@ def test_directional_derivative_is_the_gradients() -> None:
     p, q, change = (on_device(torch.randn(2, 6)) for _ in range(3))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, change)
-        value = triton.row_divergence(KL(), p, dual, Rows(), torch.float32)
+        value = FusedRowDivergence.apply(p, dual, rows, KL(), Rows(), torch.float32)
         got = torch.autograd.forward_ad.unpack_dual(value).tangent
     by_q = ours(KL(), p, q, wanted=(False, True))[2]
     assert by_q is not None
@@ -338,10 +350,10 @@ def test_offsets_beyond_32_bits() -> None:
 def test_what_it_leaves_to_others() -> None:
     p = on_device(torch.randn(2, 3))
     for kind in (ChiSquared(), SkewKL(alpha=0.0), SkewKL(alpha=1.0), JensenShannon(beta=1.0, scaled=True)):
-        assert not triton.serves(kind, p, p)
-    assert not triton.serves(KL(), p.double(), p.double())
-    assert not triton.serves(KL(), p[:, :0], p[:, :0])
-    assert not triton.serves(KL(), p, p.to("meta"))
+        assert not rows.serves(kind, p, p)
+    assert not rows.serves(KL(), p.double(), p.double())
+    assert not rows.serves(KL(), p[:, :0], p[:, :0])
+    assert not rows.serves(KL(), p, p.to("meta"))
 
 
 if DEVICE == "cuda":  # chosen when the cases are collected
@@ -351,7 +363,7 @@ if DEVICE == "cuda":  # chosen when the cases are collected
         weights = on_device(torch.rand(4))
 
         def compute() -> tuple[Tensor, Tensor | None, Tensor | None]:
-            return triton.weighted_total(
+            return rows.weighted_total(
                 KL(), p, q, weights, wanted=BOTH, temperature=2.0, scale=0.25, dtype=torch.float32
             )
 

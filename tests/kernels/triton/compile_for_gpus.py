@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import pytest
 
+from kullback.kernels.codes import DivergenceCode
+
 POINTERS = {"p": 0, "q": 1, "out_p": 0, "out_q": 1}
 NVIDIA, AMD = ("cuda", 90, 32), ("hip", "gfx942", 64)
 
 
 @pytest.mark.parametrize(
-    ("target", "number", "wanted", "early", "dtypes"),
+    ("target", "code", "wanted", "early", "dtypes"),
     [
-        (NVIDIA, 0, (False, True), True, ("bf16", "fp32")),
-        (NVIDIA, 2, (False, False), False, ("fp16", "fp16")),
-        (NVIDIA, 3, (False, True), False, ("bf16", "bf16")),
-        (NVIDIA, 4, (True, True), False, ("fp16", "bf16")),
-        (AMD, 1, (True, True), False, ("fp32", "fp32")),
+        (NVIDIA, DivergenceCode.KL, (False, True), True, ("bf16", "fp32")),
+        (NVIDIA, DivergenceCode.JEFFREYS, (False, False), False, ("fp16", "fp16")),
+        (NVIDIA, DivergenceCode.TOTAL_VARIATION, (False, True), False, ("bf16", "bf16")),
+        (NVIDIA, DivergenceCode.MIXTURE, (True, True), False, ("fp16", "bf16")),
+        (AMD, DivergenceCode.REVERSE_KL, (True, True), False, ("fp32", "fp32")),
     ],
 )
-def test_compiles(target, number, wanted, early, dtypes):
+def test_compiles(target, code, wanted, early, dtypes):
     from triton import compile as compile_kernel
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -29,7 +31,7 @@ def test_compiles(target, number, wanted, early, dtypes):
     from kullback.kernels.triton.kernel import row_kernel
 
     constants = {
-        "KIND": number,
+        "KIND": code.value,
         "WEIGHTED": True,
         "WANT_P": wanted[0],
         "WANT_Q": wanted[1],

@@ -28,9 +28,10 @@ from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from kullback import kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError
-from kullback.pairs.closed_forms.low_rank import FactorModel, divergence
 from kullback.pairs.closed_forms.matrix_variate import kl_lkj_lkj, kl_wishart_wishart
 from kullback.pairs.closed_forms.multivariate_normal import (
+    FactorModel,
+    factor_model_divergence,
     kl_gaussian_gaussian,
     kl_low_rank_low_rank,
     kl_multivariate_normal_multivariate_normal,
@@ -163,12 +164,12 @@ def test_low_rank_in_many_dimensions_is_exact_without_its_covariance(
     mean = torch.zeros(9, dtype=DOUBLE)
     p = FactorModel(mean + step * numbers(5, 9), factors_p, variances_p)
     q = FactorModel(mean, factors_q, variances_q)
-    value = divergence(p, q)
+    value = factor_model_divergence(p, q)
     cov_p, cov_q = low_rank_covariance(factors_p, variances_p), low_rank_covariance(factors_q, variances_q)
     assert relative(value, true_normal(p.mean, cov_p, mean, cov_q)) < 1e-10
     (gradient,) = torch.autograd.grad(value, factors_p)
     assert distance(gradient, 2 * true_gradient(cov_p, cov_q) * matrix(factors_p)) < 1e-7
-    assert divergence(q, q) == 0
+    assert factor_model_divergence(q, q) == 0
 
 
 def test_low_rank_in_many_dimensions_is_that_of_the_covariances() -> None:

@@ -276,9 +276,9 @@ def test_mixtures_of_vectors_have_no_rule_but_an_estimate() -> None:
     with pytest.raises(NoRuleError, match="monte_carlo"):
         kl_divergence(p, q)
     generator = torch.Generator().manual_seed(0)
-    estimate = kl_estimate(p, q, method="monte_carlo", samples=4000, generator=generator)
+    estimate = kl_estimate(p, q, method="monte_carlo", draws=4000, generator=generator)
     lower, upper = kl_bounds(p, q)
-    assert lower - 4 * estimate.error <= estimate.value <= upper + 4 * estimate.error
+    assert lower - 4 * estimate.standard_error <= estimate.value <= upper + 4 * estimate.standard_error
     assert lower > 0
 
 

@@ -25,8 +25,8 @@ from torch.distributions import (
 )
 
 from kullback import Alpha, ChiSquared, Renyi, SquaredHellinger, divergence, kl_divergence
-from kullback.pairs.kinds import estimate_kind
 from kullback.pairs.options import Options
+from kullback.pairs.solve import estimate
 
 ORDERS = (0.01, 0.3, 0.5, 0.99, 1.01, 1.5, 2.0, 7.0)
 Integral = Callable[
@@ -188,10 +188,10 @@ def test_renyi_and_its_gradient_are_those_of_the_normalizer(name: str, relative:
 def test_a_closed_form_is_what_the_sum_over_nodes_gives(
     p: Distribution, q: Distribution, kind: Renyi
 ) -> None:
-    closed = estimate_kind("divergence", p, q, kind, Options())
+    closed = estimate("divergence", p, q, Options(), kind)
     assert closed.method == "closed_form"
     method = "summation" if isinstance(p, Poisson) else "quadrature"
-    nodes = estimate_kind("divergence", p, q, kind, Options(method=method))
+    nodes = estimate("divergence", p, q, Options(method=method), kind)
     torch.testing.assert_close(closed.value, nodes.value, rtol=1e-6, atol=1e-7)
 
 
@@ -213,7 +213,7 @@ def test_where_the_integral_diverges_the_power_divergences_are_infinite(
 ) -> None:
     assert divergence(p, q, Renyi(order)) == math.inf
     assert divergence(p, q, Alpha(order)) == math.inf
-    found = estimate_kind("divergence", p, q, Alpha(order), Options())
+    found = estimate("divergence", p, q, Options(), Alpha(order))
     assert found.error == 0
 
 

@@ -27,12 +27,12 @@ from kullback import TotalVariation, divergence, kl_divergence, kl_estimate
 from kullback.errors import ConvergenceError, NoRuleError
 
 
-def wide(*numbers: float) -> list[torch.Tensor]:
+def doubles(*numbers: float) -> list[torch.Tensor]:
     return [torch.tensor(x, dtype=torch.float64) for x in numbers]
 
 
 class Own(Distribution):
-    """A class that kullback knows nothing about, with the law of another."""
+    """A class that kullback knows nothing about, with the density of another."""
 
     has_rsample = False
 
@@ -52,19 +52,19 @@ class Own(Distribution):
 
 
 KNOWN = [
-    Normal(*wide(0, 1)),
-    Normal(*wide(100, 1e-3)),
-    Cauchy(*wide(1, 2)),
-    StudentT(*wide(2, 0, 1)),
-    Laplace(*wide(0, 1)),
-    Gumbel(*wide(0, 0.7)),
-    Gamma(*wide(0.5, 1)),
-    InverseGamma(*wide(2, 1)),
-    LogNormal(*wide(0, 1)),
-    Beta(*wide(0.5, 0.5)),
-    HalfCauchy(*wide(1)),
-    Pareto(*wide(1, 0.5)),
-    Uniform(*wide(0, 1)),
+    Normal(*doubles(0, 1)),
+    Normal(*doubles(100, 1e-3)),
+    Cauchy(*doubles(1, 2)),
+    StudentT(*doubles(2, 0, 1)),
+    Laplace(*doubles(0, 1)),
+    Gumbel(*doubles(0, 0.7)),
+    Gamma(*doubles(0.5, 1)),
+    InverseGamma(*doubles(2, 1)),
+    LogNormal(*doubles(0, 1)),
+    Beta(*doubles(0.5, 0.5)),
+    HalfCauchy(*doubles(1)),
+    Pareto(*doubles(1, 0.5)),
+    Uniform(*doubles(0, 1)),
 ]
 
 
@@ -81,8 +81,8 @@ def test_they_have_the_divergence_of_the_same_law_finite_or_not(p: Distribution)
 
 def test_they_are_integrated_in_batches_and_with_gradients() -> None:
     loc = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
-    found = kl_estimate(Own(Normal(loc, 1.0)), Laplace(*wide(0, 1)))
-    known = kl_divergence(Normal(loc, 1.0), Laplace(*wide(0, 1)))
+    found = kl_estimate(Own(Normal(loc, 1.0)), Laplace(*doubles(0, 1)))
+    known = kl_divergence(Normal(loc, 1.0), Laplace(*doubles(0, 1)))
     assert found.method == "quadrature"
     assert torch.allclose(found.value, known, rtol=1e-9)
     ours, theirs = (torch.autograd.grad(value.sum(), loc)[0] for value in (found.value, known))
@@ -90,7 +90,7 @@ def test_they_are_integrated_in_batches_and_with_gradients() -> None:
 
 
 def test_other_kinds_serve_them_too() -> None:
-    found = divergence(Own(Normal(*wide(0, 1))), Own(Normal(*wide(1, 1))), TotalVariation())
+    found = divergence(Own(Normal(*doubles(0, 1))), Own(Normal(*doubles(1, 1))), TotalVariation())
     assert float(found) == pytest.approx(math.erf(1 / math.sqrt(8)), rel=1e-9)
 
 
@@ -103,7 +103,7 @@ class Half(Own):
 
 def test_a_density_that_is_none_is_found_out_by_its_mass() -> None:
     with pytest.raises(ConvergenceError):
-        kl_divergence(Half(Normal(*wide(0, 1))), Normal(*wide(0, 2)))
+        kl_divergence(Half(Normal(*doubles(0, 1))), Normal(*doubles(0, 2)))
 
 
 def test_what_cannot_be_asked_is_an_error() -> None:
@@ -112,4 +112,4 @@ def test_what_cannot_be_asked_is_an_error() -> None:
         support = torch.distributions.constraints.real
 
     with pytest.raises(NoRuleError, match="Silent"):
-        kl_divergence(Silent(validate_args=False), Normal(*wide(0, 1)))
+        kl_divergence(Silent(validate_args=False), Normal(*doubles(0, 1)))

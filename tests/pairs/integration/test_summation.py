@@ -24,25 +24,26 @@ from torch.distributions import (
 )
 
 from kullback import kl_divergence, kl_estimate
-from kullback.pairs.densities.base import Law, Points, law_of
-from kullback.pairs.densities.integer import IntegerLaw, PoissonLaw
+from kullback.pairs.densities.base import Density, Points, density_of
+from kullback.pairs.densities.integer import IntegerDensity, PoissonDensity
 from kullback.pairs.integration.kl_integrand import kl_terms
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.integration.summation import sum_terms
+from kullback.pairs.options import Target
 
 Named = tuple[str, tuple[float, ...]]
 
 
-def summed(p: Law, q: Law, max_evaluations: int = 10_000) -> Integral:
-    """Sum the terms of two laws, each a single one or a batch of the same shape."""
-    p, q = (law.mapped(lambda x: x.unsqueeze(-1)) for law in (p, q))
-    shape = torch.broadcast_shapes(p.spread()[0].shape, q.spread()[0].shape)[:-1]
-    return sum_terms(p, q, kl_terms, shape, rtol=1e-12, atol=0.0, max_evaluations=max_evaluations)
+def summed(p: Density, q: Density, max_evaluations: int = 10_000) -> Integral:
+    """Sum the terms of two densities, each a single one or a batch of the same shape."""
+    p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
+    shape = torch.broadcast_shapes(p.center_and_width()[0].shape, q.center_and_width()[0].shape)[:-1]
+    return sum_terms(p, q, kl_terms, shape, Target(1e-12, 0.0, max_evaluations))
 
 
-def law(d: Distribution) -> Law:
-    """Return the law of a distribution that has one."""
-    found = law_of(d)
+def density_or_fail(d: Distribution) -> Density:
+    """Return the density of a distribution that has one."""
+    found = density_of(d)
     assert found is not None
     return found
 
@@ -168,7 +169,7 @@ def test_sums_agree_with_closed_forms_at_any_scale_and_bound_their_error(name: s
     v = torch.tensor(values, dtype=torch.float64)
     sides = [x.clone().requires_grad_() for x in torch.meshgrid(v, v, indexing="ij")]
     p, q = (make(x) for x in sides)
-    found, exact = summed(law(p), law(q)), kl_divergence(p, q)
+    found, exact = summed(density_or_fail(p), density_or_fail(q)), kl_divergence(p, q)
     finite = exact.isfinite()
     assert (found.value.isfinite() == finite).all()
     assert torch.allclose(found.value[finite], exact[finite], rtol=1e-9, atol=1e-18)
@@ -198,7 +199,7 @@ LARGE_MEANS: list[tuple[Named, list[float]]] = [
 def test_log_probabilities_keep_their_digits_at_large_means(named: Named, at: list[float]) -> None:
     name, given = named
     d = MAKE[name](*(torch.tensor(v, dtype=torch.float64) for v in given))
-    found = law(d).log_density(Points(torch.tensor(at, dtype=torch.float64)))
+    found = density_or_fail(d).log_density(Points(torch.tensor(at, dtype=torch.float64)))
     with mpmath.workdps(50):
         for x, value in zip(at, found.tolist(), strict=True):
             true = float(LOG_MASS[name](mpf(x), *(mpf(v) for v in given)))
@@ -207,7 +208,7 @@ def test_log_probabilities_keep_their_digits_at_large_means(named: Named, at: li
 
 def test_chances_too_small_for_a_float_keep_their_logarithm() -> None:
     d = Binomial(10, logits=torch.tensor(-800.0, dtype=torch.float64))
-    found = law(d).log_density(Points(torch.arange(3.0, dtype=torch.float64)))
+    found = density_or_fail(d).log_density(Points(torch.arange(3.0, dtype=torch.float64)))
     with mpmath.workdps(50):
         true = [float(mpmath.log(mpmath.binomial(10, x)) - 800 * x) for x in range(3)]
     assert found.tolist() == pytest.approx(true, rel=1e-14, abs=1e-300)
@@ -222,16 +223,16 @@ def test_classes_are_all_counted(p: list[float], q: list[float]) -> None:
     if sum(p[:size]) == 0 or sum(q[:size]) == 0:
         return
     a, b = (Categorical(torch.tensor(x[:size], dtype=torch.float64)) for x in (p, q))
-    found, exact = summed(law(a), law(b)), kl_divergence(a, b)
+    found, exact = summed(density_or_fail(a), density_or_fail(b)), kl_divergence(a, b)
     assert found.value.item() == pytest.approx(exact.item(), rel=1e-10, abs=1e-14)
 
 
 def test_many_classes_in_a_batch() -> None:
     logits = 3 * torch.randn(2, 2, 3000, dtype=torch.float64)
     a, b = Categorical(logits=logits[0].requires_grad_()), Categorical(logits=logits[1])
-    found = summed(law(a), law(b))
+    found = summed(density_or_fail(a), density_or_fail(b))
     assert torch.allclose(found.value, kl_divergence(a, b), rtol=1e-12)
-    assert (found.missed < 1e-12).all()
+    assert (found.unintegrated < 1e-12).all()
 
 
 def test_classes_and_counts() -> None:
@@ -278,9 +279,9 @@ CERTAIN: list[tuple[Distribution, Distribution, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("p", "q", "chance"), CERTAIN, ids=str)
-def test_a_certain_outcome_costs_its_surprise(p: Distribution, q: Distribution, chance: float) -> None:
-    assert kl_divergence(p, q).item() == pytest.approx(-torch.tensor(chance).log().item(), rel=1e-6)
+@pytest.mark.parametrize(("p", "q", "probability"), CERTAIN, ids=str)
+def test_a_certain_outcome_costs_its_surprise(p: Distribution, q: Distribution, probability: float) -> None:
+    assert kl_divergence(p, q).item() == pytest.approx(-torch.tensor(probability).log().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -309,38 +310,38 @@ def test_counts_that_differ_in_some_elements_only() -> None:
 
 
 @dataclass(frozen=True)
-class Peaks(IntegerLaw):
+class Peaks(IntegerDensity):
     """Half the mass around each of two rates."""
 
-    first: PoissonLaw
-    second: PoissonLaw
+    first: PoissonDensity
+    second: PoissonDensity
 
     def log_density(self, at: Points) -> Tensor:
         return torch.logaddexp(self.first.log_density(at), self.second.log_density(at)) - math.log(2)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
-        gap = self.second.rate - self.first.rate
-        return self.first.rate + gap / 2, gap / 2
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        distance = self.second.rate - self.first.rate
+        return self.first.rate + distance / 2, distance / 2
 
-    def landmarks(self) -> list[Tensor]:
-        return [*self.first.landmarks(), *self.second.landmarks()]
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return [*self.first.breakpoints(steps), *self.second.breakpoints(steps)]
 
 
-def test_landmarks_show_peaks_much_narrower_than_the_window() -> None:
+def test_breakpoints_show_peaks_much_narrower_than_the_window() -> None:
     first, second, rate = (torch.tensor(x, dtype=torch.float64) for x in (1e5, 1e9, 4e8))
-    peaks = Peaks(PoissonLaw(first), PoissonLaw(second))
-    found = summed(peaks, PoissonLaw(rate))
+    peaks = Peaks(PoissonDensity(first), PoissonDensity(second))
+    found = summed(peaks, PoissonDensity(rate))
     # The peaks do not meet, so each costs its own divergence, less the bit that says which one it is.
     apart = [kl_divergence(Poisson(x), Poisson(rate)) for x in (first, second)]
     true = (apart[0] + apart[1]) / 2 - math.log(2)
     assert found.value.item() == pytest.approx(true.item(), rel=1e-13)
-    assert found.missed < 1e-12
+    assert found.unintegrated < 1e-12
 
 
 def test_the_error_is_honest_when_there_is_no_room_for_more_nodes() -> None:
     first, second, rate = (torch.tensor(x, dtype=torch.float64) for x in (1e5, 3e5, 2e5))
-    peaks = Peaks(PoissonLaw(first), PoissonLaw(second))
-    good, poor = (summed(PoissonLaw(rate), peaks, n) for n in (100_000, 1))
+    peaks = Peaks(PoissonDensity(first), PoissonDensity(second))
+    good, poor = (summed(PoissonDensity(rate), peaks, n) for n in (100_000, 1))
     assert good.error < 1e-12 * good.value
     assert (poor.value - good.value).abs() <= poor.error + good.error
 

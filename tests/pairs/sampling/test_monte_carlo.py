@@ -41,7 +41,7 @@ def double(*values: object) -> Tensor:
 
 def draw(p: Distribution, q: Distribution, samples: int = 4000, seed: int = 0) -> Estimate:
     generator = torch.Generator().manual_seed(seed)
-    return kl_estimate(p, q, method="monte_carlo", samples=samples, generator=generator)
+    return kl_estimate(p, q, method="monte_carlo", draws=samples, generator=generator)
 
 
 def two_parts(centers: Tensor, weights: Tensor | None = None) -> MixtureSameFamily:
@@ -88,10 +88,10 @@ def test_estimates_are_within_their_errors(name: str) -> None:
     p, q = PAIRS[name]
     found = draw(p, q)
     assert found.method == "monte_carlo"
-    assert found.error is not None
-    gap = (found.value - _truth(p, q)).abs()
-    assert (gap <= 4 * found.error).all(), (gap / found.error, found)
-    assert (found.error < 0.1 * (0.2 + found.value)).all()
+    assert found.standard_error is not None
+    error = (found.value - _truth(p, q)).abs()
+    assert (error <= 4 * found.standard_error).all(), (error / found.standard_error, found)
+    assert (found.standard_error < 0.1 * (0.2 + found.value)).all()
 
 
 def _truth(p: Distribution, q: Distribution) -> Tensor:
@@ -106,7 +106,7 @@ def _truth(p: Distribution, q: Distribution) -> Tensor:
 def test_standard_errors_are_those_of_repeated_estimates(name: str) -> None:
     p, q = PAIRS[name]
     found = [draw(p, q, 400, seed) for seed in range(60)]
-    values, errors = (torch.stack([getattr(x, part) for x in found]) for part in ("value", "error"))
+    values, errors = (torch.stack([getattr(x, part) for x in found]) for part in ("value", "standard_error"))
     spread = values.std(0) / errors.mean(0)
     assert (spread > 0.7).all(), spread
     assert (spread < 1.4).all(), spread
@@ -121,9 +121,9 @@ def test_the_same_seed_gives_the_same_number_and_leaves_the_global_one_alone() -
     assert not torch.equal(first.value, other.value)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(0)
-    free = kl_divergence(p, q, method="monte_carlo", samples=100)
+    free = kl_divergence(p, q, method="monte_carlo", draws=100)
     torch.manual_seed(0)
-    assert torch.equal(free, kl_divergence(p, q, method="monte_carlo", samples=100))
+    assert torch.equal(free, kl_divergence(p, q, method="monte_carlo", draws=100))
 
 
 def test_the_control_variate_wins_where_p_and_q_are_close_and_costs_nothing_where_they_are_far() -> None:
@@ -133,7 +133,7 @@ def test_the_control_variate_wins_where_p_and_q_are_close_and_costs_nothing_wher
         torch.manual_seed(0)
         x = close.sample((1000,))
         plain = (close.log_prob(x) - q.log_prob(x)).std() / 1000**0.5
-        assert plain / draw(close, q, 1000).error > gain
+        assert plain / draw(close, q, 1000).standard_error > gain
 
 
 FROM_NORMALS: dict[str, tuple[Distribution, Distribution]] = {
@@ -166,7 +166,9 @@ def test_draws_made_from_normal_numbers_are_quasi_random(name: str) -> None:
     x = p.sample((4096,))
     plain = (p.log_prob(x) - q.log_prob(x)).std() / 4096**0.5
     found = [draw(p, q, 4096, seed) for seed in range(20)]
-    values, errors = (torch.stack([getattr(one, part) for one in found]) for part in ("value", "error"))
+    values, errors = (
+        torch.stack([getattr(one, part) for one in found]) for part in ("value", "standard_error")
+    )
     assert errors.mean() < plain / 3
     assert 0.6 < values.std() / errors.mean() < 1.5
     assert (values.mean() - kl_divergence(p, q)).abs() < 4 * values.std() / 20**0.5
@@ -177,7 +179,7 @@ def test_equal_distributions_are_at_0_with_an_error_of_0() -> None:
     for p in (Normal(double(1.0), 2.0), Poisson(double(3.0)), two_parts(double(0.0, 1.0))):
         found = draw(p, p, 100)
         assert found.value == 0
-        assert found.error == 0
+        assert found.standard_error == 0
 
 
 # One parameter of P and one of Q, for each way of drawing.
@@ -255,7 +257,7 @@ def test_batches_broadcast_and_dtypes_stay() -> None:
     p = Independent(Normal(torch.zeros(5, 1, 2), 1.0), 1)
     q = Independent(Normal(torch.ones(3, 2), 1.0), 1)
     found = draw(p, q, 500)
-    assert found.value.shape == found.error.shape == (5, 3)
+    assert found.value.shape == found.standard_error.shape == (5, 3)
     assert found.value.dtype == torch.float32
     mixed = MixtureSameFamily(Categorical(torch.ones(4, 1, 2)), Normal(torch.zeros(4, 1, 2), 1.0))
     assert draw(mixed, Normal(torch.zeros(3), 1.0), 50).value.shape == (4, 3)
@@ -273,7 +275,7 @@ def test_distributions_without_a_formula_are_estimated() -> None:
 
 def test_too_few_draws_and_missing_densities_are_errors() -> None:
     p = Normal(double(0.0), 1.0)
-    with pytest.raises(ArgumentValueError, match="samples"):
+    with pytest.raises(ArgumentValueError, match="draws"):
         draw(p, p, 3)
 
     class Silent(Distribution):

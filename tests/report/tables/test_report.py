@@ -16,7 +16,7 @@ from rich.console import Console
 
 from kullback.report import write
 from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
-from kullback.report.tables.wording import Verdict, chance, contributors, interval
+from kullback.report.tables.wording import Verdict, contributors, interval, p_value_text
 from kullback.tables.compare import compare_tables
 from kullback.tables.result import TableComparison
 from tests.report.pages import DESK, PHONE, WIDTHS, boxes, overlap, too_faint
@@ -62,23 +62,23 @@ def nothing() -> TableComparison:
 
 # JSON
 
-QUANTITY = {"value", "error", "interval"}
-DIVERGENCES = {"kl_pq", "kl_qp", "js", "psi", "tv", "p_value", "p_adjusted", "cells", "notes"}
+QUANTITY = {"value", "standard_error", "interval"}
+DIVERGENCES = {"kl_pq", "kl_qp", "js", "psi", "tv", "p_value", "p_adjusted", "bins", "notes"}
 SCHEMA = {
     "": {
         *("schema", "unit", "p_name", "q_name", "p_rows", "q_rows", "columns", "joint", "findings"),
-        *("confidence", "bins", "weights", "cluster"),
+        *("confidence", "max_bins", "weights", "cluster"),
     },
-    "columns": {"name", "kind", "missing_p", "missing_q", "new", "vanished", *DIVERGENCES},
+    "columns": {"name", "column_type", "missing_p", "missing_q", "new", "vanished", *DIVERGENCES},
     "joint": {"columns", *DIVERGENCES},
-    "findings": {"column", "kind", "message"},
-    "cells": {"label", "low", "high", "p", "q", "contribution"},
+    "findings": {"code", "message", "level", "advice", "column"},
+    "bins": {"label", "low", "high", "p", "q", "contribution"},
 }
 
 
 def test_the_schema_of_the_json_stays_as_it_is(comparison):
     found = json.loads(tables_json.dumps(comparison))
-    assert found["schema"] == "kullback.tables/1"
+    assert found["schema"] == "kullback.tables/2"
     assert found["unit"] == "nats"
     assert found.keys() == SCHEMA[""]
     for part in ("columns", "joint", "findings"):
@@ -86,7 +86,7 @@ def test_the_schema_of_the_json_stays_as_it_is(comparison):
         assert all(each.keys() == SCHEMA[part] for each in found[part])
     for each in (*found["columns"], *found["joint"]):
         assert all(each[name].keys() == QUANTITY for name in ("kl_pq", "kl_qp", "js", "psi", "tv"))
-        assert all(cell.keys() == SCHEMA["cells"] for cell in each["cells"])
+        assert all(part.keys() == SCHEMA["bins"] for part in each["bins"])
 
 
 def test_the_json_is_strict_and_reads_back_as_the_same_numbers(comparison):
@@ -104,7 +104,7 @@ def test_the_json_is_strict_and_reads_back_as_the_same_numbers(comparison):
             None if ends is None else [ends[0], "Infinity" if math.isinf(ends[1]) else ends[1]]
         )
     number = next(each for each in found["columns"] if each["name"] == "number")
-    assert (number["cells"][0]["low"], number["cells"][-1]["high"]) == ("-Infinity", "Infinity")
+    assert (number["bins"][0]["low"], number["bins"][-1]["high"]) == ("-Infinity", "Infinity")
 
 
 def test_a_comparison_of_nothing_has_all_reports(nothing):
@@ -123,7 +123,7 @@ def printed(comparison: TableComparison, width: int = 80, encoding: str = "utf-8
     return stream.buffer.getvalue().decode(encoding)
 
 
-def test_the_terminal_shows_columns_cells_limits_and_findings(comparison):
+def test_the_terminal_shows_columns_bins_limits_and_findings(comparison):
     text = printed(comparison, verdicts=VERDICTS)
     assert max(map(len, text.splitlines())) <= 80
     for words in (
@@ -133,7 +133,7 @@ def test_the_terminal_shows_columns_cells_limits_and_findings(comparison):
         "Columns together",
         "fruit: new",
         "FAILED: psi at most 0.2",
-        "kept: tv",
+        "passed: tv",
     ):
         assert words in text
     assert "'fresh' is in Q only" in " ".join(text.split())
@@ -154,7 +154,7 @@ def test_control_characters_are_spelt_out():
 
 
 def test_words_for_numbers(comparison):
-    assert [chance(p) for p in (0.0005, 0.0123, 0.5)] == ["<.001", "0.012", "0.50"]
+    assert [p_value_text(p) for p in (0.0005, 0.0123, 0.5)] == ["<.001", "0.012", "0.50"]
     constant = next(each for each in comparison.columns if each.name == "constant")
     assert interval(constant.psi) == "n/a"
     assert contributors(constant, 3) == []
@@ -194,7 +194,7 @@ def test_the_page_says_what_was_found(comparison):
     for words in (
         "Limit broken",
         "psi of 'number' is 0.3",
-        "Limit kept",
+        "Limit passed",
         "'fresh' is in Q only",
         "number × fruit",
     ):
@@ -276,12 +276,12 @@ def test_bars_are_as_long_as_shares(open_page):
     page = open_page(DESK)
     figure = page.locator("figure", has=page.get_by_role("heading", name="flag", exact=True))
     lengths = [box["width"] for box in boxes(figure, ".bar")]
-    shares = [
+    proportions = [
         float(text.rstrip("%")) for text in figure.locator("td:not(.bars)").all_inner_texts() if "%" in text
     ]
-    assert len(lengths) == len(shares) == 4
+    assert len(lengths) == len(proportions) == 4
     assert [length / max(lengths) for length in lengths] == pytest.approx(
-        [share / max(shares) for share in shares], abs=0.02
+        [proportion / max(proportions) for proportion in proportions], abs=0.02
     )
 
 

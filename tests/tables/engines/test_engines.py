@@ -1,4 +1,4 @@
-"""Every engine counts the same, exactly: eight kinds of table, files, and clusters of Dask and Spark."""
+"""Every engine counts the same, exactly: eight sorts of table, files, and clusters of Dask and Spark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from kullback.tables import choose_bins, cross_counts, profile_table
+from kullback.tables import choose_bins, contingency_tables, profile_table
 from tests.tables.frames import HERE, as_dask, as_spark, mixed_table
 
 pytestmark = [
@@ -46,7 +46,7 @@ def spark():
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.timestampType": "TIMESTAMP_NTZ",  # what a moment without time zone becomes
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",  # what a timestamp without time zone becomes
         "spark.sql.session.timeZone": "America/New_York",
     }
     builder = SparkSession.builder.master("local[2]")
@@ -86,10 +86,10 @@ def assert_all_counts_equal(frame, table, profile, bins):
     assert differing(profile_table(frame), profile) == {}
     weighted = profile_table(frame, weights="a weight", like=profile)
     assert differing(weighted, profile_table(table, weights="a weight", like=profile)) == {}
-    assert cross_counts(frame, bins, KEYS, weights="a weight") == cross_counts(
+    assert contingency_tables(frame, bins, KEYS, weights="a weight") == contingency_tables(
         table, bins, KEYS, weights="a weight"
     )
-    assert cross_counts(frame, {k: bins[k] for k in ("normal", "special")}, RAW) == cross_counts(
+    assert contingency_tables(frame, {k: bins[k] for k in ("normal", "special")}, RAW) == contingency_tables(
         table, {k: bins[k] for k in ("normal", "special")}, RAW
     )
 

@@ -1,4 +1,4 @@
-"""From counts to divergences: the truth of known shares, intervals that cover, p-values that are uniform."""
+"""From counts to divergences: the truth of known proportions, intervals that cover, p-values that are uniform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kullback.tables.inference.divergences import (
     compare_counts,
     expected_rows,
 )
-from kullback.tables.inference.sampling_error import Clustered, Independent
+from kullback.tables.inference.sampling_error import ClusteredRows, IndependentRows
 from kullback.tables.inference.significance import adjusted, g_statistic, g_test
 
 QUANTITIES = ("kl_pq", "kl_qp", "js", "psi", "tv")
@@ -25,7 +25,7 @@ FAR = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.1, 0.2, 0.3, 0.4])
 
 
 def truth(p, q) -> dict[str, float]:
-    """The divergences of two vectors of shares, by their definitions."""
+    """The divergences of two vectors of proportions, by their definitions."""
     middle = (p + q) / 2
     kl_pq, kl_qp = rel_entr(p, q).sum(), rel_entr(q, p).sum()
     js = (rel_entr(p, middle).sum() + rel_entr(q, middle).sum()) / 2
@@ -85,7 +85,7 @@ def test_contributions_add_up_to_the_estimate():
     assert found.contributions == pytest.approx(p * np.log(p / q) - p + q, abs=0.03)
 
 
-def test_a_cell_that_is_empty_on_both_sides_changes_nothing():
+def test_a_bin_that_is_empty_on_both_sides_changes_nothing():
     plain, padded = compared([40, 60], [50, 50]), compared([40, 0, 60], [50, 0, 50])
     assert [getattr(plain, name) for name in QUANTITIES] == [getattr(padded, name) for name in QUANTITIES]
     assert padded.contributions[1] == 0
@@ -150,16 +150,16 @@ def test_intervals_cover_where_rows_come_in_clusters(q):
     assert min(covered.values()) >= 0.89 * repetitions
 
 
-@pytest.mark.parametrize("freedom", [1.0, 19.0, 400.0])
+@pytest.mark.parametrize("dof", [1.0, 19.0, 400.0])
 @pytest.mark.parametrize("noncentrality", [0.0, 3.0, 60.0])
-def test_the_unified_interval_covers_exactly(freedom, noncentrality):
-    draws = stats.ncx2.rvs(freedom, noncentrality, size=1500, random_state=5) if noncentrality else None
-    draws = stats.chi2.rvs(freedom, size=1500, random_state=5) if draws is None else draws
-    intervals = [_unified_interval(float(x), freedom, 0.05) for x in draws]
+def test_the_unified_interval_covers_exactly(dof, noncentrality):
+    draws = stats.ncx2.rvs(dof, noncentrality, size=1500, random_state=5) if noncentrality else None
+    draws = stats.chi2.rvs(dof, size=1500, random_state=5) if draws is None else draws
+    intervals = [_unified_interval(float(x), dof, 0.05) for x in draws]
     assert all(low <= high and high > 0 for low, high in intervals)
-    share = np.mean([low <= noncentrality <= high for low, high in intervals])
-    assert share >= 0.935
-    assert share <= 0.965 or noncentrality == 3  # near 0 an upper end is widened: never [0, 0]
+    proportion = np.mean([low <= noncentrality <= high for low, high in intervals])
+    assert proportion >= 0.935
+    assert proportion <= 0.965 or noncentrality == 3  # near 0 an upper end is widened: never [0, 0]
 
 
 def test_the_interval_leaves_zero_exactly_where_the_test_rejects():
@@ -169,15 +169,15 @@ def test_the_interval_leaves_zero_exactly_where_the_test_rejects():
 
 
 @pytest.mark.parametrize(
-    ("x", "freedom", "noncentrality"), [(12e3, 19, 11.8e3), (5.1e4, 5e4, 300), (2e5, 40, 2e5)]
+    ("x", "dof", "noncentrality"), [(12e3, 19, 11.8e3), (5.1e4, 5e4, 300), (2e5, 40, 2e5)]
 )
-def test_the_cube_root_approximation_is_close(x, freedom, noncentrality):
-    assert _chi_square_cdf(x, freedom, noncentrality) == pytest.approx(
-        stats.ncx2.cdf(x, freedom, noncentrality), abs=2e-4
+def test_the_cube_root_approximation_is_close(x, dof, noncentrality):
+    assert _chi_square_cdf(x, dof, noncentrality) == pytest.approx(
+        stats.ncx2.cdf(x, dof, noncentrality), abs=2e-4
     )
 
 
-def test_a_cell_that_one_side_misses_leaves_the_interval_open():
+def test_a_bin_that_one_side_misses_leaves_the_interval_open():
     found = compared([50, 50, 0], [60, 30, 10])
     assert found.kl_qp.interval[1] == np.inf
     assert found.psi.interval[1] == np.inf
@@ -216,7 +216,7 @@ def test_a_higher_confidence_is_a_wider_interval():
 def test_few_rows_have_no_interval(a, b):
     found = compared(a, b)
     assert all(getattr(found, name).interval is None for name in QUANTITIES)
-    assert all(getattr(found, name).error is None for name in QUANTITIES)
+    assert all(getattr(found, name).standard_error is None for name in QUANTITIES)
     assert all(np.isfinite(getattr(found, name).value) for name in QUANTITIES)
 
 
@@ -227,32 +227,34 @@ def test_few_clusters_have_no_interval():
     assert compared(a.sum(0), a.sum(0), clusters=apart).psi.interval is None
 
 
-def test_one_cell_tells_nothing():
+def test_one_bin_tells_nothing():
     found = compared([100], [50])
     assert (found.psi.value, found.psi.interval, found.p_value) == (0, None, 1)
 
 
-# Errors of the shares
+# Errors of the proportions
 
 
 def test_clusters_of_one_row_are_independent_rows():
     random = generator(2)
     rows = [np.eye(4)[random.choice(4, size=400, p=[0.4, 0.3, 0.2, 0.1])] for _ in range(2)]
     a, b = np.vstack([rows[0], np.zeros((400, 4))]), np.vstack([np.zeros((400, 4)), rows[1]])
-    one, other = Clustered(a, b), Independent(a.sum(0), b.sum(0), 400, 400)
+    one, other = ClusteredRows(a, b), IndependentRows(a.sum(0), b.sum(0), 400, 400)
     gradients = np.array([1.0, -2, 3, 0]), np.array([0.5, 1, -1, 2])
     assert one.variance(*gradients) == pytest.approx(other.variance(*gradients), rel=0.003)
-    assert one.spread_of_difference() == pytest.approx(other.spread_of_difference(), rel=0.003)
+    assert one.standard_errors_of_difference() == pytest.approx(
+        other.standard_errors_of_difference(), rel=0.003
+    )
     assert one.effective == pytest.approx((400, 400), rel=0.02)
     assert one.scale == pytest.approx(other.scale, rel=0.02)
-    assert one.freedom == pytest.approx(3, rel=0.02)
+    assert one.dof == pytest.approx(3, rel=0.02)
 
 
 def test_rows_that_are_there_four_times_count_once():
     random = generator(2)
     a, b = (4 * np.eye(4)[random.choice(4, size=400)] for _ in range(2))
     apart = np.vstack([a, np.zeros((400, 4))]), np.vstack([np.zeros((400, 4)), b])
-    assert Clustered(*apart).effective == pytest.approx((400, 400), rel=0.02)
+    assert ClusteredRows(*apart).effective == pytest.approx((400, 400), rel=0.02)
     once, four = compared(a.sum(0) / 4, b.sum(0) / 4), compared(a.sum(0), b.sum(0), clusters=apart)
     assert four.psi.value == pytest.approx(once.psi.value, abs=1e-3)
     assert four.psi.interval == pytest.approx(once.psi.interval, abs=1e-3)
@@ -264,19 +266,19 @@ def test_clusters_on_both_sides_share_their_errors():
     random = generator(4)
     habits = random.dirichlet(2 * TEN, size=100)
     a, b = (np.array([random.multinomial(20, habit) for habit in habits], float) for _ in range(2))
-    paired = Clustered(a, b)
-    apart = Clustered(np.vstack([a, 0 * b]), np.vstack([0 * a, b]))
+    paired = ClusteredRows(a, b)
+    apart = ClusteredRows(np.vstack([a, 0 * b]), np.vstack([0 * a, b]))
     assert paired.scale < 0.5 * apart.scale
 
 
-@pytest.mark.parametrize("noise", ["independent", "clustered"])
-def test_drawn_errors_have_the_spread_that_is_said(noise):
+@pytest.mark.parametrize("rows", ["independent", "clustered"])
+def test_drawn_errors_have_the_spread_that_is_said(rows):
     random = generator(5)
     a, b = (random.multinomial(10, TEN, size=80).astype(float) for _ in range(2))
-    errors = Clustered(a, b) if noise == "clustered" else Independent(a.sum(0), b.sum(0), 800, 800)
+    errors = ClusteredRows(a, b) if rows == "clustered" else IndependentRows(a.sum(0), b.sum(0), 800, 800)
     drawn = np.vstack([block for _, block in errors.draws(random, 4000)])
     assert drawn.shape == (4000, 10)
-    assert drawn.std(0) == pytest.approx(errors.spread_of_difference(), rel=0.05)
+    assert drawn.std(0) == pytest.approx(errors.standard_errors_of_difference(), rel=0.05)
     assert drawn.sum(1) == pytest.approx(np.zeros(4000), abs=1e-12)
 
 
@@ -288,7 +290,7 @@ def test_the_statistic_is_that_of_the_textbook():
     expected = stats.chi2_contingency([a, b], correction=False, lambda_="log-likelihood")
     assert float(g_statistic(a, b)) == pytest.approx(expected.statistic, rel=1e-12)
     # Williams' factor is close to 1 here.
-    assert g_test(a, b, Independent(a, b, 100, 200), None, generator()) == pytest.approx(
+    assert g_test(a, b, IndependentRows(a, b, 100, 200), None, generator()) == pytest.approx(
         expected.pvalue, rel=0.02
     )
 
@@ -302,7 +304,7 @@ def test_a_sparse_table_is_tested_as_by_enumeration():
         for k, one, other in tables
         if float(g_statistic(one.astype(float), other.astype(float))) >= observed - 1e-9
     )
-    found = g_test(a, b, Independent(a, b, 12, 12), None, generator())
+    found = g_test(a, b, IndependentRows(a, b, 12, 12), None, generator())
     assert found == pytest.approx(exact, abs=0.02)
 
 
@@ -328,8 +330,8 @@ def test_p_values_are_uniform_with_clusters(clusters, both):
             b = np.array([random.multinomial(10, habit) for habit in habits[:clusters]], float)
         else:
             a, b = np.vstack([a, 0 * b]), np.vstack([0 * a, b])
-        noise = Clustered(a, b)
-        return g_test(a.sum(0), b.sum(0), noise, (a, b), random)
+        errors = ClusteredRows(a, b)
+        return g_test(a.sum(0), b.sum(0), errors, (a, b), random)
 
     found = [p_value() for _ in range(80)]
     assert stats.kstest(found, "uniform").pvalue > 0.01
@@ -349,5 +351,5 @@ def test_adjusted_p_values_are_benjamini_and_hochbergs():
 
 def test_expected_rows_are_those_of_the_smaller_side():
     assert expected_rows(np.array([90.0, 10]), np.array([900.0, 100]), (100, 1000)) == pytest.approx([90, 10])
-    # Weights count by share: 1 % of 50 rows of equal weight.
+    # Weights count by proportion: 1 % of 50 rows of equal weight.
     assert expected_rows(np.array([9.9, 0.1]), np.array([99.0, 1]), (50, 500)) == pytest.approx([49.5, 0.5])

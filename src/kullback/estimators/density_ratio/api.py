@@ -8,29 +8,19 @@ by a classifier that has not seen it, and the log-odds are calibrated, so that n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError, explain
+from kullback.errors import invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import (
-    Array,
-    check_confidence,
-    check_samples,
-    effective_number,
-    normal_estimate,
-    numpy_of,
-    seed_of,
-)
+from kullback.estimators.checks import check_confidence, check_finite, check_samples, seed_of
 from kullback.estimators.density_ratio.gaussian import gaussian_kl
 from kullback.estimators.density_ratio.models import (
     GAUSSIAN,
     Candidate,
     Fit,
-    Folds,
     Labeled,
     Mask,
     calibrated,
@@ -38,19 +28,29 @@ from kullback.estimators.density_ratio.models import (
     log_loss,
     users_candidate,
 )
+from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
+from kullback.estimators.histogram import histogram
+from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
+from kullback.estimators.spans import common_span
+from kullback.estimators.tails import heaviness
+from kullback.estimators.unseen import unseen_in_scores, upper_end
+from kullback.optional import load
+from kullback.progress import Update, progress_bar
 from kullback.samples import Samples
 
 __all__ = ["density_ratio"]
 
-# The candidates race on at most so many draws of each side; a race that is clear there would not be turned by more.
-_RACE = 10_000
-# A candidate leaves the race that is behind the leader by so many standard errors on the first fold.
-_BEHIND = 3.0
-# A contender with a smaller share, relative to the best, adds nothing but time.
+# Models are selected on at most so many draws of each side; more would not change a clear choice.
+_SELECTION_DRAWS = 10_000
+# A candidate is dropped whose loss on the first fold is above the least by so many standard errors.
+_DROP_BEHIND = 3.0
+# A candidate with a smaller weight, relative to the best, adds nothing but time.
 _LEAST_SHARE = 0.05
 # Log-ratios with tails as heavy as this have no variance under P, and their mean no standard error.
 _HEAVY = 0.5
-# How often the draws are halved for a step: twice the fits each, of half the size.
+# The share of P's draws with scores above all of Q's from which on the scores' own divergence is all that is known.
+_MOST_BEYOND = 0.25
+# How often the draws are halved to extrapolate from half of them: twice the fits each, of half the size.
 _HALVINGS = 3
 
 
@@ -69,29 +69,29 @@ def density_ratio(
         \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
         \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
 
-    Linear and quadratic logistic regression, the latter also of coordinates with tamed tails, regression on splines
-    without and with products of coordinates, Gaussian densities and gradient-boosted trees compete in predicting labels
-    that were held out; the value is the mean of what the best give, with shares that fall exponentially with their
-    loss, and `method` names the first. :math:`\hat f` is fitted without the fold that it judges and calibrated to the
-    labels; the value goes on from what half of the draws gave, past what nearly all gave, to what endlessly many would.
-    Gaussian densities give the unbiased estimate of KL between Gaussians.
+    The candidates are linear and quadratic logistic regression, the latter also of asinh-scaled coordinates, regression
+    on splines without and with products of coordinates, Gaussian densities and gradient-boosted trees. The value is the
+    mean over those that predict held-out labels best, with weights that fall exponentially with their loss; a note
+    names them. :math:`\hat f` is fitted without the fold that it is evaluated on and calibrated to the labels, and the
+    value is extrapolated from fits to half of the draws and to nearly all of them to endlessly many. Gaussian densities
+    give the unbiased estimate of KL between Gaussians.
 
     Arguments:
-        p: draws of P, floating-point, shape (n, d), with weights and clusters if they have such.
+        p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
         q: draws of Q, shape (m, d).
         confidence: how often the interval shall cover.
         generator: for the split into folds and the trees.
         folds: how many parts are held out in turn; clusters stay together.
-        classifier: one of your own with scikit-learn's methods, in place of the competition; it is cloned for each
-            fit. With weighted draws its ``fit`` has to take ``sample_weight``.
+        classifier: one of your own with scikit-learn's methods, in place of the candidates; it is cloned for each fit.
+            With weighted draws its ``fit`` has to take ``sample_weight``.
 
     Returns:
-        the estimate in nats. Its standard error combines the influence of each draw of both sides with the step from
-        half of the draws to nearly all.
+        the estimate in nats. Its standard error combines the influence of each draw of both sides with the difference
+        between fits to half of the draws and to nearly all.
 
     Raises:
-        ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, symbols in place
-            of points, or sides of unequal dimension.
+        ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, categories in
+            place of numbers, or sides of unequal dimension.
         OptionalDependencyError: scikit-learn or SciPy is not installed.
 
     Gradient:
@@ -110,19 +110,27 @@ def density_ratio(
         Density Ratio Estimation in Machine Learning (Sugiyama, Suzuki and Kanamori, 2012)
     """
     call = "density_ratio"
-    _require_sklearn()
+    load("sklearn", call)
     check_samples(call, p, q)
     check_confidence(call, confidence)
-    draws = _labeled(call, p, q, folds)
+    _check_sides(call, p, q, folds)
+    span = common_span(p, q)
+    if span.infinite:
+        return infinite_estimate(call, (len(p), len(q)), span.infinite, p.tensor.device)
+    sides = Draws.of(span.p), Draws.of(span.q)
+    draws = _labeled(*sides)
     seed = seed_of(generator)
     rng = np.random.default_rng(seed)
     deep, halves = _folds(draws, folds, rng), [_folds(draws, 2, rng) for _ in range(_HALVINGS)]
-    if classifier is not None:
-        contenders = [_Contender(users_candidate(classifier), 1.0)]
-    else:
-        contenders = _contenders(candidates_for(draws, seed), draws, deep, rng)
-    found = _combined(contenders, draws, deep, halves)
-    return _estimate(found, contenders, draws, p, confidence)
+    with progress_bar("fits") as update:
+        work = _Work(draws, deep, halves, update)
+        if classifier is not None:
+            selected = [_Selected(users_candidate(classifier, seed), 1.0)]
+        else:
+            selected = _select(candidates_for(draws, seed), work, rng)
+        found = _combined(selected, sides, work)
+        scores = work.scores(selected[0])
+    return _estimate(found, selected, sides, scores, confidence, (p, q), span.notes)
 
 
 @dataclass(frozen=True)
@@ -134,70 +142,94 @@ class _Found:
     beyond: float
 
 
+@dataclass
+class _Work:
+    """The draws, how they are split, and how many fits were made so far."""
+
+    draws: Labeled
+    deep: Integers
+    halves: list[Integers]
+    update: Update | None
+    fits: int = 0
+
+    def applied(self, fit: Fit, train: Labeled, test: Labeled) -> Array:
+        """Return log-odds of draws by what was fitted to others; NaN where those do not suffice for a fit."""
+        try:
+            return fit(train)(test.x)
+        except np.linalg.LinAlgError:
+            return np.full(len(test.x), np.nan)
+        finally:
+            self.fits += 1
+            if self.update:
+                self.update(self.fits, None)
+
+    def held_out(self, candidate: Candidate, draws: Labeled, folds: Integers) -> Array:
+        """Return the log-odds of each draw by a classifier that was fitted without its fold."""
+        log_odds = np.empty(len(folds))
+        for fold in range(int(folds.max()) + 1):
+            out = folds == fold
+            log_odds[out] = self.applied(candidate.fits[0], draws.take(~out), draws.take(out))
+        return log_odds
+
+    def scores(self, one: _Selected) -> Array:
+        """Return the calibrated log-ratio of each draw by a classifier that has not seen it."""
+        raw = self.held_out(one.candidate, self.draws, self.deep) if one.raw is None else one.raw
+        return calibrated(raw, self.draws)[0] - self.draws.log_prior_odds
+
+
 @dataclass(frozen=True)
-class _Contender:
-    """A candidate with its best penalty, its share of the result, and its log-odds of the draws if all were raced."""
+class _Selected:
+    """A candidate with its best penalty, its weight, and its held-out log-odds if all draws took part in selection."""
 
     candidate: Candidate
     share: float
     raw: Array | None = None
 
 
-def _contenders(
-    candidates: list[Candidate], draws: Labeled, folds: Folds, rng: np.random.Generator
-) -> list[_Contender]:
+def _select(candidates: list[Candidate], work: _Work, rng: np.random.Generator) -> list[_Selected]:
     """Return those that predict held-out labels best once calibrated, the best first.
 
-    Shares fall with the exponential of the total loss (Using Stacking to Average Bayesian Predictive Distributions,
+    Weights fall with the exponential of the total loss (Using Stacking to Average Bayesian Predictive Distributions,
     Yao et al., 2018: pseudo-BMA).
     """
-    kept = _subset(draws, rng)
-    raced, folds = draws.take(kept), folds[kept]
-    heats = [_heat(candidate, raced, folds == 0) for candidate in candidates]
-    heats = [heat for heat in heats if np.isfinite(heat[1]).all()]
-    least = min(heats, key=lambda heat: float(heat[1].sum()))[1]
+    used = _subset(work.draws, rng)
+    some, folds = work.draws.take(used), work.deep[used]
+    trials = [_with_best_penalty(candidate, work, some, folds == 0) for candidate in candidates]
+    trials = [trial for trial in trials if np.isfinite(trial[1]).all()]
+    least = min(trials, key=lambda trial: float(trial[1].sum()))[1]
     found: list[tuple[float, Candidate, Array]] = []
-    for candidate, losses in heats:
+    for candidate, losses in trials:
         behind = losses - least
-        if behind.mean() > _BEHIND * behind.std() / math.sqrt(len(behind)):
+        if behind.mean() > _DROP_BEHIND * behind.std() / math.sqrt(len(behind)):
             continue
-        raw = _held_out(candidate, raced, folds)
+        raw = work.held_out(candidate, some, folds)
         if not np.isfinite(raw).all():
             continue
-        log_odds = calibrated(raw, raced)[0]
-        if _tail_index(log_odds[raced.from_p]) < _HEAVY:
-            found.append((float(raced.weights @ log_loss(log_odds, raced)), candidate, raw))
+        log_odds = calibrated(raw, some)[0]
+        if heaviness(log_odds[some.from_p]) < _HEAVY:
+            found.append((float(some.weights @ log_loss(log_odds, some)), candidate, raw))
     if not found:  # trees, the last one, are bounded
-        found = [(0.0, heats[-1][0], _held_out(heats[-1][0], raced, folds))]
+        found = [(0.0, trials[-1][0], work.held_out(trials[-1][0], some, folds))]
     best = min(loss for loss, _, _ in found)
-    independent = len(np.unique(raced.units)) / len(raced.units)
+    independent = len(np.unique(some.units)) / len(some.units)
     shares = [math.exp((best - loss) * independent) for loss, _, _ in found]
     total = sum(share for share in shares if share > _LEAST_SHARE)
-    contenders = [
-        _Contender(candidate, share / total, raw if kept.all() else None)
+    selected = [
+        _Selected(candidate, share / total, raw if used.all() else None)
         for share, (_, candidate, raw) in zip(shares, found, strict=True)
         if share > _LEAST_SHARE
     ]
-    return sorted(contenders, key=lambda contender: -contender.share)
+    return sorted(selected, key=lambda one: -one.share)
 
 
-def _tail_index(values: Array) -> float:
-    """Estimate k where P(|f| > t) falls as t^(-1 / k): the mean of f has a standard error for k below 1 / 2.
-
-    A Simple General Approach to Inference About the Tail of a Distribution (Hill, 1975)
-    """
-    size = np.abs(values - np.median(values))
-    top = min(math.ceil(0.2 * len(size)), math.ceil(3 * len(size) ** 0.5))
-    largest = np.sort(size)[-top:]
-    return float(np.mean(np.log(largest / largest[0]))) if largest[0] > 0 else 0.0
-
-
-def _heat(candidate: Candidate, draws: Labeled, held_out: Mask) -> tuple[Candidate, Array]:
+def _with_best_penalty(
+    candidate: Candidate, work: _Work, draws: Labeled, held_out: Mask
+) -> tuple[Candidate, Array]:
     """Return the candidate with its best penalty, and its losses, each times its weight, on the draws held out."""
     train, test = draws.take(~held_out), draws.take(held_out)
     best, least = 0, np.full(len(test.x), np.inf)
     for index, fit in enumerate(candidate.fits):
-        raw = _applied(fit, train, test)
+        raw = work.applied(fit, train, test)
         if not np.isfinite(raw).all():
             break
         losses = test.weights * log_loss(raw, test)
@@ -207,33 +239,14 @@ def _heat(candidate: Candidate, draws: Labeled, held_out: Mask) -> tuple[Candida
     return candidate.only(best), least
 
 
-def _held_out(candidate: Candidate, draws: Labeled, folds: Folds) -> Array:
-    """Return the log-odds of each draw by a classifier that was fitted without its fold."""
-    log_odds = np.empty(len(folds))
-    for fold in range(int(folds.max()) + 1):
-        out = folds == fold
-        log_odds[out] = _applied(candidate.fits[0], draws.take(~out), draws.take(out))
-    return log_odds
-
-
-def _applied(fit: Fit, train: Labeled, test: Labeled) -> Array:
-    """Return log-odds of draws by what was fitted to others; NaN where those do not suffice for a fit."""
-    try:
-        return fit(train)(test.x)
-    except np.linalg.LinAlgError:
-        return np.full(len(test.x), np.nan)
-
-
-def _combined(contenders: list[_Contender], draws: Labeled, deep: Folds, halves: list[Folds]) -> _Found:
-    """Return the mean of the contenders' values by their shares; that they differ adds to the error."""
-    found = [
-        _gaussian(draws) if one.candidate.name == GAUSSIAN else _direct(one, draws, deep, halves)
-        for one in contenders
-    ]
-    shares = [one.share for one in contenders]
+def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work) -> _Found:
+    """Return the weighted mean of the candidates' values; that they differ adds to the error."""
+    found = [_gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work) for one in selected]
+    shares = [one.share for one in selected]
     value = sum(share * each.value for share, each in zip(shares, found, strict=True))
     influence = sum(
-        (share * each.influence for share, each in zip(shares, found, strict=True)), np.zeros(len(draws.x))
+        (share * each.influence for share, each in zip(shares, found, strict=True)),
+        np.zeros(len(work.draws.x)),
     )
     spread = sum(
         share * (each.beyond**2 + (each.value - value) ** 2)
@@ -242,20 +255,21 @@ def _combined(contenders: list[_Contender], draws: Labeled, deep: Folds, halves:
     return _Found(value, influence, math.sqrt(spread))
 
 
-def _direct(contender: _Contender, draws: Labeled, deep: Folds, halves: list[Folds]) -> _Found:
-    """Return the mean over P of the calibrated log-ratio, led on from half of the draws to endlessly many.
+def _direct(one: _Selected, work: _Work) -> _Found:
+    """Return the mean over P of the calibrated log-ratio, extrapolated in the number of draws that it is fitted to.
 
-    From a fit to half of the draws to one to all but a fold, an error that falls as 1 / n loses a part of itself; the
-    value takes off what is left by that rule, and counts it as an error beside.
+    An error that falls as 1 / n loses a part of itself from a fit to half of the draws to one to all but a fold. What
+    is left by that rule is taken off the value, and counted as an error beside.
     """
-    candidate, raw = contender.candidate, contender.raw
-    value, influence = _mean_over_p(_held_out(candidate, draws, deep) if raw is None else raw, draws)
-    coarse = [_mean_over_p(_held_out(candidate, draws, half), draws)[0] for half in halves]
-    nearly_all = 1 / (1 - 1 / (int(deep.max()) + 1))
+    candidate, raw, draws = one.candidate, one.raw, work.draws
+    raw = work.held_out(candidate, draws, work.deep) if raw is None else raw
+    value, influence = _mean_over_p(raw, draws)
+    coarse = [_mean_over_p(work.held_out(candidate, draws, half), draws)[0] for half in work.halves]
+    nearly_all = 1 / (1 - 1 / (int(work.deep.max()) + 1))
     onwards = nearly_all / (2 - nearly_all) if nearly_all < 2 else 1.0
     step = onwards * (value - float(np.mean(coarse)))
-    noise = onwards * float(np.std(coarse, ddof=1)) / math.sqrt(len(coarse))
-    return _Found(value + step, influence, math.hypot(step, noise))
+    spread = onwards * float(np.std(coarse, ddof=1)) / math.sqrt(len(coarse))
+    return _Found(value + step, influence, math.hypot(step, spread))
 
 
 def _mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
@@ -266,126 +280,120 @@ def _mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
     ratio = log_odds - draws.log_prior_odds
     value = float(w @ ratio)
     total = w * (ratio - value) + influence @ (w @ features)
-    # The numbers of draws of P and Q are given, so what a side adds on average is no noise.
+    # The numbers of draws of P and Q are given, so what a side adds on average is no error.
     for side in (draws.from_p, ~draws.from_p):
         total[side] -= draws.weights[side] * total[side].sum() / draws.weights[side].sum()
     return value, total
 
 
-def _gaussian(draws: Labeled) -> _Found:
+def _gaussian(p: Draws, q: Draws) -> _Found:
     """Return KL between Gaussians, with the variance of the quadratic term, which alone is left where P = Q."""
-    p, q = draws.take(draws.from_p), draws.take(~draws.from_p)
-    n, m = _independent(p), _independent(q)
-    found = gaussian_kl(p.x, q.x, p.weights, q.weights, n, m)
-    d = draws.x.shape[1]
+    n, m = (_independent(side) for side in (p, q))
+    found = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
+    d = p.x.shape[1]
     second_order = 0.5 * (d + d * (d + 1) / 2) * (1 / n + 1 / m) ** 2
     influence = np.concatenate([found.influence_p, found.influence_q])
     return _Found(found.value, influence, math.sqrt(second_order))
 
 
-def _variance(influence: Array, draws: Labeled) -> float:
-    """Add the squares of the units' influences, the draws of one cluster taken together."""
-    sums = np.bincount(draws.units, influence)
-    return float(np.sum(sums**2))
-
-
-def _independent(side: Labeled) -> float:
-    """Return how many independent plain draws tell as much about means and covariances as these.
-
-    Kish's number, divided by the design effect: how much larger clusters make the variance of the means of the
-    coordinates and their squares (Survey Sampling, Kish, 1965).
-    """
-    n = effective_number(torch.from_numpy(side.weights), len(side.x))
-    units = np.unique(side.units, return_inverse=True)[1]
-    if units.max() + 1 == len(units):
-        return n
+def _independent(side: Draws) -> float:
+    """Return how many independent plain draws tell as much about means and covariances as these."""
     scores = (side.x - side.x.mean(0)) / np.maximum(side.x.std(0), np.finfo(np.float64).tiny)
-    scores = np.concatenate([scores, scores**2], axis=1)
-    scores = (scores - np.average(scores, axis=0, weights=side.weights)) * side.weights[:, None]
-    sums = np.stack([np.bincount(units, column) for column in scores.T])
-    effect = float((sums**2).sum() / (scores**2).sum())
-    return min(n, max(n / max(effect, 1.0), side.x.shape[1] + 3.0))
+    number = number_from_scores(np.concatenate([scores, scores**2], axis=1), side)
+    return min(side.effective, max(number, side.x.shape[1] + 3.0))
 
 
 def _estimate(
-    found: _Found, contenders: list[_Contender], draws: Labeled, p: Samples, confidence: float
+    found: _Found,
+    selected: list[_Selected],
+    sides: tuple[Draws, Draws],
+    scores: Array,
+    confidence: float,
+    samples: tuple[Samples, Samples],
+    notes: tuple[str, ...],
 ) -> Estimate:
-    n, m = int(draws.from_p.sum()), int((~draws.from_p).sum())
-    best = contenders[0].candidate.name
-    notes: list[str] = []
-    if len(contenders) > 1:
-        shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in contenders)
-        notes.append(f"a mean of classifiers by how well they predict held-out labels: {shares}")
-    if found.value > math.log(m):
-        notes.append(
-            f"the value is above log m = {math.log(m):.3g}, so few draws of Q lie where most of P's do: value and "
-            f"interval rest on the form that the classifier ({best}) gives to the tails"
-        )
-    error = math.hypot(math.sqrt(_variance(found.influence, draws)), found.beyond)
-    return normal_estimate(
+    """Return the value with its interval, open above where P's scores lie where Q has none."""
+    p, q = sides
+    parts = found.influence[: len(p)], found.influence[len(p) :]
+    variance = sum(side.variance(part) for side, part in zip(sides, parts, strict=True))
+    shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
+    estimate = normal_estimate(
         found.value,
-        error,
+        math.hypot(math.sqrt(variance), found.beyond),
         confidence,
-        method=f"density ratio ({best})",
-        n=(n, m),
-        notes=notes,
-        device=p.tensor.device,
+        method="density_ratio",
+        n=(len(samples[0]), len(samples[1])),
+        device=samples[0].tensor.device,
+        notes=[*notes, f"The classifiers, by how well they predict held-out labels: {shares}."],
+        groups=min(p.groups, q.groups),
+    )
+    of_p, of_q = scores[: len(p)], scores[len(p) :]
+    number = p.effective * p.groups / len(p)
+    unseen = unseen_in_scores(
+        [(of_p, of_q), *zip(p.x.T, q.x.T, strict=True)], p.shares, number, log_ratios=True
+    )
+    beyond = float(p.shares @ (of_p > of_q.max()))
+    if beyond > _MOST_BEYOND or found.value > math.log(len(q)):
+        return _from_scores(estimate, of_p, of_q, sides, confidence)
+    return opened(estimate, upper_end(unseen, half_width(estimate)))
+
+
+def _from_scores(
+    estimate: Estimate, of_p: Array, of_q: Array, sides: tuple[Draws, Draws], confidence: float
+) -> Estimate:
+    """Return what the classifier's scores prove: their own divergence, which is at most that of the draws."""
+    p, q = (
+        Samples(score, weights=side.weights, cluster=side.cluster)
+        for score, side in zip((of_p, of_q), sides, strict=True)
+    )
+    found = histogram(p, q, confidence=confidence)
+    low = torch.zeros_like(found.value) if found.interval is None else found.interval[0]
+    note = (
+        "The classifier tells many of P's draws from all of Q's, so that they cannot show how far apart P and Q are: "
+        "the interval has no upper end, and its lower end is that of the scores' divergence, which KL is at least."
+    )
+    usable = found.value <= estimate.value <= 2 * math.log(len(of_q))
+    return replace(
+        estimate,
+        value=estimate.value if usable else found.value.to(estimate.value),
+        interval=(low.to(estimate.value), torch.full_like(estimate.value, math.inf)),
+        standard_error=estimate.standard_error if usable else None,
+        notes=(*estimate.notes, note if usable else f"{note} So is the value."),
     )
 
 
-def _labeled(call: str, p: Samples, q: Samples, folds: int) -> Labeled:
+def _check_sides(call: str, p: Samples, q: Samples, folds: int) -> None:
     if p.discrete:
-        raise ArgumentTypeError(
-            explain(
-                call,
-                "p, q",
-                wanted="points, floating-point numbers",
-                got=f"symbols: {p!r}",
-                instead="kl_estimate(p, q), which counts symbols; or Samples(x.double()) to read integers as points",
-            )
+        raise invalid_type(
+            call,
+            "p, q",
+            wanted="floating-point numbers",
+            got=f"categories: {p!r}",
+            instead="kl_estimate(p, q), which counts categories; or Samples(x.double()) to read integers as numbers",
         )
-    sides = [_side(call, name, samples, folds) for name, samples in (("p", p), ("q", q))]
-    (x, w, of_p), (y, v, of_q) = sides
-    return Labeled(
-        np.concatenate([x, y]),
-        np.arange(len(x) + len(y)) < len(x),
-        np.concatenate([w, v]),
-        np.concatenate([of_p, of_q + of_p.max() + 1]),
-    )
-
-
-def _side(call: str, name: str, samples: Samples, folds: int) -> tuple[Array, Array, Folds]:
-    """Return points, weights whose mean is 1, and units of one side."""
-    x, n = numpy_of(samples), len(samples)
-    infinite = np.isinf(x).any(axis=1)
-    if infinite.any():
-        raise ArgumentValueError(
-            explain(
-                call,
-                name,
-                wanted="finite draws",
-                got=f"{int(infinite.sum())} of {n} with an infinity, the first at index {int(infinite.argmax())}",
-                instead="Samples(x[x.isfinite().all(1)]) once you know where they come from",
-            )
-        )
-    weights = np.ones(n) if samples.weights is None else samples.weights.cpu().numpy()
-    units = np.arange(n) if samples.clusters is None else samples.clusters.cpu().numpy()
-    units = np.unique(units, return_inverse=True)[1]
-    used = len(np.unique(units[weights > 0]))
-    if folds < 2 or used < 2 * folds:
-        raise ArgumentValueError(
-            explain(
+    for name, samples in (("p", p), ("q", q)):
+        check_finite(call, name, samples)
+        draws = Draws.of(samples)
+        if folds < 2 or draws.groups < 2 * folds:
+            raise invalid_value(
                 call,
                 f"{name}, folds",
                 wanted="two folds or more, and two draws of each side (or clusters of draws) for each",
-                got=f"folds={folds} and {used} {'clusters' if samples.clusters is not None else 'draws'} with weight",
-                instead="more draws, or kl_estimate(p, q, method='neighbors')",
+                got=f"folds={folds} and {draws.groups} {'draws' if draws.cluster is None else 'clusters'} with weight",
+                instead="more draws, or kl_estimate(p, q, method='nearest_neighbors')",
             )
-        )
-    return x, weights / weights.mean(), units
 
 
-def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Folds:
+def _labeled(p: Draws, q: Draws) -> Labeled:
+    return Labeled(
+        np.concatenate([p.x, q.x]),
+        np.arange(len(p) + len(q)) < len(p),
+        np.concatenate([side.shares * len(side) for side in (p, q)]),
+        np.concatenate([p.units, q.units + p.groups]),
+    )
+
+
+def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
     """Deal the units of each side to the folds at random, in equal numbers."""
     fold = np.empty(int(draws.units.max()) + 1, dtype=np.int64)
     for side in (draws.from_p, ~draws.from_p):
@@ -395,20 +403,11 @@ def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Folds:
 
 
 def _subset(draws: Labeled, rng: np.random.Generator) -> Mask:
-    """Choose the draws that the race is run on, whole clusters of them."""
+    """Choose the draws that models are selected on, whole clusters of them."""
     chosen = np.zeros(len(draws.x), dtype=bool)
     for side in (draws.from_p, ~draws.from_p):
         units = np.unique(draws.units[side])
-        share = min(1.0, _RACE / int(side.sum()))
-        kept = rng.choice(units, max(1, round(share * len(units))), replace=False) if share < 1 else units
-        chosen |= np.isin(draws.units, kept)
+        share = min(1.0, _SELECTION_DRAWS / int(side.sum()))
+        some = rng.choice(units, max(1, round(share * len(units))), replace=False) if share < 1 else units
+        chosen |= np.isin(draws.units, some)
     return chosen
-
-
-def _require_sklearn() -> None:
-    missing = [name for name in ("scipy", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise OptionalDependencyError(
-            f"density_ratio needs scikit-learn and SciPy; missing: {', '.join(missing)}. "
-            "Run: pip install 'kullback[samples]'"
-        )

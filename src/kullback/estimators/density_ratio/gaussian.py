@@ -6,7 +6,7 @@ From n and m draws, with sample means and covariances,
     \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d
     + \log|S_q| - \log|S_p|\big]
 
-less what the noise of the means adds to the square and that of the covariances to the logarithms: inverse and
+less what the sampling errors of the means add to the square and those of the covariances to the logarithms: inverse and
 log-determinant of a Wishart matrix have known means.
 
 An Introduction to Multivariate Statistical Analysis, section 7 (Anderson, 2003)
@@ -19,9 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kullback.estimators.checks import Array
+from kullback.estimators.draws import Array
+from kullback.optional import load
 
 __all__ = ["GaussianKL", "gaussian_kl", "gaussian_log_odds"]
+
+# Draws of so small a relative variance in some direction have no density there.
+_FLAT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> G
 
 
 def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array], Array]:
-    """Return log p / q of the predictive densities: Student's t, which allow for the noise of means and covariances.
+    """Return log p / q of the predictive densities: Student's t, which allow for the errors of means and covariances.
 
     Bayesian Data Analysis, section 3.6 (Gelman et al., 2013)
     """
@@ -66,19 +70,22 @@ def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array
 
 
 def _predictive(x: Array, w: Array) -> Callable[[Array], Array]:
-    from scipy.stats import multivariate_t
-
     n, d = float(w.sum() ** 2 / (w**2).sum()), x.shape[1]
     mean, covariance = _moments(x, w, n)
-    freedom = max(n - d, 1.0)
-    law = multivariate_t(mean, covariance * (n - 1) / freedom * (1 + 1 / n), df=freedom)
-    return lambda at: np.asarray(law.logpdf(at), dtype=np.float64).reshape(len(at))
+    dof = max(n - d, 1.0)
+    scale = covariance * (n - 1) / dof * (1 + 1 / n)
+    predictive = load("scipy.stats", "density_ratio").multivariate_t(mean, scale, df=dof)
+    return lambda at: np.asarray(predictive.logpdf(at), dtype=np.float64).reshape(len(at))
 
 
 def _moments(x: Array, w: Array, n: float) -> tuple[Array, Array]:
     mean = np.average(x, axis=0, weights=w)
-    centerd = x - mean
-    return mean, (centerd * (w / w.sum())[:, None]).T @ centerd * n / (n - 1)
+    centered = x - mean
+    covariance = (centered * (w / w.sum())[:, None]).T @ centered * n / (n - 1)
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(np.float64).tiny))
+    if float(np.linalg.eigvalsh(covariance / np.outer(scale, scale))[0]) < _FLAT:
+        raise np.linalg.LinAlgError
+    return mean, covariance
 
 
 def _inverse(covariance: Array) -> Array:
@@ -90,9 +97,8 @@ def _squares(z: Array, matrix: Array) -> Array:
 
 
 def _log_determinant(covariance: Array, n: float) -> float:
-    """The log-determinant of a sample covariance, less its mean surplus over that of the true one."""
-    from scipy.special import digamma
-
+    """Return the log-determinant of a sample covariance, less its bias."""
+    digamma = load("scipy.special", "density_ratio").digamma
     d = len(covariance)
-    surplus = float(digamma((n - np.arange(1, d + 1)) / 2).sum()) + d * np.log(2 / (n - 1))
-    return float(np.linalg.slogdet(covariance)[1]) - surplus
+    bias = float(digamma((n - np.arange(1, d + 1)) / 2).sum()) + d * np.log(2 / (n - 1))
+    return float(np.linalg.slogdet(covariance)[1]) - bias

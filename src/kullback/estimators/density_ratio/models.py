@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from kullback.estimators.checks import Array
+from kullback.estimators.checks import seeded
 from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
+from kullback.estimators.draws import Array, Integers
+from kullback.optional import load
 
 __all__ = [
     "GAUSSIAN",
     "Candidate",
     "Fit",
-    "Folds",
     "Labeled",
     "LogOdds",
     "Mask",
@@ -28,16 +29,16 @@ __all__ = [
 
 LogOdds = Callable[[Array], Array]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Folds = np.ndarray[Any, np.dtype[np.int64]]
 
 GAUSSIAN = "Gaussian densities"
 
-# Features beyond which a regression's normal equations cost more than the other candidates together.
+# A regression has no more features than this, nor than there are draws of either side.
 _MOST_FEATURES = 1500
 # Beyond, the splines with products serve heavy tails as well.
-_MOST_TAMED = 10
+_MOST_ASINH = 10
 _KNOTS = 7
 _BINS = 250
+_MOST_STEPS = 50
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 
@@ -45,13 +46,13 @@ _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 class Labeled:
     """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
 
-    Weights add up to n over P and to m over Q. A unit is a draw, or a cluster of draws that stay together.
+    Weights add up to n over P and to m over Q. A unit is a cluster of draws, or a single draw.
     """
 
     x: Array
     from_p: Mask
     weights: Array
-    units: Folds
+    units: Integers
 
     def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
         """Return the chosen draws."""
@@ -85,29 +86,31 @@ def candidates_for(draws: Labeled, seed: int) -> list[Candidate]:
     """Return the classifiers that these draws suffice for."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
+    most = min(_MOST_FEATURES, fewest)
     found = [_regressions("linear logistic regression", _linear)]
     if 2 * d + 4 < fewest:
         found.append(Candidate(GAUSSIAN, (_gaussian,)))
-    if d * (d + 3) // 2 < _MOST_FEATURES:
+    if d * (d + 3) // 2 < most:
         found.append(_regressions("quadratic logistic regression", _quadratic))
-    if d <= _MOST_TAMED:
-        found.append(_regressions("quadratic logistic regression of tamed coordinates", _tamed_quadratic))
-    if d * (_KNOTS + 1) < _MOST_FEATURES:
+    if d <= _MOST_ASINH and d * (d + 3) // 2 < most:
+        found.append(
+            _regressions("quadratic logistic regression of asinh-scaled coordinates", _asinh_quadratic)
+        )
+    if d * (_KNOTS + 1) < most:
         found.append(_regressions("additive spline regression", _additive))
-    if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < _MOST_FEATURES:
+    if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < most:
         found.append(_regressions("spline regression with products", _spline_with_products))
     found.append(Candidate("gradient-boosted trees", (_trees(seed),)))
     return found
 
 
-def users_candidate(classifier: object) -> Candidate:
+def users_candidate(classifier: object, seed: int) -> Candidate:
     """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
 
     def fit(draws: Labeled) -> LogOdds:
-        from sklearn.base import clone
-
-        model: Any = clone(cast("Any", classifier))
-        return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
+        model = _sklearn("base").clone(classifier)
+        with seeded(seed):  # a classifier of no random state of its own draws from the global ones
+            return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return Candidate(type(classifier).__name__, (fit,))
 
@@ -120,7 +123,7 @@ def log_loss(log_odds: Array, draws: Labeled) -> Array:
 def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
 
-    Probabilistic Outputs for Support Vector Machines (Platt, 1999). The slope is not let below 0.
+    Probabilistic Outputs for Support Vector Machines (Platt, 1999). The derivative is not let below 0.
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
@@ -130,9 +133,11 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     loss = _penalized_loss(coefficients, features, draws, ridge)
     hessian = np.eye(2)
     for _ in range(100):
-        chance = _logistic(features @ coefficients)
-        hessian = (features * (weights * chance * (1 - chance))[:, None]).T @ features + np.diag(ridge)
-        gradient = features.T @ (weights * (chance - labels)) + ridge * coefficients
+        probability = _logistic(features @ coefficients)
+        hessian = (features * (weights * probability * (1 - probability))[:, None]).T @ features + np.diag(
+            ridge
+        )
+        gradient = features.T @ (weights * (probability - labels)) + ridge * coefficients
         step, length = np.linalg.solve(hessian, gradient), 1.0
         while (after := _penalized_loss(coefficients - length * step, features, draws, ridge)) > loss:
             length /= 2
@@ -143,8 +148,8 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
         coefficients, loss = coefficients - length * step, after
     if coefficients[1] < 0:
         coefficients = np.array([draws.log_prior_odds, 0.0])
-    chance = _logistic(features @ coefficients)
-    influence = ((weights * (labels - chance))[:, None] * features) @ np.linalg.inv(hessian)
+    probability = _logistic(features @ coefficients)
+    influence = ((weights * (labels - probability))[:, None] * features) @ np.linalg.inv(hessian)
     return features @ coefficients, influence, features
 
 
@@ -163,81 +168,107 @@ def _gaussian(draws: Labeled) -> LogOdds:
     return lambda x: ratio(x) + draws.log_prior_odds
 
 
-def _regressions(name: str, features: Callable[[], Any]) -> Candidate:
+def _regressions(name: str, features: Callable[[], list[Any]]) -> Candidate:
     return Candidate(name, tuple(_regression(features, penalty) for penalty in _PENALTIES))
 
 
-def _regression(features: Callable[[], Any], penalty: float) -> Fit:
+def _regression(features: Callable[[], list[Any]], penalty: float) -> Fit:
     def fit(draws: Labeled) -> LogOdds:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
+        transform = _pipeline(*features(), _sklearn("preprocessing").StandardScaler())
+        found = transform.fit_transform(draws.x)
+        basis = None
+        if found.shape[1] > len(found):  # in the coordinates of the draws' own span, of which there are fewer
+            values, vectors = np.linalg.eigh(found @ found.T)
+            large = values > 1e-10 * values[-1]
+            basis = found.T @ (vectors[:, large] / np.sqrt(values[large]))
+            found = found @ basis
+        coefficients = _ridge_logistic(found, draws, penalty)
 
-        solver = LogisticRegression(C=1 / penalty, solver="newton-cholesky", tol=1e-3, max_iter=50)
-        model: Any = make_pipeline(features(), solver)
-        with (
-            warnings.catch_warnings()
-        ):  # separable draws: the solver says that it stopped, and the penalty bounds it
-            warnings.simplefilter("ignore")
-            model.fit(draws.x, draws.from_p.astype(int), logisticregression__sample_weight=draws.weights)
-        return _log_odds_of(model)
+        def log_odds(x: Array) -> Array:
+            at = transform.transform(x)
+            return coefficients[0] + (at if basis is None else at @ basis) @ coefficients[1:]
+
+        return log_odds
 
     return fit
 
 
-def _linear() -> Any:
-    from sklearn.preprocessing import StandardScaler
-
-    return StandardScaler()
-
-
-def _quadratic() -> Any:
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    return make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler())
-
-
-def _tamed_quadratic() -> Any:
-    """For power laws, whose log-ratio is a line in tamed coordinates."""
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    return make_pipeline(*_tamed(), PolynomialFeatures(2, include_bias=False), StandardScaler())
-
-
-def _additive() -> Any:
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(*_tamed(), _splines(), StandardScaler())
+def _ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
+    """Return intercept and coefficients of least loss plus penalty times half their squares, by Newton steps."""
+    x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
+    labels, weights = draws.from_p.astype(float), draws.weights
+    ridge = np.full(x.shape[1], penalty)
+    ridge[0] = 1e-9
+    found = np.zeros(x.shape[1])
+    found[0] = draws.log_prior_odds
+    loss = _penalized_loss(found, x, draws, ridge)
+    for _ in range(_MOST_STEPS):
+        probability = _logistic(x @ found)
+        curvature = weights * probability * (1 - probability)
+        gradient = x.T @ (weights * (probability - labels)) + ridge * found
+        step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(ridge), gradient)
+        length, after = 1.0, math.inf
+        while length > 1e-4 and not (after := _penalized_loss(found - length * step, x, draws, ridge)) < loss:
+            length /= 2
+        if not after < loss:
+            break
+        found, gained, loss = found - length * step, loss - after, after
+        if gained < 1e-7 * len(x):
+            break
+    return found
 
 
-def _spline_with_products() -> Any:
-    from sklearn.pipeline import make_pipeline, make_union
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    products = PolynomialFeatures(2, interaction_only=True, include_bias=False)
-    return make_pipeline(*_tamed(), make_union(_splines(), products), StandardScaler())
+def _sklearn(module: str) -> Any:
+    return load(f"sklearn.{module}", "density_ratio")
 
 
-def _tamed() -> tuple[Any, Any]:
-    """Coordinates in which a power law's tail is a straight line: asinh of the distance in quartiles."""
-    from sklearn.preprocessing import FunctionTransformer, RobustScaler
+def _pipeline(*steps: Any) -> Any:
+    return _sklearn("pipeline").make_pipeline(*steps)
 
-    return RobustScaler(), FunctionTransformer(np.arcsinh)
+
+def _linear() -> list[Any]:
+    return []
+
+
+def _quadratic() -> list[Any]:
+    return [_sklearn("preprocessing").StandardScaler(), _products(interaction_only=False)]
+
+
+def _asinh_quadratic() -> list[Any]:
+    """Features for Pareto tails, whose log-ratio is a line in these coordinates."""
+    return [*_asinh_scaled(), _products(interaction_only=False)]
+
+
+def _additive() -> list[Any]:
+    return [*_asinh_scaled(), _splines()]
+
+
+def _spline_with_products() -> list[Any]:
+    union = _sklearn("pipeline").make_union(_splines(), _products(interaction_only=True))
+    return [*_asinh_scaled(), union]
+
+
+def _products(*, interaction_only: bool) -> Any:
+    return _sklearn("preprocessing").PolynomialFeatures(
+        2, interaction_only=interaction_only, include_bias=False
+    )
+
+
+def _asinh_scaled() -> list[Any]:
+    """Coordinates in which a Pareto tail is a straight line: asinh of the distance in quartiles."""
+    preprocessing = _sklearn("preprocessing")
+    return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 
 
 def _splines() -> Any:
-    from sklearn.preprocessing import SplineTransformer
-
-    return SplineTransformer(n_knots=_KNOTS, knots="quantile", extrapolation="linear", include_bias=False)
+    return _sklearn("preprocessing").SplineTransformer(
+        n_knots=_KNOTS, knots="quantile", extrapolation="linear", include_bias=False
+    )
 
 
 def _trees(seed: int) -> Fit:
     def fit(draws: Labeled) -> LogOdds:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-
-        model: Any = cast("Any", HistGradientBoostingClassifier)(
+        model = _sklearn("ensemble").HistGradientBoostingClassifier(
             learning_rate=0.08,
             max_leaf_nodes=15,
             min_samples_leaf=30,
@@ -271,8 +302,10 @@ def _log_odds_of(model: Any) -> LogOdds:
     def log_odds(x: Array) -> Array:
         if hasattr(model, "decision_function"):
             return np.asarray(model.decision_function(x), dtype=np.float64).reshape(len(x))
-        chances = np.asarray(model.predict_proba(x), dtype=np.float64)
+        probabilities = np.asarray(model.predict_proba(x), dtype=np.float64)
         smallest = np.finfo(np.float64).tiny
-        return np.log(np.maximum(chances[:, 1], smallest)) - np.log(np.maximum(chances[:, 0], smallest))
+        return np.log(np.maximum(probabilities[:, 1], smallest)) - np.log(
+            np.maximum(probabilities[:, 0], smallest)
+        )
 
     return log_odds

@@ -5,30 +5,56 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kullback.estimators.checks import standard_normal_quantile
 from kullback.estimators.discrete.point import (
-    discovery,
+    coverage_correction,
     first_order,
     second_order,
     unseen_shares,
     zhang_grabchak,
 )
+from kullback.estimators.normal_interval import standard_normal_quantile
 
-__all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "kl_interval"]
+__all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "has_upper_end", "kl_interval"]
 
-# Above this share of P's draws at symbols that Q never showed, no upper end is given; the same share of P's symbols
-# drawn once, and the lower end is that of a coarser alphabet.
+# Above this share of P's draws in categories that Q never showed, no upper end is given; with the same share in
+# categories that P showed once, the lower end is that of a coarser alphabet.
 MOST_UNSEEN = 0.05
 
-# Symbols with fewer draws of P and Q together are one symbol of the coarser alphabet.
+# Categories with fewer draws of P and Q together are one category of the coarser alphabet.
 FEWEST_DRAWS = 10
 
 # How many times the bias that an estimate corrects upwards its upper end allows for on top.
 _CAUTION = 1.5
 
 
+# By how many standard errors, and draws, P's draws in categories that Q never showed outnumber those in categories that
+# it showed once or twice where the former are not like the latter.
+_UNLIKE, _FEWEST_UNLIKE = 1.7, 3
+
+
+def has_upper_end(a: Tensor, b: Tensor, *, bins: bool = False) -> Tensor:
+    """Say whether the draws bound KL from above, if what Q has not shown is like what it has shown once or twice.
+
+    They do not where more than 5 % of P's draws are in categories that Q never showed, nor where significantly more are
+    there than in categories that Q showed once or twice: they are then not missing by chance. Of `bins` of a line
+    neighbors tell more than that, and only the first holds.
+    """
+    never, once, twice = (unseen_shares(a, (b - k).abs())[0] for k in range(3))
+    few = never <= MOST_UNSEEN
+    if bins:
+        return few
+    n = a.sum(-1)
+    more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
+    return few & ~((more >= _FEWEST_UNLIKE - 0.5) & (more >= _UNLIKE * variance.sqrt()))
+
+
 def kl_interval(
-    a: Tensor, b: Tensor, confidence: float = 0.95, inflation: tuple[float, float] = (1.0, 1.0)
+    a: Tensor,
+    b: Tensor,
+    confidence: float = 0.95,
+    inflation: tuple[float, float] = (1.0, 1.0),
+    *,
+    bins: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Return a confidence interval for KL from counts, one-sided where the draws miss too much for an upper end.
 
@@ -38,17 +64,18 @@ def kl_interval(
 
     with V and S of `kl_variance`: a variance that grows with t is right from P = Q, where T is distributed as
     :math:`\chi^2`, to where it is normal. Each end is moved out by the bias that T corrects in its direction, the upper
-    one by half as much again, as little is known of symbols that Q has not shown.
+    one by half as much again, as little is known of categories that Q has not shown.
 
-    With more than 5 % of P's draws at symbols that Q never showed, the upper end is infinite: their chance
-    under Q may be as small as it likes. Then, and with more than 5 % of them at symbols drawn once, the lower end is
-    that of a coarser alphabet, in which symbols with fewer than 10 draws are one: merging only lowers the divergence.
+    Where `has_upper_end` says no, the upper end is infinite: the probability under Q of what it never showed may be as
+    small as it likes. With more than 5 % of P's draws in such categories, or in ones drawn once, the lower end is that
+    of a coarser alphabet, in which categories with fewer than 10 draws are one: merging only lowers KL.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
         confidence: how often the interval shall hold the divergence.
         inflation: by what draws that depend on each other multiply the two variances in V.
+        bins: whether the categories are bins of a line, as in `has_upper_end`.
 
     Returns:
         the two ends in nats, float64, shape (...), the first 0 or more, the second infinite where it is unknown.
@@ -63,17 +90,17 @@ def kl_interval(
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)
-    gap, singletons = unseen_shares(a, b)
-    change = discovery(a, b)
-    estimate = zhang_grabchak(a, b) + change.kept
-    low, high = _not_rejected(estimate, a, b, z, inflation, change.kept_variance)
-    low, high = low + change.whole.clamp(max=0), high + _CAUTION * change.whole.clamp(min=0)
+    unseen, singletons = unseen_shares(a, b)
+    change = coverage_correction(a, b)
+    estimate = zhang_grabchak(a, b) + change.shrunken
+    low, high = _not_rejected(estimate, a, b, z, inflation, change.variance)
+    low, high = low + change.predicted.clamp(max=0), high + _CAUTION * change.predicted.clamp(min=0)
     coarse_a, coarse_b = coarser(a, b)
     bound, _ = _not_rejected(
         zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, 0 * estimate
     )
-    low = torch.where(torch.maximum(gap, singletons) > MOST_UNSEEN, bound, low)
-    return low.clamp(min=0), torch.where(gap > MOST_UNSEEN, torch.inf, high)
+    low = torch.where(torch.maximum(unseen, singletons) > MOST_UNSEEN, bound, low)
+    return low.clamp(min=0), torch.where(has_upper_end(a, b, bins=bins), high, torch.inf)
 
 
 def _not_rejected(
@@ -84,14 +111,14 @@ def _not_rejected(
     second = second_order(a, b)
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
-    slope = (from_p * inflation[0] + from_q * inflation[1]) / plain
-    middle = estimate + z**2 * slope / 2
-    reach = z * (second.variance + added + slope * estimate + (z * slope / 2) ** 2).sqrt()
+    rate = (from_p * inflation[0] + from_q * inflation[1]) / plain
+    middle = estimate + z**2 * rate / 2
+    reach = z * (second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     return middle - reach, middle + reach
 
 
 def coarser(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the draws of the rare symbols into one more column.
+    """Move the draws of the rare categories into one more column.
 
     Rare is what the smaller side would have shown less than 5 times, were P and Q the same: chosen by the sum of the
     counts, it says next to nothing about their ratio.

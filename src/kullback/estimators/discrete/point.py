@@ -1,28 +1,29 @@
-r"""KL(P || Q) from how often each symbol was drawn: a of P and b of Q, whose totals are n and m.
+r"""KL(P || Q) from how often each category was drawn: a of P and b of Q, whose totals are n and m.
 
-Counts have shape (..., K), one column for each symbol, and everything is computed in float64. They need not be whole:
-weighted draws enter as effective counts, the symbols' shares of the weight times Kish's effective number of draws.
+Counts have shape (..., K), one column for each category, and everything is computed in float64. They need not be whole:
+weighted draws enter as effective counts, the categories' shares of the weight times Kish's effective number of draws.
 
-Which estimator: on Zipf distributions with 1000 symbols (`tests/oracles/sample_cases.py`), `coverage_adjusted` has
-0.55 to 1 times the root mean square error of Zhang and Grabchak's from 1e3 draws on;
-with 1e2 draws 0.5 times where P and Q
-differ much, and up to 1.3 times where they are the same.
+Which estimator: on Zipf distributions with 1000 categories (`tests/oracles/sample_cases.py`), `coverage_adjusted` has
+0.55 to 1 times the root mean square error of Zhang and Grabchak's from 1e3 draws on; with 1e2 draws 0.5 times where P
+and Q differ much, and up to 1.3 times where they are the same.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.errors import invalid_value
+from kullback.special import scaled_e1
+
 __all__ = [
-    "bu",
+    "augmented_plugin",
     "coverage_adjusted",
+    "coverage_correction",
     "dirichlet",
-    "kl_cluster_variance",
     "kl_influence",
     "kl_variance",
     "miller_madow",
@@ -31,16 +32,14 @@ __all__ = [
     "zhang_grabchak",
 ]
 
-_EULER = 0.5772156649015329
-
 
 def plugin(a: Tensor, b: Tensor) -> Tensor:
     r"""Return the divergence of the shares, :math:`\sum_i \frac{a_i}{n} \log \frac{a_i m}{b_i n}`.
 
-    It is infinite where P showed a symbol that Q did not, and biased upwards elsewhere.
+    It is infinite where P showed a category that Q did not, and biased upwards elsewhere.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
 
     Returns:
@@ -61,10 +60,10 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
     .. math:: \sum_i \frac{a_i}{n} [\psi(m + 1) - \psi(b_i + 1) - \psi(n) + \psi(a_i)]
 
     Its bias, :math:`\sum_i p_i \sum_{v \ge n} (1 - p_i)^v / v - \sum_i p_i \sum_{v > m} (1 - q_i)^v / v`, decays
-    exponentially for symbols drawn more than once on average. It is finite always, and may be negative.
+    exponentially for categories drawn more than once on average. It is finite always, and may be negative.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
 
     Returns:
@@ -83,20 +82,20 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
 
 
 def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
-    r"""Return Zhang and Grabchak's estimate plus what the rarest symbols tell of the bias that it leaves.
+    r"""Return Zhang and Grabchak's estimate plus what the rarest categories tell of the bias that it leaves.
 
-    The share of P's draws at symbols that Q showed k times, :math:`F_k`, predicts what more draws of Q would add, and
-    the symbols that P itself showed once or twice what more draws of P would take away:
+    The share of P's draws in categories that Q showed k times, :math:`F_k`, predicts what more draws of Q would add,
+    and the categories that P itself showed once or twice what more draws of P would take away:
 
     .. math:: D = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
         \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
-    where :math:`G_k` is the share of P's draws at symbols it showed k times, and both ratios are drawn towards 1 as if
-    one more symbol had been seen in each class. It is added as :math:`(1 - v / D^2)_+ D`, v its variance: not at all
-    where it is mostly noise.
+    where :math:`G_k` is the share of P's draws in categories it showed k times, and both ratios are drawn towards 1 as
+    if one more category had been seen in each class. It is added as :math:`(1 - v / D^2)_+ D`, v its variance: not at
+    all where its own sampling error is larger.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
 
     Returns:
@@ -113,7 +112,7 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
         (Chao, Wang and Jost, 2013); Estimation with quadratic loss (James and Stein, 1961)
     """
     a, b, _, _ = _counts(a, b)
-    return zhang_grabchak(a, b) + discovery(a, b).kept
+    return zhang_grabchak(a, b) + coverage_correction(a, b).shrunken
 
 
 def miller_madow(a: Tensor, b: Tensor) -> Tensor:
@@ -122,10 +121,10 @@ def miller_madow(a: Tensor, b: Tensor) -> Tensor:
     .. math:: \sum_i \hat p_i \log \frac{\hat p_i}{\tilde q_i}
         - \frac{K_a - 1}{2 n} - \sum_i \hat p_i \frac{1 - \tilde q_i}{2 m \tilde q_i}
 
-    Here :math:`K_a` symbols were drawn from P, and :math:`\tilde q_i = \max(b_i, 1/2) / m`.
+    Here :math:`K_a` categories were drawn from P, and :math:`\tilde q_i = \max(b_i, 1/2) / m`.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
 
     Returns:
@@ -145,11 +144,11 @@ def miller_madow(a: Tensor, b: Tensor) -> Tensor:
     return _sum(a, p * (p.log() - q.log() - (1 - q) / (2 * m * q))) - bias_p[..., 0]
 
 
-def bu(a: Tensor, b: Tensor) -> Tensor:
+def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
     r"""Return the augmented plug-in, :math:`\sum_i \frac{a_i}{n} \log \frac{a_i m}{(b_i + 1) n}`.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
 
     Returns:
@@ -157,7 +156,7 @@ def bu(a: Tensor, b: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> bu(torch.tensor([30, 10]), torch.tensor([20, 20]))
+        >>> augmented_plugin(torch.tensor([30, 10]), torch.tensor([20, 20]))
         tensor(0.0820, dtype=torch.float64)
 
     References:
@@ -168,12 +167,12 @@ def bu(a: Tensor, b: Tensor) -> Tensor:
 
 
 def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
-    r"""Return the divergence of the shares after `prior` more draws of every symbol on both sides.
+    r"""Return the divergence of the shares after `prior` more draws of every category on both sides.
 
     .. math:: \sum_i \frac{a_i + c}{n + K c} \log \frac{(a_i + c) (m + K c)}{(b_i + c) (n + K c)}
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
         prior: :math:`c`, above 0; 1/2 is Jeffreys' prior.
 
@@ -188,19 +187,23 @@ def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
     References:
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
+    if not 0 < prior < math.inf:
+        raise invalid_value(
+            "dirichlet", "prior", wanted="a number above 0", got=repr(prior), instead="prior=0.5"
+        )
     a, b, _, _ = _counts(a, b)
     return plugin(a + prior, b + prior)
 
 
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return what one more draw of each symbol adds, times n for P's draws and times m for Q's.
+    r"""Return what one more draw of each category adds, times n for P's draws and times m for Q's.
 
     .. math:: \log \frac{p_i}{q_i} - \sum_j p_j \log \frac{p_j}{q_j} \quad\text{and}\quad 1 - \frac{p_i}{q_i}
 
-    They are read off Zhang and Grabchak's estimator, so that they are finite where Q misses a symbol.
+    They are read off Zhang and Grabchak's estimator, so that they are finite where Q misses a category.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
 
     Returns:
@@ -231,10 +234,10 @@ def kl_variance(a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0
         \quad S = \frac{K - 1}{2} \Bigl(\frac1n + \frac1m\Bigr)^2
 
     S is the variance of :math:`\frac12 (\frac1n + \frac1m) \chi^2_{K - 1}`, which the estimate follows at P = Q; there
-    V has the mean 2 S. A symbol that Q showed b times counts in V with :math:`\psi'(b + 1)` for :math:`1 / b`.
+    V has the mean 2 S. A category that Q showed b times counts in V with :math:`\psi'(b + 1)` for :math:`1 / b`.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
         inflation: by what draws that depend on each other multiply the two variances in V.
 
@@ -255,12 +258,12 @@ def kl_variance(a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0
 
 
 def unseen_shares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the share of P's draws at symbols that Q never showed, and that at symbols that P showed once.
+    r"""Return the share of P's draws in categories that Q never showed, and that in categories that P showed once.
 
-    The second estimates P's chance of a symbol that it has not shown at all.
+    The second estimates P's probability of a category that it has not shown at all.
 
     Arguments:
-        a: how often P drew each symbol, shape (..., K).
+        a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
 
     Returns:
@@ -278,50 +281,12 @@ def unseen_shares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return _sum(a * (b == 0), a / n), _sum(a * (_whole(a) == 1), a / n)
 
 
-def kl_cluster_variance(a: Tensor, b: Tensor) -> Tensor:
-    r"""Return the variance of an estimate of KL where draws come in clusters that are independent of each other.
+class CoverageCorrection(NamedTuple):
+    """What unseen categories would add to the estimate: as predicted, after shrinkage, and the variance of that."""
 
-    .. math:: \frac{C}{C - 1} \sum_c \Bigl(\sum_i \frac{a_{c i}}{n} \phi_i\Bigr)^2
-        + \frac{D}{D - 1} \sum_d \Bigl(\sum_i \frac{b_{d i}}{m} \chi_i\Bigr)^2
-
-    with the influences :math:`\phi` and :math:`\chi` of `kl_influence`; it is never less than `kl_variance`'s S.
-
-    Arguments:
-        a: how often each of P's C clusters drew each symbol, shape (C, K); one draw a row where they are independent.
-        b: the same of Q's D clusters, shape (D, K).
-
-    Returns:
-        the variance in squared nats, a float64 scalar; infinite with fewer than two clusters on a side.
-
-    Example:
-        >>> import torch
-        >>> a, b = torch.tensor([[20, 0], [10, 10]]), torch.tensor([[10, 10], [10, 10]])
-        >>> kl_cluster_variance(a, b).sqrt()
-        tensor(0.2832, dtype=torch.float64)
-
-    References:
-        Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
-    """
-    total_a, total_b, n, m = _counts(a.sum(0), b.sum(0))
-    of_p, of_q = kl_influence(total_a, total_b)
-    first = between_clusters(a.to(of_p) @ of_p / n) + between_clusters(b.to(of_q) @ of_q / m)
-    return torch.maximum(first, second_order(total_a, total_b).variance)
-
-
-def between_clusters(sums: Tensor) -> Tensor:
-    """Return the variance of a total of independent terms with mean 0, one for each cluster, shape (C,)."""
-    clusters = sums.numel()
-    if clusters < 2:
-        return torch.full_like(sums.sum(), torch.inf)
-    return sums.square().sum() * (clusters / (clusters - 1))
-
-
-class Discovery(NamedTuple):
-    """What unseen symbols would add to the estimate: predicted, as much of it as is added, and the variance of that."""
-
-    whole: Tensor
-    kept: Tensor
-    kept_variance: Tensor
+    predicted: Tensor
+    shrunken: Tensor
+    variance: Tensor
 
 
 class SecondOrder(NamedTuple):
@@ -331,44 +296,31 @@ class SecondOrder(NamedTuple):
     variance: Tensor
 
 
-def discovery(a: Tensor, b: Tensor) -> Discovery:
-    """Predict what the estimate leaves out for want of draws of the rare symbols."""
+def coverage_correction(a: Tensor, b: Tensor) -> CoverageCorrection:
+    """Predict what the estimate leaves out for want of draws of the rare categories."""
     share = a / a.sum(-1, keepdim=True)
     seen_p, seen_q = _whole(a), _whole(b)
     added, variance_q = _predicted(share, seen_q == 0, seen_q == 1)
     taken, variance_p = _predicted(share, seen_p == 1, seen_p == 2)
-    whole, variance = added - taken, variance_q + variance_p
-    factor = torch.where(whole.square() > variance, 1 - variance / whole.square(), 0.0)
-    return Discovery(whole, factor * whole, factor * variance)
+    predicted, variance = added - taken, variance_q + variance_p
+    factor = torch.where(predicted.square() > variance, 1 - variance / predicted.square(), 0.0)
+    return CoverageCorrection(predicted, factor * predicted, factor * variance)
 
 
 def _predicted(share: Tensor, rarest: Tensor, next_rarest: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return :math:`F_0 e^\lambda E_1(\lambda)` and its variance.
 
-    Each symbol is in its class or not, independently, so that the variance of a class's share is the sum of squares.
+    Each category is in its class or not, independently, so that the variance of a class's share is the sum of squares.
     """
     masses = torch.stack([(share * rarest).sum(-1), (share * next_rarest).sum(-1)])
     squares = torch.stack([(share.square() * rarest).sum(-1), (share.square() * next_rarest).sum(-1)])
-    one_symbol = squares.sum(0) / masses.sum(0)
-    rate = torch.where(masses[0] > 0, (masses[1] + one_symbol) / (masses[0] + one_symbol), 1.0)
-    value = _exponential_integral(rate)
-    slope = value - 1 / rate
-    return masses[0] * value, (value - rate * slope).square() * squares[0] + slope.square() * squares[1]
-
-
-def _exponential_integral(x: Tensor) -> Tensor:
-    r"""Return :math:`e^x E_1(x)` to 1e-12: its series below 1, from there on :math:`\int e^{-t} / (x + t) dt`."""
-    small, large = x.clamp(max=1), x.clamp(min=1)
-    nodes, weights, k = (torch.from_numpy(constant).to(x.device) for constant in _integral_constants())
-    series = -(torch.cumprod(-small[..., None] / k, -1) / k).sum(-1)
-    integral = (weights / (large[..., None] + nodes)).sum(-1)
-    return torch.where(x < 1, small.exp() * (series - small.log() - _EULER), integral)
-
-
-@lru_cache(maxsize=1)
-def _integral_constants() -> tuple[np.ndarray[Any, Any], ...]:
-    """Return the nodes and weights of Gauss and Laguerre's quadrature, and the numbers from 1 to 20."""
-    return *np.polynomial.laguerre.laggauss(64), np.arange(1.0, 21.0)
+    one_category = squares.sum(0) / masses.sum(0)
+    rate = torch.where(masses[0] > 0, (masses[1] + one_category) / (masses[0] + one_category), 1.0)
+    value = scaled_e1(rate)
+    derivative = value - 1 / rate
+    return masses[0] * value, (value - rate * derivative).square() * squares[
+        0
+    ] + derivative.square() * squares[1]
 
 
 def first_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -382,9 +334,9 @@ def first_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def second_order(a: Tensor, b: Tensor) -> SecondOrder:
     """Return mean and variance of the estimate from shares, were P the same as Q."""
-    freedom = (((a > 0) & (b > 0)).sum(-1) - 1).clamp(min=0)
+    dof = (((a > 0) & (b > 0)).sum(-1) - 1).clamp(min=0)
     scale = 1 / a.sum(-1) + 1 / b.sum(-1)
-    return SecondOrder(freedom / 2 * scale, freedom / 2 * scale**2)
+    return SecondOrder(dof / 2 * scale, dof / 2 * scale**2)
 
 
 def _whole(x: Tensor) -> Tensor:
@@ -399,5 +351,5 @@ def _counts(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _sum(a: Tensor, terms: Tensor) -> Tensor:
-    """Sum the terms of the symbols that P drew: the others count for nothing, whatever they compute as."""
+    """Sum the terms of the categories that P drew: the others count for nothing, whatever they compute as."""
     return torch.where(a > 0, terms, 0.0).sum(-1)

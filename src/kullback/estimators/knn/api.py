@@ -2,30 +2,32 @@ r"""KL from the nearest neighbors of draws: of a continuous P and a continuous Q
 
 The distance to the k-th neighbor in each sample estimates the density there. Its bias is fought in three ways: two
 numbers of neighbors, extrapolated to none where they differ by more than chance; coordinates in which Q is about
-normal; and a Gaussian pilot for how the density changes within a ball (`neighbors_pilot`).
+normal; and a Gaussian pilot for how the density changes within a ball (`pilot`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from kullback.errors import invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, standard_normal_quantile
-from kullback.estimators.knn.data import Draws, check_independent, prepared, refusal
-from kullback.estimators.knn.pilot import Frame, Margin
-from kullback.estimators.knn.search import Hood, search_line, search_space
+from kullback.estimators.checks import check_confidence
+from kullback.estimators.draws import Array, Draws
+from kullback.estimators.knn.data import check_independent, prepared
+from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
+from kullback.estimators.knn.search import KNearest, search_line, search_space
+from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
+from kullback.estimators.spans import common_span
+from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
 from kullback.samples import Samples
 
-__all__ = ["neighbors"]
+__all__ = ["nearest_neighbors"]
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-
-# A frame of this many draws, and of ten for each component, is steady enough to be a pilot.
+# The Gaussian of this many draws, and of ten for each component, is steady enough to be a pilot.
 _PILOT_DRAWS = 100
 # So many draws of each side make larger balls needless and their search slow.
 _MANY = 50_000
@@ -39,15 +41,16 @@ _NEAR_THE_LIMIT = 2.0
 
 @dataclass(frozen=True)
 class _Terms:
-    """For each number of neighbors (rows) and draw of P (columns): the log-ratio; and how often each draw is used."""
+    """For each number of neighbors (rows) and draw of P (columns): the log-ratio; and the k-occurrence of each draw."""
 
     ks: tuple[int, ...]
     log_ratio: Array
     smoothing: Array  # the part of log_ratio that is the pilot's
-    hits_p: list[Array]
-    hits_q: list[Array]
+    occurrence_p: list[Array]
+    occurrence_q: list[Array]
     overfit: float  # by how much the pilot is likely to flatter its own draws
     dimension: float  # of the set that P's draws fill, by how fast balls fill
+    radii: tuple[Array, Array]  # of P's and Q's draws, in the coordinates in which Q's are searched
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class _Value:
     mix: Array  # the weight of each number of neighbors
 
 
-def neighbors(
+def nearest_neighbors(
     p: Samples,
     q: Samples,
     *,
@@ -76,7 +79,7 @@ def neighbors(
 
     with :math:`\rho_k(x_i)` the distance to the k-th neighbor among the other draws of P and :math:`\nu_k(x_i)` to the
     k-th among the draws of Q. The terms are the sample mean over P; `whiten` and `extrapolate` reduce their bias, and
-    ``neighbors(p, q, k=k, whiten=False, extrapolate=False)`` is the formula as it stands.
+    ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` is the formula as it stands.
 
     Arguments:
         p: draws of P, floating-point, shape (n, d). Weights make the mean, and the densities, weighted ones.
@@ -92,25 +95,25 @@ def neighbors(
             in :math:`\sqrt k` to k = 0.
 
     Returns:
-        the estimate in nats, on the device of `p`, not below 0, with method ``"neighbors"``. The interval holds the
-        influence of the draws (or clusters) of both sides and an allowance for bias. Its upper end is infinite where
-        P lies mostly where Q has no draws; it is None above 10 dimensions, near a set of fewer dimensions than the
-        draws have, and for fewer than 20 draws. Where a small part of P lies beyond Q's draws, the draws cannot show
-        how small Q is there: the estimate is then too low by an amount that the interval may not hold.
+        the estimate in nats, on the device of `p`, not below 0. The interval holds the influence of the draws (or
+        clusters) of both sides and an allowance for bias. Its upper end is infinite where P lies mostly where Q has no
+        draws; it is None above 10 dimensions, near a set of fewer dimensions than the draws have, and for fewer than 20
+        draws. Where a small part of P lies beyond Q's draws, the draws cannot show how small Q is there: the estimate
+        is then too low by an amount that the interval may not hold.
 
     Raises:
-        ArgumentTypeError: the draws are symbols.
+        ArgumentTypeError: the draws are categories.
         ArgumentValueError: other dimensions in p and q, infinite values, constant coordinates, repeated draws, rows of
             p among those of q, fewer draws than `k` needs or than there are components.
         OptionalDependencyError: SciPy is missing.
 
     Example:
         >>> import torch, kullback
-        >>> from kullback.estimators.knn.api import neighbors
+        >>> from kullback.estimators.knn.api import nearest_neighbors
         >>> generator = torch.Generator().manual_seed(0)
         >>> x = torch.randn(2000, generator=generator, dtype=torch.float64)
         >>> y = 1 + 1.5 * torch.randn(2000, generator=generator, dtype=torch.float64)
-        >>> estimate = neighbors(kullback.Samples(x), kullback.Samples(y))  # the true value is 0.350
+        >>> estimate = nearest_neighbors(kullback.Samples(x), kullback.Samples(y))  # the true value is 0.350
         >>> low, high = estimate.interval
         >>> bool(low < 0.350 < high)
         True
@@ -120,8 +123,12 @@ def neighbors(
         Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
     """
     del generator
-    check_confidence("neighbors", confidence)
-    first, second, notes = prepared(p, q)
+    check_confidence("nearest_neighbors", confidence)
+    span = common_span(p, q)
+    if span.infinite:
+        return infinite_estimate("nearest_neighbors", (len(p), len(q)), span.infinite, p.tensor.device)
+    first, second, notes = prepared(span.p, span.q)
+    notes += span.notes
     device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
     ks = _numbers(first, second, k, extrapolate=extrapolate)
     terms = _terms(first, second, ks, whiten=whiten, device=device)
@@ -140,11 +147,12 @@ def neighbors(
 
     return Estimate(
         number(found.value),
-        number(error),
-        "neighbors",
+        None,
+        "nearest_neighbors",
         None if interval is None else (number(interval[0]), number(interval[1])),
         (len(p), len(q)),
         tuple(notes),
+        number(error),
     )
 
 
@@ -155,7 +163,8 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
         usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
         k = min(usual, max(most // share, 4), most)
     if not 1 <= k <= most:
-        raise refusal(
+        raise invalid_value(
+            "nearest_neighbors",
             "k",
             wanted=f"1 to {most} neighbors, which {len(p)} draws of p and {len(q)} of q have",
             got=repr(k),
@@ -167,6 +176,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
 def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: torch.device) -> _Terms:
     d = p.x.shape[1]
     smoothing, overfit = np.zeros((len(ks), 1)), 0.0
+    radii = p.x[:, 0], q.x[:, 0]
     on_a_line = d == 1 and device.type == "cpu"
     if on_a_line:
         x, y, stretch = p.x[:, 0], q.x[:, 0], 0.0
@@ -175,9 +185,10 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
     else:
         pilot = whiten and d > 1 and min(p.effective, q.effective) >= max(_PILOT_DRAWS, 10 * d)
         p_points, q_points = _mapped(p.x, q.x) if pilot else (p.x, q.x)
-        frame_p, frame_q = _frames(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
-        at_p, at_q, draws_q = frame_p(p_points), frame_q(p_points), frame_q(q_points)
-        stretch = frame_q.log_volume - frame_p.log_volume
+        whitening_p, whitening_q = _whitenings(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
+        at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
+        radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
+        stretch = whitening_q.log_volume - whitening_p.log_volume
         own = search_space(
             at_p, at_p, ks, own=True, weights=p.weights, query_weights=p.weights, device=device
         )
@@ -187,7 +198,8 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
         if pilot:
             pairs = zip(own, cross, strict=True)
             rows = [
-                frame_q.log_smoothing(at_q, there.log_radius) - frame_p.log_smoothing(at_p, here.log_radius)
+                whitening_q.log_smoothing(at_q, there.log_radius)
+                - whitening_p.log_smoothing(at_p, here.log_radius)
                 for here, there in pairs
             ]
             smoothing = np.stack(rows)
@@ -195,20 +207,22 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
             overfit = parameters * (1 / p.effective + 1 / q.effective) / 2 * d / (d + 2)
     log_ratio = np.stack([_log_ratio(a, b, d) for a, b in zip(own, cross, strict=True)])
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
-    hits_p, hits_q = ([hood.hits for hood in hoods] for hoods in (own, cross))
+    occurrence_p, occurrence_q = ([found.occurrence for found in side] for side in (own, cross))
     smoothing = np.broadcast_to(smoothing, log_ratio.shape)
-    return _Terms(ks, log_ratio, smoothing, hits_p, hits_q, overfit, _dimension(ks, own, d))
+    return _Terms(
+        ks, log_ratio, smoothing, occurrence_p, occurrence_q, overfit, _dimension(ks, own, d), radii
+    )
 
 
-def _dimension(ks: tuple[int, ...], own: list[Hood], d: int) -> float:
+def _dimension(ks: tuple[int, ...], own: list[KNearest], d: int) -> float:
     r"""Estimate d from :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`."""
     if len(ks) == 1:
         return float(d)
-    growth = float((own[-1].log_radius - own[0].log_radius).mean())
-    return sum(1 / j for j in range(ks[0], ks[1])) / growth if growth > 0 else math.inf
+    difference = float((own[-1].log_radius - own[0].log_radius).mean())
+    return sum(1 / j for j in range(ks[0], ks[1])) / difference if difference > 0 else math.inf
 
 
-def _log_ratio(own: Hood, cross: Hood, d: int) -> Array:
+def _log_ratio(own: KNearest, cross: KNearest, d: int) -> Array:
     """Return log p - log q at the draws of P, up to a constant."""
     found = d * (cross.log_radius - own.log_radius)
     if own.log_weight is not None:
@@ -220,25 +234,25 @@ def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
     """Map each coordinate so that Q's draws are about normal there."""
     both = np.empty_like(p), np.empty_like(q)
     for j in range(p.shape[1]):
-        margin = Margin(q[:, j])
+        gaussianized = MarginalGaussianization(q[:, j])
         for target, source in zip(both, (p, q), strict=True):
-            target[:, j] = margin(source[:, j])
+            target[:, j] = gaussianized(source[:, j])
     return both
 
 
-def _frames(
+def _whitenings(
     p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
-) -> tuple[Frame, Frame]:
-    """Return each side's own frame with a pilot; without one, one for both that at most scales the coordinates."""
+) -> tuple[Whitening, Whitening]:
+    """Return each side's own whitening with a pilot; without one, a common scaling of the coordinates."""
     if pilot:
         check_independent(p_points, q_points)
-        return Frame.of(p_points, p.weights), Frame.of(q_points, q.weights)
+        return Whitening.of(p_points, p.weights), Whitening.of(q_points, q.weights)
     scale = np.ones(p_points.shape[1])
     if whiten:
         scale = np.median(np.abs(q_points - np.median(q_points, 0)), 0)
         scale = np.where(scale > 0, scale, np.std(q_points, 0))
-    frame = Frame(np.median(q_points, 0), np.diag(scale), math.inf)
-    return frame, frame
+    whitening = Whitening(np.median(q_points, 0), np.diag(scale), math.inf)
+    return whitening, whitening
 
 
 def _overlap_is_poor(terms: _Terms, p: Draws) -> bool:
@@ -250,11 +264,12 @@ def _overlap_is_poor(terms: _Terms, p: Draws) -> bool:
 def _check_atoms(terms: _Terms) -> None:
     bad = ~np.isfinite(terms.log_ratio).all(0)
     if bool(bad.any()):
-        raise refusal(
+        raise invalid_value(
+            "nearest_neighbors",
             "p, q",
             wanted=f"draws of continuous distributions, which do not repeat {terms.ks[0]} times",
             got=f"{int(bad.sum())} draws of p whose neighbor is at distance 0",
-            instead="a larger k, or Samples(x.long()) if the values are symbols",
+            instead="a larger k, or Samples(x.long()) if the values are categories",
         )
 
 
@@ -286,12 +301,12 @@ def _standard_error(terms: _Terms, found: _Value, p: Draws, q: Draws) -> float:
         ratio *= p.weights
     parts = found.mix / (np.array(terms.ks) * total)
     influence_p = _centered(ratio, p.weights)
-    influence_p += _centered(_combined(parts, terms.hits_p), p.weights)
-    moved = _combined(parts, terms.hits_q)
+    influence_p += _centered(_combined(parts, terms.occurrence_p), p.weights)
+    moved = _combined(parts, terms.occurrence_q)
     if q.weights is not None:
         moved *= q.weights / q.weights.mean()
     influence_q = _centered(moved, q.weights)
-    return math.sqrt(_variance(influence_p, p.clusters) + _variance(influence_q, q.clusters))
+    return math.sqrt(p.variance(influence_p) + q.variance(influence_q))
 
 
 def _centered(influence: Array, weights: Array | None) -> Array:
@@ -308,14 +323,6 @@ def _combined(parts: Array, rows: list[Array]) -> Array:
     return found
 
 
-def _variance(influence: Array, clusters: Any) -> float:
-    if clusters is not None:
-        present = np.bincount(clusters) > 0
-        influence = np.asarray(np.bincount(clusters, influence)[present], dtype=np.float64)
-    count = len(influence)
-    return float(np.square(influence).sum()) * count / (count - 1) if count > 1 else math.inf
-
-
 def _interval(found: _Value, error: float, terms: _Terms, confidence: float) -> tuple[float, float]:
     """Return the normal interval, widened for the bias that corrections of this size leave (measured)."""
     width = standard_normal_quantile(confidence) * error + 0.5 * abs(found.smoothing) + 0.5 * terms.overfit
@@ -325,6 +332,14 @@ def _interval(found: _Value, error: float, terms: _Terms, confidence: float) -> 
     center = max(found.value, 0.0)
     # What hides in chance is mostly too low: P reaches where Q has few draws.
     return center - width - down, center + width + up + found.chance / 2
+
+
+def _unseen(terms: _Terms, p: Draws, q: Draws) -> Unseen:
+    """Look for P's draws where Q has none: by their distance from Q's center, and in each component."""
+    number = p.effective * p.groups / len(p)
+    if p.x.shape[1] == 1:
+        return unseen_by_q(p.x[:, 0], p.shares, q.x[:, 0], number)
+    return unseen_in_scores([terms.radii, *zip(p.x.T, q.x.T, strict=True)], p.shares, number)
 
 
 def _judged(
@@ -343,7 +358,11 @@ def _judged(
             f"P lies mostly where Q has hardly a draw: {len(q)} draws of q cannot show a KL much above log {len(q)} = "
             f"{limit:.1f}, so the value is a lower estimate and the interval has no upper end."
         )
-    elif abs(found.shift) + abs(found.smoothing) > (high - low) / 8:
+    verdict = upper_end(_unseen(terms, p, q), (high - low) / 2 if high < math.inf else math.inf)
+    if verdict.note and high < math.inf:
+        notes.append(verdict.note)
+    high += verdict.reach
+    if high < math.inf and abs(found.shift) + abs(found.smoothing) > (high - low) / 8:
         notes.append(
             f"Corrections of bias changed the value by {found.shift:+.3g} (extrapolation to no neighbors) and "
             f"{found.smoothing:+.3g} (change of density within the balls); an interval is widened for what they miss."
@@ -366,7 +385,7 @@ def _judged(
             f"are {p.groups} of p and {q.groups} of q."
         )
         return None, notes
-    if p.clusters is not None or q.clusters is not None:
+    if p.cluster is not None or q.cluster is not None:
         notes.append(
             "The interval takes clusters as independent; neighbors within a draw's own cluster raise the estimate."
         )

@@ -3,63 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import torch
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
-from kullback.estimators.checks import check_samples, effective_number, numpy_of
+from kullback.errors import ArgumentValueError, explain, invalid_type, invalid_value
+from kullback.estimators.checks import check_finite, check_samples
+from kullback.estimators.draws import Array, Draws
 from kullback.estimators.knn.search import spatial_order
-from kullback.representations import first_of
+from kullback.estimators.spans import rank_of
 from kullback.samples import Samples
 
-__all__ = ["Draws", "RepeatedDrawsError", "check_independent", "prepared", "refusal"]
+__all__ = ["RepeatedDrawsError", "check_independent", "prepared"]
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-_CALL = "neighbors"
+_CALL = "nearest_neighbors"
 # Rounding of real measurements gives a few ties; from here on they decide the result.
 _MOST_TIED = 0.05
 _MOST_SHARED = 0.01
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Points, shape (n, d), the weight of each or None, and the cluster of each or None."""
-
-    x: Array
-    weights: Array | None
-    clusters: Integers | None
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def taken(self, index: Integers) -> Draws:
-        """Return these draws, in this order."""
-        weights = None if self.weights is None else self.weights[index]
-        return Draws(self.x[index], weights, None if self.clusters is None else self.clusters[index])
-
-    @property
-    def groups(self) -> int:
-        """How many independent draws there are, or clusters of them."""
-        return len(self) if self.clusters is None else len(np.unique(self.clusters))
-
-    @property
-    def effective(self) -> float:
-        """How many draws of equal weight tell as much."""
-        return effective_number(None if self.weights is None else torch.from_numpy(self.weights), len(self))
-
-
 class RepeatedDrawsError(ArgumentValueError):
     """Draws that should be of a continuous distribution have values in common, as rounded numbers do."""
-
-
-def refusal(argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    """Explain an argument that cannot be used."""
-    return ArgumentValueError(explain(_CALL, argument, wanted=wanted, got=got, instead=instead))
 
 
 def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> RepeatedDrawsError:
@@ -71,11 +35,10 @@ def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
     check_samples(_CALL, p, q)
     for name, samples in (("p", p), ("q", q)):
         _check_points(name, samples)
-    first, second = _draws(p), _draws(q)
+    first, second = Draws.of(p), Draws.of(q)
     notes: list[str] = []
     first, second = _varying(first, second, notes)
     _check_numbers(first, second)
-    check_independent(first.x, second.x)
     first, second = _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
     _check_ties(first, second, notes)
     return first, second, notes
@@ -85,37 +48,21 @@ def _ordered(draws: Draws) -> Draws:
     """Sort draws on a line; elsewhere put neighbors after one another, so that a search finds them in the cache."""
     if draws.x.shape[1] > 1:
         return draws.taken(spatial_order(draws.x))
-    if draws.weights is None and draws.clusters is None:
+    if draws.weights is None and draws.cluster is None:
         return replace(draws, x=np.sort(draws.x, axis=0))
     return draws.taken(np.argsort(draws.x[:, 0]))
 
 
 def _check_points(name: str, samples: Samples) -> None:
     if samples.discrete:
-        raise ArgumentTypeError(
-            explain(
-                _CALL,
-                name,
-                wanted="floating-point draws, which are points with distances",
-                got=f"{samples!r}, which are symbols",
-                instead="method='coverage_adjusted' for symbols, Samples(x.double()) to read integers as points",
-            )
-        )
-    if not bool(np.isfinite(numpy_of(samples)).all()):
-        raise refusal(
+        raise invalid_type(
+            _CALL,
             name,
-            wanted="finite draws",
-            got=f"infinity or NaN ({first_of(~samples.tensor.isfinite())})",
-            instead="Samples(x[x.isfinite().all(-1)]), and say that these rows were left out",
+            wanted="floating-point draws, which have distances",
+            got=f"{samples!r}, which are categories",
+            instead="method='coverage_adjusted' for categories, Samples(x.double()) to read integers as numbers",
         )
-
-
-def _draws(samples: Samples) -> Draws:
-    """Return the draws on the CPU without those of weight 0, which count for nothing."""
-    weights = None if samples.weights is None else samples.weights.cpu().numpy()
-    clusters = None if samples.clusters is None else samples.clusters.cpu().numpy()
-    draws = Draws(numpy_of(samples), weights, clusters)
-    return draws if weights is None or bool((weights > 0).all()) else draws.taken(np.flatnonzero(weights))
+    check_finite(_CALL, name, samples)
 
 
 def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
@@ -128,14 +75,16 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
     if len(wrong):
         j = int(wrong[0])
         sides = " and ".join(name for name, fixed in (("p", fixed_p), ("q", fixed_q)) if fixed[j])
-        raise refusal(
+        raise invalid_value(
+            _CALL,
             "p, q",
             wanted="coordinates that vary in p and in q: a constant one has no density, and KL is infinite",
             got=f"the constant component {j} in {sides}",
             instead="Samples(x[:, columns]) without it on both sides",
         )
     if bool(same.all()):
-        raise refusal(
+        raise invalid_value(
+            _CALL,
             "p, q",
             wanted="at least one coordinate that varies",
             got=f"the same value in all draws of p and q: {p.x[0].tolist()}",
@@ -152,14 +101,16 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
 def _check_numbers(p: Draws, q: Draws) -> None:
     d = p.x.shape[1]
     if len(p) < 2:
-        raise refusal(
+        raise invalid_value(
+            _CALL,
             "p",
             wanted="at least 2 draws, so that each has a neighbor",
             got=f"{len(p)}",
             instead="more draws",
         )
     if min(len(p) - 1, len(q)) < d:
-        raise refusal(
+        raise invalid_value(
+            _CALL,
             "p, q",
             wanted="more draws than components",
             got=f"{len(p)} draws of p and {len(q)} of q with {d} components",
@@ -171,24 +122,17 @@ def check_independent(p: Array, q: Array) -> None:
     """Refuse points that lie in a plane of fewer dimensions, where they have no density."""
     for name, points in (("p", p), ("q", q)):
         d = points.shape[1]
-        if d == 1 or _rank(points[: 100 + 10 * d]) == d or _rank(points) == d:
+        scaled = (points - points.mean(0)) / np.maximum(points.std(0), np.finfo(np.float64).tiny)
+        rank = d if d == 1 else rank_of(scaled)
+        if rank == d:
             continue
-        raise refusal(
+        raise invalid_value(
+            _CALL,
             name,
             wanted="components of which none follows from the others: else there is no density",
-            got=f"{d} components of rank {_rank(points)}",
+            got=f"{d} components of rank {rank}",
             instead="Samples(x[:, columns]) without those that follow from others, on both sides",
         )
-
-
-def _rank(points: Array) -> int:
-    centerd = points - np.median(points, 0)
-    scale = np.median(np.abs(centerd), 0)
-    return int(
-        np.linalg.matrix_rank(
-            centerd / np.where(scale > 0, scale, np.abs(centerd).max(0) + 1e-300), rtol=1e-10
-        )
-    )
 
 
 def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
@@ -199,11 +143,12 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
         _check_atoms(name, key, notes)
         _check_components(name, draws.x)
     if shared > max(_MOST_SHARED * len(p), 1):
-        raise refusal(
+        raise invalid_value(
+            _CALL,
             "p, q",
             wanted="draws of their own in p and in q, as two continuous distributions give",
             got=f"{shared} of the {len(p)} draws of p among those of q: each finds itself there at distance 0",
-            instead="leave the common rows out of one side; Samples(x.long()) if the values are symbols",
+            instead="leave the common rows out of one side; Samples(x.long()) if the values are categories",
         )
     if shared:
         notes.append(
@@ -229,7 +174,7 @@ def _check_atoms(name: str, key: Array, notes: list[str]) -> None:
             name,
             wanted="draws of a continuous distribution, which do not repeat",
             got=f"{tied} of {len(key)} draws that have an equal one: rounded values, or an atom",
-            instead="Samples(x.long()) if the values are symbols, method='histogram' (vectors: 'density_ratio') if "
+            instead="Samples(x.long()) if the values are categories, method='histogram' (vectors: 'density_ratio') if "
             "they are rounded",
         )
     if tied:

@@ -1,6 +1,6 @@
 """Which draws lie nearest: exact searches, on a line by sorting, in few dimensions by a tree, in many by products.
 
-Each search returns a `Hood` for every asked number of neighbors k, from which densities and influences follow.
+Each search returns a `KNearest` for every asked number of neighbors k, from which densities and influences follow.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kullback.errors import OptionalDependencyError
+from kullback.estimators.draws import Array, Integers
+from kullback.optional import load
 from kullback.progress import progress_bar
 
-__all__ = ["Hood", "nearest_among", "optional", "search_line", "search_space", "spatial_order"]
+__all__ = ["KNearest", "nearest_among", "search_line", "search_space", "spatial_order"]
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 Block = tuple[slice, Array, Integers]
 
 # Beyond so many dimensions a tree visits nearly every leaf, and matrix products are faster.
@@ -28,34 +27,26 @@ _SPARE = 4
 _BLOCK_BYTES = {"cpu": 2**26, "cuda": 2**30}
 
 
-class Hood(NamedTuple):
+class KNearest(NamedTuple):
     """The k nearest draws of each query.
 
-    `log_radius`, shape (queries,): the log-distance to the k-th. `hits`, shape (draws,): the summed weight of the
-    queries that have a draw among their k nearest. `log_weight`, shape (queries,): the log-mean of the k neighbors'
-    weights relative to all, without its bias; None where all weigh the same.
+    Attributes:
+        log_radius: the log-distance to the k-th, shape (queries,).
+        occurrence: the summed weight of the queries that have a draw among their k nearest, shape (draws,).
+        log_weight: the log-mean of the k neighbors' weights relative to all, without its bias, shape (queries,); None
+            where all weigh the same.
     """
 
     log_radius: Array
-    hits: Array
+    occurrence: Array
     log_weight: Array | None
-
-
-def optional(name: str) -> Any:
-    """Import one of SciPy's modules, of which this package needs no other part."""
-    import importlib
-
-    try:
-        return importlib.import_module(f"scipy.{name}")
-    except ImportError as error:
-        raise OptionalDependencyError("neighbors needs SciPy: pip install 'kullback[samples]'") from error
 
 
 def spatial_order(draws: Array) -> Integers:
     """Return an order in which neighbors follow one another: queries then find what they need in the cache."""
     if draws.shape[1] == 1:
         return np.argsort(draws[:, 0])
-    return optional("spatial").cKDTree(draws, balanced_tree=False).indices
+    return load("scipy.spatial", "nearest_neighbors").cKDTree(draws, balanced_tree=False).indices
 
 
 def _log_distance(distance: Array) -> Array:
@@ -72,16 +63,16 @@ def search_line(
     own: bool,
     weights: Array | None = None,
     query_weights: Array | None = None,
-) -> list[Hood]:
+) -> list[KNearest]:
     """Search sorted draws for the neighbors of sorted queries; `own` says that these are the draws themselves."""
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
-    found: list[Hood] = []
+    found: list[KNearest] = []
     for k in ks:
         start, radius = _on_a_line(reference, queries, place, k + own)
-        hits = _covered(start, k + own, len(reference), query_weights)
+        occurrence = _covered(start, k + own, len(reference), query_weights)
         if own:
-            hits -= 1.0 if query_weights is None else query_weights
-        found.append(Hood(_log_distance(radius), hits, _window_weight(weights, start, k, own=own)))
+            occurrence -= 1.0 if query_weights is None else query_weights
+        found.append(KNearest(_log_distance(radius), occurrence, _window_weight(weights, start, k, own=own)))
     return found
 
 
@@ -141,22 +132,22 @@ def search_space(
     weights: Array | None = None,
     query_weights: Array | None = None,
     device: torch.device,
-) -> list[Hood]:
+) -> list[KNearest]:
     """Search draws of shape (n, d) for the neighbors of queries; `own` says that these are the draws themselves."""
     n, deepest = len(queries), max(ks)
-    radius, hits = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
+    radius, occurrence = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
     log_weight = None if weights is None else np.empty((len(ks), n))
     for rows, distance, index in _blocks(reference, queries, deepest, device, own=own):
         for i, k in enumerate(ks):
             radius[i, rows] = distance[:, k - 1]
             share = None if query_weights is None else np.repeat(query_weights[rows], k)
-            hits[i] += np.bincount(index[:, :k].ravel(), share, len(reference))
+            occurrence[i] += np.bincount(index[:, :k].ravel(), share, len(reference))
             if log_weight is not None and weights is not None:
                 near = weights[index[:, :k]]
                 total, squares = near.sum(1), (near**2).sum(1)
                 log_weight[i, rows] = _log_mean(total, squares, k, float(weights.mean()))
     return [
-        Hood(_log_distance(radius[i]), hits[i], None if log_weight is None else log_weight[i])
+        KNearest(_log_distance(radius[i]), occurrence[i], None if log_weight is None else log_weight[i])
         for i in range(len(ks))
     ]
 
@@ -182,7 +173,7 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
     """Ask a k-d tree; of its own draws each is the first neighbor, at distance 0, and is left out."""
-    tree = optional("spatial").cKDTree(reference, balanced_tree=False)
+    tree = load("scipy.spatial", "nearest_neighbors").cKDTree(reference, balanced_tree=False)
     for start in range(0, len(queries), _QUERIES):
         rows = slice(start, min(start + _QUERIES, len(queries)))
         distance, index = tree.query(queries[rows], range(1, k + own + 1), workers=-1)

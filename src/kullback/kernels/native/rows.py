@@ -1,50 +1,23 @@
-"""The kernels in C++ for the CPU: one sweep for the statistics of a row, one for its value and gradient.
+"""Divergences of rows of logits in C++: one sweep for the statistics of a row, one for its value and gradient.
 
 They take logits of float64, float32, bfloat16 or float16, also mixed, with any strides; they compute in float64 where
-a side is float64, else in float32, summing in float64. The library is built from csrc/ when kullback is installed with
-``KULLBACK_NATIVE=1``; without it the reference serves.
+a side is float64, else in float32, summing in float64.
 """
 
 from __future__ import annotations
 
-import sys
-from functools import cache
-from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels.divergence_codes import has_numbers, numbers
-from kullback.kernels.reference import Rows
-from kullback.kernels.row_autograd import FusedRowDivergence
+from kullback.kernels.divergence_codes import Arguments, arguments_of
+from kullback.kernels.native import library
 
-__all__ = ["DTYPES", "missing", "row_divergence", "serves", "value_and_gradient", "weighted_total"]
+__all__ = ["DTYPES", "serves", "value_and_gradient", "weighted_total"]
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_LIBRARY = Path(__file__).with_name("_native.so")
-
-
-@cache
-def missing() -> str | None:
-    """Load the library; say why that cannot be, or return None."""
-    if not _LIBRARY.exists():
-        return "not built: this is a pure Python install (KULLBACK_NATIVE=1 pip install builds it)"
-    try:
-        torch.ops.load_library(_LIBRARY)
-    except OSError as error:
-        return f"the library does not load: {error}"
-    # All it returns it writes to its arguments: there is nothing to say about shapes.
-    torch.library.register_fake("kullback::value_and_gradient")(lambda *_: None)
-    return None
-
-
-def _is_there() -> bool:
-    return missing() is None
-
-
-# torch.compile runs a function with this mark once, while it traces (see kullback.reduction).
-_is_there._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
@@ -54,14 +27,9 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and q.is_cpu
         and p.dtype in DTYPES
         and q.dtype in DTYPES
-        and has_numbers(kind)
-        and _is_there()
+        and arguments_of(kind) is not None
+        and library.is_available()
     )
-
-
-def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
-    """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors of logits."""
-    return FusedRowDivergence.apply(p, q, sys.modules[__name__], kind, rows, dtype)
 
 
 def value_and_gradient(
@@ -115,7 +83,11 @@ def _run(
     scale: float,
     *results: Tensor | None,
 ) -> None:
-    torch.ops.kullback.value_and_gradient(p, q, weights, *numbers(kind), temperature, scale, *results)
+    """Call the operator, which writes to `results`: values, total, and the gradients by both sides."""
+    code, numbers, swapped = cast(Arguments, arguments_of(kind))
+    if swapped:
+        p, q, results = q, p, (*results[:2], *results[:1:-1])
+    torch.ops.kullback.value_and_gradient(p, q, weights, code, *numbers, temperature, scale, *results)
 
 
 def _in_float64(weights: Tensor | None) -> Tensor | None:

@@ -1,7 +1,7 @@
-"""What the GPU runs: a row of logits of P and one of Q become their divergence and its gradients (see `triton`).
+"""What the GPU runs: a row of logits of P and one of Q become their divergence and its gradients (see `rows`).
 
 With d = log p - log q every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small
-they are power series in d, elsewhere they come from p and q themselves, as in csrc/row_kernel.h.
+they are power series in d, elsewhere they come from p and q themselves, as in csrc/logits.
 """
 
 # Triton's language is not typed: a kernel's operators are unknown to the checker.
@@ -14,18 +14,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kullback.kernels.codes import DivergenceCode
+
 __all__ = ["row_kernel"]
 
-# The numbers of kullback/kernels/kind_numbers.py, as the kernel reads them.
-_KL = tl.constexpr(0)
-_REVERSE_KL = tl.constexpr(1)
-_JEFFREYS = tl.constexpr(2)
-_TOTAL_VARIATION = tl.constexpr(3)
+_KL = tl.constexpr(DivergenceCode.KL.value)
+_REVERSE_KL = tl.constexpr(DivergenceCode.REVERSE_KL.value)
+_JEFFREYS = tl.constexpr(DivergenceCode.JEFFREYS.value)
+_TOTAL_VARIATION = tl.constexpr(DivergenceCode.TOTAL_VARIATION.value)
 # Below this |log-ratio| terms are power series.
 _NEAR = tl.constexpr(0.3)
 _INF = tl.constexpr(float("inf"))
-# Below this log-probability float64 has no number, and the reference sees no mass.
-_NO_MASS = tl.constexpr(-745.0)
 
 
 @triton.jit
@@ -68,7 +67,7 @@ def _expm1_of_minus(x):
 
 
 @triton.jit
-def _bracket(x):
+def _expm1_of_minus_plus_x(x):
     """Return e^-x - 1 + x for |x| < 0.7."""
     s = tl.fma(x, 1 / 3628800, -1 / 362880)
     s = tl.fma(s, x, 1 / 40320)
@@ -87,55 +86,55 @@ def _finite(d):
 
 
 @triton.jit
-def _excess(p, q, d):
+def _difference(p, q, d):
     """Return q - p, to full relative precision also where they agree."""
     near = tl.abs(d) < _NEAR
     return tl.where(near, p * _expm1_of_minus(tl.where(near, d, 0.0)), q - p)
 
 
 @triton.jit
-def _relative_entropy(p, gap, x):
-    """Return p (e^-x - 1 + x), where gap = p (e^-x - 1)."""
+def _relative_entropy(p, difference, x):
+    """Return p (e^-x - 1 + x), where difference = p (e^-x - 1)."""
     near = tl.abs(x) < 0.7
-    far = tl.where(x == _INF, _INF, gap + p * _finite(x))
-    return tl.where(near, p * _bracket(tl.where(near, x, 0.0)), far)
+    far = tl.where(x == _INF, _INF, difference + p * _finite(x))
+    return tl.where(near, p * _expm1_of_minus_plus_x(tl.where(near, x, 0.0)), far)
 
 
 @triton.jit
 def _skew(p, q, d, share, rest):
     """Return the term of KL(P || share P + rest Q) and its derivatives by log p and log q, for 0 < share < 1."""
-    excess = _excess(p, q, d)
+    difference = _difference(p, q, d)
     # Less than this is lost in the sum, and its mixture might not be a normal number.
     empty = p < 1e-30
-    y = rest * excess / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
+    y = rest * difference / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
     near = tl.abs(y) < 0.4
     large = tl.log(tl.where(empty, 1.0, p)) - tl.log(tl.where(empty, 1.0, share * p + rest * q))
     x = tl.where(empty, 0.0, tl.where(near, -_log1p_near(tl.where(near, y, 0.0)), large))
-    surplus = tl.where(empty, -1.0, -y / (1.0 + y))  # p / mixture - 1
-    term = tl.where(empty, rest * excess, _relative_entropy(p, rest * excess, x))
-    return term, tl.where(empty, 0.0, p * (x - share * surplus)), -rest * q * surplus
+    ratio_minus_1 = tl.where(empty, -1.0, -y / (1.0 + y))  # p / mixture - 1
+    term = tl.where(empty, rest * difference, _relative_entropy(p, rest * difference, x))
+    return term, tl.where(empty, 0.0, p * (x - share * ratio_minus_1)), -rest * q * ratio_minus_1
 
 
 @triton.jit
 def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
     """Return each class's term of the divergence and its derivatives by log p and log q."""
-    excess = _excess(p, q, d)
+    difference = _difference(p, q, d)
     if KIND == _KL:
-        term = _relative_entropy(p, excess, d)
+        term = _relative_entropy(p, difference, d)
         by_p = p * _finite(d)
-        by_q = excess
+        by_q = difference
     elif KIND == _REVERSE_KL:
-        back = _excess(q, p, -d)
+        back = _difference(q, p, -d)
         term = _relative_entropy(q, back, -d)
         by_p = back
         by_q = -q * _finite(d)
     elif KIND == _JEFFREYS:
-        term = tl.where(tl.abs(d) == _INF, _INF, -excess * d)
-        by_p = p * _finite(d) - excess
-        by_q = excess - q * _finite(d)
+        term = tl.where(tl.abs(d) == _INF, _INF, -difference * d)
+        by_p = p * _finite(d) - difference
+        by_q = difference - q * _finite(d)
     elif KIND == _TOTAL_VARIATION:
         half = tl.where(d > 0.0, 0.5, tl.where(d < 0.0, -0.5, d))
-        term = 0.5 * tl.abs(excess)
+        term = 0.5 * tl.abs(difference)
         by_p = p * half
         by_q = -q * half
     else:  # a weighted sum of the skew divergences both ways
@@ -175,8 +174,10 @@ def _total(x):
 
 
 @triton.jit
-def _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
+def _masses(a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
     """Return p, q and their log-ratio: 0 where neither has mass, infinite where only one has."""
+    a -= from_a
+    b -= from_b
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
     # Where the two logits lie far apart, what rounding takes from their difference is given back.
@@ -184,15 +185,16 @@ def _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
     seen = apart - a
     lost = tl.where(tl.abs(apart) < _INF, (a - (apart - seen)) - (b + seen), 0.0)
     d = (((apart - offset) + lost) * scale - high) - low
-    without = (below_a <= _NO_MASS) & (below_b <= _NO_MASS)
+    without = (a == -_INF) & (b == -_INF)
     return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
 
 
 @triton.jit
 def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
-    """Return both rows' largest logits and inverse sums of exponentials, and offset, high and low of the log-ratio.
+    """Return what `_masses` needs of both rows: peaks, inverse sums of exponentials, and what the log-ratio is made of.
 
-    That is (a - b - offset) / T - high - low, in parts because float32 alone would round what is subtracted.
+    That is (a - b - offset) / T - high - low, in parts because float32 alone would round what is subtracted. Logits so
+    large that a - b might overflow are taken from their peaks first, by `from_a` and `from_b`.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     peaks_a, sums_a = zeros - _INF, zeros
@@ -205,13 +207,17 @@ def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
     # Both are summed in the same order, whatever their dtypes: equal rows have equal sums.
     parts = tl.join(sums_a * _exp((peaks_a - peak_a) * scale), sums_b * _exp((peaks_b - peak_b) * scale))
     sum_a, sum_b = tl.split(_total(parts))
+    huge = tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30
+    from_a, from_b = tl.where(huge, peak_a, 0.0), tl.where(huge, peak_b, 0.0)
+    peak_a -= from_a
+    peak_b -= from_b
     offset = peak_a - peak_b
     rest = peak_a.to(tl.float64) - peak_b.to(tl.float64) - offset.to(tl.float64)
     shift = rest * scale + (tl.log(sum_a) - tl.log(sum_b))
     high = shift.to(tl.float32)
     low = (shift - high.to(tl.float64)).to(tl.float32)
     inverse_a, inverse_b = (1.0 / sum_a).to(tl.float32), (1.0 / sum_b).to(tl.float32)
-    return peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+    return from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
 
 
 @triton.jit
@@ -236,14 +242,16 @@ def row_kernel(
     lanes = tl.arange(0, BLOCK)
     zeros = tl.zeros((BLOCK,), tl.float32)
 
-    peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
+    from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
-    terms, derivatives_p, derivatives_q, gaps = zeros, zeros, zeros, zeros
+    terms, derivatives_p, derivatives_q, differences = zeros, zeros, zeros, zeros
     for start in range(0, classes, BLOCK):
         columns = start + lanes
         a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-        x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
+        x, y, d = _masses(
+            a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+        )
         term, by_p, by_q = _terms_and_derivatives(
             x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
         )
@@ -251,14 +259,14 @@ def row_kernel(
         derivatives_p += by_p
         derivatives_q += by_q
         if KIND == _TOTAL_VARIATION:
-            gaps += _excess(x, y, d)
+            differences += _difference(x, y, d)
         if EARLY:
             _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
             _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
     value = _total(terms)
     if KIND == _TOTAL_VARIATION:
         # The rounding of the sums shows in that q - p does not sum to zero. Only this kind feels it in first order.
-        value -= _total(gaps) * _total(derivatives_q)
+        value -= _total(differences) * _total(derivatives_q)
     tl.store(values + row, tl.where(value < 0.0, 0.0, value))
 
     if (WANT_P or WANT_Q) and not EARLY:
@@ -266,7 +274,9 @@ def row_kernel(
         for start in range(0, classes, BLOCK):
             columns = start + lanes
             a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-            x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
+            x, y, d = _masses(
+                a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+            )
             _, by_p, by_q = _terms_and_derivatives(
                 x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
             )

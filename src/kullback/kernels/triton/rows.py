@@ -7,21 +7,20 @@ its interpreter runs the same kernel on the CPU, slowly, to test it.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from functools import cache
 from types import ModuleType
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels.divergence_codes import has_numbers, numbers
-from kullback.kernels.reference import Rows
-from kullback.kernels.row_autograd import FusedRowDivergence
+from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.divergence_codes import Arguments, arguments_of
+from kullback.optional import is_installed
 
-__all__ = ["DTYPES", "devices", "missing", "row_divergence", "serves", "value_and_gradient", "weighted_total"]
+__all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # A thread holds eight classes of a block. The smallest block fills one warp, so no two threads hold the same class:
@@ -30,14 +29,14 @@ _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
 _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
-# Of the kinds' numbers: which gradient alone needs no sum over the row, so that the sweep for the value writes it.
-_EARLY = {0: (False, True), 1: (True, False)}
+# Which gradient alone needs no sum over the row, so that the sweep for the value writes it.
+_EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
 @cache
 def missing() -> str | None:
     """Import the kernel; say why it cannot run here, or return None."""
-    if importlib.util.find_spec("triton") is None:
+    if not is_installed("triton"):
         return "not installed (pip install triton)"
     if not torch.cuda.is_available() and not _is_interpreted():
         return "torch finds no GPU here"
@@ -62,14 +61,10 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and p.dtype in DTYPES
         and q.dtype in DTYPES
         and 0 < p.shape[-1] < 2**31 - _LARGEST_BLOCK
-        and has_numbers(kind)
+        and (arguments := arguments_of(kind)) is not None
+        and arguments.code <= DivergenceCode.MIXTURE
         and missing() is None
     )
-
-
-def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
-    """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors of logits."""
-    return FusedRowDivergence.apply(p, q, sys.modules[__name__], kind, rows, dtype)
 
 
 def value_and_gradient(
@@ -128,7 +123,7 @@ def _run(
     values = torch.empty(rows, dtype=torch.float64, device=p.device)
     if rows == 0:
         return values
-    number, *mixture = numbers(kind)
+    code, mixture, _ = cast(Arguments, arguments_of(kind))
     wanted = (gradients[0] is not None, gradients[1] is not None)
     # What is not wanted is not written: any pointer will do.
     by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
@@ -146,11 +141,11 @@ def _run(
             1 / temperature,
             scale / temperature,
             *_shares(*mixture),
-            KIND=number,
+            KIND=code,
             WEIGHTED=weights is not None,
             WANT_P=wanted[0],
             WANT_Q=wanted[1],
-            EARLY=wanted == _EARLY.get(number),
+            EARLY=wanted == _EARLY.get(DivergenceCode(code)),
             BLOCK=block,
             num_warps=block // _SMALLEST_BLOCK,
             # Products are fused with sums where the kernel says so, the same way for both sides of a pair.

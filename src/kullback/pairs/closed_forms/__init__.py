@@ -3,10 +3,10 @@
 from kullback.pairs.closed_forms import (
     bounded as bounded,
     bounded_mixed as bounded_mixed,
+    dirichlet as dirichlet,
     discrete as discrete,
     matrix_variate as matrix_variate,
     multivariate_normal as multivariate_normal,
-    pareto as pareto,
     positive as positive,
     positive_log_moments as positive_log_moments,
     real as real,

@@ -1,126 +1,30 @@
-"""Closed forms of families on an interval, the simplex and the circle with themselves."""
+"""Closed forms of two Uniform, ContinuousBernoulli or VonMises distributions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Beta, ContinuousBernoulli, Dirichlet, Uniform, VonMises
+from torch.distributions import ContinuousBernoulli, Uniform, VonMises
 
-from kullback.pairs.numerics.parameters import given_logits, is_transformed, wide
-from kullback.pairs.numerics.special import (
-    bregman_near,
-    excess,
-    lgamma_remainder,
-    log_ratio,
-    logit_difference,
-    polynomial,
-)
+from kullback.numeric import upcast
+from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.registry import closed_form
+from kullback.special import bregman_by_quadrature, log_ratio, logit_difference, polynomial
 
 __all__: list[str] = []
 
 
 @closed_form(Uniform, Uniform)
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
-    """Return log(1 + room / width), with P's width and the room that Q leaves at its ends.
+    """Return log(1 + room / width), with P's width and the room between its ends and Q's.
 
-    Without any, that is the least value: the gradient is 0, though the derivatives inwards are not.
+    At P = Q, where the one-sided derivatives differ from 0, the gradient is 0.
     """
-    low, high = wide(p.low), wide(p.high)
-    room = (low - wide(q.low)) + (wide(q.high) - high)
+    low, high = upcast(p.low), upcast(p.high)
+    room = (low - upcast(q.low)) + (upcast(q.high) - high)
     return torch.log1p(torch.where(room > 0, room, 0) / (high - low))
-
-
-@closed_form(Beta, Beta)
-def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
-    """Return KL of Dirichlet distributions over two parts."""
-    return beta_divergence(
-        wide(p.concentration1), wide(p.concentration0), wide(q.concentration1), wide(q.concentration0)
-    )
-
-
-def beta_divergence(a_p: Tensor, b_p: Tensor, a_q: Tensor, b_q: Tensor) -> Tensor:
-    """Return KL between Beta distributions with concentrations a and b."""
-    p = torch.stack(torch.broadcast_tensors(a_p, b_p), -1)
-    q = torch.stack(torch.broadcast_tensors(a_q, b_q), -1)
-    return dirichlet_divergence(p, q)
-
-
-@closed_form(Dirichlet, Dirichlet)
-def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
-    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `lgamma_remainder`.
-
-    Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
-    """
-    return dirichlet_divergence(wide(p.concentration), wide(q.concentration))
-
-
-# Concentrations that are handled at once: what Stirling's series needs of each is hundreds of numbers.
-_BLOCK = 2**15
-
-
-def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:
-    """Return KL between Dirichlet distributions with these concentrations, of a large batch block by block.
-
-    `distance` is q - p where that is known better than from p and q.
-    """
-    distance = q - p if distance is None else distance
-    if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:
-        return _dirichlet_divergence(p, q, distance)
-    shape = distance.shape
-    rows = (x.expand(shape).reshape(-1, shape[-1]) for x in (p, q, distance))
-    value: Tensor = _InBlocks.apply(*rows)  # pyright: ignore[reportAssignmentType]
-    return value.reshape(shape[:-1])
-
-
-class _InBlocks(torch.autograd.Function):
-    """The divergence of rows in blocks, each computed again for its gradient so that nothing is kept until then."""
-
-    @staticmethod
-    def forward(ctx: Any, *rows: Tensor) -> Tensor:
-        ctx.save_for_backward(*rows)
-        return torch.cat([_dirichlet_divergence(*block) for block in _blocks(*rows)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative, which needs the whole graph
-            return _derivatives(rows, ctx.needs_input_grad, *gradients, create_graph=True)
-        derivatives: list[tuple[Tensor | None, ...]] = []
-        for *block, gradient in _blocks(*rows, *gradients):
-            leaves = [
-                x.detach().requires_grad_(needed)
-                for x, needed in zip(block, ctx.needs_input_grad, strict=True)
-            ]
-            derivatives.append(_derivatives(leaves, ctx.needs_input_grad, gradient))
-        sides = zip(*derivatives, strict=True)
-        return tuple(None if parts[0] is None else torch.cat(parts) for parts in sides)  # pyright: ignore[reportArgumentType]
-
-
-def _derivatives(
-    sides: Sequence[Tensor], needed: Sequence[bool], gradient: Tensor, *, create_graph: bool = False
-) -> tuple[Tensor | None, ...]:
-    with torch.enable_grad():
-        value = _dirichlet_divergence(*sides)
-    wanted = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(value, wanted, gradient, create_graph=create_graph))
-    return tuple(next(found) if is_needed else None for is_needed in needed)
-
-
-def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    count = max(1, _BLOCK // rows[0].shape[-1])
-    return zip(*(x.split(count) for x in rows), strict=True)
-
-
-def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
-    total_p, total_q, total_distance = p.sum(-1), q.sum(-1), distance.sum(-1)
-    logs = log_ratio(p, q, -distance) - log_ratio(total_p, total_q, -total_distance).unsqueeze(-1)
-    of_means = (q * excess(logs)).sum(-1)
-    return of_means + lgamma_remainder(p, q).sum(-1) - lgamma_remainder(total_p, total_q, total_distance)
 
 
 @closed_form(ContinuousBernoulli, ContinuousBernoulli)
@@ -132,14 +36,16 @@ def kl_continuous_bernoulli(p: ContinuousBernoulli, q: ContinuousBernoulli) -> T
     logit_p, logit_q = logits_of(p), logits_of(q)
     if given_logits(p) or given_logits(q):
         return continuous_bernoulli_divergence(logit_p, logit_q, logit_q - logit_p)
-    return continuous_bernoulli_divergence(logit_p, logit_q, logit_difference(wide(q.probs), wide(p.probs)))
+    return continuous_bernoulli_divergence(
+        logit_p, logit_q, logit_difference(upcast(q.probs), upcast(p.probs))
+    )
 
 
 def logits_of(d: ContinuousBernoulli) -> Tensor:
     """Return the logits of a ContinuousBernoulli, from what the user gave."""
     if given_logits(d):
-        return wide(d.logits)
-    probs = wide(d.probs)
+        return upcast(d.logits)
+    probs = upcast(d.probs)
     return log_ratio(probs, 1 - probs, 2 * probs - 1)
 
 
@@ -153,7 +59,7 @@ def continuous_bernoulli_divergence(a: Tensor, b: Tensor, distance: Tensor) -> T
     # Not abs(), whose derivative at 0 is neither of its one-sided ones.
     size_a, size_b = torch.where(down_a, -a, a), torch.where(down_b, -b, b)
     near = distance.abs() < 0.05 * (size_a + size_b + 6)
-    close = bregman_near(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
+    close = bregman_by_quadrature(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
     crossed = torch.where(down_a == down_b, 0, size_b)
     tangent = torch.where(down_a, distance, -distance) * mean_from_end(size_a)
     return torch.where(near, close, crossed + log_mean_decay(size_b) - log_mean_decay(size_a) - tangent)
@@ -197,8 +103,8 @@ def kl_von_mises_von_mises(p: VonMises, q: VonMises) -> Tensor:
 
     Directional Statistics (Mardia and Jupp, 2000), for the family and its moments
     """
-    k_p, k_q = wide(p.concentration), wide(q.concentration)
-    sine = torch.sin((wide(p.loc) - wide(q.loc)) / 2)
+    k_p, k_q = upcast(p.concentration), upcast(q.concentration)
+    sine = torch.sin((upcast(p.loc) - upcast(q.loc)) / 2)
     return 2 * mean_cosine(k_p) * k_q * sine * sine + log_i0_bregman(k_p, k_q)
 
 
@@ -206,35 +112,37 @@ def mean_cosine(k: Tensor) -> Tensor:
     """Return A = I1(k) / I0(k)."""
     small = k.clamp(max=_LARGE)
     of_small = torch.special.i1e(small) / torch.special.i0e(small)
-    return torch.where(k < _LARGE, of_small, 1 + _log_i0_rest_derivative(k))
+    return torch.where(k < _LARGE, of_small, 1 + _log_i0_minus_k_derivative(k))
 
 
 # log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k beyond _LARGE
 _LARGE = 40.0
 _LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
-_LOG_I0_SLOPE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
-_LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_SLOPE))
+_LOG_I0_DERIVATIVE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
+_LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_DERIVATIVE))
 
 
 def log_i0_bregman(a: Tensor, b: Tensor) -> Tensor:
     """Return Bregman's divergence of log I0 from a to b, near (x - 1 - log x) / 2 at x = b / a for large a and b."""
     distance = b - a
     near = distance.abs() < 0.05 * (a + b + 2)
-    close = bregman_near(_log_i0_curvature, a, torch.where(near, distance, 0))
-    return torch.where(near, close, _log_i0_rest(b) - _log_i0_rest(a) - distance * _log_i0_rest_derivative(a))
+    close = bregman_by_quadrature(_log_i0_curvature, a, torch.where(near, distance, 0))
+    return torch.where(
+        near, close, _log_i0_minus_k(b) - _log_i0_minus_k(a) - distance * _log_i0_minus_k_derivative(a)
+    )
 
 
-def _log_i0_rest(k: Tensor) -> Tensor:
+def _log_i0_minus_k(k: Tensor) -> Tensor:
     """Return log I0(k) - k."""
     small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
     series = torch.log(inverse / (2 * math.pi)) / 2 + inverse * polynomial(_LOG_I0, inverse)
     return torch.where(k < _LARGE, torch.log(torch.special.i0e(small)), series)
 
 
-def _log_i0_rest_derivative(k: Tensor) -> Tensor:
+def _log_i0_minus_k_derivative(k: Tensor) -> Tensor:
     """Return I1(k) / I0(k) - 1."""
     small, inverse = k.clamp(max=_LARGE), 1 / k.clamp(min=_LARGE)
-    series = -inverse / 2 - inverse * inverse * polynomial(_LOG_I0_SLOPE, inverse)
+    series = -inverse / 2 - inverse * inverse * polynomial(_LOG_I0_DERIVATIVE, inverse)
     return torch.where(k < _LARGE, torch.special.i1e(small) / torch.special.i0e(small) - 1, series)
 
 

@@ -20,33 +20,38 @@ from torch.distributions import (
     Uniform,
 )
 
+from kullback.numeric import upcast
 from kullback.pairs.closed_forms.bounded import (
-    beta_divergence,
     continuous_bernoulli_divergence,
     continuous_bernoulli_variance,
     log_mean_decay,
     logits_of,
     mean_from_end,
 )
+from kullback.pairs.closed_forms.dirichlet import beta_divergence
 from kullback.pairs.closed_forms.positive_log_moments import log_moments_of
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import bounded_exp, excess, lgamma_rest, log_ratio, polynomial
 from kullback.pairs.registry import closed_form
+from kullback.special import (
+    HALF_LOG_2PI,
+    bounded_exp,
+    log_ratio,
+    polynomial,
+    scaled_expm1mx,
+    stirling_remainder,
+)
 
 __all__: list[str] = []
-
-_HALF_LOG_TAU = math.log(2 * math.pi) / 2
 
 
 def _log_room(q: Uniform) -> Tensor:
     """Return log(high - low) for an interval that contains [0, 1]."""
-    room = (wide(q.high) - 1) - wide(q.low)
+    room = (upcast(q.high) - 1) - upcast(q.low)
     return torch.log1p(torch.where(room >= 0, room, 0))
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of an interval, or of another one inside the bounds where it is not."""
-    low, high = wide(p.low), wide(p.high)
+    """Return the ends of P's interval; where it is not within the bounds, those of another one that is."""
+    low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
 
@@ -55,7 +60,7 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
     """Return E log(X / E X) for X uniform on an interval from 1 - t = `start` to 1 + t in units of its middle.
 
     That is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. Its derivative at t = 1, where the interval begins at
-    0, is infinite; the finite part of it stands there.
+    0, is infinite; the finite part is returned there.
     """
     series = (-1 / 6, -1 / 20, -1 / 42, -1 / 72, -1 / 110)
     small = t.clamp(max=0.05)
@@ -72,27 +77,27 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
 @closed_form(Uniform, Normal)
 def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + d^2) / (2 s^2), with width w and d from the middle to m."""
-    scale = wide(q.scale)
-    low, high = wide(p.low), wide(p.high)
+    scale = upcast(q.scale)
+    low, high = upcast(p.low), upcast(p.high)
     width = (high - low) / scale
-    shift = (low - wide(q.loc)) / scale + width / 2
-    return (width * width / 12 + shift * shift) / 2 - torch.log(width) + _HALF_LOG_TAU
+    shift = (low - upcast(q.loc)) / scale + width / 2
+    return (width * width / 12 + shift * shift) / 2 - torch.log(width) + HALF_LOG_2PI
 
 
 @closed_form(Uniform, HalfNormal)
 def kl_uniform_half_normal(p: Uniform, q: HalfNormal) -> Tensor:
-    """Return KL to the Normal distribution of mean 0, less log 2."""
-    scale = wide(q.scale)
-    low, high = wide(p.low) / scale, wide(p.high) / scale
+    """Return KL to the Normal distribution of mean 0, minus log 2."""
+    scale = upcast(q.scale)
+    low, high = upcast(p.low) / scale, upcast(p.high) / scale
     width = high - low
     middle = low + width / 2
-    return (width * width / 12 + middle * middle) / 2 - torch.log(width) + (_HALF_LOG_TAU - math.log(2))
+    return (width * width / 12 + middle * middle) / 2 - torch.log(width) + (HALF_LOG_2PI - math.log(2))
 
 
 @closed_form(Uniform, Laplace)
 def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
     """Return log(2 b / w) + E|x - m| / b; for m inside, u and v from the ends, E|x - m| = (u^2 + v^2) / 2w."""
-    start, end, loc, scale = wide(p.low), wide(p.high), wide(q.loc), wide(q.scale)
+    start, end, loc, scale = upcast(p.low), upcast(p.high), upcast(q.loc), upcast(q.scale)
     low, high, width = (start - loc) / scale, (end - loc) / scale, (end - start) / scale
     across = (low < 0) & (high > 0)
     arms = (low * low + high * high) / (2 * width)
@@ -102,16 +107,16 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
 @closed_form(Uniform, Gumbel)
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     """Return log(s / w) + E z + E e^-z, where E e^-z = e^-z_low (1 - e^-y) / y with y = w / s."""
-    start, scale = wide(p.low), wide(q.scale)
-    low, width = (start - wide(q.loc)) / scale, (wide(p.high) - start) / scale
+    start, scale = upcast(p.low), upcast(q.scale)
+    low, width = (start - upcast(q.loc)) / scale, (upcast(p.high) - start) / scale
     return low + width / 2 + bounded_exp(log_mean_decay(width) - low) - torch.log(width)
 
 
 @closed_form(Uniform, Exponential)
 def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
     """Return r (low + high) / 2 - log(r w)."""
-    start, rate = wide(p.low), wide(q.rate)
-    width = (wide(p.high) - start) * rate
+    start, rate = upcast(p.low), upcast(q.rate)
+    width = (upcast(p.high) - start) * rate
     return start * rate + width / 2 - torch.log(width)
 
 
@@ -119,23 +124,28 @@ def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X), x = E X / mean_Q."""
     low, high = _ends(p, least=0.0)
-    a = wide(q.concentration)
+    a = upcast(q.concentration)
     middle = low + (high - low) / 2
     t = (high - low) / (2 * middle)
-    log_means = log_ratio(middle * wide(q.rate), a)
-    return a * excess(log_means) - (a - 1) * _log_deficit(t, low / middle) + lgamma_rest(a) - torch.log(2 * t)
+    log_means = log_ratio(middle * upcast(q.rate), a)
+    return (
+        scaled_expm1mx(a, log_means)
+        - (a - 1) * _log_deficit(t, low / middle)
+        + stirling_remainder(a)
+        - torch.log(2 * t)
+    )
 
 
 @closed_form(Uniform, Pareto)
 def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
     """Return (alpha + 1) E log X - alpha log s - log(alpha w)."""
     low, high = _ends(p, least=0.0)
-    alpha = wide(q.alpha)
+    alpha = upcast(q.alpha)
     middle = low + (high - low) / 2
     t = (high - low) / (2 * middle)
     return (
         (alpha + 1) * _log_deficit(t, low / middle)
-        + alpha * log_ratio(middle, wide(q.scale))
+        + alpha * log_ratio(middle, upcast(q.scale))
         - torch.log(2 * t * alpha)
     )
 
@@ -147,31 +157,31 @@ def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     The large parts of it are (a + b) KL(mean_Q || mean_P), between probabilities of two classes.
     """
     low, high = _ends(p, least=0.0, most=1.0)
-    a, b = wide(q.concentration1), wide(q.concentration0)
+    a, b = upcast(q.concentration1), upcast(q.concentration0)
     half = (high - low) / 2
     total = a + b
-    value = -torch.log(2 * half) - lgamma_rest(total)
+    value = -torch.log(2 * half) - stirling_remainder(total)
     for c, start in ((a, low), (b, 1 - high)):
         middle = start + half
         value = (
             value
-            + c * excess(log_ratio(middle * total, c))
+            + scaled_expm1mx(c, log_ratio(middle * total, c))
             - (c - 1) * _log_deficit(half / middle, start / middle)
         )
-        value = value + torch.log(middle) + lgamma_rest(c)
+        value = value + torch.log(middle) + stirling_remainder(c)
     return value.clamp(min=0)
 
 
 @closed_form(Uniform, ContinuousBernoulli)
 def kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tensor:
     """Return A(l) - l E X - log w, with A(l) = log((e^l - 1) / l)."""
-    low, high = wide(p.low), wide(p.high)
+    low, high = upcast(p.low), upcast(p.high)
     half = (high - low) / 2
     return (_from_uniform(logits_of(q), low + half, (1 - high) + half) - torch.log(2 * half)).clamp(min=0)
 
 
 def _from_uniform(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """Return A(l) - l m for a mean m = `below` = 1 - `above`."""
+    """Return A(l) - l m with A(l) = log((e^l - 1) / l), for a mean m = `below` = 1 - `above`."""
     down = logits < 0
     size = torch.where(down, -logits, logits)
     small = size < 1
@@ -186,15 +196,15 @@ def _from_uniform(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
 @closed_form(Beta, Uniform)
 def kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
     """Return KL to Beta(1, 1), plus log(high - low)."""
-    a = wide(p.concentration1)
+    a = upcast(p.concentration1)
     one = torch.ones_like(a)
-    return beta_divergence(a, wide(p.concentration0), one, one) + _log_room(q)
+    return beta_divergence(a, upcast(p.concentration0), one, one) + _log_room(q)
 
 
 @closed_form(Beta, ContinuousBernoulli)
 def kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
     """Return KL to Beta(1, 1), plus A(l) - l E X."""
-    a, b = wide(p.concentration1), wide(p.concentration0)
+    a, b = upcast(p.concentration1), upcast(p.concentration0)
     one = torch.ones_like(a)
     value = beta_divergence(a, b, one, one) + _from_uniform(logits_of(q), a / (a + b), b / (a + b))
     return value.clamp(min=0)
@@ -211,7 +221,7 @@ def kl_kumaraswamy_uniform(p: Kumaraswamy, q: Uniform) -> Tensor:
 def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) -> Tensor:
     """Return -H(X) + A(l) - l E X."""
     moments = log_moments_of(Kumaraswamy)(p)
-    mean = torch.exp(moments.mean() + moments.gap(1.0))
+    mean = torch.exp(moments.mean() + moments.jensen_gap(1.0))
     return (_from_uniform(logits_of(q), mean, 1 - mean) - moments.entropy - moments.mean()).clamp(min=0)
 
 
@@ -219,7 +229,7 @@ def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) 
 
 
 def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits, E X and -H(X) = l E X - A(l), which is KL to the one with logit 0."""
+    """Return the logits, E X and -H(X) = l E X - A(l), which is KL to the ContinuousBernoulli of logit 0."""
     logits = logits_of(p)
     down = logits < 0
     from_end = mean_from_end(torch.where(down, -logits, logits))
@@ -229,7 +239,7 @@ def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, 
 
 @closed_form(ContinuousBernoulli, Uniform)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
-    """Return KL to the one with logit 0, plus log(high - low)."""
+    """Return KL to the ContinuousBernoulli of logit 0, plus log(high - low)."""
     return _mean_and_negative_entropy(p)[2] + _log_room(q)
 
 
@@ -237,17 +247,17 @@ def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tenso
 def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
-    scale = wide(q.scale)
-    shift = (mean - wide(q.loc)) / scale
+    scale = upcast(q.scale)
+    shift = (mean - upcast(q.loc)) / scale
     spread = continuous_bernoulli_variance(logits) / scale / scale + shift * shift
-    return spread / 2 + torch.log(scale) + _HALF_LOG_TAU + negative_entropy
+    return spread / 2 + torch.log(scale) + HALF_LOG_2PI + negative_entropy
 
 
 @closed_form(ContinuousBernoulli, Exponential)
 def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) -> Tensor:
     """Return r E X - log r - H(X)."""
     _, mean, negative_entropy = _mean_and_negative_entropy(p)
-    rate = wide(q.rate)
+    rate = upcast(q.rate)
     return rate * mean - torch.log(rate) + negative_entropy
 
 
@@ -255,7 +265,7 @@ def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) 
 def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where log E e^(-x / s) = A(l - 1 / s) - A(l)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
-    scale, loc = wide(q.scale), wide(q.loc)
+    scale, loc = upcast(q.scale), upcast(q.loc)
     log_decay = _log_normalizer(logits - 1 / scale) - _log_normalizer(logits)
     return torch.log(scale) + (mean - loc) / scale + bounded_exp(loc / scale + log_decay) + negative_entropy
 

@@ -1,4 +1,4 @@
-"""Closed forms of the families of counts and classes, as sums of terms p log(p / q) - p + q, none of them negative."""
+"""Closed forms of discrete families, as sums of terms p log(p / q) - p + q, none of them negative."""
 
 from __future__ import annotations
 
@@ -21,87 +21,101 @@ from kullback.generators import KL
 from kullback.generators.base import finite
 from kullback.kernels import reference
 from kullback.kernels.reference import Rows
-from kullback.pairs.numerics.bernoulli import Chances, chances_of, log_ratios, mass_excess, rate_of
-from kullback.pairs.numerics.parameters import all_equal, given_logits, wide
-from kullback.pairs.numerics.special import excess
+from kullback.numeric import upcast
+from kullback.pairs.numerics.bernoulli import (
+    Probabilities,
+    generalized_kl,
+    log_ratios,
+    probabilities_of,
+    rate_of,
+)
+from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
+from kullback.special import expm1mx
 
 __all__: list[str] = []
 
 # (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...)
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
-_HUGE = 1e300
+_LOG_HUGE = 709.0
 
 Classes = Categorical | OneHotCategorical | Multinomial
 
 
-def _trial(p: Chances, q: Chances) -> Tensor:
+def _one_trial(p: Probabilities, q: Probabilities) -> Tensor:
     """Return KL of one trial."""
     success, failure = log_ratios(p, q)
-    return mass_excess(p.success, q.success, success) + mass_excess(p.failure, q.failure, failure)
+    return generalized_kl(p.success, q.success, success) + generalized_kl(p.failure, q.failure, failure)
 
 
 @closed_form(Bernoulli, Bernoulli)
 def kl_bernoulli_bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
     """Return p log(p / q) + (1 - p) log((1 - p) / (1 - q))."""
-    return _trial(chances_of(p), chances_of(q))
+    return _one_trial(probabilities_of(p), probabilities_of(q))
 
 
 @closed_form(Binomial, Binomial)
 def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
     """Return n times KL of one trial where the counts are equal; other counts have no closed form."""
-    counts = wide(p.total_count), wide(q.total_count)
+    counts = upcast(p.total_count), upcast(q.total_count)
     if not all_equal(*counts, "total_count"):
         return None
-    return counts[0] * _trial(chances_of(p), chances_of(q))
+    return counts[0] * _one_trial(probabilities_of(p), probabilities_of(q))
 
 
 @closed_form(Geometric, Geometric)
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
-    a, b = chances_of(p), chances_of(q)
+    a, b = probabilities_of(p), probabilities_of(q)
     success, failure = log_ratios(a, b)
-    return _until(success, failure, a.log_failure - a.log_success, b.log_failure - a.log_success)
+    return _trials_until(success, failure, a.log_failure - a.log_success, b.log_failure - a.log_success)
 
 
 @closed_form(NegativeBinomial, NegativeBinomial)
 def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinomial) -> Tensor | None:
     """Return KL of one trial times the mean number of trials, r / (1 - p), where r is the same."""
-    counts = wide(p.total_count), wide(q.total_count)
+    counts = upcast(p.total_count), upcast(q.total_count)
     if not all_equal(*counts, "total_count"):
         return None
-    a, b = chances_of(p), chances_of(q)
+    a, b = probabilities_of(p), probabilities_of(q)
     success, failure = log_ratios(a, b)
-    return counts[0] * _until(failure, success, a.log_success - a.log_failure, b.log_success - a.log_failure)
+    return counts[0] * _trials_until(
+        failure, success, a.log_success - a.log_failure, b.log_success - a.log_failure
+    )
 
 
-def _until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
-    """Return KL of the number of trials before the last one: the terms of one trial, divided by P's chance of the last.
+def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
+    """Return KL of the number of trials until the last outcome: that of one trial, over P's probability of the last.
 
-    The arguments are log p / q for the last outcome and for the others, and the logarithms of P's and Q's chance of
-    the others, over that of P's last.
+    The arguments are log(p / q) for the last outcome and for the other, and the logarithms of P's and Q's probability
+    of the other outcome, each divided by P's probability of the last one.
     """
-    odds, odds_of_q = (torch.exp(x).clamp(max=_HUGE) for x in (log_odds, log_odds_of_q))
-    return excess(-last) + mass_excess(odds, odds_of_q, others)
+    # The second term is proportional to the odds, which may overflow where it does not.
+    beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
+    odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
+    return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
 
 
 @closed_form(Poisson, Poisson)
 def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
     """Return a log(a / b) - a + b for the rates a and b."""
     a, b = rate_of(p), rate_of(q)
-    return mass_excess(a, b, _log_ratio(a, b))
+    return generalized_kl(a, b, _log_ratio(a, b))
 
 
 @closed_form(Bernoulli, Poisson)
 def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
     """Return p log(p / b) - p + b and (1 - p) log(1 - p) + p, for the rate b."""
-    chances, rate = chances_of(p), rate_of(q)
-    success, failure = chances.success, chances.failure
+    probabilities, rate = probabilities_of(p), rate_of(q)
+    success, failure = probabilities.success, probabilities.failure
     near = success < 0.3
     small = torch.where(near, success, 0)
-    far = torch.where(failure == 0, 0, failure) * torch.where(failure == 0, 0, chances.log_failure) + success
+    far = (
+        torch.where(failure == 0, 0, failure) * torch.where(failure == 0, 0, probabilities.log_failure)
+        + success
+    )
     rest = torch.where(near, small * small * _series(small), far)
-    return mass_excess(success, rate, _log_ratio(success, rate)) + rest
+    return generalized_kl(success, rate, _log_ratio(success, rate)) + rest
 
 
 def _series(x: Tensor) -> Tensor:
@@ -141,14 +155,11 @@ def _rows(p: Classes, q: Classes) -> Tensor:
     (left, left_in_logs), (right, right_in_logs) = _weights(p), _weights(q)
     left, right = torch.broadcast_tensors(left, right)
     shape, classes, rows = left.shape[:-1], left.shape[-1], Rows(left_in_logs, right_in_logs)
-    # A logit says that there is mass also where the probability is less than the least float64.
-    outside = (left > (-torch.inf if left_in_logs else 0)) & (right == (-torch.inf if right_in_logs else 0))
     left, right = left.reshape(shape.numel(), classes), right.reshape(shape.numel(), classes)
-    value = reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
-    return torch.where(outside.any(-1), torch.inf, value)
+    return reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
 
 
 def _weights(d: Classes) -> tuple[Tensor, bool]:
     given = cast(Categorical, vars(d).get("_categorical", d))
     in_logs = given_logits(given)
-    return wide(given.logits if in_logs else given.probs), in_logs
+    return upcast(given.logits if in_logs else given.probs), in_logs

@@ -1,4 +1,4 @@
-"""Closed forms of the families of matrices: Wishart, and Cholesky factors of correlations."""
+"""Closed forms of matrix-variate families: Wishart, and Cholesky factors of correlation matrices (LKJ)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import torch
 from torch import Tensor
 from torch.distributions import LKJCholesky, Wishart
 
+from kullback.numeric import upcast
 from kullback.pairs.numerics.cholesky import factors_of, relative
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import bregman_near, lgamma_remainder, log_ratio_excess, polynomial
 from kullback.pairs.registry import closed_form
+from kullback.special import bregman_by_quadrature, itakura_saito, polynomial, stirling_bregman
 
 __all__: list[str] = []
 
 # lgamma(x) - lgamma(x + 1/2) = -log(x) / 2 + sum_k c_k x^-(2k - 1), for x beyond _FAR
 _FAR = 10
 _HALF_STEP = (1 / 8, -1 / 192, 1 / 640, -17 / 14336, 31 / 18432, -691 / 180224)
-_HALF_STEP_SLOPE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
-_HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_SLOPE))
+_HALF_STEP_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
+_HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DERIVATIVE))
 _NEAR = 0.05
 
 
 @closed_form(Wishart, Wishart)
 def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
-    """Return the KL of Bartlett's factors: d gamma distributions, and what their scales do not explain.
+    """Return KL of the factors of Bartlett's decomposition: d gamma distributions, and the part below the diagonal.
 
     With n and m the degrees of freedom, M = K^-1 L as for normal distributions, x_i = m_ii^2, a_i = (n - i) / 2 and
     b_i = (m - i) / 2 for i = 0 ... d - 1: sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
@@ -31,12 +31,12 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
     """
     first, second, _ = factors_of(p, q)
     m = relative(first, second)
-    df_p, df_q = (wide(d.df).unsqueeze(-1) for d in (p, q))
+    df_p, df_q = (upcast(d.df).unsqueeze(-1) for d in (p, q))
     order = torch.arange(m.squares.shape[-1], dtype=m.squares.dtype, device=m.squares.device)
     a, b = (df_p - order) / 2, (df_q - order) / 2
-    change = (df_p - df_q) / 2 + a * m.surplus
-    gammas = lgamma_remainder(a, b) + b * log_ratio_excess(a * m.squares, b, change)
-    diagonal = (gammas + order / 2 * m.excess()).sum(-1)
+    change = (df_p - df_q) / 2 + a * m.squares_minus_one
+    gammas = stirling_bregman(a, b) + b * itakura_saito(a * m.squares, b, change)
+    diagonal = (gammas + order / 2 * m.itakura_saito_terms()).sum(-1)
     return diagonal + df_p.squeeze(-1) / 2 * (m.below**2).sum((-2, -1))
 
 
@@ -47,12 +47,12 @@ def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
     B is Bregman's divergence of lgamma(x) - lgamma(x + 1 / 2), as the log-normalizer telescopes to sums of that.
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
-    a, b = (wide(d.concentration).unsqueeze(-1) for d in (p, q))
+    a, b = (upcast(d.concentration).unsqueeze(-1) for d in (p, q))
     steps = torch.arange(p.dim - 1, dtype=a.dtype, device=a.device)
-    return ((steps + 1) * _half_step_remainder(a + steps / 2, b + steps / 2, b - a)).sum(-1)
+    return ((steps + 1) * _half_step_bregman(a + steps / 2, b + steps / 2, b - a)).sum(-1)
 
 
-def _half_step_remainder(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
+def _half_step_bregman(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
     """Return Bregman's divergence, from a to b = a + distance, of f(x) = lgamma(x) - lgamma(x + 1/2).
 
     f(x) = f(x + 1) - log x + log(x + 1/2) takes it to arguments where the series in 1 / x holds.
@@ -61,14 +61,14 @@ def _half_step_remainder(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
 
     def of_logarithms(more: float) -> Tensor:
         left, right = (x.unsqueeze(-1) + shifts + more for x in (a, b))
-        return log_ratio_excess(right, left, distance.unsqueeze(-1))
+        return itakura_saito(right, left, distance.unsqueeze(-1))
 
     total = (of_logarithms(0.0) - of_logarithms(0.5)).sum(-1)
     left, right = a + _FAR, b + _FAR
     near = distance.abs() < _NEAR * (left + right)
-    close = bregman_near(_curvature, left, torch.where(near, distance, 0))
+    close = bregman_by_quadrature(_curvature, left, torch.where(near, distance, 0))
     rest = torch.where(near, close, _series(right) - _series(left) - distance * _derivative(left))
-    return total + log_ratio_excess(right, left, distance) / 2 + rest
+    return total + itakura_saito(right, left, distance) / 2 + rest
 
 
 def _series(x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def _series(x: Tensor) -> Tensor:
 
 
 def _derivative(x: Tensor) -> Tensor:
-    return -polynomial(_HALF_STEP_SLOPE, 1 / (x * x)) / (x * x)
+    return -polynomial(_HALF_STEP_DERIVATIVE, 1 / (x * x)) / (x * x)
 
 
 def _curvature(x: Tensor) -> Tensor:

@@ -1,6 +1,13 @@
-"""Closed forms of the normal distributions of vectors: full, low-rank and diagonal covariances, in any mixture."""
+r"""Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
+
+Covariances W W^T + D of many dimensions and few factors are never formed: all is done in the small matrices of
+Woodbury's identity. With U = D^(-1/2) W and M = 1 + U^T U, the precision is D^(-1/2) (1 - B B^T) D^(-1/2) for
+B = U M^(-1/2), and v^T (1 - B B^T) v is the least |v - U z|^2 + |z|^2 over z, which loses no digits to cancellation.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +19,7 @@ from torch.distributions import (
     Normal,
 )
 
-from kullback.pairs.closed_forms import low_rank
+from kullback.numeric import upcast
 from kullback.pairs.numerics.cholesky import (
     Covariance,
     covariance_of,
@@ -22,13 +29,15 @@ from kullback.pairs.numerics.cholesky import (
     relative,
     whitened,
 )
-from kullback.pairs.numerics.parameters import wide
 from kullback.pairs.registry import closed_form
+from kullback.special import bregman_by_quadrature, itakura_saito
 
-__all__ = ["moments"]
+__all__ = ["FactorModel", "factor_model_divergence", "moments"]
 
-# From so many dimensions on, covariances of low rank are not formed.
+# From so many dimensions on, low-rank covariances are not formed.
 _MANY = 64
+# Below this, KL of the covariances is integrated from differences, where four nodes have thirteen digits.
+_NEAR = 0.00125
 
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
 
@@ -40,18 +49,18 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
     L and K are the Cholesky factors of the covariances of P and Q.
     """
     first, second, precise = factors_of(p, q)
-    shift = (wide(p.loc) - wide(q.loc)).unsqueeze(-1)
+    shift = (upcast(p.loc) - upcast(q.loc)).unsqueeze(-1)
     steps = first.root.mT @ shift if precise else whitened(shift, second)
     return relative(first, second).divergence() + (steps**2).sum((-2, -1)) / 2
 
 
 @closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal)
 def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNormal) -> Tensor | None:
-    """Return the same for covariances W W^T + D, without forming them where that saves work."""
+    """Return KL for covariances W W^T + D, without forming them where that saves work."""
     size = p.event_shape[-1]
     if size < _MANY or size < 4 * max(d.cov_factor.shape[-1] for d in (p, q)):
         return kl_gaussian_gaussian(p, q)
-    return low_rank.divergence(low_rank.model_of(p), low_rank.model_of(q))
+    return factor_model_divergence(factor_model_of(p), factor_model_of(q))
 
 
 @closed_form(LowRankMultivariateNormal, MultivariateNormal)
@@ -61,7 +70,7 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
 @closed_form(Independent, LowRankMultivariateNormal)
 @closed_form(LowRankMultivariateNormal, Independent)
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
-    """Return the same for covariances of any form; None where the dimensions are independent but not normal."""
+    """Return KL for covariances of any form; None where the dimensions are independent but not normal."""
     left, right = moments(p), moments(q)
     if left is None or right is None:
         return None
@@ -70,14 +79,110 @@ def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
 
 
 def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
-    """Return the mean and the covariance of a normal distribution of vectors or, as vectors of one, numbers."""
+    """Return the mean and the covariance of a multivariate normal, or of a Normal as one of a single dimension.
+
+    None for any other distribution.
+    """
     if isinstance(d, LowRankMultivariateNormal):
-        mean, factors, variances = low_rank.model_of(d)
+        mean, factors, variances = factor_model_of(d)
         return mean, of_low_rank(factors, variances)
     if isinstance(d, MultivariateNormal):
-        return wide(d.loc), covariance_of(d)
+        return upcast(d.loc), covariance_of(d)
     if isinstance(d, Normal):
-        return wide(d.loc).unsqueeze(-1), of_root(wide(d.scale)[..., None, None])
+        return upcast(d.loc).unsqueeze(-1), of_root(upcast(d.scale)[..., None, None])
     if isinstance(d, Independent) and isinstance(d.base_dist, Normal) and d.reinterpreted_batch_ndims == 1:
-        return wide(d.base_dist.loc), of_root(torch.diag_embed(wide(d.base_dist.scale)))
+        return upcast(d.base_dist.loc), of_root(torch.diag_embed(upcast(d.base_dist.scale)))
     return None
+
+
+class FactorModel(NamedTuple):
+    """A mean m, factors W of shape (..., d, rank) and variances D of shape (..., d)."""
+
+    mean: Tensor
+    factors: Tensor
+    variances: Tensor
+
+
+class _Whitened(NamedTuple):
+    """U = D^(-1/2) W and the Cholesky factor of M = 1 + U^T U."""
+
+    u: Tensor
+    root: Tensor
+
+    def b_transposed(self) -> Tensor:
+        """Return B^T."""
+        return torch.linalg.solve_triangular(self.root, self.u.mT, upper=False)
+
+    def residual(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return v - U z, which is (1 - B B^T) v, and z."""
+        z = torch.cholesky_solve(self.u.mT @ v, self.root)
+        return v - self.u @ z, z
+
+    def log_det(self) -> Tensor:
+        """Return log det M."""
+        return 2 * torch.log(self.root.diagonal(dim1=-2, dim2=-1)).sum(-1)
+
+
+def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
+    """Return the parameters, without the batch dimensions that the covariance was expanded to."""
+    factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
+    factors, variances = factors.expand(*batch, *factors.shape[-2:]), variances.expand(*batch, -1)
+    return FactorModel(upcast(d.loc), upcast(factors), upcast(variances))
+
+
+def factor_model_divergence(p: FactorModel, q: FactorModel) -> Tensor:
+    """Return KL(P || Q)."""
+    rank = max(x.factors.shape[-1] for x in (p, q))
+    w_p, w_q = (torch.nn.functional.pad(x.factors, (0, rank - x.factors.shape[-1])) for x in (p, q))
+    p, q = p._replace(factors=w_p), q._replace(factors=w_q)
+    root = torch.sqrt(q.variances)
+    rest, z = _whitened(w_q, root).residual(((p.mean - q.mean) / root).unsqueeze(-1))
+    distance = (rest**2).sum((-2, -1)) + (z**2).sum((-2, -1))
+    close = _from_difference(p, q)
+    covariances = torch.where(close.detach() < 2 * _NEAR, close, _far(p, q))
+    return (covariances + distance) / 2
+
+
+def _whitened(factors: Tensor, root: Tensor) -> _Whitened:
+    u = factors / root.unsqueeze(-1)
+    one = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    return _Whitened(u, torch.linalg.cholesky(one + u.mT @ u))
+
+
+def _far(p: FactorModel, q: FactorModel) -> Tensor:
+    """Return tr(K^-1 L) - d - log det(K^-1 L) for the covariances L and K."""
+    root = torch.sqrt(q.variances)
+    of_p, of_q = _whitened(p.factors, torch.sqrt(p.variances)), _whitened(q.factors, root)
+    rest, z = of_q.residual(p.factors / root.unsqueeze(-1))
+    trace = (rest**2).sum((-2, -1)) + (z**2).sum((-2, -1))
+    ratio = p.variances / q.variances
+    explained = (ratio * (of_q.b_transposed() ** 2).sum(-2)).sum(-1)
+    noise = itakura_saito(p.variances, q.variances).sum(-1)
+    return noise + (trace - explained) + (of_q.log_det() - of_p.log_det())
+
+
+def _from_difference(p: FactorModel, q: FactorModel) -> Tensor:
+    """Return the same as `_far`: the integral of (1 - t) |L_t^-1 (L - K)|^2 over L_t = K + t (L - K)."""
+    one = torch.ones((), dtype=q.variances.dtype, device=q.variances.device)
+    return bregman_by_quadrature(lambda ts: torch.stack([_square(p, q, t) for t in ts]), 0 * one, one)
+
+
+def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
+    """Return tr((L_t^-1 (L - K))^2), from the differences of factors and of variances."""
+    root = torch.sqrt(q.variances + t * (p.variances - q.variances))
+    both = torch.broadcast_tensors(torch.sqrt(1 - t) * q.factors, torch.sqrt(t) * p.factors)
+    at = _whitened(torch.cat(both, -1), root)
+    noise = (p.variances - q.variances) / root**2
+    x, y = (v / root.unsqueeze(-1) for v in (p.factors - q.factors, (p.factors + q.factors) / 2))
+    (rest_x, z_x), (rest_y, z_y) = at.residual(x), at.residual(y)
+    b = at.b_transposed()
+    explained = (b**2).sum(-2)
+    of_noise = (noise**2 * (1 - 2 * explained)).sum(-1)
+    of_noise = of_noise + (((b * noise.unsqueeze(-2)) @ b.mT) ** 2).sum((-2, -1))
+    across = (noise.unsqueeze(-1) * rest_x * rest_y).sum((-2, -1))
+    cross = rest_y.mT @ rest_x + z_y.mT @ z_x
+    own = (rest_x.mT @ rest_x + z_x.mT @ z_x) * (rest_y.mT @ rest_y + z_y.mT @ z_y)
+    of_factors = (cross * cross.mT + own).sum((-2, -1))
+    return of_noise + 4 * across + 2 * of_factors

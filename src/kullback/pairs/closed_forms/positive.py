@@ -1,29 +1,37 @@
-"""Closed forms of families on a half-line with themselves, and of Gamma and Weibull with those they contain."""
+"""Closed forms of pairs within the Gamma, Weibull, half-normal, half-Cauchy and Pareto families."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 from torch.distributions import (
     Exponential,
     Gamma,
+    GeneralizedPareto,
     HalfCauchy,
     HalfNormal,
     InverseGamma,
+    Laplace,
+    Normal,
     Pareto,
     Weibull,
 )
 
+from kullback.numeric import upcast
 from kullback.pairs.closed_forms.real import cauchy_divergence, weibull_divergence
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import (
-    excess,
-    lgamma_bregman,
-    lgamma_remainder,
-    log_ratio,
-    log_ratio_excess,
-)
 from kullback.pairs.registry import closed_form
+from kullback.special import (
+    HALF_LOG_2PI,
+    expm1_ratio,
+    itakura_saito,
+    lgamma_bregman,
+    log1pmx,
+    log_ratio,
+    scaled_expm1mx,
+    stirling_bregman,
+)
 
 __all__: list[str] = []
 
@@ -31,7 +39,7 @@ __all__: list[str] = []
 @closed_form(Exponential, Exponential)
 def kl_exponential_exponential(p: Exponential, q: Exponential) -> Tensor:
     """Return x - 1 - log x at x = r_q / r_p."""
-    return log_ratio_excess(wide(q.rate), wide(p.rate))
+    return itakura_saito(upcast(q.rate), upcast(p.rate))
 
 
 @closed_form(Gamma, Gamma)
@@ -41,21 +49,21 @@ def kl_gamma_gamma(p: Gamma | InverseGamma, q: Gamma | InverseGamma) -> Tensor:
 
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
-    return gamma_divergence(wide(p.concentration), wide(p.rate), wide(q.concentration), wide(q.rate))
+    return gamma_divergence(upcast(p.concentration), upcast(p.rate), upcast(q.concentration), upcast(q.rate))
 
 
 @closed_form(Gamma, Exponential)
 def kl_gamma_exponential(p: Gamma, q: Exponential) -> Tensor:
     """Return KL to the Gamma distribution of concentration 1."""
-    a = wide(p.concentration)
-    return gamma_divergence(a, wide(p.rate), torch.ones_like(a), wide(q.rate))
+    a = upcast(p.concentration)
+    return gamma_divergence(a, upcast(p.rate), torch.ones_like(a), upcast(q.rate))
 
 
 @closed_form(Exponential, Gamma)
 def kl_exponential_gamma(p: Exponential, q: Gamma) -> Tensor:
     """Return KL from the Gamma distribution of concentration 1."""
-    a = wide(q.concentration)
-    return gamma_divergence(torch.ones_like(a), wide(p.rate), a, wide(q.rate))
+    a = upcast(q.concentration)
+    return gamma_divergence(torch.ones_like(a), upcast(p.rate), a, upcast(q.rate))
 
 
 def gamma_divergence(
@@ -71,59 +79,129 @@ def gamma_divergence(
     `more` is a_p - a_q and `faster` is rate_p - rate_q where those are known better than from the parameters.
     """
     log_means = log_ratio(a_p, a_q, more) - log_ratio(rate_p, rate_q, faster)
-    return a_q * excess(log_means) + lgamma_remainder(a_p, a_q, None if more is None else -more)
+    return scaled_expm1mx(a_q, log_means) + stirling_bregman(a_p, a_q, None if more is None else -more)
 
 
 @closed_form(Weibull, Exponential)
 def kl_weibull_exponential(p: Weibull, q: Exponential) -> Tensor:
     """Return KL to the Weibull distribution of concentration 1."""
-    scale = 1 / wide(q.rate)
-    return weibull_divergence(wide(p.scale), wide(p.concentration), scale, torch.ones_like(scale))
+    scale = 1 / upcast(q.rate)
+    return weibull_divergence(upcast(p.scale), upcast(p.concentration), scale, torch.ones_like(scale))
 
 
 @closed_form(Exponential, Weibull)
 def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
     """Return KL from the Weibull distribution of concentration 1."""
-    scale = 1 / wide(p.rate)
-    return weibull_divergence(scale, torch.ones_like(scale), wide(q.scale), wide(q.concentration))
+    scale = 1 / upcast(p.rate)
+    return weibull_divergence(scale, torch.ones_like(scale), upcast(q.scale), upcast(q.concentration))
 
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus what shapes add, which is 0 at k = a = 1.
+    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus a part of the shapes that is 0 at k = a = 1.
 
-    With y = 1 / k: a B(1 -> y) + R(1 -> a) + (a - 1) log y, with B and R the divergences of lgamma and its remainder.
+    With y = 1 / k: a B(1 -> y) + R(1 -> a) + (a - 1) log y, with B and R the Bregman divergences of lgamma and of its
+    Stirling remainder.
     Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
     """
-    a, k, scale = wide(q.concentration), wide(p.concentration), wide(p.scale)
+    a, k, scale = upcast(q.concentration), upcast(p.concentration), upcast(p.scale)
     one = torch.ones_like(k)
     y = 1 / k
-    log_means = log_ratio(scale * wide(q.rate), a) + torch.lgamma(1 + y)
+    log_means = log_ratio(scale * upcast(q.rate), a) + torch.lgamma(1 + y)
     shapes = a * lgamma_bregman(one, y, (1 - k) / k) - (a - 1) * log_ratio(k, one)
-    return (a * excess(log_means) + shapes + lgamma_remainder(torch.ones_like(a), a)).clamp(min=0)
+    return (scaled_expm1mx(a, log_means) + shapes + stirling_bregman(torch.ones_like(a), a)).clamp(min=0)
 
 
 @closed_form(HalfNormal, HalfNormal)
 def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
     """Return (r^2 - 1) / 2 - log r at r = s_p / s_q: that of Normal distributions with mean 0."""
-    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     more = (scale_p - scale_q) / scale_q
-    return more * more / 2 + log_ratio_excess(scale_p, scale_q)
+    return more * more / 2 + itakura_saito(scale_p, scale_q)
 
 
 @closed_form(HalfCauchy, HalfCauchy)
 def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
     """Return log((s_p + s_q)^2 / (4 s_p s_q)): that of Cauchy distributions with location 0."""
-    return cauchy_divergence(0.0, wide(p.scale), wide(q.scale))
+    return cauchy_divergence(0.0, upcast(p.scale), upcast(q.scale))
 
 
 @closed_form(Pareto, Pareto)
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
 
-    For P = Q that is the least value: the gradient is 0, though the derivative inwards is not.
+    At P = Q, where the one-sided derivative by s_P differs from 0, the gradient is 0.
     """
-    alpha_p, alpha_q, scale_p, scale_q = wide(p.alpha), wide(q.alpha), wide(p.scale), wide(q.scale)
+    alpha_p, alpha_q, scale_p, scale_q = upcast(p.alpha), upcast(q.alpha), upcast(p.scale), upcast(q.scale)
     equal = (scale_p == scale_q) & (alpha_p == alpha_q)
     shift = torch.where(equal, 0, log_ratio(scale_p, scale_q))
-    return log_ratio_excess(alpha_q, alpha_p) + alpha_q * shift
+    return itakura_saito(alpha_q, alpha_p) + alpha_q * shift
+
+
+# Pareto families and others: tails that are too heavy for a quadrature near the edge of finite moments.
+
+
+@closed_form(GeneralizedPareto, Exponential)
+def kl_generalized_pareto_exponential(p: GeneralizedPareto, q: Exponential) -> Tensor:
+    """Return m - 1 - log m - c - log(1 - c) + rate loc, with m = rate scale / (1 - c) and c the concentration."""
+    scale, rate, c = upcast(p.scale), upcast(q.rate), _below(upcast(p.concentration), 1.0)
+    return itakura_saito(rate * scale, 1 - c) - log1pmx(-c) + rate * upcast(p.loc)
+
+
+@closed_form(GeneralizedPareto, Normal)
+def kl_generalized_pareto_normal(p: GeneralizedPareto, q: Normal) -> Tensor:
+    """Return log(s_q / s_p) - c - 1 + log(2 pi) / 2 + (variance + (mean - loc)^2) / (2 s_q^2)."""
+    scale_q = upcast(q.scale)
+    deviation, spread = _moments(p, scale_q, upcast(q.loc))
+    return (
+        log_ratio(scale_q, upcast(p.scale))
+        - upcast(p.concentration)
+        - 1
+        + HALF_LOG_2PI
+        + (spread + deviation) / 2
+    )
+
+
+@closed_form(GeneralizedPareto, HalfNormal)
+def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Tensor:
+    """Return KL to the Normal distribution of the same scale and mean 0, minus log 2."""
+    scale_q = upcast(q.scale)
+    deviation, spread = _moments(p, scale_q, torch.zeros_like(scale_q))
+    normalizer = HALF_LOG_2PI - math.log(2)
+    return (
+        log_ratio(scale_q, upcast(p.scale))
+        - upcast(p.concentration)
+        - 1
+        + normalizer
+        + (spread + deviation) / 2
+    )
+
+
+def _moments(p: GeneralizedPareto, unit: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the squared distance of the mean from `center`, and the variance, both in units of `unit` squared."""
+    c = _below(upcast(p.concentration), 0.5)
+    size = upcast(p.scale) / unit / (1 - c)
+    mean = (upcast(p.loc) - center) / unit + size
+    return mean * mean, size * size / (1 - 2 * c)
+
+
+def _below(c: Tensor, limit: float) -> Tensor:
+    """Return c where it is below `limit`, else 0; a moment that is infinite there is replaced by a finite one."""
+    return torch.where(c < limit, c, 0)
+
+
+@closed_form(Pareto, Laplace)
+def kl_pareto_laplace(p: Pareto, q: Laplace) -> Tensor:
+    """Return log(2 b alpha / s) - 1 / alpha - 1 + E|x - loc| / b.
+
+    With L = log(loc / s), or 0 where loc < s, E|x - loc| = mean - loc + 2 E(loc - x)+ and
+    E(loc - x)+ = s (e^L - 1 - (e^((1 - alpha) L) - 1) / (1 - alpha)).
+    """
+    scale, loc, width = upcast(p.scale), upcast(q.loc), upcast(q.scale)
+    alpha = upcast(p.alpha)
+    heavy = torch.where(alpha > 1, alpha, 2)
+    inside = loc > scale
+    reach = torch.where(inside, log_ratio(torch.where(inside, loc, scale), scale), 0)
+    below = torch.expm1(reach) - expm1_ratio(1 - heavy, reach)
+    mean_distance = (scale - loc) + scale / (heavy - 1) + 2 * scale * below
+    return math.log(2) + log_ratio(width * alpha, scale) - 1 / alpha - 1 + mean_distance / width

@@ -1,8 +1,8 @@
 """Closed forms between different families on the half-line, from the moments of log X.
 
-Most such X are products of powers of independent Gamma variables: log E X^k is then a sum of lgamma's, and what the
-divergences need of it is the gap log E X^k - k E log X, a Bregman divergence of lgamma. Written with gaps and with
-e^d - 1 - d, the divergences have no large terms, and no units.
+Most such X are products of powers of independent Gamma variables: log E X^k is then a sum of lgamma's, and its Jensen
+gap log E X^k - k E log X is a sum of Bregman divergences of lgamma. Written with Jensen gaps and with e^d - 1 - d, the
+divergences have no large terms that cancel.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from torch.distributions import (
     Weibull,
 )
 
-from kullback.pairs.closed_forms.real import GAMMA
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import (
+from kullback.numeric import upcast
+from kullback.pairs.registry import closed_form
+from kullback.special import (
+    EULER_GAMMA,
+    HALF_LOG_2PI,
     bounded_exp,
     digamma,
-    digamma_rest,
-    excess,
+    digamma_minus_log,
+    expm1mx,
     lgamma_bregman,
-    lgamma_rest,
+    scaled_expm1mx,
+    stirling_remainder,
     trigamma,
 )
-from kullback.pairs.registry import closed_form
 
 __all__ = ["LogMoments", "log_moments_of"]
-
-_HALF_LOG_TAU = math.log(2 * math.pi) / 2
 
 
 @dataclass(frozen=True)
 class LogMoments(ABC):
-    """What a positive variable X is through log X.
+    """Entropy, mean, variance and Jensen gaps of log X for a positive variable X.
 
-    Where an expectation is infinite, something finite stands for it: such divergences are found infinite before.
+    Where an expectation is infinite a finite number is returned: such divergences are found infinite before.
     """
 
-    entropy: Tensor  # of log X, that is of X less the mean of log X
+    entropy: Tensor  # of log X, which is the entropy of X minus the mean of log X
 
     @abstractmethod
     def mean(self) -> Tensor:
@@ -69,13 +69,13 @@ class LogMoments(ABC):
         """Return the variance of log X."""
 
     @abstractmethod
-    def gap(self, k: Tensor | float) -> Tensor:
-        """Return log E X^k - k E log X, which is not negative."""
+    def jensen_gap(self, k: Tensor | float) -> Tensor:
+        """Return log E X^k - k E log X, which is not negative by Jensen's inequality."""
 
     def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return E X / scale, and the variance of X / E X: infinite where the variance of X / scale overflows."""
-        gap = self.gap(1.0)
-        log_mean, log_square = self.mean() + gap - torch.log(scale), self.gap(2.0) - 2 * gap
+        gap = self.jensen_gap(1.0)
+        log_mean, log_square = self.mean() + gap - torch.log(scale), self.jensen_gap(2.0) - 2 * gap
         large = (log_square > 700) | (log_mean > 350) | (2 * log_mean + log_square > 700)
         return torch.exp(torch.where(large, 0, log_mean)), torch.where(
             large, torch.inf, torch.expm1(torch.where(large, 0, log_square))
@@ -83,15 +83,15 @@ class LogMoments(ABC):
 
     def log_mean(self) -> Tensor:
         """Return log E X."""
-        return self.mean() + self.gap(1.0)
+        return self.mean() + self.jensen_gap(1.0)
 
     def log_square(self) -> Tensor:
         """Return log E X^2."""
-        return 2 * self.mean() + self.gap(2.0)
+        return 2 * self.mean() + self.jensen_gap(2.0)
 
 
 class Factor(NamedTuple):
-    """G^power for a Gamma variable G of this concentration and rate 1; sign -1 takes it away again, as from a Beta."""
+    """G^power for a Gamma variable G of this concentration and rate 1; with sign -1 a divisor, as in a Beta."""
 
     concentration: Tensor
     power: Tensor | float = 1.0
@@ -118,7 +118,7 @@ class GammaProduct(LogMoments):
             total = total + sign * power * power * trigamma(a)
         return total
 
-    def gap(self, k: Tensor | float) -> Tensor:
+    def jensen_gap(self, k: Tensor | float) -> Tensor:
         total = torch.zeros_like(self.shift)
         for a, power, sign in self.factors:
             step = a * 0 + power * k
@@ -152,7 +152,7 @@ class NormalLog(LogMoments):
     def variance(self) -> Tensor:
         return self.scale * self.scale
 
-    def gap(self, k: Tensor | float) -> Tensor:
+    def jensen_gap(self, k: Tensor | float) -> Tensor:
         return (k * self.scale) ** 2 / 2
 
 
@@ -163,15 +163,15 @@ def _over(x: Tensor, y: Tensor) -> Tensor:
 
 def _gamma_entropy(a: Tensor) -> Tensor:
     """Return the entropy of log G, which is lgamma(a) - a digamma(a) + a."""
-    return lgamma_rest(a) - a * digamma_rest(a)
+    return stirling_remainder(a) - a * digamma_minus_log(a)
 
 
 def _of_gamma(d: Gamma) -> LogMoments:
-    return _gamma_moments(wide(d.concentration), wide(d.rate))
+    return _gamma_moments(upcast(d.concentration), upcast(d.rate))
 
 
 def _of_exponential(d: Exponential) -> LogMoments:
-    rate = wide(d.rate)
+    rate = upcast(d.rate)
     return _gamma_moments(torch.ones_like(rate), rate)
 
 
@@ -180,44 +180,44 @@ def _gamma_moments(a: Tensor, rate: Tensor) -> LogMoments:
 
 
 def _of_inverse_gamma(d: InverseGamma) -> LogMoments:
-    a, rate = wide(d.concentration), wide(d.rate)
+    a, rate = upcast(d.concentration), upcast(d.rate)
     exact = _over(rate, a - 1), _over(torch.ones_like(a), a - 2)
     return GammaProduct(_gamma_entropy(a), torch.log(rate), (Factor(a, -1.0),), exact)
 
 
 def _of_weibull(d: Weibull) -> LogMoments:
-    k = wide(d.concentration)
+    k = upcast(d.concentration)
     return GammaProduct(
-        GAMMA + 1 - torch.log(k), torch.log(wide(d.scale)), (Factor(torch.ones_like(k), 1 / k),)
+        EULER_GAMMA + 1 - torch.log(k), torch.log(upcast(d.scale)), (Factor(torch.ones_like(k), 1 / k),)
     )
 
 
 def _of_half_normal(d: HalfNormal) -> LogMoments:
-    return _half_normal_moments(wide(d.scale))
+    return _half_normal_moments(upcast(d.scale))
 
 
 def _half_normal_moments(scale: Tensor) -> LogMoments:
     half = torch.full_like(scale, 0.5)
-    entropy = torch.full_like(scale, (math.log(math.pi) + 1 + GAMMA) / 2)
+    entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
     exact = math.sqrt(2 / math.pi) * scale, half * (math.pi - 2)
     return GammaProduct(entropy, torch.log(scale) + math.log(2) / 2, (Factor(half, 0.5),), exact)
 
 
 def _of_half_cauchy(d: HalfCauchy) -> LogMoments:
-    scale = wide(d.scale)
+    scale = upcast(d.scale)
     half = torch.full_like(scale, 0.5)
     factors = Factor(half, 0.5), Factor(half, -0.5)
-    return GammaProduct(torch.full_like(scale, math.log(2 * math.pi)), torch.log(scale), factors)
+    return GammaProduct(torch.full_like(scale, 2 * HALF_LOG_2PI), torch.log(scale), factors)
 
 
 def _of_pareto(d: Pareto) -> LogMoments:
-    scale, a = wide(d.scale), wide(d.alpha)
+    scale, a = upcast(d.scale), upcast(d.alpha)
     exact = _over(scale * a, a - 1), _over(1 / a, a - 2)
     return GammaProduct(1 - torch.log(a), torch.log(scale), (Factor(a, -1.0), Factor(a + 1, -1.0, -1)), exact)
 
 
 def _of_beta(d: Beta) -> LogMoments:
-    a, b = wide(d.concentration1), wide(d.concentration0)
+    a, b = upcast(d.concentration1), upcast(d.concentration0)
     total = a + b
     exact = a / total, b / (a * (total + 1))
     return GammaProduct(
@@ -232,14 +232,14 @@ def _beta_entropy(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _of_kumaraswamy(d: Kumaraswamy) -> LogMoments:
-    a, b = wide(d.concentration1), wide(d.concentration0)
+    a, b = upcast(d.concentration1), upcast(d.concentration0)
     one = torch.ones_like(a + b)
     factors = Factor(one, 1 / a), Factor(one + b, 1 / a, -1)
     return GammaProduct(_beta_entropy(one, b) - torch.log(a), torch.zeros_like(one), factors)
 
 
 def _of_fisher_snedecor(d: FisherSnedecor) -> LogMoments:
-    df1, df2 = wide(d.df1), wide(d.df2)
+    df1, df2 = upcast(d.df1), upcast(d.df2)
     a, b = df1 / 2, df2 / 2
     entropy = _gamma_entropy(a) + _gamma_entropy(b) - _gamma_entropy(a + b)
     exact = _over(b, b - 1), _over((a + b - 1) / a, b - 2)
@@ -247,8 +247,8 @@ def _of_fisher_snedecor(d: FisherSnedecor) -> LogMoments:
 
 
 def _of_log_normal(d: LogNormal) -> LogMoments:
-    loc, scale = wide(d.loc), wide(d.scale)
-    return NormalLog(torch.log(scale) + (_HALF_LOG_TAU + 0.5), loc, scale)
+    loc, scale = upcast(d.loc), upcast(d.scale)
+    return NormalLog(torch.log(scale) + (HALF_LOG_2PI + 0.5), loc, scale)
 
 
 _MOMENTS: dict[type[Distribution], Callable[[Any], LogMoments]] = {
@@ -272,55 +272,55 @@ def log_moments_of(family: type[Distribution]) -> Callable[[Any], LogMoments]:
 
 
 def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) + a gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
-    a = wide(q.concentration)
-    log_means = p.log_mean() + torch.log(wide(q.rate) / a)
-    return a * (excess(log_means) + p.gap(1.0)) + lgamma_rest(a) - p.entropy
+    """Return a (x - 1 - log x) + a jensen_gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
+    a = upcast(q.concentration)
+    log_means = p.log_mean() + torch.log(upcast(q.rate) / a)
+    return scaled_expm1mx(a, log_means) + a * p.jensen_gap(1.0) + stirling_remainder(a) - p.entropy
 
 
 def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
     """Return KL to the Gamma distribution of concentration 1."""
-    return excess(p.log_mean() + torch.log(wide(q.rate))) + p.gap(1.0) + 1 - p.entropy
+    return expm1mx(p.log_mean() + torch.log(upcast(q.rate))) + p.jensen_gap(1.0) + 1 - p.entropy
 
 
 def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
     """Return KL from 1 / X to the Gamma distribution."""
-    a = wide(q.concentration)
-    gap = p.gap(-1.0)
-    log_means = gap - p.mean() + torch.log(wide(q.rate) / a)
-    return a * (excess(log_means) + gap) + lgamma_rest(a) - p.entropy
+    a = upcast(q.concentration)
+    gap = p.jensen_gap(-1.0)
+    log_means = gap - p.mean() + torch.log(upcast(q.rate) / a)
+    return scaled_expm1mx(a, log_means) + a * gap + stirling_remainder(a) - p.entropy
 
 
 def _to_weibull(p: LogMoments, q: Weibull) -> Tensor:
-    """Return x - 1 - log x + 1 + gap(k) - log k - H(log X), at x = E (X / scale)^k."""
-    k = wide(q.concentration)
-    gap = p.gap(k)
-    return excess(k * (p.mean() - torch.log(wide(q.scale))) + gap) + 1 + gap - torch.log(k) - p.entropy
+    """Return x - 1 - log x + 1 + jensen_gap(k) - log k - H(log X), at x = E (X / scale)^k."""
+    k = upcast(q.concentration)
+    gap = p.jensen_gap(k)
+    return expm1mx(k * (p.mean() - torch.log(upcast(q.scale))) + gap) + 1 + gap - torch.log(k) - p.entropy
 
 
 def _to_log_normal(p: LogMoments, q: LogNormal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (Var log X + (E log X - m)^2) / (2 s^2) - H(log X)."""
-    scale = wide(q.scale)
-    shift = (p.mean() - wide(q.loc)) / scale
-    return (p.variance() / scale / scale + shift * shift) / 2 + torch.log(scale) + _HALF_LOG_TAU - p.entropy
+    scale = upcast(q.scale)
+    shift = (p.mean() - upcast(q.loc)) / scale
+    return (p.variance() / scale / scale + shift * shift) / 2 + torch.log(scale) + HALF_LOG_2PI - p.entropy
 
 
 def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
-    """Return (x - 1 - log x + 1 + gap(2) + log(pi / 2)) / 2 - H(log X), at x = E (X / scale)^2."""
-    gap = p.gap(2.0)
-    log_square = p.log_square() - 2 * torch.log(wide(q.scale))
-    return (excess(log_square) + gap + (1 + math.log(math.pi / 2))) / 2 - p.entropy
+    """Return (x - 1 - log x + 1 + jensen_gap(2) + log(pi / 2)) / 2 - H(log X), at x = E (X / scale)^2."""
+    gap = p.jensen_gap(2.0)
+    log_square = p.log_square() - 2 * torch.log(upcast(q.scale))
+    return (expm1mx(log_square) + gap + (1 + math.log(math.pi / 2))) / 2 - p.entropy
 
 
 def _to_normal(p: LogMoments, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
-    scale = wide(q.scale)
+    scale = upcast(q.scale)
     mean, relative_variance = p.first_two(scale)
     infinite = relative_variance.isinf()
-    shift = mean - wide(q.loc) / scale
+    shift = mean - upcast(q.loc) / scale
     spread = torch.where(infinite, 0, relative_variance) * mean * mean + shift * shift
     return torch.where(
-        infinite, torch.inf, spread / 2 + torch.log(scale) - p.mean() + _HALF_LOG_TAU - p.entropy
+        infinite, torch.inf, spread / 2 + torch.log(scale) - p.mean() + HALF_LOG_2PI - p.entropy
     )
 
 
@@ -334,8 +334,8 @@ _TARGETS: dict[type[Distribution], Callable[[LogMoments, Any], Tensor]] = {
     Normal: _to_normal,
 }
 
-# These have their own rules, in positive.py and normal.py.
-_ELSEWHERE: set[tuple[type[Distribution], type[Distribution]]] = {
+# These pairs have closed forms of their own, in positive.py and real.py.
+_OWN_CLOSED_FORM: set[tuple[type[Distribution], type[Distribution]]] = {
     *((family, family) for family in (Gamma, Exponential, InverseGamma, Weibull, LogNormal, HalfNormal)),
     (Exponential, Gamma),
     (Gamma, Exponential),
@@ -343,7 +343,7 @@ _ELSEWHERE: set[tuple[type[Distribution], type[Distribution]]] = {
     (Weibull, Exponential),
     (Weibull, Gamma),
 }
-# These are +inf at all parameters: E X, or E 1 / X, is.
+# These are +inf at all parameters, as E X or E 1 / X is.
 _INFINITE: set[tuple[type[Distribution], type[Distribution]]] = {
     *((HalfCauchy, family) for family in (Gamma, Exponential, InverseGamma, HalfNormal, Normal)),
     (Exponential, InverseGamma),
@@ -363,25 +363,25 @@ def _enter(family: type[Distribution], target: type[Distribution]) -> None:
 
 for _family in _MOMENTS:
     for _target in _TARGETS:
-        if (_family, _target) not in _ELSEWHERE | _INFINITE:
+        if (_family, _target) not in _OWN_CLOSED_FORM | _INFINITE:
             _enter(_family, _target)
 
 
 @closed_form(Gamma, Gumbel)
 def kl_gamma_gumbel(p: Gamma, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = (1 + 1 / (r s))^-a."""
-    return _gamma_to_gumbel(wide(p.concentration), wide(p.rate), q)
+    return _gamma_to_gumbel(upcast(p.concentration), upcast(p.rate), q)
 
 
 @closed_form(Exponential, Gumbel)
 def kl_exponential_gumbel(p: Exponential, q: Gumbel) -> Tensor:
     """Return KL from the Gamma distribution of concentration 1."""
-    rate = wide(p.rate)
+    rate = upcast(p.rate)
     return _gamma_to_gumbel(torch.ones_like(rate), rate, q)
 
 
 def _gamma_to_gumbel(a: Tensor, rate: Tensor, q: Gumbel) -> Tensor:
-    loc, scale = wide(q.loc), wide(q.scale)
+    loc, scale = upcast(q.loc), upcast(q.scale)
     unit = 1 / (rate * scale)
     return _to_gumbel(_gamma_moments(a, rate), loc, scale, a * unit, -a * torch.log1p(unit))
 
@@ -389,7 +389,7 @@ def _gamma_to_gumbel(a: Tensor, rate: Tensor, q: Gumbel) -> Tensor:
 @closed_form(HalfNormal, Gumbel)
 def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2)."""
-    loc, scale, scale_p = wide(q.loc), wide(q.scale), wide(p.scale)
+    loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
     t = scale_p / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))
     return _to_gumbel(_half_normal_moments(scale_p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
@@ -404,9 +404,9 @@ def _to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_deca
 @closed_form(Exponential, Laplace)
 def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     """Return log(2 b r) - 1 + E|x - m| / b, where E|x - m| is m - 1 / r + 2 e^(-r m) / r for m > 0."""
-    scale = wide(q.scale)
-    spread = 1 / (wide(p.rate) * scale)
-    start = wide(q.loc) / scale
+    scale = upcast(q.scale)
+    spread = 1 / (upcast(p.rate) * scale)
+    start = upcast(q.loc) / scale
     inside = start.clamp(min=0)
     distance = 2 * inside - start - spread + 2 * spread * torch.exp(-inside / spread)
     return distance - torch.log(spread) + (math.log(2) - 1)

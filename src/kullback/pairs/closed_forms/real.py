@@ -1,4 +1,4 @@
-"""Closed forms for the families on the whole line: Normal, Laplace, Cauchy, Gumbel and their like."""
+"""Closed forms of families on the real line: Normal, Laplace, Cauchy, Gumbel and StudentT."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ import torch
 from torch import Tensor
 from torch.distributions import Cauchy, Gumbel, Laplace, LogNormal, Normal, StudentT, Weibull
 
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import (
-    bounded_exp,
-    excess,
-    lgamma_bregman,
-    lgamma_rest,
-    log_ratio,
-    log_ratio_excess,
-    polynomial,
-)
+from kullback.numeric import upcast
 from kullback.pairs.registry import closed_form
+from kullback.special import (
+    EULER_GAMMA,
+    HALF_LOG_2PI,
+    bounded_exp,
+    ein,
+    expm1mx,
+    itakura_saito,
+    lgamma_bregman,
+    log_ratio,
+    polynomial,
+    scaled_e1_from_2,
+    stirling_remainder,
+)
 
-__all__ = ["GAMMA"]
-
-GAMMA = 0.57721566490153286061  # Euler's constant
-_HALF_LOG_TAU = math.log(2 * math.pi) / 2
+__all__: list[str] = []
 
 
 @closed_form(Normal, Normal)
 @closed_form(LogNormal, LogNormal)
 def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
     """Return (d / s_q)^2 / 2 + (r^2 - 1) / 2 - log r, with d the difference of the means and r = s_p / s_q."""
-    scale_p, scale_q = wide(p.scale), wide(q.scale)
-    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
     more = (scale_p - scale_q) / scale_q
-    return (shift * shift + more * more) / 2 + log_ratio_excess(scale_p, scale_q)
+    return (shift * shift + more * more) / 2 + itakura_saito(scale_p, scale_q)
 
 
 @closed_form(Laplace, Laplace)
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p."""
-    scale_p, scale_q = wide(p.scale), wide(q.scale)
-    distance = (wide(p.loc) - wide(q.loc)).abs() / scale_p
-    return log_ratio_excess(scale_p, scale_q) + scale_p / scale_q * excess(-distance)
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    distance = (upcast(p.loc) - upcast(q.loc)).abs() / scale_p
+    return itakura_saito(scale_p, scale_q) + scale_p / scale_q * expm1mx(-distance)
 
 
 @closed_form(Cauchy, Cauchy)
@@ -50,21 +51,32 @@ def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
 
     A closed-form formula for the Kullback-Leibler divergence between Cauchy distributions (Chyzak and Nielsen, 2019)
     """
-    return cauchy_divergence(wide(p.loc) - wide(q.loc), wide(p.scale), wide(q.scale))
+    return cauchy_divergence(upcast(p.loc) - upcast(q.loc), upcast(p.scale), upcast(q.scale))
 
 
 def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -> Tensor:
-    """Return KL between Cauchy distributions whose locations differ by `shift`."""
-    more = scale_p - scale_q
-    return torch.log1p(((more / scale_p) * (more / scale_q) + (shift / scale_p) * (shift / scale_q)) / 4)
+    """Return KL between Cauchy distributions whose locations differ by `shift`.
+
+    Far from 0 it is the logarithm of ((s_p + s_q)^2 + d^2) / (4 s_p s_q), of which no part overflows.
+    """
+    more, shift = scale_p - scale_q, torch.as_tensor(shift)
+    far = (
+        2 * torch.log(torch.hypot((scale_p + scale_q) / 2, shift / 2))
+        - torch.log(scale_p)
+        - torch.log(scale_q)
+    )
+    near = far.detach() < 0.5
+    more, shift = torch.where(near, more, 0), torch.where(near, shift, 0)
+    squares = (more / scale_p) * (more / scale_q) + (shift / scale_p) * (shift / scale_q)
+    return torch.where(near, torch.log1p(squares / 4), far)
 
 
 @closed_form(Gumbel, Gumbel)
 def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
     """Return `gumbel_divergence` at ratio s_p / s_q and shift (m_q - m_p) / s_q."""
-    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     return gumbel_divergence(
-        (wide(q.loc) - wide(p.loc)) / scale_q, scale_p / scale_q, (scale_p - scale_q) / scale_q
+        (upcast(q.loc) - upcast(p.loc)) / scale_q, scale_p / scale_q, (scale_p - scale_q) / scale_q
     )
 
 
@@ -74,7 +86,9 @@ def kl_weibull_weibull(p: Weibull, q: Weibull) -> Tensor:
 
     Kullback-Leibler divergence between two Weibull distributions (Bauckhage, 2013)
     """
-    return weibull_divergence(wide(p.scale), wide(p.concentration), wide(q.scale), wide(q.concentration))
+    return weibull_divergence(
+        upcast(p.scale), upcast(p.concentration), upcast(q.scale), upcast(q.concentration)
+    )
 
 
 def weibull_divergence(scale_p: Tensor, k_p: Tensor, scale_q: Tensor, k_q: Tensor) -> Tensor:
@@ -87,7 +101,7 @@ def gumbel_divergence(shift: Tensor, ratio: Tensor, more: Tensor) -> Tensor:
 
     It is e^d - 1 - d at d = t + lgamma(1 + r), and Bregman's divergence of lgamma from 1 to r.
     """
-    return excess(shift + _lgamma_beyond_two(more)) + lgamma_bregman(torch.ones_like(ratio), ratio, more)
+    return expm1mx(shift + _lgamma_beyond_two(more)) + lgamma_bregman(torch.ones_like(ratio), ratio, more)
 
 
 def _lgamma_beyond_two(z: Tensor) -> Tensor:
@@ -96,7 +110,7 @@ def _lgamma_beyond_two(z: Tensor) -> Tensor:
     By its Taylor series, of coefficients (-1)^k (zeta(k) - 1) / k.
     """
     series = (
-        1 - GAMMA,
+        1 - EULER_GAMMA,
         0.32246703342411321824,
         -0.067352301053198095133,
         0.020580808427784547880,
@@ -114,52 +128,52 @@ def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
     The mean of a folded Normal is s sqrt(2 / pi) e^(-t^2 / 2) + d erf(t / sqrt 2), at t = d / s.
     The Folded Normal Distribution (Leone, Nelson and Nottingham, 1961)
     """
-    scale_p, scale_q = wide(p.scale), wide(q.scale)
-    shift = (wide(p.loc) - wide(q.loc)) / scale_p
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_p
     folded = math.sqrt(2 / math.pi) * torch.exp(-shift * shift / 2) + shift * torch.erf(
         shift * math.sqrt(0.5)
     )
     ratio = scale_p / scale_q
-    return ratio * folded - torch.log(ratio) + (math.log(2) - _HALF_LOG_TAU - 0.5)
+    return ratio * folded - torch.log(ratio) + (math.log(2) - HALF_LOG_2PI - 0.5)
 
 
 @closed_form(Laplace, Normal)
 def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b)."""
-    scale_q = wide(q.scale)
-    ratio = wide(p.scale) / scale_q
-    shift = (wide(p.loc) - wide(q.loc)) / scale_q
-    return ratio * ratio - torch.log(ratio) + shift * shift / 2 + (_HALF_LOG_TAU - 1 - math.log(2))
+    scale_q = upcast(q.scale)
+    ratio = upcast(p.scale) / scale_q
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
+    return ratio * ratio - torch.log(ratio) + shift * shift / 2 + (HALF_LOG_2PI - 1 - math.log(2))
 
 
 @closed_form(Normal, Gumbel)
 def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
     """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q."""
-    scale_q = wide(q.scale)
-    ratio = wide(p.scale) / scale_q
-    shift = (wide(p.loc) - wide(q.loc)) / scale_q
-    return shift + bounded_exp(ratio * ratio / 2 - shift) - torch.log(ratio) - (_HALF_LOG_TAU + 0.5)
+    scale_q = upcast(q.scale)
+    ratio = upcast(p.scale) / scale_q
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
+    return shift + bounded_exp(ratio * ratio / 2 - shift) - torch.log(ratio) - (HALF_LOG_2PI + 0.5)
 
 
 @closed_form(Gumbel, Normal)
 def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
     """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2, with t = (E_P x - m) / s_q."""
-    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
-    shift = (wide(p.loc) - wide(q.loc)) / scale_q + GAMMA * ratio
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q + EULER_GAMMA * ratio
     variance = math.pi**2 / 6 * ratio * ratio
-    return (variance + shift * shift) / 2 - torch.log(ratio) + (_HALF_LOG_TAU - GAMMA - 1)
+    return (variance + shift * shift) / 2 - torch.log(ratio) + (HALF_LOG_2PI - EULER_GAMMA - 1)
 
 
 @closed_form(Laplace, Gumbel)
 def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     """Return t + e^-t / (1 - r^2) - log(2 r) - 1, with t = (m_p - m_q) / s_q and r = s_p / s_q below 1."""
-    scale_q = wide(q.scale)
-    ratio = wide(p.scale) / scale_q
+    scale_q = upcast(q.scale)
+    ratio = upcast(p.scale) / scale_q
     light = ratio < 1
-    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
     room = torch.where(light, (1 - ratio) * (1 + ratio), 1)
-    return shift + bounded_exp(-shift) / room - torch.log(2 * ratio) - 1
+    return shift + bounded_exp(-shift - torch.log(room)) - torch.log(2 * ratio) - 1
 
 
 @closed_form(Gumbel, Laplace)
@@ -168,49 +182,34 @@ def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
 
     E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y), as E1(y) = Ein(y) - log y - gamma is E(c - t)+.
     """
-    scale_p = wide(p.scale)
-    ratio = scale_p / wide(q.scale)
-    c = (wide(q.loc) - wide(p.loc)) / scale_p
+    scale_p = upcast(p.scale)
+    ratio = scale_p / upcast(q.scale)
+    c = (upcast(q.loc) - upcast(p.loc)) / scale_p
     above = c > -math.log(2)  # y < 2
     y = torch.exp(-torch.where(above, c, 0))
     far = torch.exp(-torch.where(above, -1, c).clamp(min=-7))
-    distance = torch.where(
-        above, c - GAMMA + 2 * entire_exponential_integral(y), GAMMA - c + 2 * exponential_integral(far)
-    )
-    return ratio * distance - torch.log(ratio) + (math.log(2) - GAMMA - 1)
-
-
-def entire_exponential_integral(y: Tensor) -> Tensor:
-    """Return Ein(y), the integral of (1 - e^-t) / t from 0 to y, for y from 0 to 2."""
-    return y * polynomial(_EIN, y)
-
-
-_EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
-
-
-def exponential_integral(y: Tensor) -> Tensor:
-    """Return E1(y) = e^-y / (y + 1 - 1 / (y + 3 - 4 / (y + 5 - ...))) for y of 2 or more."""
-    tail = y + (2 * _DEPTH + 1)
-    for k in range(_DEPTH, 0, -1):
-        tail = y + (2 * k - 1) - k * k / tail
-    return torch.exp(-y) / tail
-
-
-_DEPTH = 50
+    e1 = torch.exp(-far) * scaled_e1_from_2(far)
+    distance = torch.where(above, c - EULER_GAMMA + 2 * ein(y), EULER_GAMMA - c + 2 * e1)
+    return ratio * distance - torch.log(ratio) + (math.log(2) - EULER_GAMMA - 1)
 
 
 @closed_form(StudentT, Normal)
 def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     """Return (v - 1 - log v + (d / s_q)^2) / 2 plus KL to the Normal of P's mean and variance; v = Var P / s_q^2."""
-    half = wide(p.df) / 2
+    half = upcast(p.df) / 2
     half = torch.where(half > 1, half, 2)
-    scale_p, scale_q = wide(p.scale), wide(q.scale)
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     more = (scale_p - scale_q) / scale_q
-    shift = (wide(p.loc) - wide(q.loc)) / scale_q
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
+    # A square of the ratio that underflows leaves its logarithm; one that overflows is infinite.
+    tiny, huge = ratio < 1e-100, ratio > 1e150
+    log_variance = 2 * torch.log(torch.where(tiny, ratio, 1)) + torch.log(half / (half - 1))
+    ratio, more = (torch.where(tiny | huge, x, y) for x, y in ((1, ratio), (0, more)))
     square = ratio * ratio
     variance = square * half / (half - 1)
-    spread = log_ratio_excess(variance, torch.ones_like(variance), more * (2 + more) + square / (half - 1))
+    spread = itakura_saito(variance, torch.ones_like(variance), more * (2 + more) + square / (half - 1))
+    spread = torch.where(tiny, -1 - log_variance, torch.where(huge, torch.inf, spread))
     return (spread + shift * shift) / 2 + _from_normal(half)
 
 
@@ -235,13 +234,22 @@ def _from_normal(half: Tensor) -> Tensor:
 @closed_form(Cauchy, StudentT)
 def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
     """Return E_P[-log q] - log(4 pi s_p), where E log((x - m)^2 + c^2) = log(d^2 + (s_p + c)^2)."""
-    df, scale_p = wide(q.df), wide(p.scale)
-    reach = wide(q.scale) * torch.sqrt(df)
-    shift = (wide(p.loc) - wide(q.loc)) / reach
+    df, scale_p = upcast(q.df), upcast(p.scale)
+    reach = upcast(q.scale) * torch.sqrt(df)
+    shift = (upcast(p.loc) - upcast(q.loc)) / reach
     ratio = scale_p / reach
     half = df / 2
     # lgamma(h + 1/2) - lgamma(h) - log(h) / 2
-    step = (half + 0.5) * torch.log1p(0.5 / half) - 0.5 + lgamma_rest(half + 0.5) - lgamma_rest(half)
-    growth = (half + 0.5) * torch.log1p(shift * shift + ratio * (2 + ratio))
-    value = growth - step - torch.log(ratio) - torch.log(16 * math.pi * half) / 2
+    step = (
+        (half + 0.5) * torch.log1p(0.5 / half)
+        - 0.5
+        + stirling_remainder(half + 0.5)
+        - stirling_remainder(half)
+    )
+    # log(shift^2 + (1 + ratio)^2), where neither square may overflow
+    large = torch.maximum(shift.abs(), ratio).detach() > 1e8
+    small_shift, small_ratio = torch.where(large, 0, shift), torch.where(large, 0, ratio)
+    near = torch.log1p(small_shift * small_shift + small_ratio * (2 + small_ratio))
+    log_square = torch.where(large, 2 * torch.log(torch.hypot(1 + ratio, shift)), near)
+    value = (half + 0.5) * log_square - step - torch.log(ratio) - torch.log(16 * math.pi * half) / 2
     return value.clamp(min=0)

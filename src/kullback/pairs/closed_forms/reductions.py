@@ -1,4 +1,4 @@
-"""Pairs that turn into other pairs: independent dimensions, and maps of one space onto another."""
+"""Pairs that reduce to other pairs: Independent, equal transforms, and mixtures of classes or trials."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from torch.distributions import (
 from torch.nn.functional import logsigmoid
 
 from kullback.estimate import Estimate
+from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.numerics.parameters import dtype_of, given_logits, wide
-from kullback.pairs.numerics.special import log_total
+from kullback.pairs.numerics.parameters import dtype_of, given_logits
 from kullback.pairs.registry import reduction
+from kullback.special import safe_logsumexp
 
 __all__ = ["sum_of_dimensions"]
 
-Again = Callable[[Distribution, Distribution], Estimate]
+SolvePair = Callable[[Distribution, Distribution], Estimate]
 
 
 def sum_of_dimensions(estimate: Estimate, dimensions: int) -> Estimate:
@@ -43,9 +44,9 @@ def sum_of_dimensions(estimate: Estimate, dimensions: int) -> Estimate:
 
 @reduction(Independent, Independent)
 def kl_independent_independent(
-    p: Independent[Distribution], q: Independent[Distribution], kl: Again
+    p: Independent[Distribution], q: Independent[Distribution], kl: SolvePair
 ) -> Estimate:
-    """Return the sum over dimensions that are events of both; what is an event of one alone stays wrapped."""
+    """Return the sum over the dimensions that are event dimensions of both; the others stay wrapped."""
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
     return sum_of_dimensions(kl(_unwrapped(p, shared), _unwrapped(q, shared)), shared)
 
@@ -57,17 +58,16 @@ def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
 
 @reduction(TransformedDistribution, TransformedDistribution)
 def kl_transformed_transformed(
-    p: TransformedDistribution, q: TransformedDistribution, kl: Again
+    p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return KL of the bases where the same injective maps follow, as these change no divergence."""
+    """Return KL of the base distributions if the transforms are equal and bijective, as these change no divergence."""
     if not _same(p.transforms, q.transforms) or not all(step.bijective for step in p.transforms):
         return None
-    # A map of events keeps the batch: whatever it does to the shape of an event, one of the base is one of its own.
     return kl(p.base_dist, q.base_dist)
 
 
 def _same(a: object, b: object) -> bool:
-    """Tell whether two transforms are the same map, as those of torch without a comparison of their own do not."""
+    """Tell whether two transforms are equal, also those of torch's classes that define no comparison."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(a, Transform) or type(a) is not type(b) or a == b:
@@ -80,8 +80,8 @@ def _same(a: object, b: object) -> bool:
 @reduction(MixtureSameFamily, MixtureSameFamily)
 @reduction(MixtureSameFamily, Distribution)
 @reduction(Distribution, MixtureSameFamily)
-def kl_mixture(p: Distribution, q: Distribution, kl: Again) -> Estimate | None:
-    """Return KL with a mixture of classes, or of trials, as the one distribution of classes or trial that it is."""
+def kl_mixture(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | None:
+    """Return KL with mixtures of Categoricals or Bernoullis replaced by the Categorical or Bernoulli they are."""
     left, right = _collapsed(p), _collapsed(q)
     if left is p and right is q:
         return None
@@ -101,15 +101,17 @@ def _collapsed(d: Distribution) -> Distribution:
     if isinstance(parts, Categorical | OneHotCategorical):
         family = OneHotCategorical if isinstance(parts, OneHotCategorical) else Categorical
         if not given_logits(getattr(parts, "_categorical", parts)):
-            probs = torch.exp(log_weights).unsqueeze(-1) * wide(parts.probs)
+            probs = torch.exp(log_weights).unsqueeze(-1) * upcast(parts.probs)
             return family(probs=probs.sum(-2), validate_args=False)
         return family(
-            logits=log_total(log_weights.unsqueeze(-1) + wide(parts.logits), -2), validate_args=False
+            logits=safe_logsumexp(log_weights.unsqueeze(-1) + upcast(parts.logits), -2), validate_args=False
         )
     if isinstance(parts, Bernoulli):
         if not given_logits(parts):
-            return Bernoulli(probs=(torch.exp(log_weights) * wide(parts.probs)).sum(-1), validate_args=False)
-        logits = wide(parts.logits)
-        sides = (log_total(log_weights + logsigmoid(x), -1) for x in (logits, -logits))
+            return Bernoulli(
+                probs=(torch.exp(log_weights) * upcast(parts.probs)).sum(-1), validate_args=False
+            )
+        logits = upcast(parts.logits)
+        sides = (safe_logsumexp(log_weights + logsigmoid(x), -1) for x in (logits, -logits))
         return Bernoulli(logits=next(sides) - next(sides), validate_args=False)
     return d

@@ -1,4 +1,4 @@
-"""Closed forms of relaxed classes at equal temperatures, on which the divergence does not depend."""
+"""Closed forms of relaxed Bernoulli and categorical distributions at equal temperatures, which cancel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.nn.functional import logsigmoid
 
-from kullback.pairs.numerics.bernoulli import Chances, chances_of, log_ratios
-from kullback.pairs.numerics.parameters import all_equal, given_logits, wide
-from kullback.pairs.numerics.special import excess, log1p_excess, log_ratio, polynomial
+from kullback.numeric import upcast
+from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
+from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
+from kullback.special import expm1mx, log1pmx, log_ratio, polynomial
 
 __all__: list[str] = []
 
@@ -31,26 +32,26 @@ def kl_logit_relaxed_bernoulli(p: LogitRelaxedBernoulli, q: LogitRelaxedBernoull
     """Return d coth(d / 2) - 2 for the difference d of the logits: both are logistic, of one scale."""
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None
-    chances = chances_of(p), chances_of(q)
-    d = _logit_difference(*chances)
+    probabilities = probabilities_of(p), probabilities_of(q)
+    d = _logit_difference(*probabilities)
     near = d.abs() < _COTH_NEAR
     square = torch.where(near, d * d, 0)
     size = torch.where(near, 1, d.abs())
     decayed = torch.exp(-size)
     far = size - 2 + 2 * size * decayed / (1 - decayed)
     value = torch.where(near, square * polynomial(_COTH, square), far)
-    return torch.where(_one_is_certain(*chances), torch.inf, value)
+    return torch.where(_differ_at_an_end(*probabilities), torch.inf, value)
 
 
-def _logit_difference(p: Chances, q: Chances) -> Tensor:
+def _logit_difference(p: Probabilities, q: Probabilities) -> Tensor:
     if p.logits is not None and q.logits is not None:
         return torch.where(p.logits == q.logits, 0, p.logits - q.logits)
     success, failure = log_ratios(p, q)
     return success - failure
 
 
-def _one_is_certain(p: Chances, q: Chances) -> Tensor:
-    """Tell where one of the two is a point at an end of the line, and the other is not that point."""
+def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
+    """Tell where one of the two has all its mass at an end of the line, and the other has not."""
     return ((p.log_success == -torch.inf) != (q.log_success == -torch.inf)) | (
         (p.log_failure == -torch.inf) != (q.log_failure == -torch.inf)
     )
@@ -58,7 +59,7 @@ def _one_is_certain(p: Chances, q: Chances) -> Tensor:
 
 @closed_form(ExpRelaxedCategorical, ExpRelaxedCategorical, method="series")
 def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor | None:
-    """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for n classes.
+    """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for the n classes with mass in P or Q.
 
     With d the differences of the logits of Q and P less their mean, KL is n E log(sum_k w_k e^d_k) for w uniform on
     the simplex. By log x = int (e^-t - e^-xt) dt / t, with t = e^s, it is the integral above, D(s) being the sum of
@@ -68,35 +69,38 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None
-    d = _log_ratios_of_classes(p, q)
+    d, empty = _log_ratios_of_classes(p, q)
     infinite = ~d.isfinite().all(-1)
     d = torch.where(infinite.unsqueeze(-1), 0, d)
-    d = d - d.mean(-1, keepdim=True)
-    n = d.shape[-1]
-    lowest = -d.detach().amax(-1, keepdim=True) - math.log(n) - 34
-    step = (math.log(math.expm1(36 / n)) - lowest) / _NODES
+    n = (~empty).sum(-1, keepdim=True).to(d.dtype)
+    d = torch.where(empty, 0, d - d.sum(-1, keepdim=True) / n)
+    lowest = -d.detach().amax(-1, keepdim=True) - torch.log(n) - 34
+    step = (torch.log(torch.expm1(36 / n)) - lowest) / _NODES
     s = lowest + step * (torch.arange(_NODES, dtype=d.dtype, device=d.device) + 0.5)
-    rise = _softplus_remainder(torch.sigmoid(s).unsqueeze(-1), d.unsqueeze(-2)).sum(-1)
-    value = n * (step * torch.exp(n * logsigmoid(-s)) * -torch.expm1(-rise)).sum(-1)
+    rise = _softplus_bregman(torch.sigmoid(s).unsqueeze(-1), d.unsqueeze(-2)).sum(-1)
+    value = n.squeeze(-1) * (step * torch.exp(n * logsigmoid(-s)) * -torch.expm1(-rise)).sum(-1)
     return torch.where(infinite, torch.inf, value)
 
 
-def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor:
-    """Return log q_k / p_k, up to a constant."""
+def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> tuple[Tensor, Tensor]:
+    """Return log q_k / p_k, up to a constant, and where neither has mass; there it is 0."""
     if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         left, right = (_log_weights(d) for d in (p, q))
-        return torch.where(left == right, 0, right - left)
-    return log_ratio(wide(q.probs), wide(p.probs))
+        empty = (left == -torch.inf) & (right == -torch.inf)
+        return torch.where(empty, 0, right) - torch.where(empty, 0, left), empty
+    left, right = upcast(p.probs), upcast(q.probs)
+    empty = (left == 0) & (right == 0)
+    return log_ratio(torch.where(empty, 1, right), torch.where(empty, 1, left)), empty
 
 
 def _log_weights(d: ExpRelaxedCategorical) -> Tensor:
     given = given_logits(d._categorical)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return wide(d.logits) if given else torch.log(wide(d.probs))
+    return upcast(d.logits) if given else torch.log(upcast(d.probs))
 
 
-def _softplus_remainder(chance: Tensor, d: Tensor) -> Tensor:
-    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `chance` is its derivative at s."""
+def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:
+    """Return Bregman's divergence, from s to s + d, of log(1 + e^x), where `sigmoid` is its derivative at s."""
     near = d.abs() < _SOFTPLUS_NEAR
-    rise = chance * torch.expm1(d)
-    rest = chance * torch.where(near, excess(d), -d)
-    return rest + torch.where(near, -log1p_excess(torch.where(near, rise, 0)), torch.log1p(rise))
+    rise = sigmoid * torch.expm1(d)
+    rest = sigmoid * torch.where(near, expm1mx(d), -d)
+    return rest + torch.where(near, log1pmx(torch.where(near, rise, 0)), torch.log1p(rise))

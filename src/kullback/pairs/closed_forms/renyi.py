@@ -1,9 +1,9 @@
-"""Renyi's divergence in closed form: of Gaussians, and of exponential families by way of KL.
+"""Renyi divergences in closed form: of normal distributions, and of other exponential families from their KL.
 
-For R in proportion to p^a q^(1 - a) it is KL(R || Q) + a / (1 - a) KL(R || P), at every order a but 0 and 1: the
-logarithms of the density's normalizer are in it, but none of them alone, so that nearly equal P and Q keep their
-digits. The natural parameters of R are those of P and Q, mixed; where they are none of a distribution, the integral
-of p^a q^(1 - a) is infinite.
+For R in proportion to p^a q^(1 - a) it is KL(R || Q) + a / (1 - a) KL(R || P), at every order a but 0 and 1: no
+log-normalizer stands alone in it, so that nearly equal P and Q keep their digits. The natural parameters of R are
+a times those of P plus 1 - a times those of Q; where these are not valid parameters, the integral of p^a q^(1 - a) is
+infinite.
 
 Rényi Divergence and Kullback-Leibler Divergence (van Erven and Harremoës, 2014), theorem 30
 """
@@ -31,10 +31,10 @@ from torch.distributions import (
     Poisson,
 )
 
-from kullback.pairs.closed_forms.bounded import dirichlet_divergence
+from kullback.numeric import upcast
+from kullback.pairs.closed_forms.dirichlet import dirichlet_divergence
 from kullback.pairs.closed_forms.positive import gamma_divergence
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import excess, log1p_excess, log_ratio
+from kullback.special import expm1mx, log1pmx, log_ratio
 
 __all__ = ["renyi_in_closed_form"]
 
@@ -74,8 +74,8 @@ def _of_gammas(p: Any, q: Any, alpha: float) -> Tensor:
 
 
 def _of_gamma(d: Any) -> tuple[Tensor, Tensor]:
-    rate = wide(d.rate)
-    return (torch.ones_like(rate) if isinstance(d, Exponential) else wide(d.concentration)), rate
+    rate = upcast(d.rate)
+    return (torch.ones_like(rate) if isinstance(d, Exponential) else upcast(d.concentration)), rate
 
 
 def _of_dirichlets(p: Any, q: Any, alpha: float) -> Tensor:
@@ -93,8 +93,8 @@ def _of_dirichlets(p: Any, q: Any, alpha: float) -> Tensor:
 
 def _concentrations(d: Any) -> Tensor:
     if isinstance(d, Dirichlet):
-        return wide(d.concentration)
-    return torch.stack(torch.broadcast_tensors(wide(d.concentration1), wide(d.concentration0)), -1)
+        return upcast(d.concentration)
+    return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
 
 
 def _of_poissons(p: Any, q: Any, alpha: float) -> Tensor:
@@ -102,12 +102,12 @@ def _of_poissons(p: Any, q: Any, alpha: float) -> Tensor:
 
     Means of 0 have their limits: alone of P it leaves m, alone of Q nothing, or +inf from order 1 on.
     """
-    rate_p, rate_q = wide(p.rate), wide(q.rate)
+    rate_p, rate_q = upcast(p.rate), upcast(q.rate)
     empty = (rate_p == 0) | (rate_q == 0)
     mean_p, mean_q = torch.where(empty, 1, rate_p), torch.where(empty, 1, rate_q)
     d = log_ratio(mean_p, mean_q)
     small = d.clamp(-1, 1)
-    near = mean_q * (excess(alpha * small) - alpha * excess(small)) / (alpha - 1)
+    near = mean_q * (expm1mx(alpha * small) - alpha * expm1mx(small)) / (alpha - 1)
     mixed = torch.exp(alpha * torch.log(mean_p) + (1 - alpha) * torch.log(mean_q))
     far = (mixed - alpha * mean_p - (1 - alpha) * mean_q) / (alpha - 1)
     value = torch.where(small == d, near, far)
@@ -119,14 +119,14 @@ def _of_poissons(p: Any, q: Any, alpha: float) -> Tensor:
 
 def _of_normals(p: Any, q: Any, alpha: float) -> Tensor:
     """Return the divergence of Normal distributions, or of variables whose logarithms are."""
-    shift = (wide(p.loc) - wide(q.loc)) / wide(q.scale)
-    return _of_scales(wide(p.scale), wide(q.scale), shift, alpha)
+    shift = (upcast(p.loc) - upcast(q.loc)) / upcast(q.scale)
+    return _of_scales(upcast(p.scale), upcast(q.scale), shift, alpha)
 
 
 def _of_half_normals(p: Any, q: Any, alpha: float) -> Tensor:
     """Return the divergence of the Normal distributions with mean 0."""
-    scale_q = wide(q.scale)
-    return _of_scales(wide(p.scale), scale_q, torch.zeros_like(scale_q), alpha)
+    scale_q = upcast(q.scale)
+    return _of_scales(upcast(p.scale), scale_q, torch.zeros_like(scale_q), alpha)
 
 
 def _of_scales(a: Tensor, b: Tensor, shift: Tensor, alpha: float) -> Tensor:
@@ -139,7 +139,7 @@ def _of_scales(a: Tensor, b: Tensor, shift: Tensor, alpha: float) -> Tensor:
     y = (1 - alpha) * r
     finite, near = 1 + y > 0, r.abs() < 0.5 / (1 + abs(alpha))
     small, shared = torch.where(near, r, 0), torch.where(finite, 1 + y, 1)
-    close = (log1p_excess(small) + log1p_excess((1 - alpha) * small) / (alpha - 1)) / 2
+    close = (-log1pmx(small) - log1pmx((1 - alpha) * small) / (alpha - 1)) / 2
     far = torch.log(b / a) - torch.log(shared) / (2 * (alpha - 1))
     value = alpha / 2 * shift**2 / shared + torch.where(near, close, far)
     return _with_sign(value, finite, alpha)
@@ -152,9 +152,9 @@ def _of_gaussians(p: Any, q: Any, alpha: float) -> Tensor:
 
     Rényi divergence measures for commonly used univariate continuous distributions (Gil, Alajaji and Linder, 2013)
     """
-    chol_p, chol_q = (wide(d.scale_tril) for d in (p, q))
+    chol_p, chol_q = (upcast(d.scale_tril) for d in (p, q))
     whitened = torch.linalg.solve_triangular(chol_q, chol_p, upper=False)
-    difference = wide(p.loc) - wide(q.loc)
+    difference = upcast(p.loc) - upcast(q.loc)
     difference = torch.linalg.solve_triangular(chol_q, difference.unsqueeze(-1), upper=False).squeeze(-1)
     covariance = whitened @ whitened.mT
     mixed = (1 - alpha) * covariance + alpha * torch.eye(covariance.shape[-1], dtype=covariance.dtype)

@@ -18,15 +18,15 @@ from torch.nn.functional import logsigmoid
 
 __all__ = [
     "Coordinate",
-    "Growth",
-    "Law",
+    "TailOrder",
+    "Density",
     "Points",
     "Tail",
-    "law",
-    "law_of",
+    "register_density",
+    "density_of",
     "log_mean_exp",
     "log_sum",
-    "with_knee",
+    "breakpoints_around",
 ]
 
 
@@ -44,11 +44,10 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
     return torch.where(near, close, torch.logaddexp(torch.log(rest), torch.log(weight) + far))
 
 
-def with_knee(center: Tensor, width: Tensor, knee: Tensor) -> list[Tensor]:
-    """Return landmarks of a density that may be wide in its coordinate, yet bends within a few units at the knee."""
-    marks = [center - 2 * width, center, center + 2 * width]
-    bend = width.clamp(max=24.0)
-    return [*marks, knee - bend, knee + bend] if bool((width > 6).any()) else marks
+def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
+    """Return the breakpoints of a density that may be wide in its coordinate, yet bends within a few units."""
+    marks = [center + steps * width]
+    return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
 
 class Points(NamedTuple):
@@ -81,10 +80,11 @@ class Points(NamedTuple):
         return _log_further(edge - self.high, self.log_below_high)
 
 
-def _log_further(gap: Tensor, log_distance: Tensor) -> Tensor:
-    touching = ~(gap > 0) | gap.isinf()
-    log_gap = torch.log(torch.where(touching, 1, gap))
-    return torch.where(touching, log_distance, torch.logaddexp(log_gap, log_distance))
+def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
+    """Return log(distance + more)."""
+    none = ~(more > 0) | more.isinf()
+    log_more = torch.log(torch.where(none, 1, more))
+    return torch.where(none, log_distance, torch.logaddexp(log_more, log_distance))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Coordinate:
             x = torch.where(open_end, low + torch.exp(torch.where(open_end, t, 0)), x)
         return Points(x, low, above, high, below)
 
-    def log_speed(self, t: Tensor) -> Tensor:
+    def log_jacobian(self, t: Tensor) -> Tensor:
         """Return log dx/dt."""
         if self.low is None and self.high is None:
             return torch.zeros_like(t)
@@ -153,21 +153,21 @@ class Tail(NamedTuple):
     rate: Tensor | float = torch.inf
 
 
-class Growth(NamedTuple):
-    """How -log q grows at an end, in the u of `Tail`: as u^power, or as e^(rate u) where the rate is positive."""
+class TailOrder(NamedTuple):
+    """The order of -log q at an end, in the u of `Tail`: u^power, or e^(rate u) where the rate is positive."""
 
     power: Tensor | float = 0.0
     rate: Tensor | float = 0.0
 
 
 @dataclass(frozen=True)
-class Law(ABC):
+class Density(ABC):
     """A univariate family of distributions at its parameters, float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
-        """Return the law with every parameter changed, such as in shape."""
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
+        """Return the density with every parameter changed, such as in shape."""
         return replace(
             self, **{field.name: _mapped(getattr(self, field.name), change) for field in fields(self)}
         )
@@ -175,7 +175,7 @@ class Law(ABC):
     def is_splittable(self) -> bool:
         """Tell whether `mapped` may cut the batch into parts."""
         parts = (getattr(self, field.name) for field in fields(self))
-        return all(part.is_splittable() for part in parts if isinstance(part, Law))
+        return all(part.is_splittable() for part in parts if isinstance(part, Density))
 
     def low(self) -> Tensor | None:
         """Return the lower end of the support, None for -inf."""
@@ -190,15 +190,18 @@ class Law(ABC):
         """Return the logarithm of the density at points of the support."""
 
     @abstractmethod
-    def spread(self) -> tuple[Tensor, Tensor]:
-        """Return about where the middle of the density lies, and its width, in the law's own coordinate."""
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        """Return about where the middle of the density lies, and its width, in the density's own coordinate."""
 
-    def landmarks(self) -> list[Tensor]:
-        """Return points of the law's own coordinate that show where, and on which scale, the density changes."""
-        center, width = self.spread()
-        return [center - 2 * width, center, center + 2 * width]
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        """Return, for each peak of the density, the points so many widths from its center, in the own coordinate.
 
-    def kinks(self) -> list[Tensor]:
+        The last dimension of the parameters has size 1, and becomes that of the steps.
+        """
+        center, width = self.center_and_width()
+        return [center + steps * width]
+
+    def nonsmooth_points(self) -> list[Tensor]:
         """Return the points x at which the density has a corner."""
         return []
 
@@ -214,44 +217,44 @@ class Law(ABC):
         """Return how the mass falls towards the upper end."""
         return Tail()
 
-    def lower_growth(self) -> Growth:
-        """Return how -log density grows towards the lower end."""
-        return Growth()
+    def lower_order(self) -> TailOrder:
+        """Return the order of -log density towards the lower end."""
+        return TailOrder()
 
-    def upper_growth(self) -> Growth:
-        """Return how -log density grows towards the upper end."""
-        return Growth()
+    def upper_order(self) -> TailOrder:
+        """Return the order of -log density towards the upper end."""
+        return TailOrder()
 
 
 def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, Law):
+    if isinstance(value, Density):
         return value.mapped(change)
     if isinstance(value, tuple):
         return tuple(_mapped(part, change) for part in value)  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
-# A function that reads the law of a distribution, None where it is not known for this one.
-LawOf = Callable[..., "Law | None"]
-_LAWS: dict[type, LawOf] = {}
+# A function that reads the density of a distribution, None where it is not known for this one.
+DensityReader = Callable[..., "Density | None"]
+_READERS: dict[type, DensityReader] = {}
 
 
-def law(family: type) -> Callable[[LawOf], LawOf]:
-    """Enter the function that reads the law of a distribution of this type."""
+def register_density(family: type) -> Callable[[DensityReader], DensityReader]:
+    """Enter the function that reads the density of a distribution of this type."""
 
-    def enter(read: LawOf) -> LawOf:
-        _LAWS[family] = read
+    def enter(read: DensityReader) -> DensityReader:
+        _READERS[family] = read
         return read
 
     return enter
 
 
-def law_of(distribution: Distribution) -> Law | None:
-    """Return the law of a distribution, None if its family is not known."""
+def density_of(distribution: Distribution) -> Density | None:
+    """Return the density of a distribution, None if its family is not known."""
     for family in type(distribution).__mro__:
-        found = _LAWS[family](distribution) if family in _LAWS else None
+        found = _READERS[family](distribution) if family in _READERS else None
         if found is not None:
             return found
     return None

@@ -1,23 +1,25 @@
-"""The law of any univariate continuous distribution with log_prob, sample and support: what users' own classes have.
+"""The density of any continuous distribution on the line that has log_prob, sample and support, as users' own classes.
 
-How its tails fall is read from the density itself, far out; whether its mass was met is for the quadrature to check.
+Its center and width are those of draws, made once; how its tails fall is read from the density itself, far out. The
+quadrature checks that its mass is met.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.pairs.densities.base import Coordinate, Growth, Law, Points, Tail, law
-from kullback.pairs.numerics.parameters import wide
+from kullback.numeric import upcast
+from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, TailOrder, register_density
+from kullback.pairs.sampling.generator import DrawsFrom
 
-__all__ = ["UNDERFLOWED", "DensityLaw"]
+__all__ = ["UNDERFLOWED", "BlackBoxDensity", "black_box"]
 
 UNDERFLOWED = -746.0
 """What a distribution may give as the logarithm of a density that is positive but rounded to 0."""
@@ -50,19 +52,52 @@ class _Edge(NamedTuple):
         return self.middle + self.sign * torch.exp(log_u)
 
 
-# The fields of `Tail` and of `Growth` at one end.
+# The fields of `Tail` and of `TailOrder` at one end.
 _Ends = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+class Quartiles(NamedTuple):
+    """The quartiles of draws, in the coordinate of the support, and the width that they show."""
+
+    first: Tensor
+    middle: Tensor
+    last: Tensor
+    width: Tensor
+
+
+def black_box(distribution: Distribution) -> BlackBoxDensity:
+    """Return the density of a distribution, after some draws that are always the same."""
+    with DrawsFrom(0), torch.no_grad():
+        draws = distribution.sample(torch.Size([_DRAWS]))
+        distribution.log_prob(draws[0])  # a class that has none says so here
+        draws = upcast(draws)
+    low, high = (_end_of(distribution, name) for name in ("lower_bound", "upper_bound"))
+    t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
+    first, middle, last = t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
+    width = (last - first).clamp(min=1e-300) + 1e-12 * middle.abs()
+    return BlackBoxDensity(distribution, Quartiles(first, middle, last, width))
+
+
+def _end_of(distribution: Distribution, name: str) -> Tensor | None:
+    """Return the `lower_bound` or `upper_bound` of a support, None where it is infinite."""
+    constraint = distribution.support
+    bound = getattr(getattr(constraint, "base_constraint", constraint), name, None)
+    if bound is None:
+        return None
+    end = upcast(torch.as_tensor(bound, dtype=None if isinstance(bound, Tensor) else torch.float64))
+    return None if bool(end.isinf().all()) else end
+
+
 @dataclass(frozen=True)
-class DensityLaw(Law):
+class BlackBoxDensity(Density):
     """A distribution of which no more is known than its density, its support and its draws."""
 
     distribution: Distribution
+    quartiles: Quartiles
     changes: tuple[Callable[[Tensor], Tensor], ...] = ()
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
-        return DensityLaw(self.distribution, (*self.changes, change))
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
+        return replace(self, changes=(*self.changes, change))
 
     def is_splittable(self) -> bool:
         return False
@@ -76,7 +111,7 @@ class DensityLaw(Law):
     def log_density(self, at: Points) -> Tensor:
         shape = torch.broadcast_shapes(at.x.shape, (*self.distribution.batch_shape, 1))
         x = _inside(at.x, self.low(), self.high()).expand(shape).movedim(-1, 0)
-        result = wide(self.distribution.log_prob(x)).movedim(0, -1)
+        result = upcast(self.distribution.log_prob(x)).movedim(0, -1)
         for side in (-1, 1):
             result = self._continued(side, at, result)
         return result
@@ -106,13 +141,15 @@ class DensityLaw(Law):
 
     def _edge(self, side: int, reach: float) -> _Edge:
         """Return the point towards an end up to which the density is asked."""
-        end = self._plain_end("lower_bound" if side < 0 else "upper_bound")
-        first, middle, last, width = self._quartiles()
+        end = _end_of(self.distribution, "lower_bound" if side < 0 else "upper_bound")
+        first, middle, last, width = self.quartiles
         if end is None:
             log_u = torch.log(width) + reach
             if self._is_half_line():  # the quartiles are logarithms of distances from the other end
                 log_u = torch.maximum(last.abs(), first.abs()) + reach
-                middle = cast(Tensor, self._plain_end("upper_bound" if side < 0 else "lower_bound"))
+                middle = cast(
+                    Tensor, _end_of(self.distribution, "upper_bound" if side < 0 else "lower_bound")
+                )
             return _Edge(side, middle, log_u, 1)
         log_u = (
             torch.minimum(side * -first, side * -last) - reach
@@ -122,13 +159,9 @@ class DensityLaw(Law):
         log_u = torch.maximum(log_u, torch.log(_RESOLUTION * end.abs()))
         return _Edge(-side, end, log_u, -1)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
-        _, middle, _, width = self._quartiles()
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        _, middle, _, width = self.quartiles
         return self._changed(middle), self._changed(width)
-
-    def landmarks(self) -> list[Tensor]:
-        low, middle, high, width = self._quartiles()
-        return [self._changed(x) for x in (low - 4 * width, low, middle, high, high + 4 * width)]
 
     def lower_tail(self) -> Tail:
         return Tail(*map(self._changed, self._read(-1)[0]))
@@ -136,11 +169,11 @@ class DensityLaw(Law):
     def upper_tail(self) -> Tail:
         return Tail(*map(self._changed, self._read(1)[0]))
 
-    def lower_growth(self) -> Growth:
-        return Growth(*map(self._changed, self._read(-1)[1]))
+    def lower_order(self) -> TailOrder:
+        return TailOrder(*map(self._changed, self._read(-1)[1]))
 
-    def upper_growth(self) -> Growth:
-        return Growth(*map(self._changed, self._read(1)[1]))
+    def upper_order(self) -> TailOrder:
+        return TailOrder(*map(self._changed, self._read(1)[1]))
 
     def _changed(self, x: Tensor) -> Tensor:
         for change in self.changes:
@@ -148,32 +181,14 @@ class DensityLaw(Law):
         return x
 
     def _end(self, name: str) -> Tensor | None:
-        end = self._plain_end(name)
+        end = _end_of(self.distribution, name)
         return end if end is None or not end.ndim else self._changed(end)
 
-    def _plain_end(self, name: str) -> Tensor | None:
-        constraint = self.distribution.support
-        bound = getattr(getattr(constraint, "base_constraint", constraint), name, None)
-        if bound is None:
-            return None
-        end = wide(torch.as_tensor(bound, dtype=None if isinstance(bound, Tensor) else torch.float64))
-        return None if bool(end.isinf().all()) else end
-
-    def _quartiles(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the quartiles of the same draws every time, in the law's own coordinate, and the width they show."""
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(0)
-            draws = wide(self.distribution.sample(torch.Size([_DRAWS])))
-            low, high = (self._plain_end(name) for name in ("lower_bound", "upper_bound"))
-            t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
-        first, middle, last = t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
-        return first, middle, last, (last - first).clamp(min=1e-300) + 1e-12 * middle.abs()
-
     def _read(self, side: int) -> _Ends:
-        """Return the tail and the growth towards one end, as fields of `Tail` and `Growth`."""
+        """Return the tail and the order towards one end, as fields of `Tail` and `TailOrder`."""
         with torch.no_grad():
-            end = self._plain_end("lower_bound" if side < 0 else "upper_bound")
-            _, middle, _, width = self._quartiles()
+            end = _end_of(self.distribution, "lower_bound" if side < 0 else "upper_bound")
+            _, middle, _, width = self.quartiles
             # The middle is in the coordinate of the support; where that is bounded on one side, it is a logarithm.
             scale = (
                 torch.exp(width.clamp(max=300) + middle.clamp(-300, 300)) if self._is_half_line() else width
@@ -187,7 +202,7 @@ class DensityLaw(Law):
             )  # pyright: ignore[reportReturnType]
 
     def _is_half_line(self) -> bool:
-        ends = [self._plain_end(name) for name in ("lower_bound", "upper_bound")]
+        ends = [_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound")]
         return (ends[0] is None) != (ends[1] is None)
 
     def _read_at_infinity(self, side: int, scale: Tensor) -> _Ends:
@@ -197,51 +212,53 @@ class DensityLaw(Law):
         tail = _tail(
             fall < _STEEPEST, fall - 1, torch.where(rate > 0, rate.nan_to_num(nan=torch.inf), torch.inf)
         )
-        growth = (torch.log(far / near) / (_FAR[1] - _FAR[0])).round(decimals=_DIGITS)
-        growth = torch.where(fall < _STEEPEST, 0.0, growth), torch.zeros_like(fall)
-        return _instead(near == -torch.inf, self._read_closer(side * scale, 2.0), (tail, growth))
+        order = (torch.log(far / near) / (_FAR[1] - _FAR[0])).round(decimals=_DIGITS)
+        order = torch.where(fall < _STEEPEST, 0.0, order), torch.zeros_like(fall)
+        return _instead(near == -torch.inf, self._read_closer(side * scale, 2.0), (tail, order))
 
     def _read_at_end(self, side: int, end: Tensor, scale: Tensor) -> _Ends:
         unit = torch.where(end == 0, scale.clamp(max=1.0), end.abs().clamp(min=1e-300))
         near, far = (self._log_prob(end - side * unit * math.exp(log_distance)) for log_distance in _NEAR)
         fall = (near - far) / (_NEAR[0] - _NEAR[1])
         tail = _tail(fall < 100, fall + 1, torch.full_like(fall, torch.inf), digits=4)
-        growth = (torch.log(far / near) / (_NEAR[0] - _NEAR[1])).round(decimals=4)
-        growth = torch.where(fall < 100, 0.0, growth), torch.zeros_like(fall)
-        return _instead(far == -torch.inf, self._read_closer(-side * unit, 0.5, end), (tail, growth))
+        order = (torch.log(far / near) / (_NEAR[0] - _NEAR[1])).round(decimals=4)
+        order = torch.where(fall < 100, 0.0, order), torch.zeros_like(fall)
+        return _instead(far == -torch.inf, self._read_closer(-side * unit, 0.5, end), (tail, order))
 
     def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> _Ends:
         """Read a tail where the density is soon 0 in float64: from the last points at which it is not.
 
-        -log density goes as a power of u where its slope in log-log is constant; where that doubles with u, as e^u.
+        -log density is a power of u where its derivative in log-log is constant, and e^u where that doubles with u.
         """
         index = torch.arange(_STEPS).reshape(-1, *[1] * len(self.distribution.batch_shape))
         f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])
         steps = torch.where(f.isfinite() & (f < -1), index, 2).amax(0, keepdim=True).clamp(min=2)
         last, before, first = (f.gather(0, steps - k).squeeze(0) for k in range(3))
         u = 2.0 ** steps.squeeze(0) * (unit.abs() if step > 1 else 1 / unit.abs())
-        slope, slope_before = (
+        power_here, power_before = (
             torch.log2(a / b).nan_to_num(nan=0.0) for a, b in ((last, before), (before, first))
         )
-        races = slope > 1.5 * slope_before
-        power = torch.where(races, 0.0, slope.round(decimals=1))
+        super_exponential = power_here > 1.5 * power_before
+        power = torch.where(super_exponential, 0.0, power_here.round(decimals=1))
         rate = torch.where(power == 1, 2 * (before - last) / u, torch.inf)
-        race = torch.where(races, 2 * math.log(2) * slope / u, 0.0)
-        return (torch.full_like(slope, torch.inf), rate), (power, race)
+        order_rate = torch.where(super_exponential, 2 * math.log(2) * power_here / u, 0.0)
+        return (torch.full_like(power_here, torch.inf), rate), (power, order_rate)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        low, high = (self._plain_end(name) for name in ("lower_bound", "upper_bound"))
-        found = wide(self.distribution.log_prob(_inside(x, low, high).expand(self.distribution.batch_shape)))
+        low, high = (_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound"))
+        found = upcast(
+            self.distribution.log_prob(_inside(x, low, high).expand(self.distribution.batch_shape))
+        )
         return torch.where(found == UNDERFLOWED, -torch.inf, found)
 
 
 def _instead(where: Tensor, found: _Ends, otherwise: _Ends) -> _Ends:
     """Return one reading where it serves, else the other."""
-    tail, growth = (
+    tail, order = (
         tuple(torch.where(where, a, b) for a, b in zip(*pair, strict=True))
         for pair in zip(found, otherwise, strict=True)
     )
-    return cast(_Ends, (tail, growth))
+    return cast(_Ends, (tail, order))
 
 
 def _tail(is_power: Tensor, power: Tensor, rate: Tensor, digits: int = _DIGITS) -> tuple[Tensor, Tensor]:
@@ -260,16 +277,14 @@ def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
     return x
 
 
-@law(Distribution)
-def _any(d: Distribution) -> Law | None:
-    """Read the law of any other distribution, None where it is not on the line or cannot be asked."""
+@register_density(Distribution)
+def _any(d: Distribution) -> Density | None:
+    """Read the density of any other distribution, None where it is not on the line or cannot be asked."""
     if d.event_shape or type(d).log_prob is Distribution.log_prob:
         return None
     try:
         if d.support is None or d.support.is_discrete:
             return None
-        DensityLaw(d).spread()
-        d.log_prob(d.sample())
+        return black_box(d)
     except NotImplementedError:
         return None
-    return DensityLaw(d)

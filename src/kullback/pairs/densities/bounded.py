@@ -1,4 +1,4 @@
-"""The laws of the families that live on an interval."""
+"""The densities of the families that live on an interval."""
 
 from __future__ import annotations
 
@@ -17,21 +17,29 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from kullback.pairs.densities.base import Law, Points, Tail, law, log_mean_exp, with_knee
-from kullback.pairs.numerics.parameters import given_logits, wide
-from kullback.pairs.numerics.special import lgamma_rest
+from kullback.numeric import upcast
+from kullback.pairs.densities.base import (
+    Density,
+    Points,
+    Tail,
+    breakpoints_around,
+    log_mean_exp,
+    register_density,
+)
+from kullback.pairs.numerics.parameters import given_logits
+from kullback.special import stirling_remainder
 
 __all__ = [
-    "BetaLaw",
-    "ContinuousBernoulliLaw",
-    "KumaraswamyLaw",
-    "LogitLogisticLaw",
-    "UniformLaw",
-    "VonMisesLaw",
+    "BetaDensity",
+    "ContinuousBernoulliDensity",
+    "KumaraswamyDensity",
+    "LogitLogisticDensity",
+    "UniformDensity",
+    "VonMisesDensity",
 ]
 
 
-class _Unit(Law):
+class _Unit(Density):
     def low(self) -> Tensor | None:
         return torch.zeros((), dtype=torch.float64)
 
@@ -40,7 +48,7 @@ class _Unit(Law):
 
 
 @dataclass(frozen=True)
-class BetaLaw(_Unit):
+class BetaDensity(_Unit):
     """x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
 
     a: Tensor
@@ -52,15 +60,19 @@ class BetaLaw(_Unit):
         # By logits around that of the mean, where large concentrations leave no large terms.
         u = log_x - log_rest - torch.log(a) + torch.log(b)
         shape = a * log_mean_exp(a / n, b / n, -u) + b * log_mean_exp(b / n, a / n, u)
-        return lgamma_rest(n) - lgamma_rest(a) - lgamma_rest(b) - shape - log_x - log_rest
+        return (
+            stirling_remainder(n) - stirling_remainder(a) - stirling_remainder(b) - shape - log_x - log_rest
+        )
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         a, b = self.a, self.b
         width = torch.sqrt(torch.polygamma(1, a) + torch.polygamma(1, b))
         return torch.digamma(a) - torch.digamma(b), width
 
-    def landmarks(self) -> list[Tensor]:
-        return with_knee(*self.spread(), torch.log(self.a + 1) - torch.log(self.b + 1))
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return breakpoints_around(
+            *self.center_and_width(), torch.log(self.a + 1) - torch.log(self.b + 1), steps
+        )
 
     def lower_tail(self) -> Tail:
         return Tail(power=self.a)
@@ -70,7 +82,7 @@ class BetaLaw(_Unit):
 
 
 @dataclass(frozen=True)
-class KumaraswamyLaw(_Unit):
+class KumaraswamyDensity(_Unit):
     """a b x^(a - 1) (1 - x^a)^(b - 1)."""
 
     a: Tensor
@@ -81,12 +93,13 @@ class KumaraswamyLaw(_Unit):
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
         # log x loses its digits near 1, where log(1 - x) has them.
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
-        inner = torch.log(-torch.expm1(a * log_x))
         # 1 - x^a = a (1 - x) nearly, where even that difference underflows.
-        inner = torch.where(a * log_x > -1e-300, torch.log(a) + log_rest, inner)
+        tiny = a * log_x > -1e-300
+        inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
+        inner = torch.where(tiny, torch.log(a) + log_rest, inner)
         return torch.log(a) + torch.log(b) + (a - 1) * log_x + (b - 1) * inner
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         # x^a = 1 - v^(1/b) for uniform v: from the median and the two quartiles.
         def logit_at(v: float) -> Tensor:
             inner = -torch.expm1(math.log(v) / self.b)
@@ -105,7 +118,7 @@ class KumaraswamyLaw(_Unit):
 
 
 @dataclass(frozen=True)
-class UniformLaw(Law):
+class UniformDensity(Density):
     """1 / (upper - lower)."""
 
     lower: Tensor
@@ -120,7 +133,7 @@ class UniformLaw(Law):
     def log_density(self, at: Points) -> Tensor:
         return -torch.log(self.upper - self.lower) + 0 * at.x
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(self.upper), torch.full_like(self.upper, 1.8)
 
     def lower_tail(self) -> Tail:
@@ -130,14 +143,14 @@ class UniformLaw(Law):
 
 
 @dataclass(frozen=True)
-class ContinuousBernoulliLaw(_Unit):
+class ContinuousBernoulliDensity(_Unit):
     """C e^(logit x), with C = logit / (e^logit - 1)."""
 
     logits: Tensor
 
     def log_density(self, at: Points) -> Tensor:
         rising = self.logits >= 0
-        size = torch.where(rising, self.logits, -self.logits)  # abs has no slope at 0
+        size = torch.where(rising, self.logits, -self.logits)  # abs has no derivative at 0
         flat = size < 1e-3
         safe = torch.where(flat, 1, size)
         # log(size / (1 - e^-size)), a series where that is near 1.
@@ -146,7 +159,7 @@ class ContinuousBernoulliLaw(_Unit):
         distance = torch.exp(torch.where(rising, at.log_below(1.0), at.log_above(0.0)))
         return constant - size * distance
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         size = torch.log1p(self.logits.abs() / 2)
         return torch.sign(self.logits) * size, torch.full_like(size, 1.8)
 
@@ -157,8 +170,8 @@ class ContinuousBernoulliLaw(_Unit):
 
 
 @dataclass(frozen=True)
-class LogitLogisticLaw(_Unit):
-    """The law of sigmoid(y) for y logistic with a location and a scale."""
+class LogitLogisticDensity(_Unit):
+    """The density of sigmoid(y) for y logistic with a location and a scale."""
 
     loc: Tensor
     scale: Tensor
@@ -168,7 +181,7 @@ class LogitLogisticLaw(_Unit):
         z = (log_x - log_rest - self.loc) / self.scale
         return logsigmoid(z) + logsigmoid(-z) - torch.log(self.scale) - log_x - log_rest
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.loc, self.scale
 
     def lower_tail(self) -> Tail:
@@ -178,7 +191,7 @@ class LogitLogisticLaw(_Unit):
 
 
 @dataclass(frozen=True)
-class VonMisesLaw(Law):
+class VonMisesDensity(Density):
     """exp(concentration (cos(x - loc) - 1)) / (2 pi I0(concentration) e^-concentration) on the circle."""
 
     loc: Tensor
@@ -195,12 +208,12 @@ class VonMisesLaw(Law):
         scaled_bessel = torch.special.i0e(self.concentration)
         return -2 * self.concentration * half**2 - torch.log(2 * math.pi * scaled_bessel)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         center = torch.remainder(self.loc + math.pi, 2 * math.pi) - math.pi
         width = (1 / torch.sqrt(1 + self.concentration)).clamp(max=1.0)
         inside = center.clamp(-math.pi + 1e-6, math.pi - 1e-6)
-        slope = 2 * math.pi / ((math.pi + inside) * (math.pi - inside))
-        return torch.log((math.pi + inside) / (math.pi - inside)), slope * width
+        derivative = 2 * math.pi / ((math.pi + inside) * (math.pi - inside))
+        return torch.log((math.pi + inside) / (math.pi - inside)), derivative * width
 
     def lower_tail(self) -> Tail:
         return Tail(power=1.0)
@@ -208,34 +221,34 @@ class VonMisesLaw(Law):
     upper_tail = lower_tail
 
 
-@law(Beta)
-def _beta(d: Beta) -> Law:
-    return BetaLaw(wide(d.concentration1), wide(d.concentration0))
+@register_density(Beta)
+def _beta(d: Beta) -> Density:
+    return BetaDensity(upcast(d.concentration1), upcast(d.concentration0))
 
 
-@law(Kumaraswamy)
-def _kumaraswamy(d: Kumaraswamy) -> Law:
-    return KumaraswamyLaw(wide(d.concentration1), wide(d.concentration0))
+@register_density(Kumaraswamy)
+def _kumaraswamy(d: Kumaraswamy) -> Density:
+    return KumaraswamyDensity(upcast(d.concentration1), upcast(d.concentration0))
 
 
-@law(Uniform)
-def _uniform(d: Uniform) -> Law:
-    return UniformLaw(wide(d.low), wide(d.high))
+@register_density(Uniform)
+def _uniform(d: Uniform) -> Density:
+    return UniformDensity(upcast(d.low), upcast(d.high))
 
 
-@law(ContinuousBernoulli)
-def _continuous_bernoulli(d: ContinuousBernoulli) -> Law:
+@register_density(ContinuousBernoulli)
+def _continuous_bernoulli(d: ContinuousBernoulli) -> Density:
     if given_logits(d):
-        return ContinuousBernoulliLaw(wide(d.logits))
-    return ContinuousBernoulliLaw(torch.special.logit(wide(d.probs)))
+        return ContinuousBernoulliDensity(upcast(d.logits))
+    return ContinuousBernoulliDensity(torch.special.logit(upcast(d.probs)))
 
 
-@law(RelaxedBernoulli)
-def _relaxed_bernoulli(d: RelaxedBernoulli) -> Law:
-    temperature = wide(d.temperature)
-    return LogitLogisticLaw(wide(d.logits) / temperature, 1 / temperature)
+@register_density(RelaxedBernoulli)
+def _relaxed_bernoulli(d: RelaxedBernoulli) -> Density:
+    temperature = upcast(d.temperature)
+    return LogitLogisticDensity(upcast(d.logits) / temperature, 1 / temperature)
 
 
-@law(VonMises)
-def _von_mises(d: VonMises) -> Law:
-    return VonMisesLaw(wide(d.loc), wide(d.concentration))
+@register_density(VonMises)
+def _von_mises(d: VonMises) -> Density:
+    return VonMisesDensity(upcast(d.loc), upcast(d.concentration))

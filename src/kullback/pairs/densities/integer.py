@@ -1,4 +1,4 @@
-"""The laws of the families that live on the integers, continued to the reals between them.
+"""The densities of the families that live on the integers, continued to the reals between them.
 
 The probabilities are in the saddle-point form: differences from Stirling's formula and deviances, which are small
 numbers, in place of logarithms of factorials, which are huge ones.
@@ -17,20 +17,21 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Binomial, Categorical, Geometric, NegativeBinomial, Poisson
 
-from kullback.pairs.densities.base import Coordinate, Law, Points, Tail, law
-from kullback.pairs.numerics.bernoulli import chances_of, rate_of, safe_log
-from kullback.pairs.numerics.parameters import given_logits, wide
+from kullback.numeric import upcast
+from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, register_density
+from kullback.pairs.numerics.bernoulli import probabilities_of, rate_of
+from kullback.pairs.numerics.parameters import given_logits
+from kullback.special import HALF_LOG_2PI, safe_log
 
 __all__ = [
-    "BinomialLaw",
-    "CategoricalLaw",
-    "GeometricLaw",
-    "IntegerLaw",
-    "NegativeBinomialLaw",
-    "PoissonLaw",
+    "BinomialDensity",
+    "CategoricalDensity",
+    "GeometricDensity",
+    "IntegerDensity",
+    "NegativeBinomialDensity",
+    "PoissonDensity",
 ]
 
-_LOG_TAU = math.log(2 * math.pi)
 # log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _LARGE = 16.0
@@ -44,14 +45,14 @@ def stirling_error(x: Tensor) -> Tensor:
     for c in reversed(_STIRLING[:-1]):
         series = series * square + c
     small = torch.where(large, 1, x)
-    direct = torch.lgamma(small + 1) - (small + 0.5) * torch.log(small) + small - _LOG_TAU / 2
+    direct = torch.lgamma(small + 1) - (small + 0.5) * torch.log(small) + small - HALF_LOG_2PI
     return torch.where(large, series * inverse, direct)
 
 
 def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
     """Return x log(x / mean) + mean - x for x > 0, small numbers to full precision."""
-    gap = x - mean
-    v = gap / (x + mean)
+    difference = x - mean
+    v = difference / (x + mean)
     near = v.abs() < 0.1
     v = torch.where(near, v, 0)
     square = v * v
@@ -61,7 +62,7 @@ def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
     tiny = mean < 1e-100  # whose square, in the derivative of the quotient, is no float
     log_ratio = torch.log(x / torch.where(near | tiny, x, mean))
     log_ratio = torch.where(tiny, torch.log(x) - log_mean, log_ratio)
-    return torch.where(near, gap * v + 2 * x * v * square * series, x * log_ratio - gap)
+    return torch.where(near, difference * v + 2 * x * v * square * series, x * log_ratio - difference)
 
 
 def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
@@ -71,11 +72,11 @@ def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
     exponent = stirling_error(n) - stirling_error(a) - stirling_error(b)
     exponent = exponent - deviance(a, n * trials.success, log_n + trials.log_success)
     exponent = exponent - deviance(b, n * trials.failure, log_n + trials.log_failure)
-    return exponent + (log_n - torch.log(a) - torch.log(b) - _LOG_TAU) / 2
+    return exponent + (log_n - torch.log(a) - torch.log(b)) / 2 - HALF_LOG_2PI
 
 
-class IntegerLaw(Law):
-    """A law of the integers; `low` and `high` are the least and the greatest that have mass at its parameters."""
+class IntegerDensity(Density):
+    """A density of the integers; `low` and `high` are the least and the greatest that have mass at its parameters."""
 
     integer: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
@@ -95,7 +96,7 @@ def _power(n: Tensor, log_base: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Trials(IntegerLaw):
+class _Trials(IntegerDensity):
     total_count: Tensor
     success: Tensor
     failure: Tensor
@@ -107,15 +108,15 @@ class _Trials(IntegerLaw):
         return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
 
     def uncertain(self) -> _Trials:
-        """Return the same with even chances where one outcome is impossible: something that has a logarithm."""
+        """Return the same with even probabilities where one outcome is impossible: something that has a logarithm."""
         certain = self.certain()
         half = (0.5, 0.5, math.log(0.5), math.log(0.5))
         given = (self.success, self.failure, self.log_success, self.log_failure)
-        chances = (torch.where(certain, a, b) for a, b in zip(half, given, strict=True))
-        return type(self)(self.total_count, *chances)
+        probabilities = (torch.where(certain, a, b) for a, b in zip(half, given, strict=True))
+        return type(self)(self.total_count, *probabilities)
 
 
-class BinomialLaw(_Trials):
+class BinomialDensity(_Trials):
     """n! / (x! (n - x)!) p^x (1 - p)^(n - x)."""
 
     def low(self) -> Tensor | None:
@@ -132,13 +133,13 @@ class BinomialLaw(_Trials):
         ends = torch.where((x == n) & (n > 0), _power(n, self.log_success), ends)
         return torch.where(within & ~self.certain(), middle, ends)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         mean = self.total_count * self.success
         return mean, torch.sqrt(mean * self.failure)
 
 
-class NegativeBinomialLaw(_Trials):
-    """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, with p the chance of what is counted, as in torch."""
+class NegativeBinomialDensity(_Trials):
+    """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, with p the probability of what is counted, as in torch."""
 
     def high(self) -> Tensor | None:
         return torch.where((self.log_success == -torch.inf) | (self.total_count == 0), 0.0, torch.inf)
@@ -151,7 +152,7 @@ class NegativeBinomialLaw(_Trials):
         at_zero = torch.where(x == 0, _power(r, self.log_failure), -torch.inf)
         return torch.where(within & ~self.certain(), middle, at_zero)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         odds = torch.exp(self.log_success - self.log_failure)
         mean = self.total_count * odds
         return mean, torch.sqrt(mean * (1 + odds))
@@ -161,7 +162,7 @@ class NegativeBinomialLaw(_Trials):
 
 
 @dataclass(frozen=True)
-class PoissonLaw(IntegerLaw):
+class PoissonDensity(IntegerDensity):
     """rate^x e^-rate / x!."""
 
     rate: Tensor
@@ -175,14 +176,14 @@ class PoissonLaw(IntegerLaw):
         a, rate = torch.where(inner, x, 1), torch.where(inner, self.rate, 1)
         exponent = -stirling_error(a) - deviance(a, rate, torch.log(rate))
         at_zero = torch.where(x == 0, -self.rate, -torch.inf)
-        return torch.where(inner, exponent - (torch.log(a) + _LOG_TAU) / 2, at_zero)
+        return torch.where(inner, exponent - torch.log(a) / 2 - HALF_LOG_2PI, at_zero)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.rate, torch.sqrt(self.rate)
 
 
 @dataclass(frozen=True)
-class GeometricLaw(IntegerLaw):
+class GeometricDensity(IntegerDensity):
     """p (1 - p)^x."""
 
     log_success: Tensor
@@ -194,7 +195,7 @@ class GeometricLaw(IntegerLaw):
     def log_density(self, at: Points) -> Tensor:
         return self.log_success + _power(at.x, self.log_failure)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         mean = torch.exp(self.log_failure - self.log_success)
         return mean, torch.sqrt(mean * (1 + mean))
 
@@ -203,14 +204,14 @@ class GeometricLaw(IntegerLaw):
 
 
 @dataclass(frozen=True)
-class CategoricalLaw(IntegerLaw):
+class CategoricalDensity(IntegerDensity):
     """The probability of class x, from logarithms of probabilities along the last dimension."""
 
     smooth: ClassVar[bool] = False
 
     log_mass: Tensor
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, log_mass=torch.vmap(change, in_dims=-1, out_dims=-1)(self.log_mass))
 
     def low(self) -> Tensor | None:
@@ -232,47 +233,47 @@ class CategoricalLaw(IntegerLaw):
             found = self.log_mass.expand(*shape, -1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
         return torch.where((at.x >= 0) & (at.x <= last), found, -torch.inf)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         mass = torch.exp(self.log_mass)
         x = torch.arange(mass.shape[-1], dtype=mass.dtype, device=mass.device)
         mean = (mass * x).sum(-1)
         return mean, torch.sqrt((mass * (x - mean.unsqueeze(-1)) ** 2).sum(-1))
 
 
-@law(Bernoulli)
-def _bernoulli(d: Bernoulli) -> Law:
-    chances = chances_of(d)
-    return BinomialLaw(torch.ones_like(chances.success), *chances[:4])
+@register_density(Bernoulli)
+def _bernoulli(d: Bernoulli) -> Density:
+    probabilities = probabilities_of(d)
+    return BinomialDensity(torch.ones_like(probabilities.success), *probabilities[:4])
 
 
-@law(Binomial)
-def _binomial(d: Binomial) -> Law:
-    return BinomialLaw(wide(d.total_count), *chances_of(d)[:4])
+@register_density(Binomial)
+def _binomial(d: Binomial) -> Density:
+    return BinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4])
 
 
-@law(Poisson)
-def _poisson(d: Poisson) -> Law:
-    return PoissonLaw(rate_of(d))
+@register_density(Poisson)
+def _poisson(d: Poisson) -> Density:
+    return PoissonDensity(rate_of(d))
 
 
-@law(Geometric)
-def _geometric(d: Geometric) -> Law:
-    chances = chances_of(d)
-    return GeometricLaw(chances.log_success, chances.log_failure)
+@register_density(Geometric)
+def _geometric(d: Geometric) -> Density:
+    probabilities = probabilities_of(d)
+    return GeometricDensity(probabilities.log_success, probabilities.log_failure)
 
 
-@law(NegativeBinomial)
-def _negative_binomial(d: NegativeBinomial) -> Law:
-    return NegativeBinomialLaw(wide(d.total_count), *chances_of(d)[:4])
+@register_density(NegativeBinomial)
+def _negative_binomial(d: NegativeBinomial) -> Density:
+    return NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4])
 
 
-@law(Categorical)
-def _categorical(d: Categorical) -> Law:
+@register_density(Categorical)
+def _categorical(d: Categorical) -> Density:
     if given_logits(d):
-        logits = wide(d.logits)
-        return CategoricalLaw(logits - _log_sum(logits))
-    probs = wide(d.probs)
-    return CategoricalLaw(safe_log(probs) - torch.log(probs.sum(-1, keepdim=True)))
+        logits = upcast(d.logits)
+        return CategoricalDensity(logits - _log_sum(logits))
+    probs = upcast(d.probs)
+    return CategoricalDensity(safe_log(probs) - torch.log(probs.sum(-1, keepdim=True)))
 
 
 def _log_sum(logits: Tensor) -> Tensor:

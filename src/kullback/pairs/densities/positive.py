@@ -1,4 +1,4 @@
-"""The laws of the families that live on a half-line."""
+"""The densities of the families that live on a half-line."""
 
 from __future__ import annotations
 
@@ -21,24 +21,30 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from kullback.pairs.densities.base import Growth, Law, Points, Tail, law, log_mean_exp, with_knee
+from kullback.numeric import upcast
+from kullback.pairs.densities.base import (
+    Density,
+    Points,
+    Tail,
+    TailOrder,
+    breakpoints_around,
+    log_mean_exp,
+    register_density,
+)
 from kullback.pairs.densities.real import log_one_plus_square
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import excess, lgamma_rest
+from kullback.special import HALF_LOG_2PI, expm1mx, stirling_remainder
 
 __all__ = [
-    "FisherSnedecorLaw",
-    "GammaLaw",
-    "GeneralizedParetoLaw",
-    "HalfCauchyLaw",
-    "HalfNormalLaw",
-    "InverseGammaLaw",
-    "LogNormalLaw",
-    "ParetoLaw",
-    "WeibullLaw",
+    "FisherSnedecorDensity",
+    "GammaDensity",
+    "GeneralizedParetoDensity",
+    "HalfCauchyDensity",
+    "HalfNormalDensity",
+    "InverseGammaDensity",
+    "LogNormalDensity",
+    "ParetoDensity",
+    "WeibullDensity",
 ]
-
-_LOG_SQRT_TAU = math.log(2 * math.pi) / 2
 
 
 def _trigamma(x: Tensor) -> Tensor:
@@ -48,16 +54,16 @@ def _trigamma(x: Tensor) -> Tensor:
 def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
     """Return c log y - y - lgamma(c), which for large c has no large terms near y = c."""
     d = log_y - torch.log(c)
-    return torch.where(d > 709, -torch.inf, -c * excess(d) - lgamma_rest(c))
+    return torch.where(d > 709, -torch.inf, -c * expm1mx(d) - stirling_remainder(c))
 
 
-class _Positive(Law):
+class _Positive(Density):
     def low(self) -> Tensor | None:
         return torch.zeros((), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class GammaLaw(_Positive):
+class GammaDensity(_Positive):
     """rate^c x^(c - 1) e^(-rate x) / Gamma(c)."""
 
     concentration: Tensor
@@ -67,13 +73,13 @@ class GammaLaw(_Positive):
         log_x = at.log_above(0.0)
         return _log_gamma_density(self.concentration, torch.log(self.rate) + log_x) - log_x
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         c = self.concentration
         return torch.digamma(c) - torch.log(self.rate), torch.sqrt(_trigamma(c))
 
-    def landmarks(self) -> list[Tensor]:
-        knee = torch.log(self.concentration + 1) - torch.log(self.rate)
-        return with_knee(*self.spread(), knee)
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        bend = torch.log(self.concentration + 1) - torch.log(self.rate)
+        return breakpoints_around(*self.center_and_width(), bend, steps)
 
     def lower_tail(self) -> Tail:
         return Tail(power=self.concentration)
@@ -81,12 +87,12 @@ class GammaLaw(_Positive):
     def upper_tail(self) -> Tail:
         return Tail(rate=self.rate)
 
-    def upper_growth(self) -> Growth:
-        return Growth(power=1.0)
+    def upper_order(self) -> TailOrder:
+        return TailOrder(power=1.0)
 
 
 @dataclass(frozen=True)
-class InverseGammaLaw(_Positive):
+class InverseGammaDensity(_Positive):
     """rate^c x^(-c - 1) e^(-rate / x) / Gamma(c)."""
 
     concentration: Tensor
@@ -96,13 +102,13 @@ class InverseGammaLaw(_Positive):
         log_x = at.log_above(0.0)
         return _log_gamma_density(self.concentration, torch.log(self.rate) - log_x) - log_x
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         c = self.concentration
         return torch.log(self.rate) - torch.digamma(c), torch.sqrt(_trigamma(c))
 
-    def landmarks(self) -> list[Tensor]:
-        knee = torch.log(self.rate) - torch.log(self.concentration + 1)
-        return with_knee(*self.spread(), knee)
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        bend = torch.log(self.rate) - torch.log(self.concentration + 1)
+        return breakpoints_around(*self.center_and_width(), bend, steps)
 
     def lower_tail(self) -> Tail:
         return Tail(rate=self.rate)
@@ -110,12 +116,12 @@ class InverseGammaLaw(_Positive):
     def upper_tail(self) -> Tail:
         return Tail(power=self.concentration)
 
-    def lower_growth(self) -> Growth:
-        return Growth(power=1.0)
+    def lower_order(self) -> TailOrder:
+        return TailOrder(power=1.0)
 
 
 @dataclass(frozen=True)
-class WeibullLaw(_Positive):
+class WeibullDensity(_Positive):
     """(k / scale) (x / scale)^(k - 1) exp(-(x / scale)^k) with k the concentration."""
 
     scale: Tensor
@@ -126,7 +132,7 @@ class WeibullLaw(_Positive):
         log_power = k * (at.log_above(0.0) - torch.log(self.scale))
         return torch.log(k) + log_power - torch.exp(log_power) - at.log_above(0.0)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         k = self.concentration
         return torch.log(self.scale) - 0.5772 / k, 1.2825 / k
 
@@ -137,12 +143,12 @@ class WeibullLaw(_Positive):
         k = self.concentration
         return Tail(rate=torch.where(k < 1, 0.0, torch.where(k == 1, 1 / self.scale, torch.inf)))
 
-    def upper_growth(self) -> Growth:
-        return Growth(power=self.concentration)
+    def upper_order(self) -> TailOrder:
+        return TailOrder(power=self.concentration)
 
 
 @dataclass(frozen=True)
-class LogNormalLaw(_Positive):
+class LogNormalDensity(_Positive):
     """exp(-z^2 / 2) / (x scale sqrt(2 pi)) with z = (log x - loc) / scale."""
 
     loc: Tensor
@@ -150,9 +156,9 @@ class LogNormalLaw(_Positive):
 
     def log_density(self, at: Points) -> Tensor:
         log_x = at.log_above(0.0)
-        return -(((log_x - self.loc) / self.scale) ** 2) / 2 - torch.log(self.scale) - _LOG_SQRT_TAU - log_x
+        return -(((log_x - self.loc) / self.scale) ** 2) / 2 - torch.log(self.scale) - HALF_LOG_2PI - log_x
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.loc, self.scale
 
     def lower_tail(self) -> Tail:
@@ -162,27 +168,27 @@ class LogNormalLaw(_Positive):
 
 
 @dataclass(frozen=True)
-class HalfNormalLaw(_Positive):
+class HalfNormalDensity(_Positive):
     """2 exp(-z^2 / 2) / (scale sqrt(2 pi)) with z = x / scale."""
 
     scale: Tensor
 
     def log_density(self, at: Points) -> Tensor:
         log_z = at.log_above(0.0) - torch.log(self.scale)
-        return math.log(2) - _LOG_SQRT_TAU - torch.exp(2 * log_z) / 2 - torch.log(self.scale)
+        return math.log(2) - HALF_LOG_2PI - torch.exp(2 * log_z) / 2 - torch.log(self.scale)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.log(self.scale) - 0.635, torch.full_like(self.scale, 1.11)
 
     def lower_tail(self) -> Tail:
         return Tail(power=1.0)
 
-    def upper_growth(self) -> Growth:
-        return Growth(power=2.0)
+    def upper_order(self) -> TailOrder:
+        return TailOrder(power=2.0)
 
 
 @dataclass(frozen=True)
-class HalfCauchyLaw(_Positive):
+class HalfCauchyDensity(_Positive):
     """2 / (pi scale (1 + z^2)) with z = x / scale."""
 
     scale: Tensor
@@ -191,7 +197,7 @@ class HalfCauchyLaw(_Positive):
         z = torch.exp(at.log_above(0.0) - torch.log(self.scale))
         return math.log(2 / math.pi) - log_one_plus_square(z) - torch.log(self.scale)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.log(self.scale), torch.full_like(self.scale, math.pi / 2)
 
     def lower_tail(self) -> Tail:
@@ -201,8 +207,8 @@ class HalfCauchyLaw(_Positive):
 
 
 @dataclass(frozen=True)
-class FisherSnedecorLaw(_Positive):
-    """The law of the ratio of two chi-squared means with df1 and df2 degrees of freedom."""
+class FisherSnedecorDensity(_Positive):
+    """The density of the ratio of two chi-squared means with df1 and df2 degrees of freedom."""
 
     df1: Tensor
     df2: Tensor
@@ -211,16 +217,18 @@ class FisherSnedecorLaw(_Positive):
         a, b = self.df1 / 2, self.df2 / 2
         n, log_x = a + b, at.log_above(0.0)
         shape = a * log_mean_exp(a / n, b / n, -log_x) + b * log_mean_exp(b / n, a / n, log_x)
-        return lgamma_rest(n) - lgamma_rest(a) - lgamma_rest(b) - shape - log_x
+        return stirling_remainder(n) - stirling_remainder(a) - stirling_remainder(b) - shape - log_x
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         a, b = self.df1 / 2, self.df2 / 2
         center = torch.digamma(a) - torch.digamma(b) + torch.log(self.df2) - torch.log(self.df1)
         return center, torch.sqrt(_trigamma(a) + _trigamma(b))
 
-    def landmarks(self) -> list[Tensor]:
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
         a, b = self.df1 / 2, self.df2 / 2
-        return with_knee(*self.spread(), torch.log((a + 1) / a) - torch.log((b + 1) / b))
+        return breakpoints_around(
+            *self.center_and_width(), torch.log((a + 1) / a) - torch.log((b + 1) / b), steps
+        )
 
     def lower_tail(self) -> Tail:
         return Tail(power=self.df1 / 2)
@@ -230,7 +238,7 @@ class FisherSnedecorLaw(_Positive):
 
 
 @dataclass(frozen=True)
-class ParetoLaw(Law):
+class ParetoDensity(Density):
     """alpha scale^alpha / x^(alpha + 1) for x > scale."""
 
     scale: Tensor
@@ -242,10 +250,10 @@ class ParetoLaw(Law):
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale)
         # -log(x / scale); softplus would be off by 2e-9 where torch takes it for linear
-        share = logsigmoid(log_scale - at.log_above(self.scale))
-        return torch.log(self.alpha) + (self.alpha + 1) * share - log_scale
+        log_ratio = logsigmoid(log_scale - at.log_above(self.scale))
+        return torch.log(self.alpha) + (self.alpha + 1) * log_ratio - log_scale
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         # log(x / scale) is exponential with mean 1 / alpha.
         middle = 0.7 / self.alpha
         return torch.log(self.scale) + middle + torch.log(-torch.expm1(-middle)), 1 + 1 / self.alpha
@@ -258,7 +266,7 @@ class ParetoLaw(Law):
 
 
 @dataclass(frozen=True)
-class GeneralizedParetoLaw(Law):
+class GeneralizedParetoDensity(Density):
     """(1 + c z)^(-1 / c - 1) / scale with z = (x - loc) / scale and c the concentration; e^-z / scale for c = 0."""
 
     loc: Tensor
@@ -286,7 +294,7 @@ class GeneralizedParetoLaw(Law):
         log_factor = torch.where(bounded, to_end, log_factor)
         return torch.where(tiny, -z, -(1 / safe + 1) * log_factor) - torch.log(self.scale)
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         bounded = self.concentration < 0
         center = torch.where(bounded, 0, torch.log(self.scale))
         return center, torch.where(bounded, 2.0, 1.3 + self.concentration)
@@ -300,56 +308,56 @@ class GeneralizedParetoLaw(Law):
         power = torch.where(light, torch.inf, 1 / torch.where(light, 1, c).abs())
         return Tail(power, torch.where(light, 1 / self.scale, torch.inf))
 
-    def upper_growth(self) -> Growth:
-        return Growth(power=torch.where(self.concentration == 0, 1.0, 0.0))
+    def upper_order(self) -> TailOrder:
+        return TailOrder(power=torch.where(self.concentration == 0, 1.0, 0.0))
 
 
-@law(Exponential)
-def _exponential(d: Exponential) -> Law:
-    rate = wide(d.rate)
-    return GammaLaw(torch.ones_like(rate), rate)
+@register_density(Exponential)
+def _exponential(d: Exponential) -> Density:
+    rate = upcast(d.rate)
+    return GammaDensity(torch.ones_like(rate), rate)
 
 
-@law(Gamma)
-def _gamma(d: Gamma) -> Law:
-    return GammaLaw(wide(d.concentration), wide(d.rate))
+@register_density(Gamma)
+def _gamma(d: Gamma) -> Density:
+    return GammaDensity(upcast(d.concentration), upcast(d.rate))
 
 
-@law(InverseGamma)
-def _inverse_gamma(d: InverseGamma) -> Law:
-    return InverseGammaLaw(wide(d.concentration), wide(d.rate))
+@register_density(InverseGamma)
+def _inverse_gamma(d: InverseGamma) -> Density:
+    return InverseGammaDensity(upcast(d.concentration), upcast(d.rate))
 
 
-@law(Weibull)
-def _weibull(d: Weibull) -> Law:
-    return WeibullLaw(wide(d.scale), wide(d.concentration))
+@register_density(Weibull)
+def _weibull(d: Weibull) -> Density:
+    return WeibullDensity(upcast(d.scale), upcast(d.concentration))
 
 
-@law(LogNormal)
-def _log_normal(d: LogNormal) -> Law:
-    return LogNormalLaw(wide(d.loc), wide(d.scale))
+@register_density(LogNormal)
+def _log_normal(d: LogNormal) -> Density:
+    return LogNormalDensity(upcast(d.loc), upcast(d.scale))
 
 
-@law(HalfNormal)
-def _half_normal(d: HalfNormal) -> Law:
-    return HalfNormalLaw(wide(d.scale))
+@register_density(HalfNormal)
+def _half_normal(d: HalfNormal) -> Density:
+    return HalfNormalDensity(upcast(d.scale))
 
 
-@law(HalfCauchy)
-def _half_cauchy(d: HalfCauchy) -> Law:
-    return HalfCauchyLaw(wide(d.scale))
+@register_density(HalfCauchy)
+def _half_cauchy(d: HalfCauchy) -> Density:
+    return HalfCauchyDensity(upcast(d.scale))
 
 
-@law(FisherSnedecor)
-def _fisher_snedecor(d: FisherSnedecor) -> Law:
-    return FisherSnedecorLaw(wide(d.df1), wide(d.df2))
+@register_density(FisherSnedecor)
+def _fisher_snedecor(d: FisherSnedecor) -> Density:
+    return FisherSnedecorDensity(upcast(d.df1), upcast(d.df2))
 
 
-@law(Pareto)
-def _pareto(d: Pareto) -> Law:
-    return ParetoLaw(wide(d.scale), wide(d.alpha))
+@register_density(Pareto)
+def _pareto(d: Pareto) -> Density:
+    return ParetoDensity(upcast(d.scale), upcast(d.alpha))
 
 
-@law(GeneralizedPareto)
-def _generalized_pareto(d: GeneralizedPareto) -> Law:
-    return GeneralizedParetoLaw(wide(d.loc), wide(d.scale), wide(d.concentration))
+@register_density(GeneralizedPareto)
+def _generalized_pareto(d: GeneralizedPareto) -> Density:
+    return GeneralizedParetoDensity(upcast(d.loc), upcast(d.scale), upcast(d.concentration))

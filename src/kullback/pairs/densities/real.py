@@ -1,4 +1,4 @@
-"""The laws of the families that live on the whole line."""
+"""The densities of the families that live on the whole line."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.distributions import Cauchy, Gumbel, Laplace, Normal, StudentT
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.nn.functional import logsigmoid
 
-from kullback.pairs.densities.base import Growth, Law, Points, Tail, law
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import lgamma_rest
+from kullback.numeric import upcast
+from kullback.pairs.densities.base import Density, Points, Tail, TailOrder, register_density
+from kullback.special import HALF_LOG_2PI, stirling_remainder
 
 __all__ = [
-    "CauchyLaw",
-    "GumbelLaw",
-    "LaplaceLaw",
-    "LogisticLaw",
-    "NormalLaw",
-    "StudentTLaw",
+    "CauchyDensity",
+    "GumbelDensity",
+    "LaplaceDensity",
+    "LogisticDensity",
+    "NormalDensity",
+    "StudentTDensity",
     "log_one_plus_square",
 ]
 
@@ -36,11 +36,11 @@ def log_one_plus_square(z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _LocationScale(Law):
+class _LocationScale(Density):
     loc: Tensor
     scale: Tensor
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.loc, self.scale
 
     def standard(self, at: Points) -> Tensor:
@@ -48,37 +48,37 @@ class _LocationScale(Law):
         return (at.x - self.loc) / self.scale
 
 
-class NormalLaw(_LocationScale):
+class NormalDensity(_LocationScale):
     """exp(-z^2 / 2) / (scale sqrt(2 pi))."""
 
     def log_density(self, at: Points) -> Tensor:
-        return -(self.standard(at) ** 2) / 2 - torch.log(self.scale) - math.log(2 * math.pi) / 2
+        return -(self.standard(at) ** 2) / 2 - torch.log(self.scale) - HALF_LOG_2PI
 
-    def lower_growth(self) -> Growth:
-        return Growth(power=2.0)
+    def lower_order(self) -> TailOrder:
+        return TailOrder(power=2.0)
 
-    upper_growth = lower_growth
+    upper_order = lower_order
 
 
-class LaplaceLaw(_LocationScale):
+class LaplaceDensity(_LocationScale):
     """exp(-|z|) / (2 scale)."""
 
     def log_density(self, at: Points) -> Tensor:
         return -self.standard(at).abs() - torch.log(2 * self.scale)
 
-    def kinks(self) -> list[Tensor]:
+    def nonsmooth_points(self) -> list[Tensor]:
         return [self.loc]
 
     def lower_tail(self) -> Tail:
         return Tail(rate=1 / self.scale)
 
-    def lower_growth(self) -> Growth:
-        return Growth(power=1.0)
+    def lower_order(self) -> TailOrder:
+        return TailOrder(power=1.0)
 
-    upper_tail, upper_growth = lower_tail, lower_growth
+    upper_tail, upper_order = lower_tail, lower_order
 
 
-class CauchyLaw(_LocationScale):
+class CauchyDensity(_LocationScale):
     """1 / (pi scale (1 + z^2))."""
 
     def log_density(self, at: Points) -> Tensor:
@@ -90,7 +90,7 @@ class CauchyLaw(_LocationScale):
     upper_tail = lower_tail
 
 
-class GumbelLaw(_LocationScale):
+class GumbelDensity(_LocationScale):
     """exp(-z - e^-z) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
@@ -100,14 +100,14 @@ class GumbelLaw(_LocationScale):
     def upper_tail(self) -> Tail:
         return Tail(rate=1 / self.scale)
 
-    def lower_growth(self) -> Growth:
-        return Growth(rate=1 / self.scale)
+    def lower_order(self) -> TailOrder:
+        return TailOrder(rate=1 / self.scale)
 
-    def upper_growth(self) -> Growth:
-        return Growth(power=1.0)
+    def upper_order(self) -> TailOrder:
+        return TailOrder(power=1.0)
 
 
-class LogisticLaw(_LocationScale):
+class LogisticDensity(_LocationScale):
     """e^-z / (scale (1 + e^-z)^2)."""
 
     def log_density(self, at: Points) -> Tensor:
@@ -117,29 +117,34 @@ class LogisticLaw(_LocationScale):
     def lower_tail(self) -> Tail:
         return Tail(rate=1 / self.scale)
 
-    def lower_growth(self) -> Growth:
-        return Growth(power=1.0)
+    def lower_order(self) -> TailOrder:
+        return TailOrder(power=1.0)
 
-    upper_tail, upper_growth = lower_tail, lower_growth
+    upper_tail, upper_order = lower_tail, lower_order
 
 
 @dataclass(frozen=True)
-class StudentTLaw(Law):
+class StudentTDensity(Density):
     """(1 + z^2 / df)^(-(df + 1) / 2), normalized."""
 
     df: Tensor
     loc: Tensor
     scale: Tensor
 
-    def spread(self) -> tuple[Tensor, Tensor]:
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.loc, self.scale
 
     def log_density(self, at: Points) -> Tensor:
         z = (at.x - self.loc) / (self.scale * torch.sqrt(self.df))
         half = self.df / 2
         # lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which for large half is near 0
-        step = (half + 0.5) * torch.log1p(0.5 / half) - 0.5 + lgamma_rest(half + 0.5) - lgamma_rest(half)
-        constant = step - math.log(2 * math.pi) / 2 - torch.log(self.scale)
+        step = (
+            (half + 0.5) * torch.log1p(0.5 / half)
+            - 0.5
+            + stirling_remainder(half + 0.5)
+            - stirling_remainder(half)
+        )
+        constant = step - HALF_LOG_2PI - torch.log(self.scale)
         return constant - (half + 0.5) * log_one_plus_square(z)
 
     def lower_tail(self) -> Tail:
@@ -148,32 +153,32 @@ class StudentTLaw(Law):
     upper_tail = lower_tail
 
 
-@law(Normal)
-def _normal(d: Normal) -> Law:
-    return NormalLaw(wide(d.loc), wide(d.scale))
+@register_density(Normal)
+def _normal(d: Normal) -> Density:
+    return NormalDensity(upcast(d.loc), upcast(d.scale))
 
 
-@law(Laplace)
-def _laplace(d: Laplace) -> Law:
-    return LaplaceLaw(wide(d.loc), wide(d.scale))
+@register_density(Laplace)
+def _laplace(d: Laplace) -> Density:
+    return LaplaceDensity(upcast(d.loc), upcast(d.scale))
 
 
-@law(Cauchy)
-def _cauchy(d: Cauchy) -> Law:
-    return CauchyLaw(wide(d.loc), wide(d.scale))
+@register_density(Cauchy)
+def _cauchy(d: Cauchy) -> Density:
+    return CauchyDensity(upcast(d.loc), upcast(d.scale))
 
 
-@law(Gumbel)
-def _gumbel(d: Gumbel) -> Law:
-    return GumbelLaw(wide(d.loc), wide(d.scale))
+@register_density(Gumbel)
+def _gumbel(d: Gumbel) -> Density:
+    return GumbelDensity(upcast(d.loc), upcast(d.scale))
 
 
-@law(StudentT)
-def _student_t(d: StudentT) -> Law:
-    return StudentTLaw(wide(d.df), wide(d.loc), wide(d.scale))
+@register_density(StudentT)
+def _student_t(d: StudentT) -> Density:
+    return StudentTDensity(upcast(d.df), upcast(d.loc), upcast(d.scale))
 
 
-@law(LogitRelaxedBernoulli)
-def _logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> Law:
-    temperature = wide(d.temperature)
-    return LogisticLaw(wide(d.logits) / temperature, 1 / temperature)
+@register_density(LogitRelaxedBernoulli)
+def _logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> Density:
+    temperature = upcast(d.temperature)
+    return LogisticDensity(upcast(d.logits) / temperature, 1 / temperature)

@@ -1,4 +1,4 @@
-"""The divergence of two laws on the integers by summation, with an error for each element of the batch.
+"""The divergence of two densities on the integers by summation, with an error for each element of the batch.
 
 The window holds all integers that matter: beyond it the terms fall at least geometrically, which bounds the rest.
 It is cut into panels of 16 2^k integers. Sixteen are added one by one. From a larger panel 16 nodes are taken, with
@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Law, Points
+from kullback.pairs.densities.base import Density, Points
 from kullback.pairs.integration.quadrature import Integral, Terms
+from kullback.pairs.options import Target
 
 __all__ = ["sum_terms"]
 
@@ -32,6 +33,8 @@ _PANELS = 32
 # Stands for log 0: a number e^-700 too small to count, but not so small that it rounds to 0.
 _LOG_ZERO = -700.0
 _HUGE = 1e60
+# Breakpoints of a density, in widths from its center.
+_STEPS = torch.tensor([-2.0, 0.0, 2.0], dtype=torch.float64)
 _LARGEST_POWER = 220
 
 _LogSize = Callable[[Tensor], Tensor]
@@ -81,46 +84,42 @@ class _Panels(NamedTuple):
     mass_q: Tensor
 
 
-def sum_terms(
-    p: Law, q: Law, terms: Terms, batch_shape: torch.Size, *, rtol: float, atol: float, max_evaluations: int
-) -> Integral:
-    """Sum `terms` of two laws over the integers where P has mass.
+def sum_terms(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, target: Target) -> Integral:
+    """Sum `terms` of two densities over the integers where P has mass.
 
     Arguments:
-        p: the law of P, its parameters of shape (..., 1): nodes go along the last dimension.
-        q: the law of Q, likewise.
+        p: the density of P, its parameters of shape (..., 1): nodes go along the last dimension.
+        q: the density of Q, likewise.
         terms: the summand.
         batch_shape: what the parameters broadcast to, without the last dimension.
-        rtol: the relative error wanted.
-        atol: the absolute error that is good enough.
-        max_evaluations: how many nodes an element of the batch may have, unless one by one was the only way.
+        target: the error wanted, and the limit on nodes, which holds unless one by one is the only way.
     """
     with torch.no_grad():
         low, high, missing = _window(p, q, batch_shape)
         starts, kinds = _cut(low, high, _is_smooth(p) and _is_smooth(q))
-        panels = _measure(p, q, terms, *_resolved(starts, kinds, _landmarks(p, q, batch_shape)))
+        panels = _measure(p, q, terms, *_resolved(starts, kinds, _breakpoints(p, q, batch_shape)))
         rest_of_q = _mass_outside(q, panels)
         while True:
             is_whole = _is_whole(panels, rest_of_q)
             value, error, rounding = _totals(panels, is_whole)
-            enough = (error <= atol) | (error <= rtol * value.abs()) | (error <= rounding)
+            enough = target.is_met(value, error) | (error <= rounding)
             splits = max(4, panels.starts.shape[-1] // 4)
-            if bool(enough.all()) or (panels.starts.shape[-1] + splits) * _NODES > max_evaluations:
+            if bool(enough.all()) or (panels.starts.shape[-1] + splits) * _NODES > target.max_evaluations:
                 break
             panels = _split(p, q, terms, panels, is_whole, splits)
-        missed = (panels.mass_p.sum(-1) - 1).abs()
+        unintegrated = (panels.mass_p.sum(-1) - 1).abs()
         error = error + rounding + missing + torch.where(is_whole, rest_of_q, 0)
-        error = error + torch.where(value.isinf(), 0, missed * value.abs())
+        error = error + torch.where(value.isinf(), 0, unintegrated * value.abs())
     if torch.is_grad_enabled():
         value = torch.where(value.isinf(), value, _sum(p, q, terms, panels, is_whole))
-    return Integral(value, error, missed)
+    return Integral(value, error, unintegrated)
 
 
-def _is_smooth(law: Law) -> bool:
-    return getattr(law, "smooth", True)
+def _is_smooth(density: Density) -> bool:
+    return getattr(density, "smooth", True)
 
 
-def _log_densities(p: Law, q: Law, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log p and log q, finite also where there is no mass, and where P has mass and Q none."""
     log_p, log_q = p.log_density(Points(x)), q.log_density(Points(x))
     outside = (torch.exp(log_p) > 0) & (log_q == -torch.inf)
@@ -128,13 +127,14 @@ def _log_densities(p: Law, q: Law, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return log_p.clamp(min=_LOG_ZERO), torch.where(replaced, log_q.clamp(min=_LOG_ZERO), log_q), outside
 
 
-def _window(p: Law, q: Law, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first and the last integer that matter, (..., 1), and a bound on the sum of |terms| elsewhere."""
     shape = (*batch_shape, 1)
-    marks = [torch.floor(mark.expand(shape)) for mark in p.landmarks()]
-    least, most = _ends(p, marks[0])
-    top = torch.stack(marks).amax(0).clamp(least, most)
-    bottom = torch.stack(marks).amin(0).clamp(least, most)
+    found = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
+    marks = torch.floor(torch.cat(found, -1))
+    least, most = _ends(p, marks[..., :1])
+    top = marks.amax(-1, keepdim=True).clamp(least, most)
+    bottom = marks.amin(-1, keepdim=True).clamp(least, most)
 
     def log_size(x: Tensor) -> Tensor:
         within = x.clamp(least, most)
@@ -142,10 +142,10 @@ def _window(p: Law, q: Law, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Te
         size = p.log_density(Points(within)) + torch.log1p((log_p - log_q).abs())
         return torch.where((x < least) | (x > most), -torch.inf, size)
 
-    width = torch.ceil(p.spread()[1].expand(shape).clamp(1, _HUGE))
+    width = torch.ceil(p.center_and_width()[1].expand(shape).clamp(1, _HUGE))
     low, high = _reach(log_size, bottom, -width, least), _reach(log_size, top, width, most)
     rate = torch.as_tensor(p.upper_tail().rate, dtype=top.dtype, device=top.device)
-    # |log p / q| grows no faster than x^2, which slows the fall of the terms by this much.
+    # |log p / q| is at most of the order of x^2, which slows the fall of the terms by this much.
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
     if not _is_smooth(q):
@@ -153,9 +153,9 @@ def _window(p: Law, q: Law, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Te
     return low, high, missing.squeeze(-1)
 
 
-def _ends(law: Law, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest integer of a law, in the shape of `like`."""
-    low, high = law.low(), law.high()
+def _ends(density: Density, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest integer of a density, in the shape of `like`."""
+    low, high = density.low(), density.high()
     least = torch.full_like(like, -torch.inf) if low is None else low.expand_as(like)
     most = torch.full_like(like, torch.inf) if high is None else high.expand_as(like)
     return least, most
@@ -209,14 +209,15 @@ def _cut(low: Tensor, high: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
     return torch.cat([starts, _size(smaller).expand_as(more)], -1), torch.cat([kinds, more], -1)
 
 
-def _landmarks(p: Law, q: Law, batch_shape: torch.Size) -> Tensor:
-    """Return where the probabilities of both laws rise and fall, (..., landmarks); NaN where that is nowhere."""
-    marks = torch.cat([mark.expand(*batch_shape, 1) for law in (p, q) for mark in law.landmarks()], -1)
+def _breakpoints(p: Density, q: Density, batch_shape: torch.Size) -> Tensor:
+    """Return where the probabilities of both densities rise and fall, shape (..., breakpoints); NaN where nowhere."""
+    found = [marks for density in (p, q) for marks in density.breakpoints(_STEPS)]
+    marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in found], -1)
     return torch.where(marks.isfinite(), marks, torch.nan)
 
 
 def _resolved(starts: Tensor, kinds: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
-    """Halve the panels that are too wide to see what is between a landmark in them and the next one."""
+    """Halve the panels that are too wide to see what is between a breakpoint in them and the next one."""
     distances = (marks.unsqueeze(-1) - marks.unsqueeze(-2)).abs()
     distances = torch.where(distances > 0, distances, torch.inf).amin(-1)
     while True:
@@ -250,7 +251,7 @@ def _nodes(starts: Tensor, kinds: Tensor) -> Tensor:
     return (starts.unsqueeze(-1) + _rules().nodes.to(starts.device)[kinds]).flatten(-2)
 
 
-def _measure(p: Law, q: Law, terms: Terms, starts: Tensor, kinds: Tensor) -> _Panels:
+def _measure(p: Density, q: Density, terms: Terms, starts: Tensor, kinds: Tensor) -> _Panels:
     rules = _Rules(*(table.to(starts.device)[kinds] for table in _rules()))
     x = _nodes(starts, kinds)
     log_p, log_q, outside = _log_densities(p, q, x)
@@ -273,12 +274,12 @@ def _measure(p: Law, q: Law, terms: Terms, starts: Tensor, kinds: Tensor) -> _Pa
     return _Panels(starts, kinds, values, errors, sizes, mass_p, mass_q)
 
 
-def _drift(law: Law, x: Tensor) -> Tensor:
+def _drift(density: Density, x: Tensor) -> Tensor:
     """Return how the logarithm at x changes with the mean, relative to it: by (x - mean) mean / variance.
 
-    No family's mean is larger than the variance, but for the Binomial's, which keeps the chance of failure as well.
+    No family's mean exceeds the variance but the Binomial's, which keeps the probability of failure as well.
     """
-    mean, deviation = law.spread()
+    mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)
 
 
@@ -289,7 +290,7 @@ def _totals(panels: _Panels, is_whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return value, error, 4 * torch.finfo(value.dtype).eps * size
 
 
-def _mass_outside(q: Law, panels: _Panels) -> Tensor:
+def _mass_outside(q: Density, panels: _Panels) -> Tensor:
     """Bound Q's mass outside the panels; infinite where Q is not known to fall there."""
     used = panels.kinds > 0
     first = torch.where(used, panels.starts, torch.inf).amin(-1, keepdim=True)
@@ -310,7 +311,7 @@ def _is_whole(panels: _Panels, rest_of_q: Tensor) -> Tensor:
     return (rest_of_q <= (1e-13 * with_q).clamp(min=1e-40)) & ((panels.mass_q.sum(-1) - 1).abs() < 1e-8)
 
 
-def _split(p: Law, q: Law, terms: Terms, panels: _Panels, is_whole: Tensor, count: int) -> _Panels:
+def _split(p: Density, q: Density, terms: Terms, panels: _Panels, is_whole: Tensor, count: int) -> _Panels:
     """Halve the panels of each element that have its largest errors."""
     errors = torch.where(is_whole.unsqueeze(-1), panels.errors[0], panels.errors[1])
     count = min(count, errors.shape[-1])
@@ -329,7 +330,7 @@ def _split(p: Law, q: Law, terms: Terms, panels: _Panels, is_whole: Tensor, coun
     return _Panels(*(replaced(old, fresh) for old, fresh in zip(panels, new, strict=True)))
 
 
-def _sum(p: Law, q: Law, terms: Terms, panels: _Panels, is_whole: Tensor) -> Tensor:
+def _sum(p: Density, q: Density, terms: Terms, panels: _Panels, is_whole: Tensor) -> Tensor:
     weights = _rules().weights.to(panels.starts.device)[panels.kinds].flatten(-2)
     log_p, log_q, _ = _log_densities(p, q, _nodes(panels.starts, panels.kinds))
     f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))

@@ -7,23 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Law, Points
-from kullback.pairs.densities.bounded import UniformLaw
+from kullback.pairs.densities.base import Density, Points
+from kullback.pairs.densities.bounded import UniformDensity
 from kullback.pairs.integration.quadrature import Integral, Terms, integrate
+from kullback.pairs.options import Target
 
 __all__ = ["integrate_kl"]
 
 
-def integrate_kl(p: Law, q: Law, terms: Terms, batch_shape: torch.Size, **options: Any) -> Integral:
+def integrate_kl(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, target: Target) -> Integral:
     """Integrate KL's terms as `integrate` does, and let the ends of a Uniform have their exact derivatives.
 
     With width w they are (1 + log q(low) + log w + KL) / w and minus the same at the other end: what q does next to an
     end decides, on however small a scale, where the nodes of an integral over the whole width are far apart.
     """
-    if isinstance(p, UniformLaw):  # every element has ends of its own, and with them a derivative of its own
+    if isinstance(
+        p, UniformDensity
+    ):  # every element has ends of its own, and with them a derivative of its own
         p = p.mapped(lambda end: end.expand(*batch_shape, 1))
-    found = integrate(p, q, terms, batch_shape, **options)
-    if not (isinstance(p, UniformLaw) and found.value.requires_grad):
+    found = integrate(p, q, terms, batch_shape, target)
+    if not (isinstance(p, UniformDensity) and found.value.requires_grad):
         return found
     ends = p.lower, p.upper
     by_nodes = [_derivative(found.value, end) for end in ends]

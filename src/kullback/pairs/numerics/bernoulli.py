@@ -1,4 +1,4 @@
-"""The two outcomes of a trial, read from probs or logits as they were given, and how two such trials differ."""
+"""The probabilities of success and failure, from probs or logits as they were given, and their log-ratios."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from torch import Tensor
 from torch.distributions import Poisson
 from torch.nn.functional import logsigmoid
 
-from kullback.pairs.numerics.parameters import given_logits, wide
-from kullback.pairs.numerics.special import excess
+from kullback.numeric import upcast
+from kullback.pairs.numerics.parameters import given_logits
+from kullback.special import expm1mx, safe_log
 
-__all__ = ["Chances", "chances_of", "held_where", "log_ratios", "mass_excess", "rate_of", "safe_log"]
+__all__ = [
+    "Probabilities",
+    "probabilities_of",
+    "stop_gradient_where",
+    "log_ratios",
+    "generalized_kl",
+    "rate_of",
+]
 
 # Two logits closer than this give their log-ratios from the difference, which keeps its digits.
 _CLOSE = 1.0
 _NEAR = 0.3
 
 
-def safe_log(x: Tensor) -> Tensor:
-    """Return log x with derivative 0, not infinity, at x = 0."""
-    empty = x == 0
-    return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, x)))
-
-
-def held_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x without derivative at an edge of its range, where that of KL is infinite or P and Q are the same."""
+def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
+    """Return x, with derivative 0 where `edge` holds: at an end of its range the derivative of KL may be infinite."""
     return torch.where(edge, x.detach(), x)
 
 
-class Chances(NamedTuple):
+class Probabilities(NamedTuple):
     """The probabilities of success and failure, their logarithms, and the logit if that is what was given."""
 
     success: Tensor
@@ -40,30 +42,30 @@ class Chances(NamedTuple):
     logits: Tensor | None
 
 
-def chances_of(distribution: Any) -> Chances:
-    """Read the chances of a distribution that has probs and logits."""
+def probabilities_of(distribution: Any) -> Probabilities:
+    """Return the probabilities of a Bernoulli distribution, or of another that has probs and logits."""
     if given_logits(distribution):
-        logits = wide(distribution.logits)
+        logits = upcast(distribution.logits)
         success, failure = logsigmoid(logits), logsigmoid(-logits)
         # The derivative of torch.sigmoid is 0 where it rounds to 1, that of the logarithm is not.
-        return Chances(torch.exp(success), torch.exp(failure), success, failure, logits)
-    success = wide(distribution.probs)
-    success = held_where((success == 0) | (success == 1), success)
+        return Probabilities(torch.exp(success), torch.exp(failure), success, failure, logits)
+    success = upcast(distribution.probs)
+    success = stop_gradient_where((success == 0) | (success == 1), success)
     certain = success == 1
     log_failure = torch.where(certain, -torch.inf, torch.log1p(-torch.where(certain, 0, success)))
-    return Chances(success, 1 - success, safe_log(success), log_failure, None)
+    return Probabilities(success, 1 - success, safe_log(success), log_failure, None)
 
 
 def rate_of(distribution: Poisson) -> Tensor:
-    """Read the rate of a Poisson distribution."""
-    rate = wide(distribution.rate)
-    return held_where(rate == 0, rate)
+    """Return the rate of a Poisson distribution, with derivative 0 at 0."""
+    rate = upcast(distribution.rate)
+    return stop_gradient_where(rate == 0, rate)
 
 
-def log_ratios(p: Chances, q: Chances) -> tuple[Tensor, Tensor]:
+def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
     """Return log p / q of success and of failure; 0 where one of the two has no mass.
 
-    Nearly equal chances keep their digits: with d the difference of the logits, the ratio of the successes is
+    Nearly equal probabilities keep their digits: with d the difference of the logits, the ratio of the successes is
     1 / (1 + (1 - q) (e^-d - 1)); with probabilities p and q it is 1 + (p - q) / q.
     """
     success = _difference(p.log_success, q.log_success)
@@ -92,8 +94,11 @@ def _log_one_plus_quotient(d: Tensor, base: Tensor, far: Tensor) -> Tensor:
     return torch.where(near, torch.log1p(torch.where(near, d, 0) / torch.where(near, base, 1)), far)
 
 
-def mass_excess(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return p log(p / q) - p + q, which is not negative; `log_ratio` is log(p / q), or 0 where p is 0."""
+def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
+    """Return p log(p / q) - p + q, the term of the generalized KL divergence of unnormalized measures; not negative.
+
+    `log_ratio` is log(p / q), or 0 where p is 0.
+    """
     near = (log_ratio.abs() < _NEAR) & (p > 0)
-    close = p * excess(-torch.where(near, log_ratio, 0))
+    close = p * expm1mx(-torch.where(near, log_ratio, 0))
     return torch.where(near, close, q - p + p * log_ratio)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.pairs.numerics.parameters import wide
-from kullback.pairs.numerics.special import log_ratio_excess
+from kullback.numeric import upcast
+from kullback.special import itakura_saito
 
 __all__ = [
     "Covariance",
@@ -41,19 +41,19 @@ class Covariance(NamedTuple):
 
 
 class Relative(NamedTuple):
-    """M: the squares of its diagonal, these less 1 (to full precision), and what is below the diagonal."""
+    """M: the squares of its diagonal, these minus 1 to full precision, and the entries below the diagonal."""
 
     squares: Tensor
-    surplus: Tensor
+    squares_minus_one: Tensor
     below: Tensor
 
-    def excess(self) -> Tensor:
+    def itakura_saito_terms(self) -> Tensor:
         """Return m_ii^2 - 1 - log m_ii^2."""
-        return log_ratio_excess(self.squares, torch.ones_like(self.squares), self.surplus)
+        return itakura_saito(self.squares, torch.ones_like(self.squares), self.squares_minus_one)
 
     def divergence(self) -> Tensor:
         """Return KL of two normal distributions of the same mean."""
-        return (self.excess().sum(-1) + (self.below**2).sum((-2, -1))) / 2
+        return (self.itakura_saito_terms().sum(-1) + (self.below**2).sum((-2, -1))) / 2
 
 
 def of_root(root: Tensor) -> Covariance:
@@ -183,7 +183,7 @@ def _given(d: Distribution) -> tuple[str, Tensor]:
         matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
         for axis, size in enumerate(own.shape[:-2]):
             matrix = matrix.narrow(axis, 0, size)
-    return name, wide(matrix)
+    return name, upcast(matrix)
 
 
 def covariance_of(d: Distribution) -> Covariance:

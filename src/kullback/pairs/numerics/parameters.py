@@ -6,16 +6,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-__all__ = ["all_equal", "batch_shape_of", "dtype_of", "given_logits", "is_transformed", "wide"]
+__all__ = ["all_equal", "batch_shape_of", "dtype_of", "given_logits", "is_transformed"]
 
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
-
-
-def wide(x: Tensor) -> Tensor:
-    """Return a parameter in float64, or in float32 on a device that has no float64."""
-    if x.dtype == torch.float64:
-        return x
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def all_equal(a: Tensor, b: Tensor, name: str) -> bool:

@@ -12,46 +12,44 @@ score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017); elsewher
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.distributions import Beta, Distribution, LKJCholesky, MixtureSameFamily
 from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
 
-from kullback.control_variate import coefficient, surplus
-from kullback.errors import ArgumentValueError, NoRuleError, explain
+from kullback.control_variate import coefficient, ratio_minus_one
+from kullback.errors import NoRuleError, explain, invalid_value
 from kullback.estimate import Estimate
 from kullback.pairs.clone import detached
 from kullback.pairs.options import Options
+from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
 __all__ = ["estimate"]
 
 
 def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate:
-    """Return KL(P || Q) from draws of P; `error` is the standard error."""
-    if options.samples < 4:
-        raise ArgumentValueError(
-            explain(
-                call,
-                "samples",
-                wanted="at least 4 draws, which a standard error takes",
-                got=repr(options.samples),
-                instead="samples=10_000",
-            )
+    """Return KL(P || Q) from draws of P, with its standard error."""
+    if options.draws < 4:
+        raise invalid_value(
+            call,
+            "draws",
+            wanted="at least 4 draws, which a standard error takes",
+            got=repr(options.draws),
+            instead="draws=10_000",
         )
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     p, q = (d if d.batch_shape == shape else d.expand(shape) for d in (p, q))
-    with _seeded(options.generator):
+    with _drawing_from(options.generator):
         try:
             if isinstance(p, MixtureSameFamily):
-                value, error = _stratified(p, q, options.samples)
+                value, error = _stratified(p, q, options.draws)
             else:
-                d, sequences = _terms(p, q, options.samples)
-                extra = surplus(d) if _shares_support(p, q) else torch.zeros_like(d)
-                value, error = _mean(d, extra, sequences)
+                d, sequences = _terms(p, q, options.draws)
+                ratio = ratio_minus_one(d) if _shares_support(p, q) else torch.zeros_like(d)
+                value, error = _mean(d, ratio, sequences)
         except NotImplementedError as failure:
             raise NoRuleError(
                 explain(
@@ -62,33 +60,28 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
                     instead="log_prob in the class, or @register_kl for the pair",
                 )
             ) from failure
-    return Estimate(value.expand(shape), error.expand(shape), "monte_carlo")
+    return Estimate(value.expand(shape), None, "monte_carlo", standard_error=error.expand(shape))
 
 
-@contextmanager
-def _seeded(generator: torch.Generator | None) -> Generator[None]:
-    """Draw from a generator's seed: the draws of torch's distributions take no generator."""
-    if generator is None:
-        yield
-        return
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
+def _drawing_from(generator: torch.Generator | None) -> AbstractContextManager[object]:
+    """Return a context in which draws come from a generator's seed; from torch's own generator without one."""
+    return (
+        nullcontext() if generator is None else DrawsFrom(int(torch.randint(2**62, (), generator=generator)))
+    )
 
 
-def _terms(p: Distribution, q: Distribution, samples: int) -> tuple[Tensor, int]:
-    """Return d at draws of P, shape (samples, ...), and how many of these are independent sequences; 0: all are.
+def _terms(p: Distribution, q: Distribution, draws: int) -> tuple[Tensor, int]:
+    """Return d at draws of P, shape (draws, ...), and how many of these are independent sequences; 0: all are.
 
     The gradient is in the mean that of KL.
     """
-    x = quasi_draws(p, samples)
+    x = quasi_draws(p, draws)
     if x is not None:
         return detached(p).log_prob(x) - _log_prob(q, x), SEQUENCES
     if p.has_rsample:
-        x = p.rsample((samples,))
+        x = p.rsample((draws,))
         return detached(p).log_prob(x) - _log_prob(q, x), 0
-    x = _with_right_draws(p).sample((samples,))
+    x = _with_right_draws(p).sample((draws,))
     log_p = p.log_prob(x)
     return _with_score(log_p.detach() - _log_prob(q, x), log_p), 0
 
@@ -130,13 +123,13 @@ def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
     return d + (fixed - others) * (log_p - log_p.detach())
 
 
-def _stratified(p: MixtureSameFamily, q: Distribution, samples: int) -> tuple[Tensor, Tensor]:
+def _stratified(p: MixtureSameFamily, q: Distribution, draws: int) -> tuple[Tensor, Tensor]:
     """Draw from every component alike, and add what they give with the weights of the mixture."""
     components, weights = p.component_distribution, p.mixture_distribution.probs
-    each = max(samples // weights.shape[-1], 4)
+    each = max(draws // weights.shape[-1], 4)
     x = components.rsample((each,)) if components.has_rsample else components.sample((each,))
-    draws = x.movedim(1 + len(p.batch_shape), 1)  # (draws, component, batch, event)
-    d = (detached(p) if components.has_rsample else p).log_prob(draws) - _log_prob(q, draws)
+    at = x.movedim(1 + len(p.batch_shape), 1)  # (draws, component, batch, event)
+    d = (detached(p) if components.has_rsample else p).log_prob(at) - _log_prob(q, at)
     if not components.has_rsample:
         own = components.log_prob(x).movedim(-1, 1)
         d = _with_score(d, own)
@@ -144,8 +137,8 @@ def _stratified(p: MixtureSameFamily, q: Distribution, samples: int) -> tuple[Te
     # of mean 0; those outside say how often a component is drawn.
     weights = weights.movedim(-1, 0)
     used = weights > 0
-    extra = torch.where(used, weights.detach() * surplus(d), 0).sum(1) * _shares_support(p, q)
-    return _mean(torch.where(used, weights * torch.where(used, d, 0), 0).sum(1), extra)
+    ratio = torch.where(used, weights.detach() * ratio_minus_one(d), 0).sum(1) * _shares_support(p, q)
+    return _mean(torch.where(used, weights * torch.where(used, d, 0), 0).sum(1), ratio)
 
 
 def _shares_support(p: Distribution, q: Distribution) -> bool:
@@ -168,16 +161,16 @@ def _same(a: object, b: object) -> bool:
     return all(_same(value, vars(b)[name]) for name, value in vars(a).items())
 
 
-def _mean(d: Tensor, extra: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the mean of d with a fitted multiple of the surplus, whose mean is 0, and its standard error.
+def _mean(d: Tensor, ratio: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the mean of d with a fitted multiple of q / p - 1, whose mean is 0, and its standard error.
 
     Draw i belongs to the sequence i % sequences, where there are such: an even number of them.
     """
     infinite = d.isinf().any(0)
     d = torch.where(infinite, 0, d)
     halves = torch.arange(d.shape[0], device=d.device) % 2 == 0
-    fitted = [coefficient(d.detach()[half], extra[half]) for half in (~halves, halves)]
-    corrected = d + torch.where(halves.reshape(-1, *[1] * (d.ndim - 1)), *fitted) * extra
+    fitted = [coefficient(d.detach()[half], ratio[half]) for half in (~halves, halves)]
+    corrected = d + torch.where(halves.reshape(-1, *[1] * (d.ndim - 1)), *fitted) * ratio
     value = corrected.mean(0)
     each = corrected.detach()
     if sequences:

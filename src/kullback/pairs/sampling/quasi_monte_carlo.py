@@ -29,13 +29,13 @@ _LEAST = 8
 _HALF_STEP = 2.0**-31
 
 
-def quasi_draws(p: Distribution, samples: int) -> Tensor | None:
+def quasi_draws(p: Distribution, count: int) -> Tensor | None:
     """Return at most so many draws, (draws, ..., event), draw i from sequence i % SEQUENCES; None where P has none.
 
     All elements of a batch share the numbers. The draws are differentiable by P's parameters.
     """
     if isinstance(p, TransformedDistribution):
-        x = quasi_draws(p.base_dist, samples)
+        x = quasi_draws(p.base_dist, count)
         for transform in p.transforms if x is not None else []:
             x = transform(x)
         return x
@@ -43,7 +43,7 @@ def quasi_draws(p: Distribution, samples: int) -> Tensor | None:
     if recipe is None:
         return None
     size, draws = recipe
-    z = _normal_numbers(samples, size)
+    z = _normal_numbers(count, size)
     return None if z is None else draws(z)
 
 
@@ -78,9 +78,9 @@ def _shaped(z: Tensor, p: Distribution, like: Tensor) -> Tensor:
     return z.reshape(len(z), *[1] * len(p.batch_shape), *p.event_shape).to(like)
 
 
-def _normal_numbers(samples: int, size: int) -> Tensor | None:
+def _normal_numbers(count: int, size: int) -> Tensor | None:
     """Return standard normal numbers, (draws, size); None for too few draws, or too many dimensions."""
-    each = samples // SEQUENCES
+    each = count // SEQUENCES
     if each < _LEAST or size > SobolEngine.MAXDIM:
         return None
     each = 2 ** (each.bit_length() - 1)  # a power of two, whose points are balanced

@@ -9,15 +9,16 @@ from kullback.report.tables.plots import draw_column
 from kullback.report.tables.wording import (
     SIGNIFICANT,
     Verdict,
-    chance,
     contributors,
     differing,
     interval,
     name_of,
+    p_value_text,
     passed,
-    share,
+    percentage,
     size,
     totals,
+    value_text,
 )
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
     from kullback.report.shared.plots import Plot
     from kullback.report.tables.wording import Compared
-    from kullback.tables.result import Cell, ColumnComparison, TableComparison
+    from kullback.tables.result import Bin, ColumnComparison, TableComparison
 
 __all__ = ["MOST_DRAWN", "render"]
 
-FILTERS: tuple[Callable[..., str], ...] = (chance, interval, name_of, share)
+FILTERS: tuple[Callable[..., str], ...] = (p_value_text, interval, name_of, percentage, value_text)
 MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
-MOST_CELLS = 8  # categories of a column that are shown
+MOST_BINS = 8  # categories of a column that are shown
 MOST_CONTRIBUTORS = 3
 
 
@@ -41,9 +42,9 @@ class _Picture(NamedTuple):
     column: ColumnComparison
     anchor: str
     plot: Plot | None
-    cells: list[Cell]
+    bins: list[Bin]
     others: int
-    contributors: list[Cell]
+    contributors: list[Bin]
 
 
 def render(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str:
@@ -81,26 +82,26 @@ def render(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str
         significant=SIGNIFICANT,
         pictures=[_picture(column, f"column-{place}") for place, column in enumerate(drawn, 1)],
         totals=totals,
-        largest_share=_largest_share,
-        joint=[(group, _largest(group, MOST_CELLS)) for group in comparison.joint],
+        largest_proportion=_largest_proportion,
+        joint=[(group, _largest(group, MOST_BINS)) for group in comparison.joint],
     )
 
 
 def _picture(column: ColumnComparison, anchor: str) -> _Picture:
     plot = draw_column(column, anchor)
-    cells = [] if plot else _largest(column, MOST_CELLS)
-    others = 0 if plot else len(column.cells) - len(cells)
+    bins = [] if plot else _largest(column, MOST_BINS)
+    others = 0 if plot else len(column.bins) - len(bins)
     return _Picture(
-        column, anchor, plot, cells, others, contributors(column, MOST_CONTRIBUTORS) if plot else []
+        column, anchor, plot, bins, others, contributors(column, MOST_CONTRIBUTORS) if plot else []
     )
 
 
-def _largest(compared: Compared, most: int) -> list[Cell]:
-    """The cells that contribute most, and then the most frequent, in their own order."""
-    chosen = sorted(compared.cells, key=lambda cell: (-cell.contribution, -cell.p - cell.q))[:most]
-    return [cell for cell in compared.cells if cell in chosen]
+def _largest(compared: Compared, most: int) -> list[Bin]:
+    """The bins that contribute most, and then the most frequent, in their own order."""
+    chosen = sorted(compared.bins, key=lambda part: (-part.contribution, -part.p - part.q))[:most]
+    return [part for part in compared.bins if part in chosen]
 
 
-def _largest_share(cells: Sequence[Cell], sums: tuple[float, float]) -> float:
+def _largest_proportion(bins: Sequence[Bin], sums: tuple[float, float]) -> float:
     """What the longest bar stands for."""
-    return max((max(cell.p / sums[0], cell.q / sums[1]) for cell in cells), default=1.0) or 1.0
+    return max((max(part.p / sums[0], part.q / sums[1]) for part in bins), default=1.0) or 1.0

@@ -1,21 +1,22 @@
-"""A comparison of tables as strict JSON, of a schema that scripts can rely on.
+"""A comparison of tables as strict JSON with a versioned schema.
 
-The document is one object with ``"schema": "kullback.tables/1"`` and ``"unit": "nats"``, and the attributes of
+The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": "nats"``, and the attributes of
 `kullback.tables.TableComparison` under their own names:
 
-* ``p_name``, ``q_name`` (strings); ``p_rows``, ``q_rows``, ``bins`` (integers); ``confidence`` (number); ``weights``,
-  ``cluster`` (a column's name or null).
-* ``columns``: objects, the largest PSI first, with ``name``, ``kind`` (``"numeric"``, ``"datetime"``, ``"boolean"``,
-  ``"categorical"``, ``"text"``); ``kl_pq``, ``kl_qp``, ``js``, ``psi``, ``tv``, each an object with ``value``,
-  ``error`` (number or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``; ``missing_p``,
-  ``missing_q`` (shares); ``new``, ``vanished`` (strings); ``cells``; ``notes`` (strings).
-* ``cells``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
-* ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``cells`` and ``notes`` as above.
-* ``findings``: objects with ``column`` (a name or null), ``kind`` (one of `kullback.tables.FINDINGS`), ``message``.
+* ``p_name``, ``q_name`` (strings); ``p_rows``, ``q_rows``, ``max_bins`` (integers); ``confidence`` (number);
+  ``weights``, ``cluster`` (a column's name or null).
+* ``columns``: objects, the largest PSI first, with ``name``, ``column_type`` (``"numeric"``, ``"datetime"``,
+  ``"boolean"``, ``"categorical"``, ``"text"``); ``kl_pq``, ``kl_qp``, ``js``, ``psi``, ``tv``, each an object with
+  ``value``, ``standard_error`` (number or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``;
+  ``missing_p``, ``missing_q`` (proportions); ``new``, ``vanished`` (strings); ``bins``; ``notes`` (strings).
+* ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
+* ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
+* ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
+  ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 
 Numbers are written as in `kullback.report.predictions.json`: the strings ``"Infinity"``, ``"-Infinity"`` and
 ``"NaN"`` stand for what JSON has
-no number for. Within version 1 names and kinds may be added, never removed or changed.
+no number for. Within version 2 names and codes may be added, never removed or changed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "dumps", "to_dict"]
 
-SCHEMA = "kullback.tables/1"
-FIRST = ("name", "columns", "kind")
+SCHEMA = "kullback.tables/2"
+FIRST = ("name", "columns", "column_type")
 
 
 def to_dict(comparison: TableComparison) -> dict[str, Any]:
-    """The comparison as dicts, lists, strings and finite numbers, in the schema that this module describes.
+    """Return the comparison as dicts, lists, strings and finite numbers, in the schema of this module.
 
     Arguments:
-        comparison: what `compare_tables` found.
+        comparison: the result of `compare_tables`.
 
     Returns:
         What `json.dumps` can write with ``allow_nan=False``.
@@ -48,7 +49,7 @@ def to_dict(comparison: TableComparison) -> dict[str, Any]:
         >>> from kullback.tables import compare_tables
         >>> found = to_dict(compare_tables(pa.table({"x": [1] * 50}), pa.table({"x": [1, 2] * 25})))
         >>> found["schema"], found["columns"][0]["kl_qp"]["interval"][1]
-        ('kullback.tables/1', 'Infinity')
+        ('kullback.tables/2', 'Infinity')
     """
     fields = asdict(comparison)
     fields |= {key: [_named_first(each) for each in fields[key]] for key in ("columns", "joint")}
@@ -56,13 +57,13 @@ def to_dict(comparison: TableComparison) -> dict[str, Any]:
 
 
 def dumps(comparison: TableComparison) -> str:
-    """The comparison as a JSON document, indented, ending in a newline; the same text for the same comparison.
+    """Return the comparison as a JSON document, indented and ending in a newline.
 
     Arguments:
-        comparison: what `compare_tables` found.
+        comparison: the result of `compare_tables`.
 
     Returns:
-        Strict JSON in ASCII, in the schema that this module describes.
+        Strict JSON in ASCII, in the schema of this module; the same text for the same comparison.
 
     Example:
         >>> import json, pyarrow as pa
@@ -75,5 +76,5 @@ def dumps(comparison: TableComparison) -> str:
 
 
 def _named_first(fields: dict[str, Any]) -> dict[str, Any]:
-    """Begin with what is compared."""
+    """Return the fields with the names of the columns and their type first."""
     return {key: fields[key] for key in FIRST if key in fields} | fields

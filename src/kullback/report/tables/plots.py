@@ -1,4 +1,4 @@
-"""The plots of the page on tables: the shares of P and Q in the bins of each column of numbers."""
+"""The plots of the page on tables: the proportions of P and Q in the bins of each column of numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
-from kullback.report.tables.wording import share, totals
+from kullback.report.tables.wording import percentage, totals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from kullback.tables.result import Cell, ColumnComparison
+    from kullback.tables.result import Bin, ColumnComparison
 
 __all__ = ["draw_column"]
 
@@ -28,7 +28,7 @@ UNITS = {
 
 
 def draw_column(column: ColumnComparison, name: str) -> Plot | None:
-    """The shares of P and Q in the bins of a column; None for one of categories, and for one with a single bin.
+    """The proportions of P and Q in the bins of a column; None for one of categories, and for one with a single bin.
 
     Nothing of the user's is written in the drawing.
 
@@ -36,7 +36,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
         column: the column.
         name: an id for the drawing, unlike any other on the page.
     """
-    bins = [cell for cell in column.cells if cell.low is not None]
+    bins = [part for part in column.bins if part.low is not None]
     if len(bins) < 2:
         return None
     of_p, of_q = totals(column)
@@ -45,26 +45,33 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
         from matplotlib.ticker import MaxNLocator, PercentFormatter
 
         edges = [place - 0.5 for place in range(len(bins) + 1)]
-        axes.stairs([100 * cell.p / of_p for cell in bins], edges, fill=True, color=FIRST, alpha=0.35)
-        axes.stairs([100 * cell.p / of_p for cell in bins], edges, color=FIRST, linewidth=2, label="P")
-        axes.stairs([100 * cell.q / of_q for cell in bins], edges, color=SECOND, linewidth=2, label="Q")
+        axes.stairs([100 * part.p / of_p for part in bins], edges, fill=True, color=FIRST, alpha=0.35)
+        axes.stairs([100 * part.p / of_p for part in bins], edges, color=FIRST, linewidth=2, label="P")
+        axes.stairs([100 * part.q / of_q for part in bins], edges, color=SECOND, linewidth=2, label="Q")
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
         axes.yaxis.set_major_formatter(PercentFormatter(decimals=None))
-        axes.set_xticks(*_ticks(bins, column.kind))
-        axes.set(xlabel=UNITS[column.kind], ylabel="share", xlim=(edges[0], edges[-1]), ylim=(0, None))
+        axes.set_xticks(*_ticks(bins, column.column_type))
+        axes.set(
+            xlabel=UNITS[column.column_type],
+            ylabel="percentage of rows",
+            xlim=(edges[0], edges[-1]),
+            ylim=(0, None),
+        )
         axes.grid(visible=False, axis="x")
         draw_legend(axes)
 
-    rest = [cell for cell in column.cells if cell.low is None]
-    outside = (f"{cell.label}: {share(cell.p, of_p)} of P, {share(cell.q, of_q)} of Q" for cell in rest)
+    rest = [part for part in column.bins if part.low is None]
+    outside = (
+        f"{part.label}: {percentage(part.p, of_p)} of P, {percentage(part.q, of_q)} of Q" for part in rest
+    )
     caption = "; ".join(outside)
     return Plot(name, column.name, f"Not drawn: {caption}." if caption else "", draw_svg(name, draw))
 
 
-def _ticks(bins: Sequence[Cell], kind: str) -> tuple[list[float], list[str]]:
+def _ticks(bins: Sequence[Bin], kind: str) -> tuple[list[float], list[str]]:
     """Where bins begin, at as many places as there is room for."""
-    edges = [cell.low for cell in bins[1:] if cell.low is not None]
-    written = _moments(edges) if kind == "datetime" else _numbers(edges)
+    edges = [part.low for part in bins[1:] if part.low is not None]
+    written = _timestamps(edges) if kind == "datetime" else _numbers(edges)
     most = TICKS if max(map(len, written)) <= WIDEST else TICKS - 2
     step = max(1, math.ceil(len(edges) / most))
     places = range((len(edges) - 1) % step // 2, len(edges), step)
@@ -81,12 +88,12 @@ def _numbers(edges: Sequence[float]) -> list[str]:
     return [text.replace("-", "−") for text in written]
 
 
-def _moments(edges: Sequence[float]) -> list[str]:
+def _timestamps(edges: Sequence[float]) -> list[str]:
     """Days where they tell the edges apart, else times of day; edges are microseconds since 1970."""
     try:
-        moments = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=edge) for edge in edges]
+        timestamps = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=edge) for edge in edges]
     except OverflowError:
         return _numbers(edges)
-    span = moments[-1] - moments[0]
+    span = timestamps[-1] - timestamps[0]
     form = "%Y" if span > timedelta(days=3650) else "%Y-%m-%d" if span > timedelta(days=3) else "%d %H:%M"
-    return [moment.strftime(form) for moment in moments]
+    return [timestamp.strftime(form) for timestamp in timestamps]

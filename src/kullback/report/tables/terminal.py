@@ -9,14 +9,15 @@ from kullback.report.shared.formats import count, number
 from kullback.report.tables.wording import (
     SIGNIFICANT,
     Verdict,
-    chance,
     contributors,
     differing,
     interval,
     name_of,
-    share,
+    p_value_text,
+    percentage,
     size,
     totals,
+    value_text,
 )
 
 if TYPE_CHECKING:
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = ["render"]
 
-MOST_EXPLAINED = 5  # columns whose cells are shown
-MOST_CELLS = 3  # of each
+MOST_EXPLAINED = 5  # columns whose bins are shown
+MOST_BINS = 3  # of each
 MEANINGS = (
     (
         "KL(P||Q) is what it costs per row to predict with Q what follows P; PSI is KL both ways added; TV is the "
-        "total variation. All are of the cells into which values are sorted."
+        "total variation. All are of the bins into which values are sorted."
     ),
     (
-        "p is the chance that equal tables would differ as much, after Benjamini and Hochberg's correction for the "
-        "number of columns."
+        "p is the probability that equal tables differ as much by chance, after Benjamini and Hochberg's correction "
+        "for the number of columns."
     ),
 )
 
@@ -73,34 +74,40 @@ def render(comparison: TableComparison, console: Console, verdicts: Sequence[Ver
     explained = differing(comparison)[:MOST_EXPLAINED]
     if explained:
         say.table(
-            "The cells that contribute most to KL(P||Q)",
+            "The bins that contribute most to KL(P||Q)",
             ["", "P", "Q", "nats"],
             [line for column in explained for line in _cells(column)],
         )
     say.space()
     say.line(_outcome(comparison))
     for verdict in verdicts:
-        say.line(f"{'FAILED' if verdict.failures else 'kept'}: {verdict.limit}")
+        say.line(f"{'FAILED' if verdict.failures else 'passed'}: {verdict.limit}")
     for remark in (*(finding.message for finding in comparison.findings), *MEANINGS):
         say.line(f"- {remark}")
 
 
 def _line(compared: Compared) -> list[str]:
-    values = (number(getattr(compared, name).value, 3) for name in ("kl_pq", "kl_qp", "tv"))
+    values = (value_text(getattr(compared, name)) for name in ("kl_pq", "kl_qp", "tv"))
     name = name_of(compared).replace(" × ", " x ")
-    return [name, number(compared.psi.value, 3), interval(compared.psi), *values, chance(compared.p_adjusted)]
+    return [
+        name,
+        value_text(compared.psi),
+        interval(compared.psi),
+        *values,
+        p_value_text(compared.p_adjusted),
+    ]
 
 
 def _cells(compared: Compared) -> list[list[str]]:
     of_p, of_q = totals(compared)
     return [
         [
-            f"{name_of(compared)}: {cell.label}",
-            share(cell.p, of_p),
-            share(cell.q, of_q),
-            number(cell.contribution, 3),
+            f"{name_of(compared)}: {part.label}",
+            percentage(part.p, of_p),
+            percentage(part.q, of_q),
+            number(part.contribution, 3),
         ]
-        for cell in contributors(compared, MOST_CELLS)
+        for part in contributors(compared, MOST_BINS)
     ]
 
 

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kullback.report.shared.formats import count, number, percent
-from kullback.tables.result import Cell, ColumnComparison, JointComparison, Quantity, TableComparison
+from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison
 
 __all__ = [
     "SIGNIFICANT",
     "Verdict",
-    "chance",
+    "p_value_text",
     "contributors",
     "differing",
     "interval",
     "name_of",
-    "share",
+    "percentage",
     "size",
     "totals",
+    "value_text",
 ]
 
 SIGNIFICANT = 0.05
@@ -50,11 +51,21 @@ def interval(quantity: Quantity, digits: int = 3) -> str:
     return " to ".join(number(end, digits) for end in quantity.interval)
 
 
-def chance(p_value: float) -> str:
+def value_text(quantity: Quantity, digits: int = 3) -> str:
+    """Return a divergence to so many digits, or n/a where it has no value.
+
+    Example:
+        >>> value_text(Quantity(0.1234, None, None)), value_text(Quantity(None, None, (0.0, 1.0)))
+        ('0.123', 'n/a')
+    """
+    return "n/a" if quantity.value is None else number(quantity.value, digits)
+
+
+def p_value_text(p_value: float) -> str:
     """A p-value, as exactly as it matters.
 
     Example:
-        >>> [chance(p) for p in (1.0, 0.8154, 0.0123, 3e-5, float("nan"))]
+        >>> [p_value_text(p) for p in (1.0, 0.8154, 0.0123, 3e-5, float("nan"))]
         ['1.00', '0.82', '0.012', '<.001', 'n/a']
     """
     if math.isnan(p_value):
@@ -70,19 +81,19 @@ def name_of(compared: Compared) -> str:
 
 
 def totals(compared: Compared) -> tuple[float, float]:
-    """The weight of P and of Q in all cells."""
-    return sum(cell.p for cell in compared.cells), sum(cell.q for cell in compared.cells)
+    """The weight of P and of Q in all bins."""
+    return sum(part.p for part in compared.bins), sum(part.q for part in compared.bins)
 
 
-def share(weight: float, total: float) -> str:
-    """A cell's share in percent."""
+def percentage(weight: float, total: float) -> str:
+    """Return a bin's proportion in percent."""
     return percent(weight / total) if total else "n/a"
 
 
-def contributors(compared: Compared, most: int) -> list[Cell]:
-    """The cells that contribute most to KL(P || Q), the largest first; none that contribute nothing."""
-    ranked = sorted(compared.cells, key=lambda cell: -cell.contribution)
-    return [cell for cell in ranked[:most] if cell.contribution > 0]
+def contributors(compared: Compared, most: int) -> list[Bin]:
+    """The bins that contribute most to KL(P || Q), the largest first; none that contribute nothing."""
+    ranked = sorted(compared.bins, key=lambda part: -part.contribution)
+    return [part for part in ranked[:most] if part.contribution > 0]
 
 
 def differing(comparison: TableComparison) -> list[ColumnComparison]:
@@ -98,7 +109,7 @@ def size(comparison: TableComparison) -> str:
     )
     text += f"{count(comparison.q_rows)} of Q"
     text += _named(", weighted by {}", comparison.weights) + _named(", in groups of {}", comparison.cluster)
-    return text + f"; numbers in at most {count(comparison.bins)} bins."
+    return text + f"; numbers in at most {count(comparison.max_bins)} bins."
 
 
 def _named(form: str, name: str | None) -> str:

@@ -1,4 +1,4 @@
-"""How the cells of numbers and moments are written: with as few digits as tell their edges apart."""
+"""Labels of bins of numbers and timestamps, with as few digits as tell their edges apart."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from kullback.tables.columns.profile import ColumnProfile
 __all__ = ["interval_labels"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MOMENTS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
+TIMESTAMP_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 
 
 def interval_labels(column: ColumnProfile, edges: Sequence[float]) -> tuple[str, ...]:
     """Return a label for each interval between edges, the first and the last open.
 
-    An interval of integers is written by those that occurred; one that holds the grid's center alone by that value.
+    An interval of integers is labeled by the integers that occurred in it, and one that holds only the grid's center by
+    that value.
 
     Example:
         >>> interval_labels(ColumnProfile("numeric"), (1.5, 2.25))
@@ -31,36 +32,36 @@ def interval_labels(column: ColumnProfile, edges: Sequence[float]) -> tuple[str,
         ('1', '2', '3', '4 to 9')
     """
     occupied = _occupied(column, edges)
-    if column.kind == "text" or column.integer:
+    if column.column_type == "text" or column.integer:
         return _integer_labels(column, edges, occupied)
-    write = _moments if column.kind == "datetime" else _numbers
+    write = _timestamps if column.column_type == "datetime" else _numbers
     labels = ["any value"]
     if edges:
         written = write(edges)
         inner = [f"{low} to {high}" for low, high in pairwise(written)]
         labels = [f"< {written[0]}", *inner, f"≥ {written[-1]}"]
-    for cell, buckets in occupied.items():
+    for index, buckets in occupied.items():
         if buckets == (0, 0):
-            labels[cell] = _exact(column)
+            labels[index] = _exact(column)
     return tuple(labels)
 
 
 def _occupied(column: ColumnProfile, edges: Sequence[float]) -> dict[int, tuple[int, int]]:
-    """Return the first and the last bucket that occurred in each cell."""
+    """Return the first and the last bucket that occurred in each bin."""
     if not column.buckets:
         return {}
     buckets = np.sort(np.fromiter(column.buckets, np.int64, len(column.buckets)))
-    cells = np.searchsorted(edges, bucket_middles(buckets, column.center), side="right")
-    found, firsts = np.unique(cells, return_index=True)
+    bins = np.searchsorted(edges, bucket_middles(buckets, column.center), side="right")
+    found, firsts = np.unique(bins, return_index=True)
     lasts = np.append(firsts[1:], len(buckets)) - 1
     ends = zip(buckets[firsts].tolist(), buckets[lasts].tolist(), strict=True)
     return dict(zip(found.tolist(), ends, strict=True))
 
 
 def _exact(column: ColumnProfile) -> str:
-    return (
-        _moments([column.center], MOMENTS[-1:])[0] if column.kind == "datetime" else f"{column.center:.15g}"
-    )
+    if column.column_type == "datetime":
+        return _timestamps([column.center], TIMESTAMP_FORMATS[-1:])[0]
+    return f"{column.center:.15g}"
 
 
 def _integer_labels(
@@ -70,9 +71,9 @@ def _integer_labels(
     high = math.inf if column.maximum is None else column.maximum
     firsts = [low, *(math.ceil(edge) for edge in edges)]
     lasts = [*(math.ceil(edge) - 1 for edge in edges), high]
-    for cell, (first, last) in occupied.items():
-        firsts[cell] = max(low, _integers(first, column.center)[0])
-        lasts[cell] = min(high, _integers(last, column.center)[1])
+    for index, (first, last) in occupied.items():
+        firsts[index] = max(low, _integers(first, column.center)[0])
+        lasts[index] = min(high, _integers(last, column.center)[1])
     return tuple(_span(first, last) for first, last in zip(firsts, lasts, strict=True))
 
 
@@ -96,12 +97,12 @@ def _numbers(edges: Sequence[float]) -> list[str]:
     return _shortest(edges, [lambda edge, digits=digits: f"{edge:.{digits}g}" for digits in range(3, 18)])
 
 
-def _moments(edges: Sequence[float], forms: Sequence[str] = MOMENTS) -> list[str]:
+def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS) -> list[str]:
     try:
-        moments = [EPOCH + timedelta(microseconds=edge) for edge in edges]
+        timestamps = [EPOCH + timedelta(microseconds=edge) for edge in edges]
     except OverflowError:  # beyond the year 9999
         return [f"{edge:.17g} µs" for edge in edges]
-    return _shortest(moments, [lambda moment, form=form: moment.strftime(form) for form in forms])
+    return _shortest(timestamps, [lambda timestamp, form=form: timestamp.strftime(form) for form in forms])
 
 
 def _shortest(values: Sequence[Any], ways: Sequence[Callable[[Any], str]]) -> list[str]:

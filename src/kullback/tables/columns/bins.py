@@ -1,4 +1,4 @@
-"""The cells of a column: intervals of the grid or categories, and cells for what is missing or no number."""
+"""The bins of a column: intervals or categories, then missing values, NaN and the infinities."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import cached_property
 
 import numpy as np
 
-from kullback.tables.columns.profile import Kind
+from kullback.tables.columns.types import ColumnType
 
 __all__ = ["OTHER", "SPECIALS", "Bins"]
 
 OTHER = "other categories"
-# The cells after those of numbers and categories, and where a profile has their weights.
+# The bins after those of numbers and categories, and the attributes of a profile with their weights.
 SPECIALS = {
     "missing": "missing",
     "not a number": "not_a_number",
@@ -23,29 +23,29 @@ SPECIALS = {
 
 @dataclass(frozen=True)
 class Bins:
-    """The cells into which the values of a column fall.
+    """The bins into which the values of a column fall.
 
     Attributes:
-        kind: the kind of the column.
-        edges: where each cell of numbers but the first begins, in the column's unit.
-        labels: one for each cell: first of the numbers or categories, then `specials`.
+        column_type: the type of the column.
+        edges: the lower end of each bin of numbers but the first, in the column's unit.
+        labels: one for each bin: first of the numbers or categories, then `specials`.
         center: the center of the grid.
-        cuts: the bucket with which each cell of numbers but the first begins.
-        categories: the categories with cells of their own.
-        other: whether a cell holds all other categories.
-        specials: the labels of the last cells, of `SPECIALS`.
+        cuts: the first bucket of each bin of numbers but the first.
+        categories: the categories that have a bin each.
+        other: whether a bin holds all other categories.
+        specials: the labels of the last bins, of `SPECIALS`.
 
     Example:
         >>> import pyarrow as pa
-        >>> from kullback.tables.choose_bins import cell_counts, choose_bins
+        >>> from kullback.tables.choose_bins import bin_counts, choose_bins
         >>> from kullback.tables.profile import profile_table
         >>> profile = profile_table(pa.table({"rating": [1, 2, 2, 3, 3, 3] * 10}))
         >>> bins = choose_bins(profile.columns["rating"], profile.columns["rating"])
-        >>> bins.labels, cell_counts(profile.columns["rating"], bins)
+        >>> bins.labels, bin_counts(profile.columns["rating"], bins)
         (('1', '2', '3'), array([10., 20., 30.]))
     """
 
-    kind: Kind
+    column_type: ColumnType
     edges: tuple[float, ...]
     labels: tuple[str, ...]
     center: float = 0.0
@@ -56,20 +56,20 @@ class Bins:
 
     @property
     def gridded(self) -> bool:
-        """Whether the cells are intervals of numbers."""
-        return self.kind in {"numeric", "datetime", "text"}
+        """Whether the bins are intervals of numbers."""
+        return self.column_type in {"numeric", "datetime", "text"}
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """The cell of each category."""
-        return {name: place for place, name in enumerate(self.categories)}
+    def category_bins(self) -> dict[str, int]:
+        """The bin of each category."""
+        return {name: index for index, name in enumerate(self.categories)}
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def ends(self, cell: int) -> tuple[float, float] | None:
-        """Return where a cell of numbers begins and ends; None for every other cell."""
-        if not self.gridded or cell > len(self.cuts):
+    def ends(self, index: int) -> tuple[float, float] | None:
+        """Return the ends of a bin of numbers; None for every other bin."""
+        if not self.gridded or index > len(self.cuts):
             return None
         ends = (-np.inf, *self.edges, np.inf)
-        return ends[cell], ends[cell + 1]
+        return ends[index], ends[index + 1]

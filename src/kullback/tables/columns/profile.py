@@ -1,17 +1,17 @@
-"""What is kept of one column of a table: weights on a grid or of categories, and what is missing."""
+"""The profile of one column: weights of the buckets of a grid or of categories, and of missing values."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
-from kullback.errors import ArgumentValueError, FileError, explain
+from kullback.errors import ArgumentValueError, FileError, invalid_value
+from kullback.tables.columns.types import ColumnType
 
-__all__ = ["ColumnProfile", "Kind", "combined"]
+__all__ = ["ColumnProfile", "combined"]
 
-Kind = Literal["numeric", "datetime", "boolean", "categorical", "text"]
-_Key = TypeVar("_Key", int, str)
-KINDS: tuple[Kind, ...] = ("numeric", "datetime", "boolean", "categorical", "text")
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass
@@ -21,22 +21,29 @@ class ColumnProfile:
     Every count is a sum of row weights; each row weighs 1 where the table has no weights.
 
     Attributes:
-        kind: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time zone;
-            ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, of which the length is profiled.
-        center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, moments and lengths.
+        column_type: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time
+            zone; ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, of which the length is profiled.
+        center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, timestamps and lengths.
         buckets: the weight of every occupied bucket.
         categories: the weight of every category; of a boolean column, of ``"false"`` and ``"true"``.
         missing: the weight of missing values.
-        not_a_number: the weight of NaN, which is a number that failed, not a missing one.
+        not_a_number: the weight of NaN, which is not counted as missing.
         minus_infinity: the weight of minus infinity.
         plus_infinity: the weight of infinity.
-        minimum: the smallest finite number; None if there was none.
+        minimum: the smallest finite number; None if there is none.
         maximum: the largest finite number.
         other_categories: the weight of the categories that a shortened profile no longer names.
         integer: whether all numbers are integers by their type.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import profile_table
+        >>> column = profile_table(pa.table({"plan": ["a", "a", None]})).columns["plan"]
+        >>> column.column_type, column.categories, column.missing
+        ('categorical', {'a': 2.0}, 1.0)
     """
 
-    kind: Kind
+    column_type: ColumnType
     center: float = 0.0
     buckets: dict[int, float] = field(default_factory=dict[int, float])
     categories: dict[str, float] = field(default_factory=dict[str, float])
@@ -51,8 +58,8 @@ class ColumnProfile:
 
     @property
     def gridded(self) -> bool:
-        """Whether the column is counted on the grid: numbers, moments and lengths."""
-        return self.kind in {"numeric", "datetime", "text"}
+        """Whether the column is counted on the grid: numbers, timestamps and lengths."""
+        return self.column_type in {"numeric", "datetime", "text"}
 
     @property
     def present(self) -> float:
@@ -70,9 +77,9 @@ class ColumnProfile:
         """Whether every value is missing, or there is no row."""
         return self.present == 0
 
-    def quantile_bucket(self, share: float) -> int | None:
-        """Return the bucket in which the given share of the finite numbers is reached; None without any."""
-        target, reached, last = share * sum(self.buckets.values()), 0.0, None
+    def quantile_bucket(self, probability: float) -> int | None:
+        """Return the bucket that holds a quantile of the finite numbers; None if there are none."""
+        target, reached, last = probability * sum(self.buckets.values()), 0.0, None
         for bucket in sorted(self.buckets):
             reached, last = reached + self.buckets[bucket], bucket
             if reached >= target:
@@ -80,18 +87,18 @@ class ColumnProfile:
         return last
 
     def merged(self, other: ColumnProfile, name: str = "") -> ColumnProfile:
-        """Return the counts of both parts together; a part without any value takes the other's kind and grid.
+        """Return the counts of both parts together; a part without any value takes the other's type and grid.
 
         Raises:
-            ArgumentValueError: the parts have different kinds or grids.
+            ArgumentValueError: the parts have different types or grids.
         """
         for one, another in ((self, other), (other, self)):
-            if one.empty and not (one.kind == another.kind and one.center == another.center):
+            if one.empty and not (one.column_type == another.column_type and one.center == another.center):
                 return _with_missing(another, one.missing)
-        if self.kind != other.kind or self.center != other.center:
+        if self.column_type != other.column_type or self.center != other.center:
             raise _other_grid(name, self, other)
         return ColumnProfile(
-            self.kind,
+            self.column_type,
             self.center,
             combined(self.buckets, other.buckets),
             combined(self.categories, other.categories),
@@ -110,16 +117,16 @@ class ColumnProfile:
         if len(self.categories) <= categories:
             return self
         order = sorted(self.categories, key=lambda name: (-self.categories[name], name))
-        kept = {name: self.categories[name] for name in sorted(order[:categories])}
+        named = {name: self.categories[name] for name in sorted(order[:categories])}
         rest = sum(self.categories[name] for name in order[categories:])
-        changed = dict(vars(self), categories=kept, other_categories=self.other_categories + rest)
+        changed = dict(vars(self), categories=named, other_categories=self.other_categories + rest)
         return ColumnProfile(**changed)
 
     def to_object(self) -> dict[str, Any]:
-        """Return what JSON can hold: the buckets as steps from one to the next and their weights, zeros left out."""
+        """Return the profile as an object of JSON: buckets as differences and weights; zeros are left out."""
         order = sorted(self.buckets)
         steps = [bucket - before for before, bucket in zip([0, *order], order, strict=False)]
-        written: dict[str, Any] = {"kind": self.kind}
+        written: dict[str, Any] = {"column_type": self.column_type}
         if self.buckets:
             written["buckets"] = {"steps": steps, "weights": [_short(self.buckets[b]) for b in order]}
         if self.categories:
@@ -170,8 +177,8 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
 
 
 def _read(written: dict[str, Any]) -> ColumnProfile:
-    if written["kind"] not in KINDS:
-        raise ValueError(f"unknown kind {written['kind']!r}")
+    if written["column_type"] not in get_args(ColumnType):
+        raise ValueError(f"unknown column type {written['column_type']!r}")
     numbers = {
         name: bool(written[name]) if name == "integer" else float(written[name])
         for name in _PLAIN
@@ -185,7 +192,7 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
         buckets[bucket] = float(weight)
     categories = {str(name): float(weight) for name, weight in written.get("categories", {}).items()}
     given: dict[str, Any] = {"buckets": buckets, "categories": categories, **numbers}
-    return ColumnProfile(written["kind"], **given)
+    return ColumnProfile(written["column_type"], **given)
 
 
 def _short(value: float | bool) -> float | int | bool:
@@ -203,8 +210,7 @@ def _extreme(choose: Any, first: float | None, second: float | None) -> float | 
 
 
 def _other_grid(name: str, first: ColumnProfile, second: ColumnProfile) -> ArgumentValueError:
-    got = f"column {name!r}: {first.kind} around {first.center:g} and {second.kind} around {second.center:g}"
+    parts = " and ".join(f"{each.column_type} around {each.center:g}" for each in (first, second))
+    got = f"column {name!r}: {parts}"
     instead = "profile_table(second, like=first), which counts both alike"
-    return ArgumentValueError(
-        explain("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)
-    )
+    return invalid_value("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)

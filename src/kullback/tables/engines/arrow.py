@@ -1,4 +1,4 @@
-"""Arrow arrays as the numbers and strings that are counted."""
+"""Conversion of Arrow arrays to the numbers and strings that are counted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kullback.tables.engines.base import bad_weights
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["lengths_of", "numbers_of", "places_of", "strings_of", "weights_of"]
+__all__ = ["category_codes", "lengths_of", "numbers_of", "strings_of", "weights_of"]
 
 MICROSECONDS = 1_000_000
 
 
-def numbers_of(array: Any, kind: str) -> NDArray[np.float64]:
-    """Return an array without missing values as float64: moments in microseconds, text as its length."""
+def numbers_of(array: Any, column_type: str) -> NDArray[np.float64]:
+    """Return an array without missing values as float64: timestamps in microseconds, text as its length."""
     import pyarrow as pa
 
-    if kind == "text":
+    if column_type == "text":
         array = lengths_of(array)
-    elif kind == "datetime":
+    elif column_type == "datetime":
         return _microseconds(array)
     elif pa.types.is_duration(array.type) or pa.types.is_time(array.type):
         return _seconds(array)
@@ -38,7 +38,7 @@ def lengths_of(array: Any) -> Any:
 
 
 def strings_of(array: Any) -> Any:
-    """Return categories of any type as strings; booleans are ``false`` and ``true``."""
+    """Return categories of any type as strings; booleans become ``false`` and ``true``."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(array.type):
@@ -47,14 +47,18 @@ def strings_of(array: Any) -> Any:
 
 
 def weights_of(name: str, array: Any) -> NDArray[np.float64]:
-    """Return a column of weights, checked."""
+    """Return a column of weights.
+
+    Raises:
+        ArgumentValueError: a weight is missing, negative or not finite.
+    """
     import pyarrow as pa
 
     if array.null_count:
         raise bad_weights(name, f"{array.null_count} missing values")
-    kind = array.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        raise bad_weights(name, f"values of type {kind}")
+    is_ = pa.types
+    if not any(test(array.type) for test in (is_.is_integer, is_.is_floating, is_.is_decimal)):
+        raise bad_weights(name, f"values of type {array.type}")
     values = numbers_of(array, "numeric")
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
@@ -62,8 +66,8 @@ def weights_of(name: str, array: Any) -> NDArray[np.float64]:
     return values
 
 
-def places_of(array: Any, categories: Sequence[str]) -> Any:
-    """Return the place of each value among the categories, missing where it is none of them."""
+def category_codes(array: Any, categories: Sequence[str]) -> Any:
+    """Return the index of each value among the categories, missing for a value that is none of them."""
     import pyarrow as pa
 
     known = pa.array(categories, pa.large_string())

@@ -1,60 +1,54 @@
-"""What an engine offers: the columns of a table, and weights counted on a grid, whoever does the counting."""
+"""The interface of an engine: a table's columns and their counts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from kullback.errors import ArgumentValueError, explain
-from kullback.tables.columns.profile import ColumnProfile, Kind
+from kullback.errors import ArgumentValueError, invalid_value
+from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.types import ColumnType, Field, FieldType
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["Field", "FieldKind", "Table", "TableCounts", "Task", "bad_weights"]
+__all__ = ["ColumnSpec", "JointCounts", "Table", "TableCounts", "bad_weights"]
 
-# A column of strings is categories or text; which of them, its content decides.
-FieldKind = Literal["numeric", "datetime", "boolean", "categorical", "text", "string"]
-
-
-@dataclass(frozen=True)
-class Field:
-    """A column before it is counted: what its type says it is, or (kind None) why it cannot be profiled."""
-
-    name: str
-    kind: FieldKind | None
-    integer: bool = False
-    reason: str = ""
+# The weight of each combination of bins that occurs.
+JointCounts = dict[tuple[Any, ...], float]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What to count of a column; the kind ``"string"`` asks the engine to tell categories from text."""
+class ColumnSpec:
+    """How to count a column.
+
+    Attributes:
+        name: the column.
+        column_type: what to count it as; with ``"string"`` the engine tells categories from text.
+        center: the center of the grid.
+        integer: whether the column's type holds integers only.
+    """
 
     name: str
-    kind: FieldKind
+    column_type: FieldType
     center: float = 0.0
     integer: bool = False
 
 
 @dataclass
 class TableCounts:
-    """What one reading of a table gives: the columns asked for, the rows, their weight and its squares."""
+    """The counts of one reading of a table: columns, rows, the rows' weight and the sum of its squares."""
 
     columns: dict[str, ColumnProfile]
     rows: int
     weight: float
     weight_squares: float
-    notes: dict[str, str] = field(default_factory=dict[str, str])
-
-
-Cells = dict[tuple[Any, ...], float]
 
 
 class Table(ABC):
-    """A table in the hands of one engine.
+    """A table that one engine reads.
 
     Attributes:
         fields: its columns by name, in order.
@@ -63,30 +57,31 @@ class Table(ABC):
     fields: dict[str, Field]
 
     @abstractmethod
-    def count(self, tasks: Sequence[Task], weights: str | None) -> TableCounts:
-        """Read the table once and count what the tasks say."""
+    def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
+        """Count columns, in as few readings of the table as possible."""
 
     @abstractmethod
     def extremes(
-        self, intervals: Mapping[str, tuple[float, float]], kinds: Mapping[str, Kind]
+        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
     ) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest number that a column has within its interval, ends included."""
+        """Return the smallest and the largest number that each column has within its closed interval."""
 
     @abstractmethod
-    def cross(
+    def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
-    ) -> dict[tuple[str, ...], Cells]:
-        """Count the rows of every combination of cells that the columns of a key have together."""
+    ) -> dict[tuple[str, ...], JointCounts]:
+        """Return the weight of every combination of bins that occurs, for each key, a group of columns.
+
+        A column without bins counts by its own values.
+        """
 
 
 def bad_weights(name: str, got: str) -> ArgumentValueError:
     """Return the error for a column that cannot be weights."""
-    return ArgumentValueError(
-        explain(
-            "profile_table",
-            "weights",
-            wanted="a column of finite numbers of 0 or more, none missing",
-            got=f"{name!r} with {got}",
-            instead="weights=None, or another column",
-        )
+    return invalid_value(
+        "profile_table",
+        "weights",
+        wanted="a column of finite numbers of 0 or more, none missing",
+        got=f"{name!r} with {got}",
+        instead="weights=None, or another column",
     )

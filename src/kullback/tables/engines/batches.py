@@ -1,4 +1,4 @@
-"""Counting in this process: Arrow batches on two or more threads, whatever produced them."""
+"""Counting of Arrow batches in this process, on threads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.tables.columns.profile import Kind
+from kullback.tables.columns.types import ColumnType
 from kullback.tables.engines.arrow import numbers_of, weights_of
-from kullback.tables.engines.base import Cells, Table, TableCounts, Task
+from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts
 from kullback.tables.engines.counters import (
     CategoryCounter,
     Counter,
@@ -21,7 +21,7 @@ from kullback.tables.engines.counters import (
     StringCounter,
     WeightCounter,
 )
-from kullback.tables.engines.joint_counts import CrossCounter
+from kullback.tables.engines.joint_counts import JointCounter
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
@@ -33,15 +33,15 @@ WAITING = 4
 
 
 class BatchTable(Table):
-    """A table that comes in Arrow batches, as often as asked."""
+    """A table that can be read as Arrow batches, any number of times."""
 
     @abstractmethod
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the table piece by piece: the number of rows, and the named columns as Arrow arrays."""
+        """Yield the table in batches: the number of rows and the named columns as Arrow arrays."""
 
-    def count(self, tasks: Sequence[Task], weights: str | None) -> TableCounts:
-        """Read the table once and count what the tasks say; again, alone, what did not fit the first time."""
-        total, counters = WeightCounter(), {task.name: counter_for(task) for task in tasks}
+    def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
+        """Count columns in one reading, and those of strings that had too many bytes for it in another."""
+        total, counters = WeightCounter(), {spec.name: counter_for(spec) for spec in specs}
         self._read(counters, total, weights)
         strings = {name: each for name, each in counters.items() if isinstance(each, StringCounter)}
         again = {name: CategoryCounter() for name, each in strings.items() if each.undecided}
@@ -68,13 +68,13 @@ class BatchTable(Table):
                 waiting.popleft().result()
 
     def extremes(
-        self, intervals: Mapping[str, tuple[float, float]], kinds: Mapping[str, Kind]
+        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
     ) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest number that each column has within its interval."""
+        """Return the smallest and the largest number that each column has within its closed interval."""
         found: dict[str, tuple[float, float]] = {}
         for _, batch in self.batches(list(intervals)):
             for name, (low, high) in intervals.items():
-                values = numbers_of(batch[name].drop_null(), kinds[name])
+                values = numbers_of(batch[name].drop_null(), column_types[name])
                 values = values[(values >= low) & (values <= high)]
                 if len(values):
                     before = found.get(name, (np.inf, -np.inf))
@@ -84,24 +84,24 @@ class BatchTable(Table):
                     )
         return found
 
-    def cross(
+    def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
-    ) -> dict[tuple[str, ...], Cells]:
-        """Count the rows of every combination of cells that the columns of a key have together."""
-        counter = CrossCounter(bins, keys)
+    ) -> dict[tuple[str, ...], JointCounts]:
+        """Return the weight of every combination of bins that occurs, for each key."""
+        counter = JointCounter(bins, keys)
         names = _each_once([*(name for key in keys for name in key), *([weights] if weights else [])])
         for _, batch in self.batches(names):
             counter.add(batch, None if weights is None else weights_of(weights, batch[weights]))
-        return counter.cells
+        return counter.counts
 
 
-def counter_for(task: Task) -> Counter:
-    """Return the counter that does a task."""
-    if task.kind == "string":
+def counter_for(spec: ColumnSpec) -> Counter:
+    """Return the counter of a column."""
+    if spec.column_type == "string":
         return StringCounter()
-    if task.kind in {"categorical", "boolean"}:
-        return CategoryCounter("boolean" if task.kind == "boolean" else "categorical")
-    return GridCounter(task.kind, task.center, integer=task.integer)
+    if spec.column_type in {"categorical", "boolean"}:
+        return CategoryCounter("boolean" if spec.column_type == "boolean" else "categorical")
+    return GridCounter(spec.column_type, spec.center, integer=spec.integer)
 
 
 def _each_once(names: Sequence[str]) -> list[str]:

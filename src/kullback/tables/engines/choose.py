@@ -1,4 +1,4 @@
-"""Which engine takes a table."""
+"""The choice of the engine that reads a table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kullback.optional import load
 from kullback.tables.engines.dask_table import DaskTable
 from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
 from kullback.tables.engines.streaming import DuckTable, FileTable, PolarsTable
-from kullback.tables.optional import library
 
 if TYPE_CHECKING:
     from kullback.tables.engines.base import Table
@@ -18,11 +18,11 @@ __all__ = ["open_table"]
 
 
 def open_table(frame: object) -> Table:
-    """Return the table in the hands of its engine."""
+    """Return the table as its engine reads it."""
     if isinstance(frame, (str, os.PathLike)):
         return FileTable(os.fspath(frame))
-    nw = library("narwhals", "reading tables")
-    library("pyarrow", "reading tables")
+    nw = load("narwhals", "reading tables")
+    load("pyarrow", "reading tables")
     native: Any = nw.to_native(frame, pass_through=True)
     is_ = nw.dependencies
     engines: tuple[tuple[Callable[[Any], bool], Callable[[Any], Table]], ...] = (
@@ -38,7 +38,7 @@ def open_table(frame: object) -> Table:
 
 
 def _through_narwhals(nw: Any, native: Any) -> Table:
-    """Return the table of an engine that only narwhals knows."""
+    """Return a table that is read through narwhals."""
     try:
         frame = nw.from_native(native)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What gathers the weights of one column, batch by batch; batches may come from several threads at once."""
+"""Counters of one column; several threads may add batches at the same time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from kullback.tables.columns.log_grid import CODES, PER_OCTAVE, bucket_codes, buckets_of_codes
-from kullback.tables.columns.profile import ColumnProfile, Kind
-from kullback.tables.columns.types import MAX_CATEGORIES, is_text
+from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
+from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_text
 from kullback.tables.engines.arrow import lengths_of, numbers_of, strings_of
 
 if TYPE_CHECKING:
@@ -18,22 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["CategoryCounter", "Counter", "GridCounter", "StringCounter", "WeightCounter"]
 
-Weights = "NDArray[np.float64] | None"
-INFINITE = 2047 * PER_OCTAVE
-POSITIVE_INFINITE = slice(INFINITE, CODES // 2)
-NEGATIVE_INFINITE = slice(CODES // 2 + INFINITE, CODES)
 PENDING = 1 << 17
-KEPT_BYTES = 1 << 26
+MOST_BYTES = 1 << 26
 
 
 class WeightCounter:
-    """The number of rows, the sum of their weights and of the squares."""
+    """The number of rows, the sum of their weights and the sum of squared weights."""
 
     def __init__(self) -> None:
         self.rows, self.weight, self.squares = 0, 0.0, 0.0
 
     def add(self, rows: int, weights: NDArray[np.float64] | None) -> None:
-        """Take in a batch of rows."""
+        """Count a batch of rows."""
         self.rows += rows
         self.weight += rows if weights is None else float(weights.sum())
         self.squares += rows if weights is None else float(np.square(weights).sum())
@@ -47,7 +43,7 @@ class Counter(ABC):
         self.missing = 0.0
 
     def add(self, array: Any, weights: NDArray[np.float64] | None) -> None:
-        """Take in a batch of values."""
+        """Count a batch of values."""
         if array.null_count:
             absent = array.null_count if weights is None else float(weights[_missing(array)].sum())
             weights = None if weights is None else weights[~_missing(array)]
@@ -59,29 +55,29 @@ class Counter(ABC):
 
     @abstractmethod
     def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
-        """Take in a batch of values of which none is missing."""
+        """Count a batch of values of which none is missing."""
 
     @abstractmethod
     def profile(self) -> ColumnProfile:
-        """Return the profile of all values so far."""
+        """Return the profile of the values counted so far."""
 
 
 class GridCounter(Counter):
     """The weights of the buckets of a grid."""
 
-    def __init__(self, kind: str, center: float = 0.0, *, integer: bool = False) -> None:
+    def __init__(self, column_type: str, center: float = 0.0, *, integer: bool = False) -> None:
         super().__init__()
-        self.kind: Kind = cast("Kind", kind)
+        self.column_type: ColumnType = cast("ColumnType", column_type)
         self.center, self.integer = center, integer
         self.codes = np.zeros(CODES)
         self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
         self.minimum, self.maximum = np.inf, -np.inf
 
     def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
-        self.add_numbers(numbers_of(array, self.kind), weights)
+        self.add_numbers(numbers_of(array, self.column_type), weights)
 
     def add_numbers(self, values: NDArray[np.float64], weights: NDArray[np.float64] | None) -> None:
-        """Take in a batch of numbers."""
+        """Count a batch of numbers."""
         low, high = values.min(), values.max()
         if not (np.isfinite(low) and np.isfinite(high)):
             values, weights = self._without_specials(values, weights)
@@ -97,7 +93,7 @@ class GridCounter(Counter):
     def _without_specials(
         self, values: NDArray[np.float64], weights: NDArray[np.float64] | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """Count NaN and the infinities apart and return what is finite."""
+        """Count NaN and the infinities, and return the finite numbers with their weights."""
         found = [
             float(np.sum(which if weights is None else weights[which]))
             for which in (np.isnan(values), values == -np.inf, values == np.inf)
@@ -116,7 +112,7 @@ class GridCounter(Counter):
             buckets[bucket] = buckets.get(bucket, 0.0) + weight
         some = self.minimum <= self.maximum
         return ColumnProfile(
-            self.kind,
+            self.column_type,
             self.center,
             dict(sorted(buckets.items())),
             missing=self.missing,
@@ -130,11 +126,11 @@ class GridCounter(Counter):
 
 
 class CategoryCounter(Counter):
-    """The weights of categories, held by Arrow and summed up from time to time."""
+    """The weights of categories, in Arrow tables that are summed up as they grow."""
 
-    def __init__(self, kind: Kind = "categorical") -> None:
+    def __init__(self, column_type: ColumnType = "categorical") -> None:
         super().__init__()
-        self.kind: Kind = kind
+        self.column_type: ColumnType = column_type
         self.pending: list[Any] = []
         self.pending_rows, self.settled_rows = 0, 0
 
@@ -149,7 +145,7 @@ class CategoryCounter(Counter):
                 self.settle()
 
     def settle(self) -> Any:
-        """Sum up what came since the last time; return the table of values and weights."""
+        """Sum up the pending batches and return the table of values and weights."""
         import pyarrow as pa
 
         if not self.pending:
@@ -163,11 +159,11 @@ class CategoryCounter(Counter):
         table = self.settle()
         names, weights = table.column("value").to_pylist(), table.column("weight").to_pylist()
         categories = {name: weight for name, weight in zip(names, weights, strict=True) if weight}
-        return ColumnProfile(self.kind, categories=categories, missing=self.missing)
+        return ColumnProfile(self.column_type, categories=categories, missing=self.missing)
 
 
 class StringCounter(CategoryCounter):
-    """The weights of strings both as categories and by length, until it is clear which of them they are."""
+    """The weights of strings, as categories and by length until the values decide which of the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,18 +183,18 @@ class StringCounter(CategoryCounter):
     def settle(self) -> Any:
         table = super().settle()
         self.distinct = max(self.distinct, table.num_rows)
-        crowded = is_text(self.rows, self.characters, self.distinct) and table.nbytes > KEPT_BYTES
+        crowded = is_text(self.rows, self.characters, self.distinct) and table.nbytes > MOST_BYTES
         if self.distinct > MAX_CATEGORIES or crowded:
             self.dropped, self.pending = True, []
         return table
 
     @property
     def undecided(self) -> bool:
-        """Whether they may be categories, but too many bytes of them to keep while they could be text."""
+        """Whether a second reading has to count the categories, which had too many bytes to hold."""
         return self.dropped and not self._is_text()
 
     def too_many(self, categories: CategoryCounter) -> bool:
-        """Whether a second reading found more categories than any column may have: then it is text all the same."""
+        """Whether a second reading found more categories than a column may have, so that it is text."""
         self.distinct = max(self.distinct, categories.settle().num_rows)
         return self._is_text()
 

@@ -1,14 +1,14 @@
-"""Dask: every worker counts its partitions in NumPy, counts are added in pairs, the sum alone travels."""
+"""Dask data frames: the workers count their partitions with NumPy, and counts are added in pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kullback.tables.columns.profile import ColumnProfile, Kind
-from kullback.tables.columns.types import MAX_CATEGORIES, TEXT_VALUES, is_text
+from kullback.tables.columns.profile import ColumnProfile, combined
+from kullback.tables.columns.types import MAX_CATEGORIES, TEXT_VALUES, ColumnType, Field, is_text
 from kullback.tables.engines.arrow import lengths_of
-from kullback.tables.engines.base import Cells, Field, Table, TableCounts, Task
+from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts
 from kullback.tables.engines.in_memory import PandasTable, distinct_names
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DaskTable"]
 
-# Of the values present, their characters, and some that differ.
+# For each column the number of values present, of their characters, and some different values.
 Strings = dict[str, tuple[int, int, set[str]]]
 
 
 class DaskTable(Table):
-    """A Dask DataFrame, of pandas partitions; the active scheduler or cluster does the work."""
+    """A Dask DataFrame with partitions of pandas, counted by the active scheduler or cluster."""
 
     def __init__(self, frame: Any) -> None:
         distinct_names(frame.columns)
@@ -30,12 +30,12 @@ class DaskTable(Table):
         objects = [name for name in self.fields if str(frame.dtypes[name]) == "object"]
         if objects:
             found: dict[str, Field] = self._reduced(_partition_fields, _merged_fields, objects)
-            # A column without any value, as of Arrow's null type.
+            # A column without any value is one of categories, like Arrow's null type.
             empty = {name: Field(name, "categorical") for name in objects}
-            self.fields |= {n: f if f.kind or f.reason else empty[n] for n, f in found.items()}
+            self.fields |= {n: f if f.column_type or f.reason else empty[n] for n, f in found.items()}
 
     def _reduced(self, work: Callable[..., Any], merge: Callable[[Any, Any], Any], *given: Any) -> Any:
-        """Do the work on every partition and merge the results in pairs, where they are."""
+        """Apply a function to every partition and merge the results in pairs, on the workers."""
         from dask.base import compute
         from dask.delayed import delayed
 
@@ -46,30 +46,30 @@ class DaskTable(Table):
             results = [delayed(merge)(*pair) for pair in pairs] + odd
         return compute(results[0])[0]
 
-    def count(self, tasks: Sequence[Task], weights: str | None) -> TableCounts:
-        """Count what the tasks say; columns of strings are looked at before, to tell categories from text."""
-        strings = [task.name for task in tasks if task.kind == "string"]
+    def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
+        """Count columns; those of strings are read once more before, to tell categories from text."""
+        strings = [spec.name for spec in specs if spec.column_type == "string"]
         facts: Strings = self._reduced(_string_facts, _merged_strings, strings) if strings else {}
-        decided = [_decided(task, facts) for task in tasks]
+        decided = [_decided(spec, facts) for spec in specs]
         counts: TableCounts = self._reduced(_partition_counts, _merged_counts, decided, weights)
         crowded = [name for name in strings if len(counts.columns[name].categories) > MAX_CATEGORIES]
         if crowded:
-            again = [Task(name, "text") for name in crowded]
+            again = [ColumnSpec(name, "text") for name in crowded]
             counts.columns.update(self._reduced(_partition_counts, _merged_counts, again, weights).columns)
         return counts
 
     def extremes(
-        self, intervals: Mapping[str, tuple[float, float]], kinds: Mapping[str, Kind]
+        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
     ) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest number that each column has within its interval."""
-        return self._reduced(_partition_extremes, _merged_extremes, dict(intervals), dict(kinds))
+        """Return the smallest and the largest number that each column has within its closed interval."""
+        return self._reduced(_partition_extremes, _merged_extremes, dict(intervals), dict(column_types))
 
-    def cross(
+    def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
-    ) -> dict[tuple[str, ...], Cells]:
-        """Count the rows of every combination of cells that the columns of a key have together."""
+    ) -> dict[tuple[str, ...], JointCounts]:
+        """Return the weight of every combination of bins that occurs, for each key."""
         return self._reduced(
-            _partition_cells, _merged_cells, dict(bins), [tuple(key) for key in keys], weights
+            _partition_joint_counts, _merged_joint_counts, dict(bins), [tuple(key) for key in keys], weights
         )
 
 
@@ -79,7 +79,7 @@ def _partition_fields(part: Any, names: Sequence[str]) -> dict[str, Field]:
 
 
 def _seen(field: Field, column: Any) -> Field:
-    """A partition without any value says nothing of its column's kind."""
+    """Return the field without its type where a partition has no value of the column."""
     return Field(field.name, None) if column.isna().all() else field
 
 
@@ -89,11 +89,13 @@ def _merged_fields(first: dict[str, Field], second: dict[str, Field]) -> dict[st
 
 def _merged_field(first: Field, second: Field) -> Field:
     for one, another in ((first, second), (second, first)):
-        if one.kind is None:
+        if one.column_type is None:
             return one if one.reason else another
-    if first.kind == second.kind:
-        return Field(first.name, first.kind, integer=first.integer and second.integer)
-    return Field(first.name, None, reason=f"objects of several types: {first.kind}, {second.kind}")
+    if first.column_type == second.column_type:
+        return Field(first.name, first.column_type, integer=first.integer and second.integer)
+    return Field(
+        first.name, None, reason=f"objects of several types: {first.column_type}, {second.column_type}"
+    )
 
 
 def _string_facts(part: Any, names: Sequence[str]) -> Strings:
@@ -119,15 +121,15 @@ def _merged_string(
     return first[0] + second[0], first[1] + second[1], some
 
 
-def _decided(task: Task, facts: Strings) -> Task:
-    if task.kind != "string":
-        return task
-    present, characters, some = facts[task.name]
-    return Task(task.name, "text" if is_text(present, characters, len(some)) else "categorical")
+def _decided(spec: ColumnSpec, facts: Strings) -> ColumnSpec:
+    if spec.column_type != "string":
+        return spec
+    present, characters, some = facts[spec.name]
+    return ColumnSpec(spec.name, "text" if is_text(present, characters, len(some)) else "categorical")
 
 
-def _partition_counts(part: Any, tasks: Sequence[Task], weights: str | None) -> TableCounts:
-    return PandasTable(part).count(tasks, weights)
+def _partition_counts(part: Any, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
+    return PandasTable(part).count(specs, weights)
 
 
 def _merged_counts(first: TableCounts, second: TableCounts) -> TableCounts:
@@ -139,9 +141,9 @@ def _merged_counts(first: TableCounts, second: TableCounts) -> TableCounts:
 
 
 def _partition_extremes(
-    part: Any, intervals: dict[str, tuple[float, float]], kinds: dict[str, Kind]
+    part: Any, intervals: dict[str, tuple[float, float]], column_types: dict[str, ColumnType]
 ) -> dict[str, tuple[float, float]]:
-    return PandasTable(part).extremes(intervals, kinds)
+    return PandasTable(part).extremes(intervals, column_types)
 
 
 def _merged_extremes(
@@ -154,20 +156,13 @@ def _merged_extremes(
     return first | second | shared
 
 
-def _partition_cells(
+def _partition_joint_counts(
     part: Any, bins: dict[str, Bins], keys: Sequence[tuple[str, ...]], weights: str | None
-) -> dict[tuple[str, ...], Cells]:
-    return PandasTable(part).cross(bins, keys, weights)
+) -> dict[tuple[str, ...], JointCounts]:
+    return PandasTable(part).joint_counts(bins, keys, weights)
 
 
-def _merged_cells(
-    first: dict[tuple[str, ...], Cells], second: dict[tuple[str, ...], Cells]
-) -> dict[tuple[str, ...], Cells]:
-    return {key: _sum(cells, second[key]) for key, cells in first.items()}
-
-
-def _sum(first: Cells, second: Cells) -> Cells:
-    total = dict(first)
-    for combination, weight in second.items():
-        total[combination] = total.get(combination, 0.0) + weight
-    return total
+def _merged_joint_counts(
+    first: dict[tuple[str, ...], JointCounts], second: dict[tuple[str, ...], JointCounts]
+) -> dict[tuple[str, ...], JointCounts]:
+    return {key: combined(counts, second[key]) for key, counts in first.items()}

@@ -1,20 +1,19 @@
-"""Tables in memory (pandas, Polars, PyArrow) and DuckDB's streams, as Arrow batches."""
+"""Tables in memory (PyArrow, pandas) as Arrow batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kullback.errors import ArgumentTypeError, ArgumentValueError, explain
-from kullback.tables.columns.types import arrow_field
-from kullback.tables.engines.base import Field
+from kullback.errors import ArgumentTypeError, invalid_type, invalid_value
+from kullback.tables.columns.types import Field, arrow_field
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
 
 __all__ = ["ArrowTable", "PandasTable", "distinct_names"]
 
 
 class ArrowTable(BatchTable):
-    """A PyArrow table, or one that becomes it without a copy of its numbers."""
+    """A PyArrow table."""
 
     def __init__(self, table: Any) -> None:
         distinct_names(table.column_names)
@@ -28,7 +27,7 @@ class ArrowTable(BatchTable):
 
 
 class PandasTable(BatchTable):
-    """A pandas DataFrame, column by column: one that Arrow cannot hold does not keep the others from being read.
+    """A pandas DataFrame; columns that Arrow cannot hold are skipped.
 
     In NumPy's floating-point columns pandas itself means a missing value by NaN, so NaN is counted as missing there.
     """
@@ -50,7 +49,7 @@ class PandasTable(BatchTable):
             return Field(name, None, reason=f"values of type {column.dtype}: {error}")
 
     def _object_field(self, name: str, column: Any) -> Field:
-        """Look at the objects themselves: Arrow takes columns of one type."""
+        """Return the field of a column of Python objects, which has to hold values of one type."""
         import pyarrow as pa
 
         try:
@@ -76,12 +75,12 @@ def distinct_names(names: Sequence[Any]) -> None:
     seen: set[str] = set()
     for name in map(str, names):
         if name in seen:
-            got = f"two columns {name!r}"
-            instead = "rename one of them"
-            raise ArgumentValueError(
-                explain(
-                    "profile_table", "frame", wanted="columns of different names", got=got, instead=instead
-                )
+            raise invalid_value(
+                "profile_table",
+                "frame",
+                wanted="columns of different names",
+                got=f"two columns {name!r}",
+                instead="rename one of them",
             )
         seen.add(name)
 
@@ -93,7 +92,7 @@ def _arrow(column: Any) -> Any:
 
 
 def _one(array: Any) -> Any:
-    """Return one array for a chunked one."""
+    """Return a chunked array as one array."""
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):
@@ -102,13 +101,11 @@ def _one(array: Any) -> Any:
 
 
 def not_a_table(frame: object) -> ArgumentTypeError:
-    """Return the error for what is no table."""
-    return ArgumentTypeError(
-        explain(
-            "profile_table",
-            "frame",
-            wanted="a path, or a table of pandas, Polars, PyArrow, DuckDB, Dask, PySpark or Ibis",
-            got=type(frame).__name__,
-            instead="profile_table('table.parquet'), or pandas.DataFrame(...)",
-        )
+    """Return the error for an argument that is not a table."""
+    return invalid_type(
+        "profile_table",
+        "frame",
+        wanted="a path, or a table of pandas, Polars, PyArrow, DuckDB, Dask, PySpark or Ibis",
+        got=type(frame).__name__,
+        instead="profile_table('table.parquet'), or pandas.DataFrame(...)",
     )

@@ -1,4 +1,4 @@
-"""Counting combinations of cells of several columns, in Arrow batches."""
+"""The joint counts of several columns' bins, from Arrow batches."""
 
 from __future__ import annotations
 
@@ -7,109 +7,107 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.errors import ArgumentValueError, explain
+from kullback.errors import ArgumentValueError, invalid_value
 from kullback.tables.columns.log_grid import buckets_of
-from kullback.tables.engines.arrow import numbers_of, places_of
-from kullback.tables.engines.base import Cells
+from kullback.tables.engines.arrow import category_codes, numbers_of
+from kullback.tables.engines.base import JointCounts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["CrossCounter", "cells_of", "special_cells", "unknown_category"]
+__all__ = ["JointCounter", "bins_of", "special_bins", "unknown_category"]
 
 
-class CrossCounter:
-    """The weights of the combinations of cells for every key; a column without bins counts by its own values."""
+class JointCounter:
+    """The weight of every combination of bins, for each key; a column without bins counts by its own values."""
 
     def __init__(self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]]) -> None:
         self.bins = bins
-        self.cells: dict[tuple[str, ...], Cells] = {tuple(key): {} for key in keys}
+        self.counts: dict[tuple[str, ...], JointCounts] = {tuple(key): {} for key in keys}
 
     def add(self, batch: Mapping[str, Any], weights: NDArray[np.float64] | None) -> None:
-        """Take in a batch of rows."""
-        names = dict.fromkeys(name for key in self.cells for name in key)
+        """Count a batch of rows."""
+        names = dict.fromkeys(name for key in self.counts for name in key)
         coded = {name: self._coded(name, batch[name]) for name in names}
-        for key, cells in self.cells.items():
-            _add_key(cells, [coded[name] for name in key], weights)
+        for key, counts in self.counts.items():
+            _add_key(counts, [coded[name] for name in key], weights)
 
     def _coded(self, name: str, array: Any) -> tuple[NDArray[np.int64], list[Any] | None]:
-        """Return a number for each row and, of a column without bins, the values that the numbers stand for."""
+        """Return a code for each row and, of a column without bins, the values that the codes stand for."""
         if name in self.bins:
-            return cells_of(array, self.bins[name], name), None
+            return bins_of(array, self.bins[name], name), None
         encoded = array.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
 
 
 def _add_key(
-    cells: Cells,
+    counts: JointCounts,
     coded: Sequence[tuple[NDArray[np.int64], list[Any] | None]],
     weights: NDArray[np.float64] | None,
 ) -> None:
+    """Add the weights of one key's combinations in a batch."""
     if not coded or not len(coded[0][0]):
         return
     sizes = [int(codes.max()) + 1 for codes, _ in coded]
     joint = np.ravel_multi_index([codes for codes, _ in coded], sizes)
-    found, places = np.unique(joint, return_inverse=True)
-    counts = np.bincount(places, weights, minlength=len(found))
+    found, inverse = np.unique(joint, return_inverse=True)
+    sums = np.bincount(inverse, weights, minlength=len(found))
     columns = [
         part.tolist() if values is None else [values[code] for code in part.tolist()]
         for part, (_, values) in zip(np.unravel_index(found, sizes), coded, strict=True)
     ]
-    for combination, count in zip(zip(*columns, strict=True), counts.tolist(), strict=True):
-        cells[combination] = cells.get(combination, 0.0) + count
+    for combination, weight in zip(zip(*columns, strict=True), sums.tolist(), strict=True):
+        counts[combination] = counts.get(combination, 0.0) + weight
 
 
-def cells_of(array: Any, bins: Bins, name: str = "") -> NDArray[np.int64]:
-    """Return the cell of every value of an Arrow array."""
-    cells = np.full(len(array), -1, np.int64)
+def bins_of(array: Any, bins: Bins, name: str = "") -> NDArray[np.int64]:
+    """Return the bin of every value of an Arrow array."""
+    found = np.full(len(array), -1, np.int64)
     missing = array.is_null().to_numpy(zero_copy_only=False)
     present = array.drop_null() if array.null_count else array
-    inside = _number_cells(present, bins) if bins.gridded else _category_cells(present, bins)
-    cells[~missing] = inside
+    found[~missing] = _bins_of_numbers(present, bins) if bins.gridded else _bins_of_categories(present, bins)
     if missing.any():
-        cells[missing] = special_cells(bins).get("missing", -1)
-    if (cells < 0).any():
+        found[missing] = special_bins(bins).get("missing", -1)
+    if (found < 0).any():
         raise unknown_category(name)
-    return cells
+    return found
 
 
-def special_cells(bins: Bins) -> dict[str, int]:
-    """Return the cells of missing values, NaN and the infinities, by label."""
+def special_bins(bins: Bins) -> dict[str, int]:
+    """Return the bins of missing values, NaN and the infinities, by label."""
     first = len(bins) - len(bins.specials)
-    return {label: first + place for place, label in enumerate(bins.specials)}
+    return {label: first + index for index, label in enumerate(bins.specials)}
 
 
 def unknown_category(name: str) -> ArgumentValueError:
-    """Return the error for a value that no cell holds."""
-    return ArgumentValueError(
-        explain(
-            "cross_counts",
-            "bins",
-            wanted="a cell for every value",
-            got=f"values of {name!r} without one",
-            instead="choose_bins(p, q) with the profiles of both tables",
-        )
+    """Return the error for a value that is in no bin."""
+    return invalid_value(
+        "contingency_tables",
+        "bins",
+        wanted="a bin for every value",
+        got=f"values of {name!r} in none",
+        instead="choose_bins(p, q) with the profiles of both tables",
     )
 
 
-def _number_cells(array: Any, bins: Bins) -> NDArray[np.int64]:
-    values = numbers_of(array, bins.kind)
+def _bins_of_numbers(array: Any, bins: Bins) -> NDArray[np.int64]:
+    values = numbers_of(array, bins.column_type)
     finite = np.isfinite(values)
-    cells = np.full(len(values), -1, np.int64)
+    found = np.full(len(values), -1, np.int64)
     buckets = buckets_of(values[finite], bins.center)
-    cells[finite] = np.searchsorted(np.array(bins.cuts, np.int64), buckets, side="right")
+    found[finite] = np.searchsorted(np.array(bins.cuts, np.int64), buckets, side="right")
     for label, which in (
         ("not a number", np.isnan(values)),
         ("-infinity", values == -np.inf),
         ("infinity", values == np.inf),
     ):
-        cells[which] = special_cells(bins).get(label, -1)
-    return cells
+        found[which] = special_bins(bins).get(label, -1)
+    return found
 
 
-def _category_cells(array: Any, bins: Bins) -> NDArray[np.int64]:
-    places = places_of(array, bins.categories)
-    rest = len(bins.categories) if bins.other else -1
-    return places.fill_null(rest).to_numpy(zero_copy_only=False).astype(np.int64)
+def _bins_of_categories(array: Any, bins: Bins) -> NDArray[np.int64]:
+    codes = category_codes(array, bins.categories)
+    other = len(bins.categories) if bins.other else -1
+    return codes.fill_null(other).to_numpy(zero_copy_only=False).astype(np.int64)

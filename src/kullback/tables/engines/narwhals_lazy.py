@@ -1,4 +1,4 @@
-"""Tables on other engines (PySpark, Ibis), counted there by narwhals' expressions; only the counts travel.
+"""Tables of PySpark and Ibis, counted by those engines with expressions of narwhals.
 
 One aggregation finds the sum of the weights and the lengths of strings, one the occupied buckets of all columns (every
 number unpivoted, grouped by its bucket), one the categories, one the extremes of columns with a center.
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 import narwhals as nw
 
 from kullback.tables.columns.log_grid import PER_OCTAVE, SMALLEST, bucket_ends
-from kullback.tables.columns.profile import ColumnProfile, Kind
-from kullback.tables.columns.types import is_text, narwhals_field
-from kullback.tables.engines.base import Cells, Table, TableCounts, Task, bad_weights
+from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.types import ColumnType, is_text, narwhals_field
+from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts, bad_weights
 from kullback.tables.engines.in_memory import distinct_names
-from kullback.tables.engines.joint_counts import special_cells, unknown_category
+from kullback.tables.engines.joint_counts import special_bins, unknown_category
 from kullback.tables.engines.timestamps import with_microseconds
 
 if TYPE_CHECKING:
@@ -25,50 +25,54 @@ if TYPE_CHECKING:
 
 __all__ = ["LazyTable"]
 
-# Codes of what has no bucket, beyond the last one.
+# Codes of NaN and infinity, beyond those of buckets.
 NAN, INFINITE = 1_000_000, 1_000_001
 WEIGHT, NAME, VALUE, CODE = "weight", "name", "value", "code"
 
 
 class LazyTable(Table):
-    """A narwhals LazyFrame; the engine behind it runs the aggregations, over Spark's machines for example."""
+    """A narwhals LazyFrame, whose engine runs the aggregations."""
 
     def __init__(self, frame: Any) -> None:
         schema = frame.collect_schema()
         distinct_names(list(schema))
-        self.fields = {name: narwhals_field(name, kind) for name, kind in schema.items()}
+        self.fields = {name: narwhals_field(name, dtype) for name, dtype in schema.items()}
         self.inner = {name: name for name in self.fields}
         if frame.implementation.is_spark_like():
-            # In Spark's expressions a dot within a name means a part of a struct.
-            self.inner = {name: f"column_{place}" for place, name in enumerate(self.fields)}
+            # In Spark's expressions a dot in a name means a part of a struct.
+            self.inner = {name: f"column_{index}" for index, name in enumerate(self.fields)}
             frame = nw.from_native(frame.to_native().toDF(*self.inner.values()))
-        moments = [self.inner[name] for name, field in self.fields.items() if field.kind == "datetime"]
-        self.frame = with_microseconds(frame, moments) if moments else frame
+        timestamps = [
+            self.inner[name] for name, field in self.fields.items() if field.column_type == "datetime"
+        ]
+        self.frame = with_microseconds(frame, timestamps) if timestamps else frame
 
-    def count(self, tasks: Sequence[Task], weights: str | None) -> TableCounts:
-        """Count what the tasks say, in four aggregations at most."""
-        if weights is not None and self.fields[weights].kind != "numeric":
+    def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
+        """Count columns in at most four aggregations."""
+        if weights is not None and self.fields[weights].column_type != "numeric":
             raise bad_weights(weights, "values that are no numbers")
-        names = [task.name for task in tasks]
-        tasks = [replace(task, name=self.inner[task.name]) for task in tasks]
-        facts = self._facts(tasks, weights)
-        tasks = [_decided(place, task, facts) for place, task in enumerate(tasks)]
-        columns = [ColumnProfile(cast("Kind", t.kind), t.center, integer=t.integer) for t in tasks]
-        numbers = {p: _offset(task) for p, task in enumerate(tasks) if columns[p].gridded}
-        others = {p: nw.col(task.name).cast(nw.String) for p, task in enumerate(tasks) if p not in numbers}
+        names = [spec.name for spec in specs]
+        specs = [replace(spec, name=self.inner[spec.name]) for spec in specs]
+        facts = self._facts(specs, weights)
+        specs = [_decided(index, spec, facts) for index, spec in enumerate(specs)]
+        columns = [
+            ColumnProfile(cast("ColumnType", t.column_type), t.center, integer=t.integer) for t in specs
+        ]
+        numbers = {p: _offset(spec) for p, spec in enumerate(specs) if columns[p].gridded}
+        others = {p: nw.col(spec.name).cast(nw.String) for p, spec in enumerate(specs) if p not in numbers}
         for row in self._grouped(numbers, weights, bucket=True):
             _add_bucket(columns[int(row[NAME][1:])], row)
         for row in self._grouped(others, weights, bucket=False):
             _add_category(columns[int(row[NAME][1:])], row[VALUE], float(row[WEIGHT]))
-        self._correct_extremes(tasks, columns)
+        self._correct_extremes(specs, columns)
         by_name = {name: _sorted(column) for name, column in zip(names, columns, strict=True)}
         return TableCounts(by_name, int(facts["rows"]), float(facts["weight"]), float(facts["squares"]))
 
-    def _facts(self, tasks: Sequence[Task], weights: str | None) -> dict[str, Any]:
-        """Return what one aggregation to a single row tells: the rows, their weights, the lengths of strings."""
+    def _facts(self, specs: Sequence[ColumnSpec], weights: str | None) -> dict[str, Any]:
+        """Return the numbers of rows, their weights and the lengths of strings, by one aggregation."""
         wanted = [nw.len().alias("rows")]
-        for place, task in enumerate(tasks):
-            wanted += _string_facts(place, task)
+        for index, spec in enumerate(specs):
+            wanted += _string_facts(index, spec)
         if weights is not None:
             wanted += _weight_facts(self.inner[weights])
         row: dict[str, Any] = self._rows(self.frame.select(wanted))[0]
@@ -81,7 +85,7 @@ class LazyTable(Table):
     def _grouped(
         self, values: Mapping[int, Any], weights: str | None, *, bucket: bool
     ) -> list[dict[str, Any]]:
-        """Return the weight of every value of every column, named by its place; of numbers, of every bucket."""
+        """Return the weight of every value of every column, named by its index; of numbers, of every bucket."""
         long = self._unpivoted(values, weights)
         if long is None:
             return []
@@ -99,16 +103,18 @@ class LazyTable(Table):
         """Return a row for every value of every column, beside the row's weight."""
         if not values:
             return None
-        selected = [value.alias(f"c{place}") for place, value in values.items()]
+        selected = [value.alias(f"c{index}") for index, value in values.items()]
         index = [WEIGHT] if weights is not None else []
         if weights is not None:
             selected.append(nw.col(self.inner[weights]).cast(nw.Float64).alias(WEIGHT))
-        names = [f"c{place}" for place in values]
+        names = [f"c{index}" for index in values]
         return self.frame.select(selected).unpivot(names, index=index, variable_name=NAME, value_name=VALUE)
 
-    def _correct_extremes(self, tasks: Sequence[Task], columns: Sequence[ColumnProfile]) -> None:
+    def _correct_extremes(self, specs: Sequence[ColumnSpec], columns: Sequence[ColumnProfile]) -> None:
         """Find the extremes of columns with a center: its distance to them is rounded."""
-        numbers = {p: _number(t.name, t.kind) for p, t in enumerate(tasks) if t.center and columns[p].buckets}
+        numbers = {
+            p: _number(t.name, t.column_type) for p, t in enumerate(specs) if t.center and columns[p].buckets
+        }
         long = self._unpivoted(numbers, None)
         if long is None:
             return
@@ -119,52 +125,52 @@ class LazyTable(Table):
             column.minimum, column.maximum = row["low"] + 0.0, row["high"] + 0.0
 
     def extremes(
-        self, intervals: Mapping[str, tuple[float, float]], kinds: Mapping[str, Kind]
+        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
     ) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest number that each column has within its interval."""
+        """Return the smallest and the largest number that each column has within its closed interval."""
         wanted: list[Any] = []
-        for place, (name, (low, high)) in enumerate(intervals.items()):
-            number = _number(self.inner[name], kinds[name])
+        for index, (name, (low, high)) in enumerate(intervals.items()):
+            number = _number(self.inner[name], column_types[name])
             inside = nw.when((number >= low) & (number <= high)).then(number)
-            wanted += [inside.min().alias(f"{place}_low"), inside.max().alias(f"{place}_high")]
+            wanted += [inside.min().alias(f"{index}_low"), inside.max().alias(f"{index}_high")]
         row = self._rows(self.frame.select(wanted))[0]
         return {
-            name: (float(row[f"{place}_low"]) + 0.0, float(row[f"{place}_high"]) + 0.0)
-            for place, name in enumerate(intervals)
-            if row[f"{place}_low"] is not None
+            name: (float(row[f"{index}_low"]) + 0.0, float(row[f"{index}_high"]) + 0.0)
+            for index, name in enumerate(intervals)
+            if row[f"{index}_low"] is not None
         }
 
-    def cross(
+    def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
-    ) -> dict[tuple[str, ...], Cells]:
-        """Count the rows of every combination, one aggregation for each key; categories get their cells here."""
-        return {tuple(key): self._cross_key(bins, list(key), weights) for key in keys}
+    ) -> dict[tuple[str, ...], JointCounts]:
+        """Return the weight of every combination of bins that occurs, by one aggregation for each key."""
+        return {tuple(key): self._joint_key(bins, list(key), weights) for key in keys}
 
-    def _cross_key(self, bins: Mapping[str, Bins], key: list[str], weights: str | None) -> Cells:
-        names = [f"c{place}" for place in range(len(key))]
+    def _joint_key(self, bins: Mapping[str, Bins], key: list[str], weights: str | None) -> JointCounts:
+        names = [f"c{index}" for index in range(len(key))]
         selected = [
-            _cell(self.inner[name], bins.get(name)).alias(new) for name, new in zip(key, names, strict=True)
+            _bin(self.inner[name], bins.get(name)).alias(new) for name, new in zip(key, names, strict=True)
         ]
         if weights is not None:
             selected.append(nw.col(self.inner[weights]).cast(nw.Float64).alias(WEIGHT))
         weight = nw.len() if weights is None else nw.col(WEIGHT).sum()
-        cells: Cells = {}
+        counts: JointCounts = {}
         for row in self._rows(self.frame.select(selected).group_by(*names).agg(weight.alias(WEIGHT))):
             combination = tuple(
-                _cell_number(row[new], bins[name], name) if name in bins else row[new]
+                _bin_number(row[new], bins[name], name) if name in bins else row[new]
                 for name, new in zip(key, names, strict=True)
             )
-            cells[combination] = cells.get(combination, 0.0) + float(row[WEIGHT])
-        return cells
+            counts[combination] = counts.get(combination, 0.0) + float(row[WEIGHT])
+        return counts
 
     def _rows(self, frame: Any) -> list[dict[str, Any]]:
         return frame.collect("pyarrow").to_native().to_pylist()
 
 
-def _number(name: str, kind: str) -> Any:
-    """Return a column as a float64 expression, text as its length; moments are microseconds already."""
+def _number(name: str, column_type: str) -> Any:
+    """Return a column as a float64 expression, text as its length; timestamps are in microseconds already."""
     column = nw.col(name)
-    if kind == "text":
+    if column_type == "text":
         column = column.str.len_chars()
     return column.cast(nw.Float64)
 
@@ -173,10 +179,10 @@ def _finite(number: Any) -> Any:
     return ~number.is_nan() & (number > -float("inf")) & (number < float("inf"))
 
 
-def _offset(task: Task) -> Any:
-    """Return the distance of a column's values from its center; NaN and the infinities stay what they are."""
-    number = _number(task.name, task.kind)
-    return number - task.center if task.center else number
+def _offset(spec: ColumnSpec) -> Any:
+    """Return the distance of a column's values from its center; NaN and the infinities are unchanged."""
+    number = _number(spec.name, spec.column_type)
+    return number - spec.center if spec.center else number
 
 
 def _code(offset: Any) -> Any:
@@ -204,14 +210,14 @@ def _bucket(offset: Any) -> Any:
     return nw.when(distance < SMALLEST).then(nw.lit(0.0)).when(offset < 0).then(-step).otherwise(step)
 
 
-def _string_facts(place: int, task: Task) -> list[Any]:
-    if task.kind != "string":
+def _string_facts(index: int, spec: ColumnSpec) -> list[Any]:
+    if spec.column_type != "string":
         return []
-    column = nw.col(task.name)
+    column = nw.col(spec.name)
     return [
-        column.count().alias(f"{place}_present"),
-        column.str.len_chars().sum().alias(f"{place}_characters"),
-        column.n_unique().alias(f"{place}_distinct"),
+        column.count().alias(f"{index}_present"),
+        column.str.len_chars().sum().alias(f"{index}_characters"),
+        column.n_unique().alias(f"{index}_distinct"),
     ]
 
 
@@ -226,21 +232,21 @@ def _weight_facts(weights: str) -> list[Any]:
     ]
 
 
-def _decided(place: int, task: Task, facts: Mapping[str, Any]) -> Task:
-    """Return the task with strings told to be categories or text."""
-    if task.kind != "string":
-        return task
-    present, characters = facts[f"{place}_present"], facts[f"{place}_characters"] or 0
+def _decided(index: int, spec: ColumnSpec, facts: Mapping[str, Any]) -> ColumnSpec:
+    """Return the spec of a column of strings as one of categories or of text, as its values decide."""
+    if spec.column_type != "string":
+        return spec
+    present, characters = facts[f"{index}_present"], facts[f"{index}_characters"] or 0
     # Missing values are one more distinct value.
-    distinct = facts[f"{place}_distinct"] - (present < facts["rows"])
-    return Task(task.name, "text" if is_text(present, int(characters), distinct) else "categorical")
+    distinct = facts[f"{index}_distinct"] - (present < facts["rows"])
+    return ColumnSpec(spec.name, "text" if is_text(present, int(characters), distinct) else "categorical")
 
 
 def _add_category(column: ColumnProfile, value: str | None, weight: float) -> None:
     if value is None:
         column.missing += weight
     else:
-        column.categories[value.lower() if column.kind == "boolean" else value] = weight
+        column.categories[value.lower() if column.column_type == "boolean" else value] = weight
 
 
 def _add_bucket(column: ColumnProfile, row: Mapping[str, Any]) -> None:
@@ -268,20 +274,20 @@ def _sorted(column: ColumnProfile) -> ColumnProfile:
     return column
 
 
-def _cell(name: str, bins: Bins | None) -> Any:
-    """Return the expression by whose value a column takes part in a combination."""
+def _bin(name: str, bins: Bins | None) -> Any:
+    """Return an expression for the bin of each value; a column without bins is returned as it is."""
     if bins is None:
         return nw.col(name)
     if not bins.gridded:
         return nw.col(name).cast(nw.String)
-    number = _number(name, bins.kind)
+    number = _number(name, bins.column_type)
     offset = number - bins.center if bins.center else number
-    cell = nw.lit(0)
+    found = nw.lit(0)
     for cut in bins.cuts:
-        cell += nw.when(_reaches(offset, cut)).then(nw.lit(1)).otherwise(nw.lit(0))
+        found += nw.when(_reaches(offset, cut)).then(nw.lit(1)).otherwise(nw.lit(0))
     special = nw.when(number.is_nan()).then(nw.lit(NAN)).when(number == float("inf")).then(nw.lit(INFINITE))
     special = special.when(number == -float("inf")).then(nw.lit(-INFINITE))
-    return special.when(~number.is_null()).then(cell)
+    return special.when(~number.is_null()).then(found)
 
 
 def _reaches(offset: Any, cut: int) -> Any:
@@ -291,18 +297,18 @@ def _reaches(offset: Any, cut: int) -> Any:
     return offset > (bucket_ends(cut)[0] if cut else -SMALLEST)
 
 
-def _cell_number(value: Any, bins: Bins, name: str) -> int:
-    """Return the cell that a value of `_cell` means."""
-    specials = special_cells(bins)
+def _bin_number(value: Any, bins: Bins, name: str) -> int:
+    """Return the index of the bin that a value of `_bin` stands for."""
+    specials = special_bins(bins)
     if value is None:
-        cell = specials.get("missing")
+        found = specials.get("missing")
     elif bins.gridded:
         labels = {NAN: "not a number", INFINITE: "infinity", -INFINITE: "-infinity"}
-        cell = specials.get(labels[value]) if value in labels else int(value)
+        found = specials.get(labels[value]) if value in labels else int(value)
     else:
-        written = str(value).lower() if bins.kind == "boolean" else value
+        written = str(value).lower() if bins.column_type == "boolean" else value
         rest = len(bins.categories) if bins.other else None
-        cell = bins.places.get(written, rest)
-    if cell is None:
+        found = bins.category_bins.get(written, rest)
+    if found is None:
         raise unknown_category(name)
-    return cell
+    return found

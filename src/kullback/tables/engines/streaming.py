@@ -1,4 +1,4 @@
-"""DuckDB's relations, files read by DuckDB, and Polars' lazy frames: streams of Arrow batches, never all in memory."""
+"""DuckDB relations, files and Polars frames as streams of Arrow batches, which may be larger than memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kullback.errors import FileError
-from kullback.tables.columns.types import arrow_field
-from kullback.tables.engines.base import Field
+from kullback.optional import load
+from kullback.tables.columns.types import Field, arrow_field
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
 from kullback.tables.engines.in_memory import ArrowTable, distinct_names
-from kullback.tables.optional import library
 
 __all__ = ["DuckTable", "FileTable", "PolarsTable"]
 
@@ -32,7 +31,7 @@ LONGEST_REASON = 300
 
 
 class DuckTable(BatchTable):
-    """A DuckDB relation: DuckDB reads and computes it, on its own connection, and hands over batch by batch."""
+    """A DuckDB relation, computed on its own connection and read batch by batch."""
 
     def __init__(self, relation: Any) -> None:
         self.relation = relation
@@ -55,7 +54,7 @@ class FileTable(DuckTable):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        duckdb = library("duckdb", f"reading {path}")
+        duckdb = load("duckdb", f"reading {path}")
         self.errors: tuple[type[Exception], ...] = (duckdb.Error, OSError, ValueError, RuntimeError)
         self.how = _format(path)
         options = {"memory_limit": MEMORY_LIMIT, "preserve_insertion_order": "false"}
@@ -94,7 +93,7 @@ class FileTable(DuckTable):
 
 
 class PolarsTable(BatchTable):
-    """A Polars DataFrame or LazyFrame: Polars runs the query, as a stream."""
+    """A Polars DataFrame or LazyFrame, computed as a stream by Polars."""
 
     def __init__(self, frame: Any) -> None:
         import polars as pl
@@ -102,7 +101,7 @@ class PolarsTable(BatchTable):
         self.frame = frame.lazy()
         schema = self.frame.collect_schema()
         # Polars' columns of Python objects have no Arrow type.
-        objects = [name for name, kind in schema.items() if kind == pl.Object]
+        objects = [name for name, dtype in schema.items() if dtype == pl.Object]
         known = ArrowTable(self.frame.drop(objects).head(0).collect().to_arrow()).fields
         unknown = {name: Field(name, None, reason="Python objects of any type") for name in objects}
         self.fields = {name: known.get(name) or unknown[name] for name in schema}
@@ -128,9 +127,9 @@ def _quoted(name: str) -> str:
 
 
 def _format(path: str) -> str:
-    """Tell the format from the extension, that of compression left aside."""
-    place = Path(path)
-    suffix = Path(place.stem).suffix if place.suffix in {".gz", ".zst"} else place.suffix
+    """Return the format that the extension names; that of a compression is ignored."""
+    file_path = Path(path)
+    suffix = Path(file_path.stem).suffix if file_path.suffix in {".gz", ".zst"} else file_path.suffix
     found = FORMATS.get(suffix.lower())
     if found is None:
         raise FileError(
@@ -143,28 +142,26 @@ def _format(path: str) -> str:
 
 
 def _uneven_line(path: str) -> str | None:
-    """Name the first line of a CSV file with more or fewer fields than its header, which DuckDB does not."""
-    for place in _files(path):
-        if place.suffix in {".gz", ".zst"}:
+    """Describe the first line of a CSV file that has more or fewer fields than its header; None without one."""
+    for file_path in _files(path):
+        if file_path.suffix in {".gz", ".zst"}:
             return None
-        with place.open(newline="", encoding="utf-8", errors="replace") as file:
+        with file_path.open(newline="", encoding="utf-8", errors="replace") as file:
             lines = csv.reader(file, delimiter=_delimiter(path))
             fields = len(next(lines, []))
             for line in lines:
                 if line and len(line) != fields:
-                    return (
-                        f"line {lines.line_num} of {place.name} has {len(line)} fields, the header {fields}"
-                    )
+                    return f"line {lines.line_num} of {file_path.name} has {len(line)} fields, the header {fields}"
     return None
 
 
 def _files(path: str) -> list[Path]:
-    """Return the files that a path, perhaps with ``*``, stands for."""
+    """Return the files of a path, which may have ``*``."""
     return [Path(name) for name in sorted(glob.glob(path, recursive=True))]  # noqa: PTH207 - Path takes no "/*"
 
 
 def _delimiter(path: str) -> str:
-    """Return the character that divides the header: DuckDB's own guess may take a damaged file for one column."""
+    """Return the delimiter of the header; DuckDB may read a damaged file as a single column."""
     first = _files(path)[0]
     if first.suffix in {".gz", ".zst"}:
         return "\t" if ".tsv" in first.suffixes else ","

@@ -1,7 +1,7 @@
-"""Moments as microseconds since 1970, by the engines' own expressions, which narwhals lacks for them.
+"""Timestamps as microseconds since 1970, by expressions of the engines that narwhals lacks.
 
-A moment with a time zone is an instant, counted in UTC; one without is counted as if its clock showed UTC. The
-session's time zone has no part in it.
+A timestamp with a time zone is counted in UTC; one without is counted as if it were in UTC. The session's time zone has
+no effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DAY, MINUTE, SECOND = 86_400_000_000, 60_000_000, 1_000_000
 
 
 def with_microseconds(frame: Any, names: Sequence[str]) -> Any:
-    """Return a narwhals LazyFrame with its columns of moments and dates as integers."""
+    """Return a narwhals LazyFrame with its columns of timestamps and dates as integers."""
     import narwhals as nw
 
     native = frame.to_native()
@@ -29,23 +29,23 @@ def with_microseconds(frame: Any, names: Sequence[str]) -> Any:
 def _ibis(column: Any) -> Any:
     import ibis
 
-    kind = column.type()
-    if kind.is_date():
+    dtype = column.type()
+    if dtype.is_date():
         return column.delta(ibis.date("1970-01-01"), unit="day") * DAY
-    epoch = ibis.timestamp("1970-01-01T00:00:00", timezone=kind.timezone and "UTC")
+    epoch = ibis.timestamp("1970-01-01T00:00:00", timezone=dtype.timezone and "UTC")
     return column.delta(epoch, unit="microsecond")
 
 
 def _spark(frame: Any, name: str) -> Any:
     from pyspark.sql import functions as F, types
 
-    column, kind = frame[name], frame.schema[name].dataType
-    if isinstance(kind, types.TimestampType):
+    column, dtype = frame[name], frame.schema[name].dataType
+    if isinstance(dtype, types.TimestampType):
         return F.unix_micros(column)
     days = F.unix_date(column.cast("date")).cast("bigint") * DAY
-    if isinstance(kind, types.DateType):
+    if isinstance(dtype, types.DateType):
         return days
-    # A clock without time zone, part by part: its cast to an instant would go by the session's time zone.
+    # Part by part: a cast to a timestamp with a time zone would use the session's.
     minutes = F.hour(column) * 60 + F.minute(column)
     seconds = (F.date_part(F.lit("SECOND"), column) * SECOND).cast("bigint")
     return days + minutes.cast("bigint") * MINUTE + seconds

@@ -1,10 +1,10 @@
-r"""From the counts of two tables in the same cells to divergences, intervals and a test.
+r"""The divergences between the counts of two tables in the same bins, with intervals and a test.
 
-Let :math:`\hat p, \hat q` be the shares of the cells. Every divergence here but total variation is smooth and has a
-double zero at p = q, where its plug-in :math:`\hat D` follows a scaled chi-square law, not a normal one:
-:math:`\hat D / c \sim \chi'^2_\nu(D / c)`, with as many degrees of freedom :math:`\nu` as cells less one. Away from
-p = q the same law with :math:`c = \sigma^2 / 4 D` has the delta method's variance :math:`\sigma^2`; the two scales
-agree where both hold, so one family of laws gives intervals everywhere.
+Let :math:`\hat p, \hat q` be the proportions of the bins. Every divergence here but total variation is smooth and has a
+double zero at p = q, where its plug-in :math:`\hat D` follows a scaled chi-square distribution, not a normal one:
+:math:`\hat D / c \sim \chi'^2_\nu(D / c)`, with as many degrees of freedom :math:`\nu` as bins less one. Away from
+p = q the same distribution with :math:`c = \sigma^2 / 4 D` has the delta method's variance :math:`\sigma^2`; the two
+scales agree where both hold, so one family of distributions gives intervals everywhere.
 
 References:
     Some aspects of the statistical use of divergence: Asymptotic distribution of (h, phi)-entropies
@@ -24,23 +24,33 @@ import numpy as np
 import torch
 
 from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
-from kullback.tables.inference.sampling_error import Clustered, Independent, Noise, multinomial_variance
-from kullback.tables.inference.significance import g_test
+from kullback.tables.inference.rare_values import GROUPS, RareValues
+from kullback.tables.inference.sampling_error import (
+    ClusteredRows,
+    IndependentRows,
+    RowsWithRareValues,
+    SamplingError,
+    multinomial_variance,
+)
+from kullback.tables.inference.significance import g_test, together
 from kullback.tables.result import Interval, Quantity
 
 __all__ = ["MIN_EFFECTIVE", "Statistics", "compare_counts", "expected_rows"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 MIN_EFFECTIVE = 20.0  # independent rows on each side, below which no interval is given
 MIN_CLUSTERS = 20  # on each side, likewise
-MIN_EXPECTED = 10.0  # rows in a cell, on the smaller side, below which it is rare
+MIN_EXPECTED = 10.0  # rows in a bin, on the smaller side, below which it is rare
+STRAY = 0.01  # the proportion of rows that may differ unseen before a divergence has no upper end
+MOST_UNSEEN = 0.5  # the proportion of rows that nothing is known of, beyond which a divergence has no value
 TV_DRAWS = 2000
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What two columns of counts tell: the divergences, the test's p-value, and each cell's part of KL(P || Q)."""
+    """The divergences, the p-value of the test, and each bin's term of KL(P || Q)."""
 
     kl_pq: Quantity
     kl_qp: Quantity
@@ -58,54 +68,133 @@ def compare_counts(
     *,
     random: np.random.Generator,
     clusters: tuple[Array, Array] | None = None,
+    rare: RareValues | None = None,
+    pooled: int = 0,
     confidence: float = 0.95,
 ) -> Statistics:
-    """Compare P's counts with Q's in the same cells.
+    """Compare P's counts with Q's in the same bins.
 
     Arguments:
-        a: P's weight in each cell, shape (K,).
+        a: P's weight in each bin, shape (K,).
         b: Q's.
-        sizes: how many rows of equal weight tell as much as P's rows, and as Q's (Kish's effective numbers).
-        random: for the test and the intervals of total variation.
-        clusters: P's and Q's weight in each cell, cluster by cluster, two arrays of shape (G, K) with the same
-            cluster in the same row, zeros where a side does not have it; None where rows are independent.
-        confidence: what share of the intervals is to cover.
+        sizes: Kish's effective numbers of rows of P and of Q.
+        random: the source of randomness of the test and of the intervals of total variation.
+        clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K) with the same cluster in the same
+            row, zeros where a side does not have it; None where rows are independent.
+        rare: the rows of rare values, whose groups are the last bins; None where there are none, or only one group.
+        pooled: how many of the last bins hold rare values; of the first of them nothing more is known.
+        confidence: the confidence level of the intervals.
 
     Returns:
-        the divergences; without error and interval where there is but one cell or a side has fewer than 20
+        the divergences; without standard errors and intervals where there is one bin only or a side has fewer than 20
         independent rows.
     """
-    kept = (a + b) > 0
-    a, b = a[kept], b[kept]
+    width, common = len(a), np.minimum(a / a.sum(), b / b.sum())
+    hidden = _Hidden(float(common[width - pooled :].sum()), float(common[width - pooled]) if pooled else 0.0)
+    occupied = (a + b) > 0
+    a, b = a[occupied], b[occupied]
+    contributions = np.zeros(width)
     if len(a) < 2:
-        exact = Quantity(0.0, None, None)
-        return Statistics(exact, exact, exact, exact, exact, 1.0, np.zeros(len(kept)))
-    groups = None if clusters is None else (clusters[0][:, kept], clusters[1][:, kept])
-    noise = Independent(a, b, *sizes) if groups is None else Clustered(*groups, sizes)
-    n, m = noise.effective
-    case = _Case(a / a.sum(), b / b.sum(), n, m, noise, confidence)
-    contributions = np.zeros(len(kept))
-    contributions[kept] = case.contributions()
-    return Statistics(
-        case.smooth(_kl, case.zhang_grabchak(), unbounded=bool(((a > 0) & (b == 0)).any())),
-        case.smooth(_reverse_kl, case.swapped_zhang_grabchak(), unbounded=bool(((a == 0) & (b > 0)).any())),
+        p_value = math.nan if hidden.unseen > MOST_UNSEEN else 1.0
+        interval = (0.0, 0.0) if pooled and min(sizes) >= MIN_EFFECTIVE else None
+        return _statistics([Quantity(0.0, None, interval)] * 5, hidden, p_value, contributions)
+    groups = None if clusters is None else (clusters[0][:, occupied], clusters[1][:, occupied])
+    by_value = None if rare is None else _padded(rare, width, occupied)
+    if groups is not None:
+        errors = ClusteredRows(*groups, sizes, by_value)
+    else:
+        errors = IndependentRows(a, b, *sizes) if by_value is None else RowsWithRareValues(a, b, by_value)
+    if by_value is None or groups is not None:
+        p_value = g_test(a, b, errors, groups, random, permute=rare is None)
+    else:
+        p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
+    n, m = errors.effective
+    case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence)
+    contributions[occupied] = case.contributions()
+    forward, backward = case.zhang_grabchak(), case.swapped_zhang_grabchak()
+    quantities = [
+        case.smooth(_kl, forward, unbounded=bool(((a > 0) & (b == 0)).any())),
+        case.smooth(_reverse_kl, backward, unbounded=bool(((a == 0) & (b > 0)).any())),
         case.smooth(_jensen_shannon, case.jensen_shannon()),
-        case.smooth(
-            _jeffreys,
-            case.zhang_grabchak() + case.swapped_zhang_grabchak(),
-            unbounded=bool(((a == 0) != (b == 0)).any()),
-        ),
+        case.smooth(_jeffreys, forward + backward, unbounded=bool(((a == 0) != (b == 0)).any())),
         case.total_variation(random),
-        g_test(a, b, noise, groups, random),
-        contributions,
+    ]
+    if by_value is not None and not p_value <= 1 - confidence:
+        quantities = [_down_to_zero(each) for each in quantities]
+    return _statistics(quantities, hidden, p_value, contributions)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """The proportion of rows of both sides that pooling may hide a difference of.
+
+    Attributes:
+        pooled: in all groups of rare values.
+        unseen: in the group of those of which nothing more is known.
+    """
+
+    pooled: float
+    unseen: float
+
+    def in_quantity(self, found: Quantity, greatest: float) -> Quantity:
+        """Return a divergence between bins as one between values: open above as far as pooling may hide, or unknown."""
+        if self.unseen > MOST_UNSEEN:
+            return Quantity(None, None, (found.interval[0] if found.interval else 0.0, greatest))
+        if found.interval is None or self.pooled == 0:
+            return found
+        low, high = found.interval
+        most = high + self.pooled * greatest if math.isfinite(greatest) else high
+        if self.pooled > STRAY and math.isinf(greatest):
+            most = math.inf
+        return Quantity(found.value, found.standard_error, (low, min(most, greatest)))
+
+
+def _statistics(
+    quantities: list[Quantity], hidden: _Hidden, p_value: float, contributions: Array
+) -> Statistics:
+    """Return the statistics with quantities in the order KL both ways, JS, PSI, TV."""
+    greatest = (math.inf, math.inf, math.log(2), math.inf, 1.0)
+    known = [hidden.in_quantity(found, most) for found, most in zip(quantities, greatest, strict=True)]
+    return Statistics(known[0], known[1], known[2], known[3], known[4], p_value, contributions)
+
+
+def _down_to_zero(found: Quantity) -> Quantity:
+    """Return a divergence whose interval includes 0, as it must where the test does not reject."""
+    interval = None if found.interval is None else (0.0, found.interval[1])
+    return Quantity(found.value, found.standard_error, interval)
+
+
+def _padded(rare: RareValues, width: int, occupied: Mask) -> tuple[Array, Array, Array]:
+    """Return the rows of rare values by value and bin, for all bins that are occupied."""
+    before = np.zeros((len(rare.number), width - len(GROUPS)))
+    return (
+        np.hstack([before, rare.a])[:, occupied],
+        np.hstack([before, rare.b])[:, occupied],
+        rare.number,
     )
 
 
+def _test_with_rare_values(
+    a: Array, b: Array, rare: tuple[Array, Array, Array], random: np.random.Generator, of_rare: float
+) -> float:
+    """Return the p-value of the tests with rare values as one bin and of these, which are independent of each other."""
+    pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
+    frequent = [side - rare[2] @ each for side, each in zip((a, b), rare[:2], strict=True)]
+    bins = [np.append(side, total) for side, total in zip(frequent, pooled, strict=True)]
+    held = bins[0] + bins[1] > 0
+    first = [side[held] for side in bins]
+    p_values = [of_rare]
+    if len(first[0]) > 1:
+        errors = IndependentRows(first[0], first[1], float(a.sum()), float(b.sum()))
+        p_values.append(g_test(first[0], first[1], errors, None, random))
+    return together(p_values)
+
+
 def expected_rows(a: Array, b: Array, sizes: tuple[float, float]) -> Array:
-    """Return how many rows of the smaller side each cell would hold if P and Q were equal.
+    """Return how many rows of the smaller side each bin would hold if P and Q were equal.
 
     Arguments:
-        a: P's weight in each cell.
+        a: P's weight in each bin.
         b: Q's.
         sizes: the effective numbers of rows of both.
     """
@@ -114,20 +203,20 @@ def expected_rows(a: Array, b: Array, sizes: tuple[float, float]) -> Array:
 
 
 @dataclass(frozen=True)
-class _Case:
-    """Two vectors of shares, the numbers of independent rows behind them, and how they vary."""
+class _Comparison:
+    """Two vectors of proportions, the numbers of independent rows behind them, and their sampling errors."""
 
     p: Array
     q: Array
     n: float
     m: float
-    noise: Noise
+    errors: SamplingError
     confidence: float
 
     @property
-    def _unsure(self) -> bool:
+    def _too_few(self) -> bool:
         return (
-            min(self.n, self.m) < MIN_EFFECTIVE or min(self.noise.clusters or (MIN_CLUSTERS,)) < MIN_CLUSTERS
+            min(self.n, self.m) < MIN_EFFECTIVE or min(self.errors.clusters or (MIN_CLUSTERS,)) < MIN_CLUSTERS
         )
 
     def _effective(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,107 +230,109 @@ class _Case:
         return float(zhang_grabchak(of_q, of_p))
 
     def contributions(self) -> Array:
-        """Each cell's part of Zhang and Grabchak's estimate, made non-negative but for its noise."""
+        """Return each bin's term of Zhang and Grabchak's estimate of the generalized KL divergence."""
         influence = kl_influence(*self._effective())[0].numpy()
         return self.p * (influence + self.zhang_grabchak()) - self.p + self.q
 
     def jensen_shannon(self) -> float:
-        """The entropy of the middle less the mean entropy, each corrected as Zhang and Grabchak's.
+        """Return the entropy of the mixture minus the mean entropy, each corrected as by Zhang and Grabchak.
 
-        A cell of the middle is as sure as one with `counts` draws of a sample of the size 4 / (1 / n + 1 / m).
+        The mixture's proportions have the variance of those of 4 / (1 / n + 1 / m) draws.
         """
         p, q, middle = self.p, self.q, (self.p + self.q) / 2
+        if not isinstance(self.errors, IndependentRows):  # whose counts of a bin may be less than one row
+            return _jensen_shannon(p, q)[0] - self.errors.scale * self.errors.dof / 8
         counts = 4 * middle**2 / (p / self.n + q / self.m)
         size = 4 / (1 / self.n + 1 / self.m)
         of_middle = _entropy(middle, counts, size)
         return of_middle - (_entropy(p, p * self.n, self.n) + _entropy(q, q * self.m, self.m)) / 2
 
     def smooth(self, function: _Divergence, corrected: float, *, unbounded: bool = False) -> Quantity:
-        """The estimate with the error and interval of the scaled non-central chi-square law."""
+        """Return the estimate with the standard error and interval of the scaled noncentral chi-square distribution."""
         value = float(min(max(corrected, 0.0), function.greatest))
-        if self._unsure:
+        if self._too_few:
             return Quantity(value, None, None)
-        # Half a row in every cell keeps logarithms finite; ratio and variance are taken at the same shares.
+        # Half a row in every bin keeps logarithms finite; ratio and variance are taken at the same proportions.
         p = (self.p * self.n + 0.5) / (self.n + 0.5 * len(self.p))
         q = (self.q * self.m + 0.5) / (self.m + 0.5 * len(self.q))
         plugin, of_p, of_q = function(p, q)
-        variance = self.noise.variance(of_p, of_q)
-        if not (self.p.all() and self.q.all()):  # a cell never seen seems never to vary
+        variance = self.errors.variance(of_p, of_q)
+        if not (self.p.all() and self.q.all()):  # a bin without rows has an estimated variance of 0
             smoothed = multinomial_variance((p, q), (of_p, of_q), (self.n, self.m))
             variance = max(variance, smoothed)
-        freedom = self.noise.freedom
-        null_scale = function.curvature * self.noise.scale / 2
-        scale = variance / (4 * plugin) if plugin > 1e-3 * freedom * null_scale else null_scale
-        low, high = _unified_interval(freedom + corrected / scale, freedom, 1 - self.confidence)
-        error = float(np.sqrt(variance + 2 * freedom * scale**2))
+        dof = self.errors.dof
+        null_scale = function.curvature * self.errors.scale / 2
+        scale = variance / (4 * plugin) if plugin > 1e-3 * dof * null_scale else null_scale
+        low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
+        error = float(np.sqrt(variance + 2 * dof * scale**2))
         low, high = min(scale * low, value), max(scale * high, value)
         return Quantity(
             value, error, (float(low), math.inf if unbounded else min(float(high), function.greatest))
         )
 
     def total_variation(self, random: np.random.Generator) -> Quantity:
-        """The plug-in less the bootstrap estimate of its bias, and an interval by simulated noise.
+        """Return the plug-in minus the bootstrap estimate of its bias, with an interval by simulated errors.
 
-        Where the sign of p - q is sure, a cell's noise shifts the total; where it is not, noise only adds to it.
+        Where the sign of p - q is certain, a bin's error shifts the total; where it is not, the error adds to it.
         """
         from scipy.special import ndtr, ndtri
 
         difference = self.p - self.q
         plugin = float(abs(difference).sum() / 2)
-        spread = self.noise.spread_of_difference()
+        spread = self.errors.standard_errors_of_difference()
         u = np.divide(abs(difference), spread, out=np.zeros_like(spread), where=spread > 0)
         bias = spread * (np.sqrt(2 / np.pi) * np.exp(-(u**2) / 2) - 2 * u * ndtr(-u))
         value = max(plugin - float(bias.sum()) / 2, 0.0)
-        if self._unsure:
+        if self._too_few:
             return Quantity(value, None, None)
-        sure = u > ndtri(1 - 0.005 / len(u))  # so that no sign is taken for sure by chance
+        certain = u > ndtri(1 - 0.005 / len(u))  # so that no sign is taken for certain by chance
         signs = np.sign(difference)
         up = np.empty(TV_DRAWS)
         shift = np.empty(TV_DRAWS)
-        for rows, noise in self.noise.draws(random, TV_DRAWS):
-            shift[rows] = noise @ signs / 2
-            up[rows] = np.where(sure, noise * signs, abs(noise)).sum(1) / 2
+        for rows, errors in self.errors.draws(random, TV_DRAWS):
+            shift[rows] = errors @ signs / 2
+            up[rows] = np.where(certain, errors * signs, abs(errors)).sum(1) / 2
         alpha = 1 - self.confidence
-        low = plugin - float(np.quantile(up, 1 - (alpha / 2 if sure.any() else alpha)))
+        low = plugin - float(np.quantile(up, 1 - (alpha / 2 if certain.any() else alpha)))
         high = plugin - float(np.quantile(shift, alpha / 2))
         error = float(shift.std())
         return Quantity(value, error, (min(max(low, 0.0), value), max(min(high, 1.0), value)))
 
 
-def _entropy(share: Array, counts: Array, size: float) -> float:
-    r"""The entropy :math:`-\sum p \log p` of shares, with the bias of the logarithm of few draws taken out."""
+def _entropy(proportion: Array, counts: Array, size: float) -> float:
+    r"""Return the entropy :math:`-\sum p \log p` of proportions, corrected for the bias of few draws."""
     from scipy.special import digamma
 
-    held = share > 0
-    share, counts = share[held], counts[held]
-    logarithms = np.log(share) - np.log(counts) + digamma(counts) - digamma(size) + np.log(size)
-    return -float((share * logarithms).sum())
+    positive = proportion > 0
+    proportion, counts = proportion[positive], counts[positive]
+    logarithms = np.log(proportion) - np.log(counts) + digamma(counts) - digamma(size) + np.log(size)
+    return -float((proportion * logarithms).sum())
 
 
-def _unified_interval(x: float, freedom: float, alpha: float) -> Interval:
-    r"""The interval of :math:`\lambda` for one draw x of :math:`\chi'^2_\nu(\lambda)`.
+def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
+    r"""Return the interval of :math:`\lambda` for one draw x of :math:`\chi'^2_\nu(\lambda)`.
 
-    At :math:`\lambda = 0` the whole error probability lies above, far away half of it on each side, so that the
-    interval leaves 0 exactly where a test at level `alpha` rejects, and is never empty.
+    At :math:`\lambda = 0` the whole error probability is above, for large :math:`\lambda` half of it on each side, so
+    that the interval excludes 0 exactly where a test at level `alpha` rejects, and is never empty.
     """
 
     def below(noncentrality: float) -> float:
-        return alpha / 2 * noncentrality / (noncentrality + np.sqrt(2 * freedom))
+        return alpha / 2 * noncentrality / (noncentrality + np.sqrt(2 * dof))
 
     def low_misses(noncentrality: float) -> bool:
-        return 1 - _chi_square_cdf(x, freedom, noncentrality) < alpha - below(noncentrality)
+        return 1 - _chi_square_cdf(x, dof, noncentrality) < alpha - below(noncentrality)
 
-    # Where x is small by chance, a typical x gives a wider, still covering interval.
-    typical = max(x, freedom * (1 - 2 / (9 * freedom)) ** 3)
+    # Where x is small by chance, a typical x gives a wider interval, which still covers.
+    typical = max(x, dof * (1 - 2 / (9 * dof)) ** 3)
 
     def high_covers(noncentrality: float) -> bool:
-        return _chi_square_cdf(typical, freedom, noncentrality) > below(noncentrality)
+        return _chi_square_cdf(typical, dof, noncentrality) > below(noncentrality)
 
     return _last_where(low_misses, x), _last_where(high_covers, typical)
 
 
 def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """The largest number for which a condition holds that holds up to some number; 0 where it never does."""
+    """Return the largest number up to which a condition holds; 0 where it never does."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, max(start, 1.0)
@@ -253,16 +344,16 @@ def _last_where(holds: Callable[[float], bool], start: float) -> float:
     return (low + high) / 2
 
 
-def _chi_square_cdf(x: float, freedom: float, noncentrality: float) -> float:
-    """The non-central chi-square law, by its cube-root approximation where the series is long."""
+def _chi_square_cdf(x: float, dof: float, noncentrality: float) -> float:
+    """Return the distribution function of the noncentral chi-square, by a cube-root approximation where it is large."""
     from scipy.special import chndtr, ndtr
 
     if x <= 0:
         return 0.0
     if x + noncentrality < 1e4:
-        return float(chndtr(x, freedom, noncentrality))
-    mean = freedom + noncentrality
-    spread = 2 * (freedom + 2 * noncentrality) / (9 * mean**2)
+        return float(chndtr(x, dof, noncentrality))
+    mean = dof + noncentrality
+    spread = 2 * (dof + 2 * noncentrality) / (9 * mean**2)
     return float(ndtr((np.cbrt(x / mean) - 1 + spread) / np.sqrt(spread)))
 
 
@@ -271,9 +362,9 @@ class _Divergence:
     """A divergence of p and q with its gradients.
 
     Attributes:
-        at: from p and q to the divergence and its gradients to p and to q.
+        at: a function from p and q to the divergence and its gradients with respect to both.
         curvature: its second derivative at p = q, relative to KL's.
-        greatest: its largest value.
+        greatest: its largest possible value.
     """
 
     at: Callable[[Array, Array], tuple[float, Array, Array]]
@@ -305,7 +396,7 @@ def _jensen_shannon_at(p: Array, q: Array) -> tuple[float, Array, Array]:
 
     middle = (p + q) / 2
     value = float(rel_entr(p, middle).sum() + rel_entr(q, middle).sum()) / 2
-    with np.errstate(divide="ignore"):  # a gradient at a share of 0 is never weighted
+    with np.errstate(divide="ignore"):  # a gradient at a proportion of 0 is never weighted
         return value, np.log(p / middle) / 2, np.log(q / middle) / 2
 
 

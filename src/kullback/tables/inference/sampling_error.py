@@ -1,4 +1,4 @@
-"""How the shares of cells vary from one table to the next: with independent rows, and with clusters of rows."""
+"""Sampling errors of the proportions of bins, with independent rows and with clusters of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Clustered", "Independent", "Noise", "multinomial_variance"]
+__all__ = ["ClusteredRows", "IndependentRows", "RowsWithRareValues", "SamplingError", "multinomial_variance"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -15,76 +15,132 @@ MOST_GAIN = 100.0
 BLOCK = 1 << 21  # numbers drawn at a time
 
 
-class Noise(Protocol):
-    """What the intervals need to know of the errors of the shares p and q.
+class SamplingError(Protocol):
+    """The sampling errors of the proportions p and q.
 
     Attributes:
-        clusters: how many clusters P has, and Q; None where rows are independent.
-        effective: how many independent rows of P, and of Q, tell as much.
-        scale: at p = q, the mean of the squared error of p - q over its degrees of freedom: 1/n + 1/m.
-        freedom: its degrees of freedom.
+        clusters: the numbers of clusters of P and of Q; None where rows are independent.
+        effective: the numbers of independent rows of P and of Q with the same errors.
+        scale: the mean square error of p - q at p = q for each degree of freedom: 1/n + 1/m for independent rows.
+        dof: the degrees of freedom of p - q.
     """
 
     clusters: tuple[int, int] | None
     effective: tuple[float, float]
     scale: float
-    freedom: float
+    dof: float
 
     def variance(self, of_p: Array, of_q: Array) -> float:
-        """The variance of a function with these gradients to p and to q."""
+        """Return the variance of a function with these gradients with respect to p and q."""
         ...
 
-    def spread_of_difference(self) -> Array:
-        """The standard error of each component of p - q."""
+    def standard_errors_of_difference(self) -> Array:
+        """Return the standard error of each component of p - q."""
         ...
 
     def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
-        """Normal errors of p - q, shape (draws, K), block by block, and which draws they are."""
+        """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
         ...
 
 
-class Independent:
-    """Rows that are independent of each other: multinomial counts.
+class IndependentRows:
+    """The sampling errors of multinomial counts.
 
     Arguments:
         a: P's counts, shape (K,).
         b: Q's.
-        n: how many independent rows P has.
-        m: how many Q has.
+        n: the number of independent rows of P.
+        m: likewise for Q.
     """
 
     def __init__(self, a: Array, b: Array, n: float, m: float) -> None:
         self._p, self._q = a / a.sum(), b / b.sum()
         self.clusters: tuple[int, int] | None = None
         self.effective: tuple[float, float] = n, m
-        self.scale, self.freedom = 1 / n + 1 / m, float(len(a) - 1)
+        self.scale, self.dof = 1 / n + 1 / m, float(len(a) - 1)
 
     def variance(self, of_p: Array, of_q: Array) -> float:
-        """The variance of a function with these gradients to p and to q."""
+        """Return the variance of a function with these gradients with respect to p and q."""
         return multinomial_variance((self._p, self._q), (of_p, of_q), self.effective)
 
-    def spread_of_difference(self) -> Array:
-        """The standard error of each component of p - q."""
+    def standard_errors_of_difference(self) -> Array:
+        """Return the standard error of each component of p - q."""
         n, m = self.effective
         return np.sqrt(self._p * (1 - self._p) / n + self._q * (1 - self._q) / m)
 
     def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
-        """Normal errors of p - q, shape (draws, K), block by block, and which draws they are."""
+        """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
         for rows in _blocks(number, len(self._p)):
-            noise = np.zeros((rows.stop - rows.start, len(self._p)))
-            for share, size in zip((self._p, self._q), self.effective, strict=True):
-                normal = random.standard_normal(noise.shape) * np.sqrt(share / size)
-                noise += normal - normal.sum(1, keepdims=True) * share
-            yield rows, noise
+            errors = np.zeros((rows.stop - rows.start, len(self._p)))
+            for proportion, size in zip((self._p, self._q), self.effective, strict=True):
+                normal = random.standard_normal(errors.shape) * np.sqrt(proportion / size)
+                errors += normal - normal.sum(1, keepdims=True) * proportion
+            yield rows, errors
 
 
-class Clustered:
-    """Clusters that are independent of each other, of rows that need not be; a cluster may have rows on both sides.
+class _ErrorRows:
+    """The sampling errors of sums over independent units, given by the part of each unit in the errors of p and of q.
 
     Arguments:
-        a: P's weight in each cell, cluster by cluster, shape (G, K).
-        b: Q's, the same cluster in the same row.
-        sizes: how many rows of equal weight P and Q have; their weights by default.
+        errors_p: the parts in the errors of p, shape (units, K); equal parts may be one row, times the root of their
+            number.
+        errors_q: likewise for q.
+        proportions: p and q.
+        sizes: the effective numbers of rows of P and Q.
+        units: the number of independent units.
+        clusters: the numbers of clusters of P and of Q; None where rows are independent.
+    """
+
+    def __init__(
+        self,
+        errors_p: Array,
+        errors_q: Array,
+        proportions: tuple[Array, Array],
+        sizes: tuple[float, float],
+        units: float,
+        clusters: tuple[int, int] | None,
+    ) -> None:
+        self._errors_p, self._errors_q = errors_p, errors_q
+        self._errors = errors_p - errors_q
+        pooled = (proportions[0] + proportions[1]) / 2
+        bins = len(pooled)
+        # Units that are all alike would give an error of 0: it is at least a tenth of that of independent rows.
+        least = [(bins - 1) / (MOST_GAIN * size) for size in sizes]
+        trace_p, trace_q, trace = (
+            max(float((errors**2 / pooled).sum()), floor)
+            for errors, floor in ((errors_p, least[0]), (errors_q, least[1]), (self._errors, sum(least)))
+        )
+        self.dof = _satterthwaite(self._errors / np.sqrt(pooled), trace, units)
+        self.scale = trace / self.dof
+        # The common part of both sides' errors cancels in the difference, and in the bias of a divergence.
+        shared = (trace_p + trace_q) / trace
+        n, m = ((bins - 1) / side * shared for side in (trace_p, trace_q))
+        self.effective: tuple[float, float] = n, m
+        self.clusters = clusters
+
+    def variance(self, of_p: Array, of_q: Array) -> float:
+        """Return the variance of a function with these gradients with respect to p and q."""
+        return float(((self._errors_p @ of_p + self._errors_q @ of_q) ** 2).sum())
+
+    def standard_errors_of_difference(self) -> Array:
+        """Return the standard error of each component of p - q."""
+        return np.sqrt((self._errors**2).sum(0))
+
+    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
+        """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
+        for rows in _blocks(number, max(self._errors.shape)):
+            yield rows, random.standard_normal((rows.stop - rows.start, len(self._errors))) @ self._errors
+
+
+class ClusteredRows(_ErrorRows):
+    """The sampling errors of counts of rows in independent clusters, which may have rows on both sides.
+
+    Arguments:
+        a: P's weight by cluster and bin, shape (G, K).
+        b: Q's, with the same cluster in the same row.
+        sizes: the effective numbers of rows of P and Q; their weights by default.
+        rare: the rows of rare values, whose groups are the last bins; None without groups. Their errors by value are
+            added to those by cluster.
 
     References:
         Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
@@ -92,80 +148,97 @@ class Clustered:
             (Rao and Scott, 1984)
     """
 
-    def __init__(self, a: Array, b: Array, sizes: tuple[float, float] | None = None) -> None:
-        rows = sizes or (float(a.sum()), float(b.sum()))
-        self._errors_p, self._errors_q = _errors_by_cluster(a), _errors_by_cluster(b)
-        self._errors = self._errors_p - self._errors_q
-        pooled = (a.sum(0) / a.sum() + b.sum(0) / b.sum()) / 2
-        cells = len(pooled)
-        # Clusters all alike would leave no error at all: no more than 100 times as sure as independent rows.
-        least = [(cells - 1) / (MOST_GAIN * size) for size in rows]
-        trace_p, trace_q, trace = (
-            max(float((errors**2 / pooled).sum()), floor)
-            for errors, floor in (
-                (self._errors_p, least[0]),
-                (self._errors_q, least[1]),
-                (self._errors, sum(least)),
-            )
-        )
-        self.freedom = _satterthwaite(self._errors / np.sqrt(pooled), trace)
-        self.scale = trace / (cells - 1)
-        # What both sides' errors have in common cancels in the difference, and in the bias of a divergence.
-        shared = (trace_p + trace_q) / trace
-        n, m = ((cells - 1) / side * shared for side in (trace_p, trace_q))
-        self.effective: tuple[float, float] = n, m
-        self.clusters: tuple[int, int] | None = int((a.sum(1) > 0).sum()), int((b.sum(1) > 0).sum())
+    def __init__(
+        self,
+        a: Array,
+        b: Array,
+        sizes: tuple[float, float] | None = None,
+        rare: tuple[Array, Array, Array] | None = None,
+    ) -> None:
+        totals = float(a.sum()), float(b.sum())
+        proportions = a.sum(0) / totals[0], b.sum(0) / totals[1]
+        errors = [_errors_by_cluster(a), _errors_by_cluster(b)]
+        if rare is not None:
+            by_value = _errors_by_value(rare, proportions, totals)
+            errors = [np.vstack(each) for each in zip(errors, by_value, strict=True)]
+        clusters = int((a.sum(1) > 0).sum()), int((b.sum(1) > 0).sum())
+        units = float(((a.sum(1) + b.sum(1)) > 0).sum())
+        super().__init__(errors[0], errors[1], proportions, sizes or totals, units, clusters)
 
-    def variance(self, of_p: Array, of_q: Array) -> float:
-        """The variance of a function with these gradients to p and to q."""
-        return float(((self._errors_p @ of_p + self._errors_q @ of_q) ** 2).sum())
 
-    def spread_of_difference(self) -> Array:
-        """The standard error of each component of p - q."""
-        return np.sqrt((self._errors**2).sum(0))
+class RowsWithRareValues(_ErrorRows):
+    """The sampling errors of independent rows, of which those with the same rare value are grouped together.
 
-    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
-        """Normal errors of p - q, shape (draws, K), block by block, and which draws they are."""
-        for rows in _blocks(number, max(self._errors.shape)):
-            yield rows, random.standard_normal((rows.stop - rows.start, len(self._errors))) @ self._errors
+    Arguments:
+        a: P's counts, shape (K,).
+        b: Q's.
+        rare: the weights of P and of Q by value and bin, and how many values each row stands for: arrays of shape
+            (R, K), (R, K) and (R,).
+    """
+
+    def __init__(self, a: Array, b: Array, rare: tuple[Array, Array, Array]) -> None:
+        totals = float(a.sum()), float(b.sum())
+        proportions = a / totals[0], b / totals[1]
+        frequent = a - rare[2] @ rare[0], b - rare[2] @ rare[1]
+        by_value = _errors_by_value(rare, proportions, totals)
+        width = len(a)
+        errors: list[Array] = []
+        for side in range(2):
+            by_row = np.zeros((2 * width, width))
+            root = np.sqrt(np.maximum(frequent[side], 0))[:, None] / totals[side]
+            by_row[side * width : (side + 1) * width] = root * (np.eye(width) - proportions[side])
+            errors.append(np.vstack([by_row, by_value[side]]))
+        units = float(frequent[0].sum() + frequent[1].sum() + rare[2].sum())
+        super().__init__(errors[0], errors[1], proportions, totals, units, None)
 
 
 def multinomial_variance(
-    shares: tuple[Array, Array], gradients: tuple[Array, Array], sizes: tuple[float, float]
+    proportions: tuple[Array, Array], gradients: tuple[Array, Array], sizes: tuple[float, float]
 ) -> float:
-    """The variance of a function of two vectors of shares, by the delta method.
+    """Return the variance of a function of two vectors of proportions, by the delta method.
 
     Arguments:
-        shares: p and q.
-        gradients: of the function, to each.
-        sizes: how many independent rows p and q are from.
+        proportions: p and q.
+        gradients: those of the function with respect to p and q.
+        sizes: the numbers of independent rows behind p and q.
     """
-    parts = zip(shares, gradients, sizes, strict=True)
-    return sum(_variance_under(share, gradient) / rows for share, gradient, rows in parts)
+    parts = zip(proportions, gradients, sizes, strict=True)
+    return sum(_variance_under(proportion, gradient) / rows for proportion, gradient, rows in parts)
 
 
-def _variance_under(share: Array, gradient: Array) -> float:
-    held = share > 0
-    share, gradient = share[held], gradient[held]
-    return float((share * (gradient - (share * gradient).sum()) ** 2).sum())
+def _variance_under(proportion: Array, gradient: Array) -> float:
+    positive = proportion > 0
+    proportion, gradient = proportion[positive], gradient[positive]
+    return float((proportion * (gradient - (proportion * gradient).sum()) ** 2).sum())
 
 
 def _errors_by_cluster(counts: Array) -> Array:
-    """What each cluster adds to the error of the shares, scaled so that the sum of squares is the variance."""
+    """Return each cluster's part of the errors of the proportions, scaled so that squares add up to the variance."""
     sizes, total = counts.sum(1), counts.sum()
     clusters = int((sizes > 0).sum())
     errors = (counts - sizes[:, None] * (counts.sum(0) / total)) / total
     return errors * np.sqrt(clusters / max(clusters - 1, 1))
 
 
-def _satterthwaite(errors: Array, trace: float) -> float:
-    """The degrees of freedom of a sum of squares with the covariance of these errors: trace(C)² / trace(C²)."""
-    cells = errors.shape[1]
-    clusters = int((errors**2).sum(1).astype(bool).sum())
-    square = errors.T @ errors if cells <= len(errors) else errors @ errors.T
-    # An estimated covariance of few clusters has spread-out eigenvalues: that part is taken out.
-    squares = (float((square**2).sum()) - trace**2 / max(clusters, 1)) / (1 + 1 / max(clusters, 1))
-    least = trace**2 / (cells - 1)
+def _errors_by_value(
+    rare: tuple[Array, Array, Array], proportions: tuple[Array, Array], totals: tuple[float, float]
+) -> list[Array]:
+    """Return the part of each rare value in the errors of p and of q."""
+    root = np.sqrt(rare[2])[:, None]
+    return [
+        root * (counts - counts.sum(1, keepdims=True) * proportion) / total
+        for counts, proportion, total in zip(rare[:2], proportions, totals, strict=True)
+    ]
+
+
+def _satterthwaite(errors: Array, trace: float, units: float) -> float:
+    """Return Satterthwaite's degrees of freedom of a sum of squared errors: trace(C)² / trace(C²)."""
+    bins = errors.shape[1]
+    units = max(units, 1.0)
+    square = errors.T @ errors if bins <= len(errors) else errors @ errors.T
+    # The eigenvalues of a covariance estimated from few units are too spread out: that part is removed.
+    squares = (float((square**2).sum()) - trace**2 / units) / (1 + 1 / units)
+    least = trace**2 / (bins - 1)
     return float(trace**2 / max(squares, least))
 
 

@@ -1,4 +1,4 @@
-"""How often the rows of one and the same distribution would differ as much, and the correction for many tests."""
+"""The test that two tables' rows come from one distribution, and the correction for many tests."""
 
 from __future__ import annotations
 
@@ -7,39 +7,44 @@ from typing import Any
 
 import numpy as np
 
-from kullback.tables.inference.sampling_error import Noise
+from kullback.tables.inference.sampling_error import SamplingError
 
-__all__ = ["adjusted", "g_test"]
+__all__ = ["adjusted", "g_test", "sparse_test", "together"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-ENOUGH_EXPECTED = 5.0  # in every cell: then the statistic is near its chi-square law
+ENOUGH_EXPECTED = 5.0  # in every bin: then the statistic is nearly chi-square distributed
 RANDOM_TABLES = 9999
 FIRST_TABLES = 999  # of which 50 as far apart settle that p is about 0.05 or more
 ENOUGH_ABOVE = 50
 PERMUTATIONS = 1999
-MOST_PERMUTED = 200  # clusters; beyond, the F law with clustered errors is as good, and asks for less
+MOST_RANDOM = 200  # values; beyond, a sum of so many parts has the distribution of its moments
+MOST_PERMUTED = 200  # clusters; with more of them the F distribution is as accurate and faster
 BLOCK = 1 << 22
 
 
 def g_test(
-    a: Array, b: Array, noise: Noise, clusters: tuple[Array, Array] | None, random: np.random.Generator
+    a: Array,
+    b: Array,
+    errors: SamplingError,
+    clusters: tuple[Array, Array] | None,
+    random: np.random.Generator,
+    *,
+    permute: bool = True,
 ) -> float:
-    """The p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
+    """Return the p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
 
-    Independent rows: the chi-square law where every cell is large enough, else random tables with the same margins.
-    Clusters: where they are few and none has rows on both sides, they are assigned to P and Q anew; else the
-    statistic over its design effect follows an F law.
+    For independent rows it is that of the chi-square distribution where every bin is large enough, else of random
+    tables with the same margins. For clusters it is that of permutations where there are few clusters and none has rows
+    on both sides, else of the F distribution, the statistic being divided by its design effect.
 
     Arguments:
-        a: P's weight in each cell, none empty on both sides.
+        a: P's weight in each bin, none empty on both sides.
         b: Q's.
-        noise: how the shares vary.
-        clusters: the weights cluster by cluster, or None.
-        random: for random tables and permutations.
-
-    Returns:
-        the p-value.
+        errors: the sampling errors of the proportions.
+        clusters: the weights by cluster and bin, or None.
+        random: the source of random tables and permutations.
+        permute: whether bins are the same however clusters are permuted.
 
     References:
         Improved likelihood ratio tests for complete contingency tables (Williams, 1976)
@@ -49,18 +54,18 @@ def g_test(
     """
     from scipy.special import chdtrc, fdtrc
 
-    n, m = noise.effective
+    n, m = errors.effective
     a, b = a / a.sum() * n, b / b.sum() * m
     if clusters is None:
         if _is_whole(a, b) and min(n, m) / (n + m) * (a + b).min() < ENOUGH_EXPECTED:
             return _random_tables(a, b, random)
-        return float(chdtrc(noise.freedom, float(g_statistic(a, b)) / _williams(a, b)))
+        return float(chdtrc(errors.dof, float(g_statistic(a, b)) / _williams(a, b)))
     of_p, of_q = (side.sum(1) > 0 for side in clusters)
-    if len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
+    if permute and len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
         return _permuted(*clusters, random)
     least = max(int(of_p.sum() + of_q.sum()) - 2, 1)
     ratio = float(g_statistic(a, b)) / _williams(a, b) / (len(a) - 1)
-    return float(fdtrc(noise.freedom, noise.freedom * least, ratio))
+    return float(fdtrc(errors.dof, errors.dof * least, ratio))
 
 
 def g_statistic(a: Array, b: Array) -> Array:
@@ -73,10 +78,10 @@ def g_statistic(a: Array, b: Array) -> Array:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number, so that of those below 0.05 at most 5 % are expected to be false.
+    """Correct p-values for their number, so that of those below 0.05 at most 5 % are expected to be false positives.
 
     Arguments:
-        p_values: NaN stands for a test that could not be made, and stays out.
+        p_values: the p-values; NaN for a test that could not be made, which is left out.
 
     References:
         Controlling the false discovery rate (Benjamini and Hochberg, 1995)
@@ -90,37 +95,111 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
+def sparse_test(a: Array, b: Array, random: np.random.Generator) -> float:
+    """Return the p-value of the likelihood-ratio test for many values with few rows each.
+
+    It is that of random tables with the same margins where the table is small. Else the statistic is a sum of many
+    parts: its mean, variance and skewness given the margins are those of independent binomials, less what the total
+    explains, and its distribution is Pearson's type III.
+
+    Arguments:
+        a: how many rows of P have each value.
+        b: likewise for Q.
+        random: the source of random tables.
+
+    Returns:
+        the p-value; NaN where all tables with these margins have the same statistic, as where each value occurs once.
+
+    References:
+        Central limit theorems for multinomial sums (Morris, 1975)
+        Conditioned limit theorems (Holst, 1979)
+    """
+    from scipy.special import xlogy
+
+    held = a + b > 0
+    a, total = a[held], (a + b)[held]
+    if total.max(initial=0) <= 1 or a.sum() in (0, total.sum()):
+        return float("nan")
+    if len(a) <= MOST_RANDOM:
+        return _random_tables(a, total - a, random)
+    observed = float((xlogy(a, a / total) + xlogy(total - a, (total - a) / total)).sum())
+    return _pearson_tail(observed, total, float(a.sum() / total.sum()))
+
+
+def together(p_values: Sequence[float]) -> float:
+    """Return the p-value of several independent tests of one hypothesis; NaN stands for a test that could not be made.
+
+    References:
+        Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)
+    """
+    made = [value for value in p_values if not np.isnan(value)]
+    if not made:
+        return float("nan")
+    return -float(np.expm1(len(made) * np.log1p(-min(made)))) if min(made) < 1 else 1.0
+
+
+def _pearson_tail(observed: float, total: Array, proportion: float) -> float:
+    """Return the probability that random rows give as large a sum of a log(a / t) + b log(b / t)."""
+    from scipy.special import gammaincc, ndtr, xlogy
+    from scipy.stats import binom
+
+    proportion = min(proportion, 1 - proportion)  # of the rarer side: the statistic is the same for both
+    parts: list[tuple[float, Array, Array, Array]] = []
+    mean = covariance = variance = third = 0.0
+    for rows, number in zip(*(each.tolist() for each in np.unique(total, return_counts=True)), strict=True):
+        most = int(
+            rows * proportion + 12 * np.sqrt(rows * proportion) + 30
+        )  # more have no probability to speak of
+        x = np.arange(min(rows, most) + 1)
+        probability = binom.pmf(x, rows, proportion)
+        part = xlogy(x, x / rows) + xlogy(rows - x, (rows - x) / rows)
+        expected = float(probability @ part)
+        parts.append((number, probability, part - expected, x - rows * proportion))
+        mean += number * expected
+        covariance += number * float(probability @ (parts[-1][2] * parts[-1][3]))
+    slope = covariance / (float(total.sum()) * proportion * (1 - proportion))
+    for number, probability, part, row in parts:
+        residual = part - slope * row
+        variance += number * float(probability @ residual**2)
+        third += number * float(probability @ residual**3)
+    z, skewness = (observed - mean) / np.sqrt(variance), third / variance**1.5
+    if skewness < 1e-6:
+        return float(ndtr(-z))
+    shape = 4 / skewness**2
+    return float(gammaincc(shape, max(shape + z * np.sqrt(shape), 0.0)))
+
+
 def _williams(a: Array, b: Array) -> float:
-    """By what the mean of the statistic exceeds its degrees of freedom, to first order."""
+    """Return the ratio of the statistic's mean to its degrees of freedom, to first order."""
     n, m = a.sum(), b.sum()
     total = n + m
-    rows, cells = total / n + total / m - 1, (total / (a + b)).sum() - 1
-    return float(1 + rows * cells / (6 * total * (len(a) - 1)))
+    rows, bins = total / n + total / m - 1, (total / (a + b)).sum() - 1
+    return float(1 + rows * bins / (6 * total * (len(a) - 1)))
 
 
 def _is_whole(a: Array, b: Array) -> bool:
-    """Whether these are counts of rows: weighted ones have no tables of whole numbers."""
+    """Whether these are counts of rows, not sums of weights."""
     return bool(all(np.allclose(side, np.round(side), rtol=0, atol=1e-6) for side in (a, b)))
 
 
 def _random_tables(a: Array, b: Array, random: np.random.Generator) -> float:
-    """Draw tables with the same margins, only as many as it takes where they are often as far apart."""
+    """Return the p-value by random tables with the same margins; fewer are drawn where the p-value is large."""
     from scipy.stats import random_table
 
     a, b = np.round(a), np.round(b)
-    law = random_table([int(a.sum()), int(b.sum())], (a + b).astype(np.int64))
+    tables_of = random_table([int(a.sum()), int(b.sum())], (a + b).astype(np.int64))
     least = float(g_statistic(a, b)) * (1 - 1e-9)
     above = drawn = 0
     while drawn < RANDOM_TABLES and above < ENOUGH_ABOVE:
         number = min(max(1, min(FIRST_TABLES, BLOCK // len(a))), RANDOM_TABLES - drawn)
-        tables = np.asarray(law.rvs(number, random_state=random), np.float64).reshape(number, 2, len(a))
+        tables = np.asarray(tables_of.rvs(number, random_state=random), np.float64).reshape(number, 2, len(a))
         above += int((g_statistic(tables[:, 0], tables[:, 1]) >= least).sum())
         drawn += number
     return (1 + above) / (1 + drawn)
 
 
 def _permuted(a: Array, b: Array, random: np.random.Generator) -> float:
-    """Assign the clusters to P and Q anew, as many to each as there are."""
+    """Return the p-value by permutations of the clusters between P and Q."""
     counts, of_p = a + b, a.sum(1) > 0
     least = float(_scaled_statistic(a.sum(0), b.sum(0))) * (1 - 1e-9)
     above, step = 0, max(1, BLOCK // sum(counts.shape))
@@ -132,8 +211,8 @@ def _permuted(a: Array, b: Array, random: np.random.Generator) -> float:
 
 
 def _scaled_statistic(a: Array, b: Array) -> Array:
-    """The statistic of the shares, at one and the same number of rows for every permutation."""
+    """Return the statistic of the proportions, as if all permutations had the same number of rows."""
     n, m = a.sum(-1, keepdims=True), b.sum(-1, keepdims=True)
-    share_p = np.divide(a, n, out=np.zeros_like(a), where=n > 0)
-    share_q = np.divide(b, m, out=np.zeros_like(b), where=m > 0)
-    return g_statistic(share_p, share_q)
+    p = np.divide(a, n, out=np.zeros_like(a), where=n > 0)
+    q = np.divide(b, m, out=np.zeros_like(b), where=m > 0)
+    return g_statistic(p, q)

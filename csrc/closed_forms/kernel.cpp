@@ -1,0 +1,285 @@
+// Sweeps over the elements of a batch. Plain loops, which the compiler vectorizes.
+#include "../common/convert.h"
+#include "elements.h"
+#include "task.h"
+
+namespace kullback {
+namespace KULLBACK_ISA {
+
+// Elements in a block, whose numbers in float64 stay in the nearest cache.
+constexpr int64_t kElements = 256;
+
+struct Block {
+  int64_t size;
+  const double* parameter[kMostParameters];
+  double* value;
+  double* derivative[kMostParameters];
+};
+
+// A form that is the same arithmetic for every element.
+template <class Form, bool with_derivatives>
+static void sweep_elements(const Block& block) {
+  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  const double *a = block.parameter[0], *b = block.parameter[1];
+  const double *c = block.parameter[count > 2 ? 2 : 0], *d = block.parameter[count > 2 ? 3 : 0];
+  double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1];
+  double *by_c = block.derivative[2], *by_d = block.derivative[3];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    const Answer answer = Form::at(a[i], b[i], c[i], d[i]);
+    value[i] = answer.value;
+    if constexpr (with_derivatives) {
+      by_a[i] = answer.derivative[0];
+      by_b[i] = answer.derivative[1];
+      if constexpr (count > 2) {
+        by_c[i] = answer.derivative[2];
+        by_d[i] = answer.derivative[3];
+      }
+    }
+  }
+}
+
+// Bregman's divergences from a to b = a + distance of lgamma(x) - x log x + x. Those of near a and b, which are few as
+// a rule, are brought together and computed in a second loop.
+struct StirlingBregmans {
+  double value[kElements], by_a[kElements], by_b[kElements];
+};
+
+template <bool with_derivatives>
+static void compute_bregman(int64_t n, const double* a, const double* b, const double* distance, StirlingBregmans& to) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const StirlingBregman far = far_bregman(a[i], b[i], distance[i]);
+    to.value[i] = far.value;
+    if constexpr (with_derivatives) {
+      to.by_a[i] = -distance[i] * stirling_curvature(a[i]);
+      to.by_b[i] = far.by_b;
+    }
+  }
+  int64_t index[kElements], found = 0;
+  double near_a[kElements], near_distance[kElements];
+  for (int64_t i = 0; i < n; ++i) {
+    near_a[found] = a[i];
+    near_distance[found] = distance[i];
+    index[found] = i;
+    found += is_near(a[i], b[i], distance[i]);
+  }
+  double value[kElements], by_b[kElements];
+#pragma omp simd
+  for (int64_t i = 0; i < found; ++i) {
+    const StirlingBregman near = near_bregman(near_a[i], near_distance[i]);
+    value[i] = near.value;
+    if constexpr (with_derivatives) by_b[i] = near.by_b;
+  }
+  for (int64_t i = 0; i < found; ++i) {
+    to.value[index[i]] = value[i];
+    if constexpr (with_derivatives) to.by_b[index[i]] = by_b[i];
+  }
+}
+
+struct GammaForm {
+  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
+};
+
+template <bool with_derivatives>
+static void sweep_gamma(const Block& block) {
+  const double *a_p = block.parameter[0], *rate_p = block.parameter[1];
+  const double *a_q = block.parameter[2], *rate_q = block.parameter[3];
+  double distance[kElements];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) distance[i] = a_q[i] - a_p[i];
+  StirlingBregmans remainders;
+  compute_bregman<with_derivatives>(block.size, a_p, a_q, distance, remainders);
+  double *value = block.value, *by_a_p = block.derivative[0], *by_rate_p = block.derivative[1];
+  double *by_a_q = block.derivative[2], *by_rate_q = block.derivative[3];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    const double rate_difference = rate_q[i] - rate_p[i];
+    const double determinant = determinant_of(a_p[i], rate_p[i], a_q[i], rate_q[i], distance[i], rate_difference);
+    const double log_means = log_quotient(a_p[i] * rate_q[i], a_q[i] * rate_p[i], determinant).value();
+    const Exponential e = exponential_of(log_means);
+    value[i] = a_q[i] * e.expm1_minus_x + remainders.value[i];
+    if constexpr (with_derivatives) {
+      const double by_log_rate = a_q[i] * e.expm1;
+      by_a_p[i] = by_log_rate / a_p[i] + remainders.by_a[i];
+      by_rate_p[i] = -by_log_rate / rate_p[i];
+      by_a_q[i] = remainders.by_b[i] - log_means;
+      by_rate_q[i] = by_log_rate / rate_q[i];
+    }
+  }
+}
+
+struct BetaForm {
+  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
+};
+
+template <bool with_derivatives>
+static void sweep_beta(const Block& block) {
+  const double *a_p = block.parameter[0], *b_p = block.parameter[1];
+  const double *a_q = block.parameter[2], *b_q = block.parameter[3];
+  double a_difference[kElements], b_difference[kElements];
+  double total_p[kElements], total_q[kElements], total_difference[kElements];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    a_difference[i] = a_q[i] - a_p[i];
+    b_difference[i] = b_q[i] - b_p[i];
+    total_difference[i] = a_difference[i] + b_difference[i];
+    total_p[i] = a_p[i] + b_p[i];
+    total_q[i] = a_q[i] + b_q[i];
+  }
+  StirlingBregmans of_a, of_b, of_total;
+  compute_bregman<with_derivatives>(block.size, a_p, a_q, a_difference, of_a);
+  compute_bregman<with_derivatives>(block.size, b_p, b_q, b_difference, of_b);
+  compute_bregman<with_derivatives>(block.size, total_p, total_q, total_difference, of_total);
+  double *value = block.value, *by_a_p = block.derivative[0], *by_b_p = block.derivative[1];
+  double *by_a_q = block.derivative[2], *by_b_q = block.derivative[3];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    const double determinant = determinant_of(a_p[i], b_p[i], a_q[i], b_q[i], a_difference[i], b_difference[i]);
+    const double log_a = log_quotient(a_p[i] * total_q[i], a_q[i] * total_p[i], determinant).value();
+    const double log_b = log_quotient(b_p[i] * total_q[i], b_q[i] * total_p[i], -determinant).value();
+    const double of_means = a_q[i] * exponential_of(log_a).expm1_minus_x + b_q[i] * exponential_of(log_b).expm1_minus_x;
+    value[i] = of_means + (of_a.value[i] + of_b.value[i]) - of_total.value[i];
+    if constexpr (with_derivatives) {
+      const double by_log_a = determinant / total_p[i];
+      by_a_p[i] = by_log_a / a_p[i] + (of_a.by_a[i] - of_total.by_a[i]);
+      by_b_p[i] = -by_log_a / b_p[i] + (of_b.by_a[i] - of_total.by_a[i]);
+      by_a_q[i] = (of_a.by_b[i] - of_total.by_b[i]) - log_a;
+      by_b_q[i] = (of_b.by_b[i] - of_total.by_b[i]) - log_b;
+    }
+  }
+}
+
+template <class Form, bool with_derivatives>
+static void sweep(const Block& block) {
+  if constexpr (__is_same(Form, GammaForm)) {
+    sweep_gamma<with_derivatives>(block);
+  } else if constexpr (__is_same(Form, BetaForm)) {
+    sweep_beta<with_derivatives>(block);
+  } else {
+    sweep_elements<Form, with_derivatives>(block);
+  }
+}
+
+template <Range range>
+static int64_t count_outside(int64_t n, const double* x) {
+  int64_t outside = 0;
+#pragma omp simd reduction(+ : outside)
+  for (int64_t i = 0; i < n; ++i) outside += is_within(range, x[i]) ? 0 : 1;
+  return outside;
+}
+
+template <class Form, int i>
+static bool is_inside(const Block& block, const bool* constant) {
+  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  if constexpr (i == count) {
+    return true;
+  } else {
+    if (count_outside<Form::ranges[i]>(constant[i] ? 1 : block.size, block.parameter[i])) return false;
+    return is_inside<Form, i + 1>(block, constant);
+  }
+}
+
+// A divergence is not negative: what rounding makes of 0 is 0.
+template <typename Real>
+static int64_t store_values(int64_t n, const double* from, Real* to) {
+  int64_t faults = 0;
+#pragma omp simd reduction(+ : faults)
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = from[i] < 0.0 ? 0.0 : from[i];
+    faults += x >= 0.0 ? 0 : 1;
+    to[i] = static_cast<Real>(x);
+  }
+  return faults;
+}
+
+template <typename Real>
+static int64_t store_derivatives(int64_t n, const double* from, Real* to) {
+  int64_t faults = 0;
+#pragma omp simd reduction(+ : faults)
+  for (int64_t i = 0; i < n; ++i) {
+    faults += __builtin_fabs(from[i]) <= 1e300 ? 0 : 1;
+    to[i] = static_cast<Real>(from[i]);
+  }
+  return faults;
+}
+
+// Returns how many numbers are of no use.
+static int64_t store(Dtype dtype, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
+  if (dtype == Dtype::kFloat64) {
+    double* numbers = static_cast<double*>(to) + start;
+    return are_values ? store_values<double>(n, from, numbers) : store_derivatives<double>(n, from, numbers);
+  }
+  float* numbers = static_cast<float*>(to) + start;
+  return are_values ? store_values<float>(n, from, numbers) : store_derivatives<float>(n, from, numbers);
+}
+
+template <class Form, bool with_derivatives>
+static bool run(const FormTask& task) {
+  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  alignas(64) double parameters[count][kElements], values[kElements], derivatives[kMostParameters][kElements];
+  Block block{};
+  block.value = values;
+  bool constant[count];
+  for (int j = 0; j < count; ++j) {
+    constant[j] = task.parameter[j].step == 0;
+    if (!constant[j] || task.size == 0) continue;
+    const double* number = load(task.dtype, task.parameter[j].data, 1, 1, parameters[j]);
+    for (int64_t i = kElements - 1; i >= 0; --i) parameters[j][i] = *number;
+    block.parameter[j] = parameters[j];
+  }
+  for (int j = 0; j < kMostParameters; ++j) block.derivative[j] = derivatives[j];
+  for (int64_t start = 0; start < task.size; start += kElements) {
+    block.size = task.size - start < kElements ? task.size - start : kElements;
+    for (int j = 0; j < count; ++j) {
+      if (constant[j]) continue;
+      const char* data = static_cast<const char*>(task.parameter[j].data) + start * size_of(task.dtype);
+      block.parameter[j] = load(task.dtype, data, 1, block.size, parameters[j]);
+    }
+    if (!is_inside<Form, 0>(block, constant)) return false;
+    sweep<Form, with_derivatives>(block);
+    int64_t faults = store(task.dtype, true, block.size, values, task.values, start);
+    for (int j = 0; with_derivatives && j < count; ++j) {
+      void* to = task.derivatives[j];
+      if (to) faults += store(task.dtype, false, block.size, derivatives[j], to, start);
+    }
+    if (faults) return false;
+  }
+  return true;
+}
+
+template <class Form>
+static bool run_form(const FormTask& task) {
+  bool with_derivatives = false;
+  for (const void* derivatives : task.derivatives) with_derivatives |= derivatives != nullptr;
+  return with_derivatives ? run<Form, true>(task) : run<Form, false>(task);
+}
+
+bool compute_form(const FormTask& task) {
+  switch (task.form) {
+    case ElementForm::kNormal: return run_form<NormalForm>(task);
+    case ElementForm::kLaplace: return run_form<LaplaceForm>(task);
+    case ElementForm::kCauchy: return run_form<CauchyForm>(task);
+    case ElementForm::kGumbel: return run_form<GumbelForm>(task);
+    case ElementForm::kExponential: return run_form<ExponentialForm>(task);
+    case ElementForm::kGamma: return run_form<GammaForm>(task);
+    case ElementForm::kHalfNormal: return run_form<HalfNormalForm>(task);
+    case ElementForm::kHalfCauchy: return run_form<HalfCauchyForm>(task);
+    case ElementForm::kPareto: return run_form<ParetoForm>(task);
+    case ElementForm::kUniform: return run_form<UniformForm>(task);
+    case ElementForm::kBeta: return run_form<BetaForm>(task);
+    case ElementForm::kBernoulliLogits: return run_form<BernoulliLogitsForm>(task);
+    case ElementForm::kBernoulliProbs: return run_form<BernoulliProbsForm>(task);
+    case ElementForm::kBinomialLogits: return run_form<BinomialForm<BernoulliLogitsForm, Range::kLogit>>(task);
+    case ElementForm::kBinomialProbs: return run_form<BinomialForm<BernoulliProbsForm, Range::kProbability>>(task);
+    case ElementForm::kGeometricLogits: return run_form<GeometricLogitsForm>(task);
+    case ElementForm::kGeometricProbs: return run_form<GeometricProbsForm>(task);
+    case ElementForm::kPoisson: return run_form<PoissonForm>(task);
+  }
+  return false;
+}
+
+}  // namespace KULLBACK_ISA
+}  // namespace kullback
+
+#include "rows.h"

@@ -1,0 +1,186 @@
+// The operators of closed forms between distributions.
+#include "../common/tensors.h"
+
+#include <atomic>
+
+#include "task.h"
+
+namespace kullback {
+namespace {
+
+// Elements that are worth a thread.
+constexpr int64_t kGrain = 4096;
+
+bool is_one_number(const Tensor& x) {
+  if (x.numel() == 1) return true;
+  for (int64_t i = 0; i < x.dim(); ++i) {
+    if (x.size(i) > 1 && x.stride(i) != 0) return false;
+  }
+  return true;
+}
+
+// Finds out how a parameter lies in memory; returns false if it has to be brought to the shape of the values first.
+bool read_parameter(const Tensor& x, const Tensor& values, Parameter& to) {
+  if (!x.is_cpu() || x.scalar_type() != values.scalar_type() || x.dim() > values.dim()) return false;
+  to = {x.const_data_ptr(), 0};
+  if (x.numel() == 1) return true;
+  if (!has_shape_of(x, values)) return false;
+  to.step = x.is_contiguous() ? 1 : 0;
+  return to.step == 1 || is_one_number(x);
+}
+
+void check_values(const Tensor& values) {
+  STD_TORCH_CHECK(is_single_or_double(values), "kullback: values in float32 or float64 expected");
+  check_like(values, values, values.scalar_type());
+}
+
+int64_t number_of(Outcome outcome) { return static_cast<int64_t>(outcome); }
+
+// Writes the divergence of each element, and its derivatives by the parameters, each where it is wanted. Returns
+// an Outcome; nothing of use is written if that is not kDone.
+int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const Tensor& b, const Optional& c,
+                    const Optional& d, const Optional& by_a, const Optional& by_b, const Optional& by_c,
+                    const Optional& by_d) {
+  static const auto compute = KULLBACK_BEST(compute_form);
+  STD_TORCH_CHECK(form >= 0 && form <= static_cast<int64_t>(ElementForm::kPoisson), "kullback: no such closed form");
+  FormTask task{};
+  task.form = static_cast<ElementForm>(form);
+  task.parameters = parameters_of(task.form);
+  STD_TORCH_CHECK(task.parameters == 2 || (c && d), "kullback: four parameters expected");
+  check_values(values);
+  task.dtype = dtype_of(values);
+  task.size = values.numel();
+  const Tensor* given[] = {&a, &b, c ? &*c : nullptr, d ? &*d : nullptr};
+  const Optional* wanted[] = {&by_a, &by_b, &by_c, &by_d};
+  for (int i = 0; i < task.parameters; ++i) {
+    if (!read_parameter(*given[i], values, task.parameter[i])) return number_of(Outcome::kOtherLayout);
+    task.derivatives[i] = write_like(*wanted[i], values);
+  }
+  const int64_t bytes = size_of(task.dtype);
+  task.values = values.mutable_data_ptr();
+  if (task.size <= kGrain) return number_of(compute(task) ? Outcome::kDone : Outcome::kTooExtreme);
+  std::atomic<bool> done = true;
+  torch::stable::parallel_for(0, task.size, kGrain, [&](int64_t begin, int64_t end) {
+    FormTask mine = task;
+    mine.size = end - begin;
+    for (int i = 0; i < task.parameters; ++i) {
+      mine.parameter[i].data = moved(task.parameter[i].data, begin * task.parameter[i].step * bytes);
+      mine.derivatives[i] = moved(task.derivatives[i], begin * bytes);
+    }
+    mine.values = moved(task.values, begin * bytes);
+    if (!compute(mine)) done = false;
+  });
+  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+}
+
+// Writes the divergence of each row of parameters, and its derivatives where they are wanted; returns as above.
+int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p, const Tensor& q, const Optional& by_p,
+                            const Optional& by_q) {
+  static const auto compute = KULLBACK_BEST(compute_form_rows);
+  STD_TORCH_CHECK(form >= 0 && form <= static_cast<int64_t>(RowForm::kCategoricalProbs),
+                  "kullback: no such closed form");
+  check_values(values);
+  STD_TORCH_CHECK(p.is_cpu() && q.is_cpu() && p.dim() > 0, "kullback: rows of parameters on the CPU expected");
+  const ScalarType dtype = values.scalar_type();
+  if (p.scalar_type() != dtype || q.scalar_type() != dtype || !p.is_contiguous() || !q.is_contiguous() ||
+      !has_shape_of(q, p)) {
+    return number_of(Outcome::kOtherLayout);
+  }
+  FormRowTask task{};
+  task.form = static_cast<RowForm>(form);
+  task.dtype = dtype_of(values);
+  task.rows = values.numel();
+  task.classes = p.size(p.dim() - 1);
+  STD_TORCH_CHECK(p.numel() == task.rows * task.classes, "kullback: a value for each row expected");
+  task.p = p.const_data_ptr();
+  task.q = q.const_data_ptr();
+  task.values = values.mutable_data_ptr();
+  task.by_p = write_like(by_p, p);
+  task.by_q = write_like(by_q, q);
+  const int64_t bytes = size_of(task.dtype), grain = 1 + kGrain / (task.classes + 1);
+  std::atomic<bool> done = true;
+  const auto run = [&](int64_t begin, int64_t end) {
+    FormRowTask mine = task;
+    const int64_t skipped = begin * task.classes * bytes;
+    mine.rows = end - begin;
+    mine.p = moved(task.p, skipped);
+    mine.q = moved(task.q, skipped);
+    mine.values = moved(task.values, begin * bytes);
+    mine.by_p = moved(task.by_p, skipped);
+    mine.by_q = moved(task.by_q, skipped);
+    if (!compute(mine)) done = false;
+  };
+  if (task.rows <= grain) {
+    run(0, task.rows);
+  } else {
+    torch::stable::parallel_for(0, task.rows, grain, run);
+  }
+  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+}
+
+template <typename Real>
+void scale(int64_t n, const Real* grad, int64_t step, Real* derivatives) {
+  if (step == 0) {
+    const Real factor = grad[0];
+    for (int64_t i = 0; i < n; ++i) derivatives[i] = factor == 0 ? Real(0) : factor * derivatives[i];
+  } else {
+    for (int64_t i = 0; i < n; ++i) derivatives[i] = grad[i] == 0 ? Real(0) : grad[i] * derivatives[i];
+  }
+}
+
+// There are as many derivatives as numbers in `grad`, or a row of them for each of these.
+template <typename Real>
+void scale_all(const Tensor& grad, int64_t step, const Tensor& derivatives) {
+  const Real* from = static_cast<const Real*>(grad.const_data_ptr());
+  Real* to = static_cast<Real*>(derivatives.mutable_data_ptr());
+  const int64_t size = derivatives.numel(), count = grad.numel(), each = size / count;
+  const auto run = [&](int64_t begin, int64_t end) {
+    if (each == 1) return scale(end - begin, from + begin * step, step, to + begin);
+    for (int64_t i = begin; i < end; ++i) scale(each, from + i * step, 0, to + i * each);
+  };
+  if (size <= kGrain) return run(0, count);
+  torch::stable::parallel_for(0, count, 1 + 8 * kGrain / (each + 1), run);
+}
+
+// Multiplies derivatives by `grad`, where 0 times an infinite derivative is 0. Returns false, with nothing done, where
+// `grad` lies otherwise in memory.
+bool scale_derivatives(const Tensor& grad, const Optional& by_a, const Optional& by_b, const Optional& by_c,
+                       const Optional& by_d) {
+  STD_TORCH_CHECK(grad.is_cpu() && is_single_or_double(grad), "kullback: float32 or float64 on the CPU expected");
+  const bool is_double = grad.scalar_type() == ScalarType::Double;
+  const int64_t step = is_one_number(grad) ? 0 : 1;
+  if (grad.numel() == 0) return true;
+  if (step && !grad.is_contiguous()) return false;
+  for (const Optional* by : {&by_a, &by_b, &by_c, &by_d}) {
+    if (!*by) continue;
+    check_like(**by, **by, grad.scalar_type());
+    STD_TORCH_CHECK((*by)->numel() % grad.numel() == 0, "kullback: derivatives of each value expected");
+  }
+  const void* data = grad.const_data_ptr();
+  if (!step && (is_double ? *static_cast<const double*>(data) : *static_cast<const float*>(data)) == 1) return true;
+  for (const Optional* by : {&by_a, &by_b, &by_c, &by_d}) {
+    if (*by) is_double ? scale_all<double>(grad, step, **by) : scale_all<float>(grad, step, **by);
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace kullback
+
+STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
+  m.def(
+      "closed_form(int form, Tensor(a!) values, Tensor a, Tensor b, Tensor? c=None, Tensor? d=None, "
+      "Tensor(b!)? by_a=None, Tensor(c!)? by_b=None, Tensor(d!)? by_c=None, Tensor(e!)? by_d=None) -> int");
+  m.def(
+      "closed_form_of_rows(int form, Tensor(a!) values, Tensor p, Tensor q, Tensor(b!)? by_p=None, "
+      "Tensor(c!)? by_q=None) -> int");
+  m.def(
+      "scale_derivatives(Tensor grad, Tensor(a!)? by_a, Tensor(b!)? by_b, Tensor(c!)? by_c=None, "
+      "Tensor(d!)? by_d=None) -> bool");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(kullback, CPU, m) {
+  m.impl("closed_form", TORCH_BOX(&kullback::closed_form));
+  m.impl("closed_form_of_rows", TORCH_BOX(&kullback::closed_form_of_rows));
+  m.impl("scale_derivatives", TORCH_BOX(&kullback::scale_derivatives));
+}

@@ -1,0 +1,248 @@
+// The closed forms of families with a vector of parameters, for blocks of rows: what is costly is done for all numbers
+// of a block at once, as rows are short. Included by kernel.cpp.
+#pragma once
+
+namespace kullback {
+namespace KULLBACK_ISA {
+
+// Some rows of P and of Q, one after the other, and what is wanted of them.
+struct RowBlock {
+  int64_t rows, classes;
+  const double *p, *q;
+  double *value, *by_p, *by_q;
+};
+
+static void sum_rows(const RowBlock& block, const double* x, double* sums) {
+  for (int64_t i = 0; i < block.rows; ++i) {
+    double sum = 0;
+    for (int64_t k = 0; k < block.classes; ++k) sum += x[i * block.classes + k];
+    sums[i] = sum;
+  }
+}
+
+static void repeat_rows(const RowBlock& block, const double* rows, double* to) {
+  for (int64_t i = 0; i < block.rows; ++i) {
+    for (int64_t k = 0; k < block.classes; ++k) to[i * block.classes + k] = rows[i];
+  }
+}
+
+struct DirichletForm {
+  KULLBACK_INLINE bool is_inside(double x) { return is_within(Range::kPositive, x); }
+
+  template <bool with_derivatives>
+  static void sweep(const RowBlock& block) {
+    const int64_t n = block.rows * block.classes;
+    const double *p = block.p, *q = block.q;
+    double difference[kElements], total_p[kElements], total_q[kElements], total_difference[kElements];
+    double all_p[kElements], all_q[kElements], all_differences[kElements], terms[kElements];
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) difference[i] = q[i] - p[i];
+    sum_rows(block, p, total_p);
+    sum_rows(block, q, total_q);
+    sum_rows(block, difference, total_difference);
+    StirlingBregmans of_parts, of_totals;
+    compute_bregman<with_derivatives>(n, p, q, difference, of_parts);
+    compute_bregman<with_derivatives>(block.rows, total_p, total_q, total_difference, of_totals);
+    repeat_rows(block, total_p, all_p);
+    repeat_rows(block, total_q, all_q);
+    repeat_rows(block, total_difference, all_differences);
+    double logs[kElements], determinant[kElements];
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      determinant[i] = determinant_of(p[i], all_p[i], q[i], all_q[i], difference[i], all_differences[i]);
+      logs[i] = log_quotient(p[i] * all_q[i], q[i] * all_p[i], determinant[i]).value();
+      terms[i] = q[i] * exponential_of(logs[i]).expm1_minus_x + of_parts.value[i];
+    }
+    sum_rows(block, terms, block.value);
+    for (int64_t i = 0; i < block.rows; ++i) block.value[i] -= of_totals.value[i];
+    if constexpr (with_derivatives) {
+      repeat_rows(block, of_totals.by_a, all_q);
+      repeat_rows(block, of_totals.by_b, all_differences);
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) {
+        block.by_p[i] = determinant[i] / (p[i] * all_p[i]) + (of_parts.by_a[i] - all_q[i]);
+        block.by_q[i] = (of_parts.by_b[i] - all_differences[i]) - logs[i];
+      }
+    }
+  }
+};
+
+// Of a class, its probabilities in P and Q and the logarithm d of their quotient, 0 where one of them is 0.
+struct ClassTerm {
+  double value, mass_difference;  // P (e^-d - 1 + d), which is Q - P + P d, and Q - P
+};
+
+// `mass_p` and `mass_q` are 0 where P or Q has none at all, which a probability that underflows does not say.
+KULLBACK_INLINE ClassTerm class_term(double p, double q, double d, double mass_p, double mass_q) {
+  const double size = mass_p == 0.0 ? 1.0 : mass_q == 0.0 ? 1.0 : __builtin_fabs(d);
+  const double far = q - p, x = size < 0.3 ? -d : 0.0, bracket = small_expm1_minus_x(x);
+  const double mass_difference = size < 0.3 ? p * (bracket + x) : far;
+  const double value = size < 0.3 ? p * bracket : far + p * d;
+  const double outside = mass_p == 0.0 ? value : kInfinity;
+  return {mass_q == 0.0 ? outside : value, mass_difference};
+}
+
+// The derivatives from probabilities p, logarithms d and factors of the derivatives. By a logarithm of p it is
+// p (d - mean of d): as the mean is that of these d, what they all are off by cancels. An infinite row has none.
+static void finish_rows(const RowBlock& block, const double* p, const double* logs, const double* mass_difference,
+                        const double* factor_p, const double* factor_q) {
+  const int64_t n = block.rows * block.classes;
+  double *by_p = block.by_p, *by_q = block.by_q;
+  double weighted[kElements], means[kElements], all_means[kElements], finite[kElements];
+#pragma omp simd
+  for (int64_t k = 0; k < n; ++k) weighted[k] = p[k] * logs[k];
+  sum_rows(block, weighted, means);
+  for (int64_t i = 0; i < block.rows; ++i) weighted[i] = block.value[i] == kInfinity ? 0.0 : 1.0;
+  repeat_rows(block, weighted, finite);
+  repeat_rows(block, means, all_means);
+#pragma omp simd
+  for (int64_t k = 0; k < n; ++k) {
+    by_p[k] = factor_p[k] * finite[k] * (logs[k] - all_means[k]);
+    by_q[k] = factor_q[k] * finite[k] * mass_difference[k];
+  }
+}
+
+struct CategoricalLogitsForm {
+  KULLBACK_INLINE bool is_inside(double x) { return x <= 1e75; }
+
+  // The probabilities, as e^(x - greatest) / sum, and what is subtracted from x for their logarithms.
+  static void normalize(const RowBlock& block, const double* x, double* probabilities, double* shifts) {
+    const int64_t n = block.rows * block.classes;
+    double peaks[kElements], sums[kElements], inverses[kElements];
+    for (int64_t i = 0; i < block.rows; ++i) {
+      double peak = -kInfinity;
+      for (int64_t k = 0; k < block.classes; ++k) {
+        const double number = x[i * block.classes + k];
+        peak = number > peak ? number : peak;
+      }
+      peaks[i] = peak;
+    }
+    repeat_rows(block, peaks, shifts);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const double below = x[i] - shifts[i];
+      const double e = exponential_of(below > -690.0 ? below : -690.0).value;
+      probabilities[i] = below >= -700.0 ? e : below < -700.0 ? 0.0 : kNotANumber;
+    }
+    sum_rows(block, probabilities, sums);
+#pragma omp simd
+    for (int64_t i = 0; i < block.rows; ++i) {
+      peaks[i] += log_of(sums[i]);
+      sums[i] = 1.0 / sums[i];
+    }
+    repeat_rows(block, peaks, shifts);
+    repeat_rows(block, sums, inverses);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) probabilities[i] *= inverses[i];
+  }
+
+  template <bool with_derivatives>
+  static void sweep(const RowBlock& block) {
+    const int64_t n = block.rows * block.classes;
+    double p[kElements], q[kElements], shift_p[kElements], shift_q[kElements];
+    double terms[kElements], mass_difference[kElements], logs[kElements], ones[kElements];
+    double mass_p[kElements], mass_q[kElements];
+    const double *logits_p = block.p, *logits_q = block.q;
+    normalize(block, logits_p, p, shift_p);
+    normalize(block, logits_q, q, shift_q);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      ones[i] = 1.0;
+      mass_p[i] = logits_p[i] == -kInfinity ? 0.0 : 1.0;
+      mass_q[i] = logits_q[i] == -kInfinity ? 0.0 : 1.0;
+      const double d = (logits_p[i] - logits_q[i]) - (shift_p[i] - shift_q[i]);
+      logs[i] = mass_p[i] * mass_q[i] == 0.0 ? 0.0 : d;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const ClassTerm term = class_term(p[i], q[i], logs[i], mass_p[i], mass_q[i]);
+      terms[i] = term.value;
+      mass_difference[i] = term.mass_difference;
+    }
+    sum_rows(block, terms, block.value);
+    if constexpr (with_derivatives) {
+      finish_rows(block, p, logs, mass_difference, p, ones);
+    }
+  }
+};
+
+struct CategoricalProbsForm {
+  KULLBACK_INLINE bool is_inside(double x) { return (x <= 1e75) & ((x >= 1e-75) | (x == 0.0)); }
+
+  template <bool with_derivatives>
+  static void sweep(const RowBlock& block) {
+    const int64_t n = block.rows * block.classes;
+    const double *p = block.p, *q = block.q;
+    double difference[kElements], total_p[kElements], total_q[kElements], total_difference[kElements];
+    double all_p[kElements], all_q[kElements], all_differences[kElements];
+    double terms[kElements], mass_difference[kElements], logs[kElements];
+    double probabilities[kElements], by_p[kElements], by_q[kElements];
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) difference[i] = q[i] - p[i];
+    sum_rows(block, p, total_p);
+    sum_rows(block, q, total_q);
+    sum_rows(block, difference, total_difference);
+    repeat_rows(block, total_p, all_p);
+    repeat_rows(block, total_q, all_q);
+    repeat_rows(block, total_difference, all_differences);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const double least = p[i] < q[i] ? p[i] : q[i];
+      const double determinant = determinant_of(p[i], all_p[i], q[i], all_q[i], difference[i], all_differences[i]);
+      const double left = least == 0.0 ? 1.0 : p[i] * all_q[i], right = least == 0.0 ? 1.0 : q[i] * all_p[i];
+      logs[i] = log_quotient(left, right, least == 0.0 ? 0.0 : determinant).value();
+      probabilities[i] = p[i] / all_p[i];
+      const ClassTerm term = class_term(probabilities[i], q[i] / all_q[i], logs[i], p[i], q[i]);
+      terms[i] = term.value;
+      mass_difference[i] = term.mass_difference;
+      by_p[i] = p[i] == 0.0 ? 0.0 : 1.0 / all_p[i];
+      by_q[i] = q[i] == 0.0 ? 0.0 : 1.0 / q[i];
+    }
+    sum_rows(block, terms, block.value);
+    if constexpr (with_derivatives) {
+      finish_rows(block, probabilities, logs, mass_difference, by_p, by_q);
+    }
+  }
+};
+
+template <class Form, bool with_derivatives>
+static bool run_rows(const FormRowTask& task) {
+  alignas(64) double buffer_p[kElements], buffer_q[kElements];
+  alignas(64) double values[kElements], by_p[kElements], by_q[kElements];
+  const int64_t most = kElements / task.classes;
+  for (int64_t start = 0; start < task.rows; start += most) {
+    const int64_t rows = task.rows - start < most ? task.rows - start : most;
+    const int64_t first = start * task.classes, n = rows * task.classes;
+    const int64_t offset = first * size_of(task.dtype);
+    const double* p = load(task.dtype, static_cast<const char*>(task.p) + offset, 1, n, buffer_p);
+    const double* q = load(task.dtype, static_cast<const char*>(task.q) + offset, 1, n, buffer_q);
+    int64_t faults = 0;
+#pragma omp simd reduction(+ : faults)
+    for (int64_t i = 0; i < n; ++i) faults += Form::is_inside(p[i]) & Form::is_inside(q[i]) ? 0 : 1;
+    if (faults) return false;
+    Form::template sweep<with_derivatives>({rows, task.classes, p, q, values, by_p, by_q});
+    faults += store(task.dtype, true, rows, values, task.values, start);
+    if (task.by_p) faults += store(task.dtype, false, n, by_p, task.by_p, first);
+    if (task.by_q) faults += store(task.dtype, false, n, by_q, task.by_q, first);
+    if (faults) return false;
+  }
+  return true;
+}
+
+template <class Form>
+static bool run_rows_of(const FormRowTask& task) {
+  return task.by_p || task.by_q ? run_rows<Form, true>(task) : run_rows<Form, false>(task);
+}
+
+bool compute_form_rows(const FormRowTask& task) {
+  if (task.classes < 1 || task.classes > kElements) return false;
+  switch (task.form) {
+    case RowForm::kDirichlet: return run_rows_of<DirichletForm>(task);
+    case RowForm::kCategoricalLogits: return run_rows_of<CategoricalLogitsForm>(task);
+    case RowForm::kCategoricalProbs: return run_rows_of<CategoricalProbsForm>(task);
+  }
+  return false;
+}
+
+}  // namespace KULLBACK_ISA
+}  // namespace kullback

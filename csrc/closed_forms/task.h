@@ -1,0 +1,56 @@
+// What the kernels of closed forms and the operators that call them share.
+#pragma once
+#include "../common/dtypes.h"
+#include "../common/variants.h"
+#include "codes.h"
+
+namespace kullback {
+
+constexpr int kMostParameters = 4;
+
+// A parameter of all elements of the batch; with step 0 one number for all of them.
+struct Parameter {
+  const void* data;
+  int64_t step;
+};
+
+// What is null among the derivatives, the derivatives of each value by a parameter, is not wanted.
+struct FormTask {
+  ElementForm form;
+  Dtype dtype;  // float32 or float64: parameters, values and derivatives alike
+  int parameters;
+  int64_t size;
+  Parameter parameter[kMostParameters];
+  void* values;
+  void* derivatives[kMostParameters];
+};
+
+// Rows of parameters, contiguous, with a value for each row and a derivative for each number.
+struct FormRowTask {
+  RowForm form;
+  Dtype dtype;
+  int64_t rows, classes;
+  const void *p, *q;
+  void *values, *by_p, *by_q;
+};
+
+// The number of parameters of both sides.
+constexpr int parameters_of(ElementForm form) {
+  switch (form) {
+    case ElementForm::kExponential:
+    case ElementForm::kHalfNormal:
+    case ElementForm::kHalfCauchy:
+    case ElementForm::kBernoulliLogits:
+    case ElementForm::kBernoulliProbs:
+    case ElementForm::kGeometricLogits:
+    case ElementForm::kGeometricProbs:
+    case ElementForm::kPoisson: return 2;
+    default: return 4;
+  }
+}
+
+// Both return false where some parameter is so extreme, or no number, that the results are of no use.
+KULLBACK_DECLARE_VARIANTS(bool compute_form(const FormTask&))
+KULLBACK_DECLARE_VARIANTS(bool compute_form_rows(const FormRowTask&))
+
+}  // namespace kullback

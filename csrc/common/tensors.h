@@ -1,0 +1,87 @@
+// How operators read the tensors that they are given, on libtorch's stable ABI: one binary for every Python and every
+// torch from 2.10 on. An operator believes nothing: what it writes to has to be where and as large as it says.
+#pragma once
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <optional>
+
+#include "dtypes.h"
+
+namespace kullback {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+
+inline Dtype dtype_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return Dtype::kFloat32;
+    case ScalarType::Double: return Dtype::kFloat64;
+    case ScalarType::BFloat16: return Dtype::kBFloat16;
+    case ScalarType::Half: return Dtype::kFloat16;
+    default: STD_TORCH_CHECK(false, "kullback: float64, float32, bfloat16 or float16 expected");
+  }
+}
+
+inline bool is_single_or_double(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Double || x.scalar_type() == ScalarType::Float;
+}
+
+inline bool has_shape_of(const Tensor& x, const Tensor& like) {
+  if (x.dim() != like.dim()) return false;
+  for (int64_t i = 0; i < x.dim(); ++i) {
+    if (x.size(i) != like.size(i)) return false;
+  }
+  return true;
+}
+
+inline void check_like(const Tensor& x, const Tensor& like, ScalarType dtype) {
+  STD_TORCH_CHECK(x.is_cpu() && x.is_contiguous() && x.scalar_type() == dtype && has_shape_of(x, like),
+                  "kullback: contiguous tensors of one shape and dtype on the CPU expected");
+}
+
+inline const void* read_like(const Optional& x, const Tensor& like, ScalarType dtype) {
+  if (!x) return nullptr;
+  check_like(*x, like, dtype);
+  return x->const_data_ptr();
+}
+
+inline void* write_like(const Optional& x, const Tensor& like) {
+  if (!x) return nullptr;
+  check_like(*x, like, like.scalar_type());
+  return x->mutable_data_ptr();
+}
+
+// A number of float64 for each row.
+inline void check_numbers_of_rows(const Tensor& x, int64_t rows) {
+  STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.dim() == 1 &&
+                      x.size(0) == rows,
+                  "kullback: one float64 number for each row expected");
+}
+
+// Writes a number to a tensor that holds one, of float32 or float64.
+inline void write_number(const Tensor& x, double number) {
+  STD_TORCH_CHECK(x.is_cpu() && x.numel() == 1 && is_single_or_double(x),
+                  "kullback: a total of one number in float32 or float64 expected");
+  if (x.scalar_type() == ScalarType::Double) {
+    *static_cast<double*>(x.mutable_data_ptr()) = number;
+  } else {
+    *static_cast<float*>(x.mutable_data_ptr()) = static_cast<float>(number);
+  }
+}
+
+// A pointer further by `bytes`; null stays null.
+inline const void* moved(const void* data, int64_t bytes) {
+  return data ? static_cast<const char*>(data) + bytes : nullptr;
+}
+
+inline void* moved(void* data, int64_t bytes) { return data ? static_cast<char*>(data) + bytes : nullptr; }
+
+// How many rows are worth a thread, as small matrices are not worth waking other threads for.
+inline int64_t rows_of_a_thread(int64_t classes) { return classes > 0 ? 1 + 16384 / classes : 1; }
+
+}  // namespace kullback

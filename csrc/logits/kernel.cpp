@@ -1,0 +1,128 @@
+// One row of logits of P and one of Q: their divergence and its gradients. Plain loops, which the compiler vectorizes.
+#include "power.h"
+#include "rows.h"
+#include "terms.h"
+
+namespace kullback {
+namespace KULLBACK_ISA {
+
+template <class Real, int form, bool to_p, bool to_q>
+static void sweep(const Row<Real>& row, RowTask& t) {
+  const int64_t n = t.classes;
+  const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
+  const Normalized<Real> r = normalize_both(row, t);
+  const Real scale_p = r.scale_p, scale_q = r.scale_q, high = r.high, low = r.low;
+  const Real *logits_p = r.a, *logits_q = r.b;
+  // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.
+  constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
+  constexpr bool is_variation = form == kTotalVariationForm;
+  // Where one side alone is -inf these are infinite, even if the mass of the other side underflows.
+  constexpr bool p_needs_q = form == kKLForm || form == kJeffreysForm;
+  constexpr bool q_needs_p = form == kReverseKLForm || form == kJeffreysForm;
+  const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
+  const Real *exp_p = row.exp_p, *exp_q = row.exp_q;
+  Real *out_p = row.gradient_p, *out_q = row.gradient_q;
+  const Sides<Real> sides{Side<Real>(t.p), Side<Real>(t.q)};
+  double value = 0, sum_p = 0, sum_q = 0, size = 0, difference = 0;
+  Real most = 0, least = 0;  // of a - b
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0, part_p = 0, part_q = 0, part_size = 0, part_difference = 0;
+#pragma omp simd reduction(+ : part, part_p, part_q, part_size, part_difference) reduction(max : most) \
+    reduction(min : least)
+    for (int64_t i = start; i < stop; ++i) {
+      const Real mass_p = exp_p[i] * scale_p, mass_q = exp_q[i] * scale_q;
+      const Real apart = logits_p[i] - logits_q[i];
+      const Real d = (apart * inverse_temperature - high) - low;
+      const Term<Real> term = term_of<form>(mass_p, mass_q, d, sides);
+      part += term.value;
+      if constexpr (to_p) part_p += term.derivative_p;
+      if constexpr (is_variation || to_q) part_q += term.derivative_q;
+      if constexpr (to_p && p_at_once) part_size += std::fabs(term.derivative_p);
+      if constexpr (to_q && q_at_once) part_size += std::fabs(term.derivative_q);
+      if constexpr (p_needs_q) most = apart > most ? apart : most;
+      if constexpr (q_needs_p) least = apart < least ? apart : least;
+      if constexpr (is_variation) part_difference += difference_of(mass_p, mass_q, d);
+      if constexpr (to_p) out_p[i] = p_at_once ? weight * term.derivative_p : term.derivative_p;
+      if constexpr (to_q) out_q[i] = q_at_once ? weight * term.derivative_q : term.derivative_q;
+    }
+    value += part;
+    sum_p += part_p;
+    sum_q += part_q;
+    size += part_size;
+    difference += part_difference;
+  }
+  // Only this kind feels the rounding of `shift`, which shows in that q - p does not sum to zero, in first order.
+  if constexpr (is_variation) value -= difference * sum_q;
+  if (most == kInf<Real> || least == -kInf<Real>) value += kInf<double>;
+  t.value = value > 0 ? value : (value == value ? 0.0 : value);
+  if constexpr (to_p) finish<p_at_once>(out_p, exp_p, n, scale_p, {sum_p, size}, weight);
+  if constexpr (to_q) finish<q_at_once>(out_q, exp_q, n, scale_q, {sum_q, size}, weight);
+}
+
+template <class Real, int form>
+static void sweep_as_wanted(const Row<Real>& row, RowTask& t) {
+  if (row.gradient_p && row.gradient_q) return sweep<Real, form, true, true>(row, t);
+  if (row.gradient_p) return sweep<Real, form, true, false>(row, t);
+  if (row.gradient_q) return sweep<Real, form, false, true>(row, t);
+  return sweep<Real, form, false, false>(row, t);
+}
+
+template <class Real>
+static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
+  switch (t.divergence) {
+    case DivergenceCode::kKL: return sweep_as_wanted<Real, kKLForm>(row, t);
+    case DivergenceCode::kReverseKL: return sweep_as_wanted<Real, kReverseKLForm>(row, t);
+    case DivergenceCode::kJeffreys: return sweep_as_wanted<Real, kJeffreysForm>(row, t);
+    case DivergenceCode::kTotalVariation: return sweep_as_wanted<Real, kTotalVariationForm>(row, t);
+    case DivergenceCode::kPower:
+    case DivergenceCode::kRenyi:
+      if constexpr (kIsDouble<Real>) sweep_powers(row, t);
+      return;
+    case DivergenceCode::kMixture: break;
+  }
+  if constexpr (!kIsDouble<Real>) {
+    const bool even = t.p.share == 0.5 && t.q.share == 0.5 && t.p.weight == t.q.weight;
+    if (even) return sweep_as_wanted<Real, kEvenForm>(row, t);
+  }
+  if (t.q.weight == 0) return sweep_as_wanted<Real, kSkewForm>(row, t);
+  return sweep_as_wanted<Real, kMixtureForm>(row, t);
+}
+
+// Logits of another dtype are converted into scratch, which then takes the gradient before it is rounded once.
+template <class Real>
+static void compute(const RowViews& v, RowTask& t, Real* scratch) {
+  const int64_t n = t.classes;
+  const auto target = [](const RowView& out, Real* buffer) -> Real* {
+    if (!out.data) return nullptr;
+    return out.dtype == kDtypeOf<Real> ? static_cast<Real*>(out.data) : buffer;
+  };
+  Row<Real> row;
+  row.exp_p = scratch;
+  row.exp_q = scratch + n;
+  row.spare_p = scratch + 2 * n;
+  row.spare_q = scratch + 3 * n;
+  row.affinities = scratch + 4 * n;
+  row.p = load(v.p.dtype, v.p.data, v.p.stride, n, scratch + 2 * n);
+  row.q = load(v.q.dtype, v.q.data, v.q.stride, n, scratch + 3 * n);
+  row.gradient_p = target(v.gradient_p, scratch + 2 * n);
+  row.gradient_q = target(v.gradient_q, scratch + 3 * n);
+  sweep_of_divergence(row, t);
+  if (t.weight == 0) {  // such a row gives 0 whatever it holds
+    if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
+    if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
+  }
+  if (row.gradient_p) store(row.gradient_p, n, v.gradient_p.dtype, v.gradient_p.data);
+  if (row.gradient_q) store(row.gradient_q, n, v.gradient_q.dtype, v.gradient_q.data);
+}
+
+void compute_row(const RowViews& v, RowTask& t, void* scratch) {
+  if (in_float64(v, t.divergence)) {
+    compute(v, t, static_cast<double*>(scratch));
+  } else {
+    compute(v, t, static_cast<float*>(scratch));
+  }
+}
+
+}  // namespace KULLBACK_ISA
+}  // namespace kullback

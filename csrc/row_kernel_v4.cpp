@@ -1,2 +1,0 @@
-#define KULLBACK_ISA v4
-#include "row_kernel.h"

@@ -1,2 +1,0 @@
-#define KULLBACK_ISA baseline
-#include "special_kernel.h"

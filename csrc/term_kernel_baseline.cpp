@@ -1,2 +1,0 @@
-#define KULLBACK_ISA baseline
-#include "term_kernel.h"

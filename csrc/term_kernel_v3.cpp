@@ -1,2 +1,0 @@
-#define KULLBACK_ISA v3
-#include "term_kernel.h"

@@ -1,0 +1,134 @@
+"""Which implementation computes the divergences of rows: the native kernels, Triton's, or the reference."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from kullback.generators import Divergence
+from kullback.kernels import reference
+from kullback.kernels.native import rows as native_rows
+from kullback.kernels.reference import Rows
+from kullback.kernels.row_autograd import CompiledTotal, FusedRowDivergence, TotalTask, WeightedTotal
+from kullback.kernels.triton import rows as triton_rows
+from kullback.representations import Logits, Representation, can_inspect
+
+__all__ = ["row_divergence", "value_and_gradient", "weighted_total"]
+
+
+def row_divergence(
+    kind: Divergence,
+    p: Representation,
+    q: Representation,
+    *,
+    dtype: torch.dtype | None = None,
+    temperature: float = 1.0,
+    exact: bool = False,
+) -> Tensor:
+    """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable by both.
+
+    Arguments:
+        kind: the divergence.
+        p: P; its batch broadcasts with that of `q`, and the classes are as many.
+        q: Q.
+        dtype: of the result; left out, that of the arguments.
+        temperature: what logits and log-probabilities are divided by before they are normalized.
+        exact: compute in float64 whatever the dtype of the logits, which the fast kernels do not.
+    """
+    weights_p, weights_q = p.weights(), q.weights()
+    if dtype is None:
+        dtypes = [x.dtype for x in (weights_p, weights_q) if x.is_floating_point()]
+        dtype = torch.promote_types(dtypes[0], dtypes[-1]) if dtypes else torch.get_default_dtype()
+    weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
+    batch_shape = weights_p.shape[:-1]
+    shape = batch_shape.numel(), weights_p.shape[-1]
+    flat_p, flat_q = weights_p.reshape(shape), weights_q.reshape(shape)
+    rows = Rows(p.in_logs, q.in_logs, temperature)
+    fast = p.in_logs and q.in_logs and not exact and can_inspect(flat_p) and can_inspect(flat_q)
+    backend = _backend(kind, flat_p, flat_q) if fast else reference
+    if backend is reference:
+        return reference.row_divergence(kind, flat_p, flat_q, rows, dtype).reshape(batch_shape)
+    return FusedRowDivergence.apply(flat_p, flat_q, backend, kind, rows, dtype).reshape(batch_shape)
+
+
+def value_and_gradient(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    wanted: tuple[bool, bool],
+    temperature: float = 1.0,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the divergence of each row of logits together with the gradient of their weighted sum.
+
+    For callers that know the weights of the rows beforehand: it reads the logits once. Not differentiable itself.
+
+    Arguments:
+        kind: the divergence.
+        p: the logits of P, shape (n, classes).
+        q: the logits of Q, shape (n, classes).
+        weights: what each row's value is multiplied by in the sum, shape (n,); None for 1.
+        wanted: whether to return the gradient by the logits of P, and by those of Q.
+        temperature: what the logits are divided by.
+        inplace: let the gradients overwrite `p` and `q`.
+
+    Returns:
+        the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
+    """
+    return _backend(kind, p, q).value_and_gradient(
+        kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace
+    )
+
+
+def weighted_total(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    dtype: torch.dtype,
+    temperature: float = 1.0,
+    scale: float = 1.0,
+    inplace: bool = False,
+) -> Tensor:
+    """Return `scale` times the weighted sum of the divergences of rows of logits, differentiable by both sides.
+
+    Arguments:
+        kind: the divergence.
+        p: the logits of P, shape (n, classes).
+        q: the logits of Q, shape (n, classes).
+        weights: what each row's value is multiplied by, shape (n,); None for 1. A row of weight 0 counts nothing,
+            whatever it holds.
+        dtype: of the result, float32 or float64.
+        temperature: what the logits are divided by.
+        scale: what the sum is multiplied by.
+        inplace: let the backward pass overwrite `q` with its gradient.
+    """
+    is_constant = weights is None or not weights.requires_grad
+    if is_constant and all(can_inspect(x) for x in (p, q, weights) if x is not None):
+        task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace)
+        return WeightedTotal.apply(p, q, task, torch.is_grad_enabled())
+    if (
+        is_constant
+        and torch.compiler.is_compiling()
+        and CompiledTotal.takes(p, q)
+        and native_rows.serves(kind, p, q)
+    ):
+        task = TotalTask(weights, native_rows, kind, temperature, scale, dtype, inplace)
+        return CompiledTotal.apply(p, q, task, (p.requires_grad, q.requires_grad))
+    values = row_divergence(
+        kind, Logits(p, validate=False), Logits(q, validate=False), dtype=dtype, temperature=temperature
+    )
+    if weights is not None:
+        values = torch.where(weights == 0, 0, values) * weights.to(dtype)
+    return (values * scale).sum()
+
+
+def _backend(kind: Divergence, p: Tensor, q: Tensor) -> ModuleType:
+    if native_rows.serves(kind, p, q):
+        return native_rows
+    return triton_rows if triton_rows.serves(kind, p, q) else reference

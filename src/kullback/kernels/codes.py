@@ -1,0 +1,64 @@
+"""The numbers by which divergences, closed forms and outcomes are told to the compiled kernels, and they to Python.
+
+The build writes a C++ header from these classes (csrc/common/write_codes.py): this file is their only place.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "Outcome", "RowForm"]
+
+# Goes up whenever an operator's arguments or a number below change: a library of another build is not used.
+INTERFACE = 2
+
+
+class DivergenceCode(IntEnum):
+    """The divergences of rows of logits."""
+
+    KL = 0
+    REVERSE_KL = 1
+    JEFFREYS = 2
+    TOTAL_VARIATION = 3
+    MIXTURE = 4
+    POWER = 5
+    RENYI = 6
+
+
+class ElementForm(IntEnum):
+    """The closed forms of families whose parameters are numbers."""
+
+    NORMAL = 0
+    LAPLACE = 1
+    CAUCHY = 2
+    GUMBEL = 3
+    EXPONENTIAL = 4
+    GAMMA = 5
+    HALF_NORMAL = 6
+    HALF_CAUCHY = 7
+    PARETO = 8
+    UNIFORM = 9
+    BETA = 10
+    BERNOULLI_LOGITS = 11
+    BERNOULLI_PROBS = 12
+    BINOMIAL_LOGITS = 13
+    BINOMIAL_PROBS = 14
+    GEOMETRIC_LOGITS = 15
+    GEOMETRIC_PROBS = 16
+    POISSON = 17
+
+
+class RowForm(IntEnum):
+    """The closed forms of families with a vector of parameters."""
+
+    DIRICHLET = 0
+    CATEGORICAL_LOGITS = 1
+    CATEGORICAL_PROBS = 2
+
+
+class Outcome(IntEnum):
+    """How a closed form ended: with results, or without, as parameters are too extreme or lie otherwise in memory."""
+
+    DONE = 0
+    TOO_EXTREME = 1
+    OTHER_LAYOUT = 2

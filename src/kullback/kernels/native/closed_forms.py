@@ -1,0 +1,143 @@
+"""Closed forms between distributions in C++: values and derivatives in one sweep over the parameters as they lie.
+
+Parameters so extreme that the arithmetic would leave float64 are declined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.kernels.codes import Outcome
+from kullback.representations import can_inspect
+
+__all__ = ["Form", "Parameters", "divergence", "required_gradients"]
+
+Parameters = tuple[Tensor, ...]
+_DTYPES = (torch.float32, torch.float64)
+_TENSORS = (Tensor, torch.nn.Parameter)
+_DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
+
+
+class Form(NamedTuple):
+    """A closed form: its code, whether it is one of rows, the same in plain torch, and whether it may be infinite."""
+
+    code: int
+    of_rows: bool
+    reference: Callable[[Parameters], Tensor]
+    may_be_infinite: bool
+
+
+def required_gradients(parameters: Parameters) -> list[bool] | None:
+    """Tell which parameters require a gradient; None where the kernels do not take them."""
+    dtype = parameters[0].dtype
+    if dtype not in _DTYPES:
+        return None
+    required: list[bool] = []
+    for x in parameters:
+        if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS:
+            return None
+        required.append(x.requires_grad)
+    return required
+
+
+def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tensor | None:
+    """Return the values for parameters of P and Q, differentiable in all orders; None if the kernel declines them."""
+    try:
+        if True in required and torch.is_grad_enabled():
+            shape = parameters[0].shape
+            if any(x.shape != shape for x in parameters):
+                parameters = _of_one_shape(parameters)
+            return _ClosedForm.apply(form, required, *parameters)
+        return _compute(form, parameters, ())[0]
+    except _DeclinedError:
+        return None
+
+
+class _Operators(NamedTuple):
+    closed_form: Callable[..., int]
+    closed_form_of_rows: Callable[..., int]
+    scale_derivatives: Callable[..., bool]
+
+
+@cache
+def _operators() -> _Operators:
+    return _Operators(*(getattr(torch.ops.kullback, name).default for name in _Operators._fields))
+
+
+class _DeclinedError(Exception):
+    """The kernels do not take these parameters."""
+
+
+def _compute(
+    form: Form, parameters: Parameters, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the values, and the derivatives that are wanted."""
+    first = parameters[0]
+    if not first.is_contiguous():
+        first = torch.empty(first.shape, dtype=first.dtype)
+    values = first.new_empty(first.shape[:-1]) if form.of_rows else torch.empty_like(first)
+    derivatives = [torch.empty_like(first) if want else None for want in wanted]
+    if form.of_rows:
+        outcome = _operators().closed_form_of_rows(form.code, values, *parameters, *derivatives)
+    elif derivatives:
+        missing = (None,) * (4 - len(parameters))
+        outcome = _operators().closed_form(form.code, values, *parameters, *missing, *derivatives)
+    else:
+        outcome = _operators().closed_form(form.code, values, *parameters)
+    if outcome == _DONE:
+        return values, derivatives
+    if outcome == _TOO_EXTREME:
+        raise _DeclinedError
+    # Another layout, which contiguous tensors of one shape do not have.
+    return _compute(form, tuple(x.contiguous() for x in _of_one_shape(parameters)), wanted)
+
+
+def _of_one_shape(parameters: Parameters) -> Parameters:
+    try:
+        return torch.broadcast_tensors(*parameters)
+    except RuntimeError:  # others tell the caller, in better words
+        raise _DeclinedError from None
+
+
+class _ClosedForm(torch.autograd.Function):
+    """Values by the kernels, with derivatives that are made with them and wait for the first backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, form: Form, wanted: list[bool], *parameters: Tensor) -> Tensor:
+        values, ctx.derivatives = _compute(form, parameters, wanted)
+        ctx.form, ctx.wanted = form, wanted
+        ctx.save_for_backward(*parameters)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), form, wanted, parameters = grads, ctx.form, ctx.wanted, ctx.saved_tensors
+        if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
+            return None, None, *_reference_gradients(form, parameters, grad, wanted)
+        derivatives, ctx.derivatives = ctx.derivatives, None
+        if derivatives is None:
+            derivatives = _compute(form, parameters, wanted)[1]
+        if not _operators().scale_derivatives(grad, *derivatives):
+            _operators().scale_derivatives(grad.contiguous(), *derivatives)
+        return None, None, *derivatives
+
+
+def _reference_gradients(
+    form: Form, parameters: Parameters, grad: Tensor, needed: list[bool]
+) -> tuple[Tensor | None, ...]:
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        value = form.reference(parameters)
+        if form.may_be_infinite:
+            values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
+            value = torch.where(values.isinf(), torch.inf, value)
+        by = [x for x, need in zip(parameters, needed, strict=True) if need]
+        found_by = iter(
+            torch.autograd.grad(value.to(grad.dtype), by, grad, create_graph=again, materialize_grads=True)
+        )
+    return tuple(next(found_by) if need else None for need in needed)

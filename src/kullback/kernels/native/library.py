@@ -1,0 +1,44 @@
+"""The library of the C++ kernels, loaded once for all operators.
+
+It is built from csrc/ when kullback is installed with ``KULLBACK_NATIVE=1`` or by ``make``; without it the reference
+does the work.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kullback.kernels.codes import INTERFACE
+
+__all__ = ["is_available", "missing"]
+
+_LIBRARY = Path(__file__).with_name("_native.so")
+
+
+@cache
+def missing() -> str | None:
+    """Load the library; return why it cannot be used, or None if it can."""
+    if not _LIBRARY.exists():
+        return "not built: this is a pure Python install (KULLBACK_NATIVE=1 pip install builds it)"
+    try:
+        torch.ops.load_library(_LIBRARY)
+    except OSError as error:
+        return f"the library does not load: {error}"
+    if not hasattr(torch.ops.kullback, "interface") or torch.ops.kullback.interface() != INTERFACE:
+        return "the library was built from other sources than this Python code (make native builds it again)"
+    for name in ("value_and_gradient", "kl_terms"):  # those that torch.compile meets
+        # All they return they write to their arguments: no shapes have to be inferred.
+        torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
+    return None
+
+
+def is_available() -> bool:
+    """Tell whether the operators can be called."""
+    return missing() is None
+
+
+# torch.compile runs a function with this mark once, while it traces (see kullback.reduction).
+is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,0 +1,114 @@
+"""The terms of `kl_div`, their sum and their gradients, and KL of rows of probabilities, by the C++ kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from kullback.kernels.native import library
+from kullback.representations import can_inspect
+
+__all__ = ["compute", "gradients", "kl_of_weights", "serves"]
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+def serves(log_q: Tensor, target: Tensor) -> bool:
+    """Tell whether the operator takes tensors like these."""
+    return (
+        type(log_q) in _TENSORS
+        and type(target) in _TENSORS
+        and log_q.dtype == target.dtype
+        and log_q.dtype in _DTYPES
+        and log_q.shape == target.shape
+        and log_q.is_cpu
+        and target.is_cpu
+        and log_q.layout == target.layout == torch.strided
+        and log_q.numel() > 0
+        and can_inspect(log_q)
+        and can_inspect(target)
+        and library.is_available()
+    )
+
+
+def compute(
+    log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the terms or their mean, and the gradients of a mean that are wanted."""
+    log_q, target = log_q.contiguous(), target.contiguous()
+    logs, room = _logarithms(target, log_target)
+    if divisor is None:
+        terms = torch.empty_like(log_q) if room is None else room
+        torch.ops.kullback.kl_terms.default(log_q, target, logs, None, 1.0, 1.0, terms, None, None, None)
+        return terms, None, None
+    results = _places(log_q, wanted, room)
+    half = log_q.dtype in (torch.bfloat16, torch.float16)
+    total = torch.empty((), dtype=torch.float64 if half else log_q.dtype)
+    torch.ops.kullback.kl_terms.default(
+        log_q, target, logs, None, divisor, 1 / divisor, None, total, *results
+    )
+    return total.to(log_q.dtype) if half else total, results[0], results[1]
+
+
+def gradients(
+    log_q: Tensor,
+    target: Tensor,
+    log_target: bool,
+    divisor: float | None,
+    grad: Tensor,
+    wanted: tuple[bool, bool],
+) -> list[Tensor | None]:
+    """Return the gradients of a result with the gradient `grad`."""
+    log_q, target = log_q.contiguous(), target.contiguous()
+    logs, room = _logarithms(target, log_target)
+    results = _places(log_q, wanted, room)
+    scale, each = (1.0, grad.contiguous()) if divisor is None else (grad.item() / divisor, None)
+    torch.ops.kullback.kl_terms.default(log_q, target, logs, each, 1.0, scale, None, None, *results)
+    return results
+
+
+def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Return the logarithms of probabilities, twice if a result may overwrite them.
+
+    They are torch's own to the last bit, so that `input` made by torch from the same probabilities gives exactly 0.
+    """
+    if log_target:
+        return None, None
+    if target.dtype in (torch.float32, torch.float64):
+        logs = target.detach().log()
+        return logs, logs
+    return target.detach().float().log_(), None
+
+
+def _places(log_q: Tensor, wanted: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
+    """Return where the gradients go, one of them into `room` if there is some."""
+    places: list[Tensor | None] = [None, None]
+    for i, want in enumerate(wanted):
+        if want:
+            places[i], room = torch.empty_like(log_q) if room is None else room, None
+    return places
+
+
+def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
+    """Return KL of each row of weights once normalized, in float64, from tensors of shape (..., classes).
+
+    None is the answer for what the C++ does not take: tensors whose derivatives are asked for, dtypes other than
+    float32 and float64, and rows that are no distribution or that do not sum to one within `tolerance`.
+    """
+    if not (
+        serves(p, q)
+        and p.dtype in (torch.float32, torch.float64)
+        and p.dim() > 0
+        and not (torch.is_grad_enabled() and (p.requires_grad or q.requires_grad))
+        and unpack_dual(p).tangent is unpack_dual(q).tangent is None
+    ):
+        return None
+    rows = p.shape[:-1]
+    shape = rows.numel(), p.shape[-1]
+    values = torch.empty(shape[0], dtype=torch.float64)
+    torch.ops.kullback.kl_of_weights.default(
+        p.reshape(shape).contiguous(), q.reshape(shape).contiguous(), tolerance, values
+    )
+    return values.view(rows) if bool((values >= 0).all()) else None

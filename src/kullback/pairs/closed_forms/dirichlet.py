@@ -1,0 +1,104 @@
+"""Closed forms of two Dirichlet or two Beta distributions, and the blocks in which large batches are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Beta, Dirichlet
+
+from kullback.numeric import upcast
+from kullback.pairs.numerics.parameters import is_transformed
+from kullback.pairs.registry import closed_form
+from kullback.special import log_ratio, scaled_expm1mx, stirling_bregman
+
+__all__ = ["beta_divergence", "dirichlet_divergence"]
+
+# Concentrations in a block: the series for lgamma takes hundreds of numbers for each.
+_BLOCK = 2**15
+
+
+@closed_form(Beta, Beta)
+def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
+    """Return KL of Dirichlet distributions over two parts."""
+    return beta_divergence(
+        upcast(p.concentration1), upcast(p.concentration0), upcast(q.concentration1), upcast(q.concentration0)
+    )
+
+
+def beta_divergence(a_p: Tensor, b_p: Tensor, a_q: Tensor, b_q: Tensor) -> Tensor:
+    """Return KL between Beta distributions with concentrations a and b."""
+    p = torch.stack(torch.broadcast_tensors(a_p, b_p), -1)
+    q = torch.stack(torch.broadcast_tensors(a_q, b_q), -1)
+    return dirichlet_divergence(p, q)
+
+
+@closed_form(Dirichlet, Dirichlet)
+def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
+    """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `stirling_bregman`.
+
+    Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
+    """
+    return dirichlet_divergence(upcast(p.concentration), upcast(q.concentration))
+
+
+def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:
+    """Return KL between Dirichlet distributions with concentrations p and q; large batches are computed in blocks.
+
+    `distance` is q - p where that is known better than from p and q.
+    """
+    distance = q - p if distance is None else distance
+    if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:
+        return _dirichlet_divergence(p, q, distance)
+    shape = distance.shape
+    rows = (x.expand(shape).reshape(-1, shape[-1]) for x in (p, q, distance))
+    value: Tensor = _BlockwiseDivergence.apply(*rows)  # pyright: ignore[reportAssignmentType]
+    return value.reshape(shape[:-1])
+
+
+class _BlockwiseDivergence(torch.autograd.Function):
+    """The divergence in blocks of rows; the backward pass computes each block again instead of storing its graph."""
+
+    @staticmethod
+    def forward(ctx: Any, *rows: Tensor) -> Tensor:
+        ctx.save_for_backward(*rows)
+        return torch.cat([_dirichlet_divergence(*block) for block in _blocks(*rows)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative needs the whole graph
+            return _derivatives(rows, ctx.needs_input_grad, *gradients, create_graph=True)
+        derivatives: list[tuple[Tensor | None, ...]] = []
+        for *block, gradient in _blocks(*rows, *gradients):
+            leaves = [
+                x.detach().requires_grad_(needed)
+                for x, needed in zip(block, ctx.needs_input_grad, strict=True)
+            ]
+            derivatives.append(_derivatives(leaves, ctx.needs_input_grad, gradient))
+        sides = zip(*derivatives, strict=True)
+        return tuple(None if parts[0] is None else torch.cat(parts) for parts in sides)  # pyright: ignore[reportArgumentType]
+
+
+def _derivatives(
+    sides: Sequence[Tensor], needed: Sequence[bool], gradient: Tensor, *, create_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    with torch.enable_grad():
+        value = _dirichlet_divergence(*sides)
+    wanted = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(value, wanted, gradient, create_graph=create_graph))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
+
+
+def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    count = max(1, _BLOCK // rows[0].shape[-1])
+    return zip(*(x.split(count) for x in rows), strict=True)
+
+
+def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
+    total_p, total_q, total_distance = p.sum(-1), q.sum(-1), distance.sum(-1)
+    logs = log_ratio(p, q, -distance) - log_ratio(total_p, total_q, -total_distance).unsqueeze(-1)
+    of_means = scaled_expm1mx(q, logs).sum(-1)
+    return of_means + stirling_bregman(p, q).sum(-1) - stirling_bregman(total_p, total_q, total_distance)

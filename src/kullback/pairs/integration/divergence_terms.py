@@ -1,0 +1,153 @@
+"""The integrands of the divergences other than KL: q f(p / q), homogeneous in p and q.
+
+With p and q times the weights of nodes these are the terms that a pair of finite distributions has, and a kind's
+`total` and `derivatives` serve as they do there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.generators import (
+    Alpha,
+    ChiSquared,
+    Divergence,
+    FinitePair,
+    Renyi,
+    SquaredHellinger,
+    TotalVariation,
+)
+
+__all__ = ["DivergenceTerms", "power_order", "total_of_masses", "with_derivatives"]
+
+
+# The largest logarithm of a derivative: sums of such derivatives are finite.
+_LARGEST = 667.0
+
+
+def power_order(kind: Divergence) -> tuple[float, float] | None:
+    """Return the order alpha of a power divergence, and how many times Alpha(alpha) it is; None for other kinds."""
+    if isinstance(kind, Alpha):
+        return kind.alpha, 1.0
+    if isinstance(kind, ChiSquared):
+        return 2.0, 2.0
+    return (0.5, 0.25) if isinstance(kind, SquaredHellinger) else None
+
+
+class DivergenceTerms(NamedTuple):
+    """The terms of a kind, and about how large they are where they would over- or underflow."""
+
+    kind: Divergence
+
+    @property
+    def order(self) -> float:
+        """The order of a power divergence or of Renyi's; 1 for every other kind."""
+        order = power_order(self.kind)
+        return order[0] if order else self.kind.alpha if isinstance(self.kind, Renyi) else 1.0
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the integral of the terms is finite for all pairs."""
+        return 0 <= self.order <= 1
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether the terms are smooth where the densities cross."""
+        return not isinstance(self._additive(), TotalVariation)
+
+    def _additive(self) -> Divergence:
+        """Return a kind with the terms to integrate: for Renyi's at order 0, which has none, those of its masses."""
+        is_renyi_0 = isinstance(self.kind, Renyi) and self.kind.alpha == 0
+        return TotalVariation() if is_renyi_0 else self.kind
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Return the terms of masses given by their logarithms."""
+        return self._additive().terms(_pair(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
+
+    def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Return about how large a term is, as a logarithm, also where it would over- or underflow."""
+        either = torch.maximum(log_p, log_q)
+        if self.is_bounded:
+            return either
+        d = torch.where(log_p == log_q, 0, log_p - log_q)
+        powered = torch.maximum(log_p + (self.order - 1) * d, either)
+        return torch.where(d.isinf(), either, powered)
+
+    def total(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Return the divergence of masses along the last dimension, without a gradient."""
+        with torch.no_grad():
+            return self.kind.total(_pair(log_p, log_q))
+
+    def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass.
+
+        Each has all its digits beside its own mass, however large the other mass is: far out on a tail the derivative
+        of a logarithm of a density is huge.
+        """
+        with torch.no_grad():
+            if 0 != self.order != 1:
+                found = self._power_derivatives(log_p, log_q)
+            else:
+                found = self.kind.derivatives(_pair(log_p, log_q))
+            both = zip(found, (log_p, log_q), strict=True)
+            by_p, by_q = (torch.where(log.isfinite() & by.isfinite(), by, 0) for by, log in both)
+            return by_p, by_q
+
+    def _power_derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""
+        alpha = self.order
+        there = (log_p > -torch.inf) & (log_q > -torch.inf)
+        a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
+        log_power = torch.where(there, alpha * a + (1 - alpha) * b, -torch.inf)
+        if isinstance(self.kind, Renyi):  # alpha / sum A times those of Alpha
+            log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
+        else:
+            order = power_order(self.kind)
+            log_scale = torch.full_like(log_p[..., :1], math.log(order[1] if order else 1.0))
+        power = torch.exp((log_power + log_scale).clamp(max=_LARGEST))
+        found: list[Tensor] = []
+        for log_mass, exponent in ((log_p, (alpha - 1) * (a - b)), (log_q, alpha * (a - b))):
+            mass = torch.exp(log_mass + log_scale)
+            near = exponent.abs() < 1
+            close = mass * torch.expm1(torch.where(near, exponent, 0))
+            found.append(torch.where(near & there, close, power - mass))
+        return found[0] / (alpha - 1), -found[1] / alpha
+
+    def error(self, value: Tensor, error: Tensor) -> Tensor:
+        """Turn the error of the sum of terms into that of the divergence, which for Renyi's is a function of it."""
+        if not isinstance(self.kind, Renyi):
+            return error
+        alpha = self.kind.alpha
+        return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
+
+
+def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return the divergence of masses along the last dimension; its gradient is that of the kind's derivatives."""
+    terms = DivergenceTerms(kind)
+    value = terms.total(log_p, log_q)
+    if not (torch.is_grad_enabled() and (log_p.requires_grad or log_q.requires_grad)):
+        return value
+    by_p, by_q = terms.derivatives(log_p, log_q)
+    return with_derivatives(value, (by_p, log_p), (by_q, log_q))
+
+
+def with_derivatives(value: Tensor, *parts: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a value with these derivatives by these variables, summed along the last dimension."""
+    surrogate = torch.zeros_like(value)
+    for derivative, variable in parts:
+        surrogate = surrogate + (derivative * torch.where(derivative != 0, variable, 0)).sum(-1)
+    return value + (surrogate - surrogate.detach())
+
+
+def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
+    both_empty = (log_p == -torch.inf) & (log_q == -torch.inf)
+    return FinitePair(
+        torch.exp(log_p),
+        torch.exp(log_q),
+        torch.where(both_empty, 0, log_p) - torch.where(both_empty, 0, log_q),
+        lambda: (log_p, log_q),
+    )

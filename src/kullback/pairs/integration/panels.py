@@ -1,0 +1,203 @@
+"""Panels of the line for adaptive quadrature: where they lie at first, what a rule gives on them, how they are split.
+
+The variable of integration v runs over all reals, with the line's own coordinate t = center + width sinh(v): a straight
+line near the center, and far out fast enough to reach the end of any tail. Every panel has the 15 nodes of Gauss and
+Kronrod. All elements of a batch have as many panels; each splits those where its own error is largest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.pairs.densities.base import Coordinate, Density, Points
+from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS_GAUSS, WEIGHTS_KRONROD
+
+__all__ = [
+    "NEGLIGIBLE",
+    "OUTERMOST",
+    "Line",
+    "Panels",
+    "breakpoints_on",
+    "first_edges",
+    "integrate_panels",
+    "panel_nodes",
+    "refine",
+    "same_coordinate",
+    "scan_points",
+    "span",
+]
+
+NEGLIGIBLE = 46.0
+"""An integrand that is this much below its largest value, in logarithms, is left out."""
+OUTERMOST = 690.0
+"""The largest |v|: beyond it sinh overflows."""
+_SPLITS = 4
+# Breakpoints of a density, in widths from its center, and the three of them that suffice where it is no narrow peak.
+_STEPS = torch.tensor(
+    [-40.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 40.0], dtype=torch.float64
+)
+_COARSE = [4, 6, 8]
+# A peak is narrow if its width is less than this part of a panel.
+_NARROW = 0.25
+
+
+class Line(NamedTuple):
+    """A part of the line in its own coordinate, and the map from the variable of integration."""
+
+    coordinate: Coordinate
+    center: Tensor
+    width: Tensor
+
+    def t(self, v: Tensor) -> Tensor:
+        """Return the coordinate at v."""
+        return self.center + self.width * torch.sinh(v)
+
+    def v(self, t: Tensor) -> Tensor:
+        """Return v at the coordinate."""
+        return torch.asinh((t - self.center) / self.width)
+
+    def resolution(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Return how far rounding moves nodes of panels in v, in units of the machine's epsilon."""
+        nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
+        farthest = torch.maximum(lower.abs(), upper.abs())
+        return 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
+
+    def points(self, v: Tensor) -> tuple[Points, Tensor]:
+        """Return the points at v, and log dx/dv there."""
+        t = self.t(v)
+        log_cosh = v.abs() + torch.log1p(torch.exp(-2 * v.abs())) - math.log(2)
+        log_jacobian = self.coordinate.log_jacobian(t) + torch.log(self.width) + log_cosh
+        return self.coordinate.points(t), log_jacobian
+
+
+class Panels(NamedTuple):
+    """Panels from `lower` to `upper`, along the last dimension, and per panel whatever is measured on it."""
+
+    lower: Tensor
+    upper: Tensor
+    columns: tuple[Tensor, ...]
+
+    def split(self, priorities: Tensor, measure: Measure) -> Panels:
+        """Halve the panels of each element that have the largest priorities."""
+        count = min(_SPLITS, priorities.shape[-1])
+        worst = priorities.topk(count, dim=-1).indices
+        left, right = self.lower.gather(-1, worst), self.upper.gather(-1, worst)
+        middle = (left + right) / 2
+        new = measure(torch.cat([left, middle], -1), torch.cat([middle, right], -1))
+
+        def replaced(old: Tensor, fresh: Tensor) -> Tensor:
+            index = worst.expand(*old.shape[:-1], -1)
+            return torch.cat([old.scatter(-1, index, fresh[..., :count]), fresh[..., count:]], -1)
+
+        columns = (replaced(old, fresh) for old, fresh in zip(self.columns, new.columns, strict=True))
+        return Panels(replaced(self.lower, new.lower), replaced(self.upper, new.upper), tuple(columns))
+
+
+# Measures the panels between these edges.
+Measure = Callable[[Tensor, Tensor], Panels]
+# Tells which elements of the batch are exact enough, and which panels of each part are to be split first.
+Assess = Callable[[list[Panels]], tuple[Tensor, list[Tensor]]]
+
+
+def refine(parts: list[Panels], measures: list[Measure], assess: Assess, max_evaluations: int) -> None:
+    """Split panels of all parts, in place, until every element is exact enough or has as many nodes as it may."""
+    while True:
+        enough, priorities = assess(parts)
+        panels = sum(part.lower.shape[-1] for part in parts) + _SPLITS * len(parts)
+        if bool(enough.all()) or panels * NODES.numel() > max_evaluations:
+            return
+        for index, (measure, priority) in enumerate(zip(measures, priorities, strict=True)):
+            parts[index] = parts[index].split(priority, measure)
+
+
+# ---- Where panels lie at first.
+
+
+def breakpoints_on(coordinate: Coordinate, densities: tuple[Density, ...], shape: torch.Size) -> list[Tensor]:
+    """Return the breakpoints of densities in a coordinate: (..., steps) for each peak, (..., 1) for other points."""
+    found: list[Tensor] = []
+    for density in densities:
+        own = density.coordinate()
+        is_same = same_coordinate(own, coordinate)
+        found += [
+            marks if is_same else coordinate.of(own.points(marks).x) for marks in density.breakpoints(_STEPS)
+        ]
+        found += [coordinate.of(point) for point in density.nonsmooth_points()]
+    return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in found]
+
+
+def same_coordinate(a: Coordinate, b: Coordinate) -> bool:
+    """Tell whether two coordinates are the same variable."""
+    return all(
+        x is y or (x is not None and y is not None and bool((x == y).all()))
+        for x, y in ((a.low, b.low), (a.high, b.high))
+    )
+
+
+def scan_points(breakpoints: list[Tensor]) -> Tensor:
+    """Return a grid over all v, sorted, on which it is looked for where the integrand is not negligible."""
+    near = torch.arange(0.0, 10.0, 0.125, dtype=torch.float64)
+    far = torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64)
+    positive = torch.cat([near[1:], far])
+    grid = torch.cat([-positive.flip(0), near[:1], positive]).to(breakpoints[0].device)
+    batch = breakpoints[0].shape[:-1]
+    return torch.cat([grid.expand(*batch, -1), *breakpoints], -1).sort(-1).values
+
+
+def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the points of a sorted grid just outside those that are kept."""
+    last = v.shape[-1] - 1
+    first_kept = kept.to(torch.uint8).argmax(-1, keepdim=True)
+    last_kept = last - kept.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    return v.gather(-1, (first_kept - 1).clamp(min=0)), v.gather(-1, (last_kept + 1).clamp(max=last))
+
+
+def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> tuple[Tensor, Tensor]:
+    """Return the ends of the first panels: equal ones from `start` to `stop`, cut at breakpoints between.
+
+    A peak much narrower than a panel is cut at its whole ladder of breakpoints, on its own scale: the nodes of a panel
+    that begins next to a peak may all miss it.
+    """
+    size = (stop - start) / panels
+    edges = [
+        start + (stop - start) * torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)
+    ]
+    for marks in breakpoints:
+        if marks.shape[-1] == len(_STEPS):
+            middle = len(_STEPS) // 2
+            width = (marks[..., middle + 1] - marks[..., middle - 1]).abs().unsqueeze(-1) / 2
+            inside = (marks.amax(-1, keepdim=True) > start) & (marks.amin(-1, keepdim=True) < stop)
+            if not bool((inside & (width < _NARROW * size)).any()):
+                marks = marks[..., _COARSE]  # noqa: PLW2901
+        edges.append(torch.maximum(torch.minimum(marks, stop), start))
+    sorted_edges = torch.cat(edges, -1).sort(-1).values
+    lower, upper = sorted_edges[..., :-1], sorted_edges[..., 1:]
+    used = int((upper > lower).sum(-1).max())
+    if used == lower.shape[-1]:
+        return lower, upper
+    index = (upper - lower).topk(max(used, 1), dim=-1).indices
+    return lower.gather(-1, index), upper.gather(-1, index)
+
+
+# ---- The rule.
+
+
+def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nodes of panels, shape (..., panels, 15), and half the panels' widths."""
+    half = (upper - lower).unsqueeze(-1) / 2
+    return (upper + lower).unsqueeze(-1) / 2 + half * NODES.to(half.device), half
+
+
+def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Kronrod's integrals over the panels and their errors: by QUADPACK's power of the distance to Gauss's."""
+    kronrod, gauss = WEIGHTS_KRONROD.to(f.device), WEIGHTS_GAUSS.to(f.device)
+    fine, coarse = ((f * weights * half).sum(-1) for weights in (kronrod, gauss))
+    size = (f.abs() * kronrod * half).sum(-1)
+    difference = (coarse - fine).abs()
+    powered = size * (200 * difference / size.clamp(min=1e-300)) ** 1.5
+    return fine, torch.minimum(difference, powered) + 2e-16 * size

@@ -1,0 +1,127 @@
+"""Divergences of two univariate densities, by summation over integers or quadrature along the line, for every kind."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kullback.generators import KL, Divergence
+from kullback.pairs.densities.base import Density
+from kullback.pairs.integration.divergence_terms import DivergenceTerms
+from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
+from kullback.pairs.integration.kl_integrand import kl_terms
+from kullback.pairs.integration.quadrature import Integral
+from kullback.pairs.integration.summation import sum_terms
+from kullback.pairs.integration.uniform_endpoints import integrate_kl
+from kullback.pairs.options import MASS_ERROR, Options
+from kullback.pairs.support import is_infinite, is_power_infinite
+
+__all__ = ["divergence_of_densities", "method_for"]
+
+# Nodes that an element gets at first; those that need more get as many as there may be.
+_FIRST_EVALUATIONS = 900
+# Elements of a batch that are summed or integrated at once, as every one takes memory for hundreds of nodes.
+_BLOCK = 4096
+
+
+def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
+    """Return the method that serves two densities, None where there is none."""
+    if p.integer != q.integer or getattr(kind, "alpha", 0) == math.inf:
+        return None
+    return "summation" if p.integer else "quadrature"
+
+
+def divergence_of_densities(
+    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Return the divergence of two densities and its error, of shape `shape`.
+
+    What is infinite for certain is not computed: it has no error, and no gradient.
+    """
+    found = _finite_elements(p, q, kind, shape, options)
+    # Mass that is not on the nodes may hold as much of the value again.
+    some = (found.unintegrated > 10 * MASS_ERROR) & found.value.isfinite()
+    hidden = torch.where(some, found.unintegrated * (1 + found.value.detach().abs()), 0)
+    error = found.error + hidden
+    return found.value, torch.where(error.isnan(), torch.inf, error)
+
+
+def _finite_elements(
+    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
+) -> Integral:
+    order = DivergenceTerms(kind).order
+    infinite = is_infinite(p, q) if isinstance(kind, KL) else is_power_infinite(p, q, order)
+    if infinite is None or not bool(infinite.any()):
+        return _in_blocks(p, q, kind, shape, options)
+    infinite = infinite.expand(shape)
+    zero = torch.zeros(shape, dtype=torch.float64)
+    endless = Integral(torch.full_like(zero, torch.inf), zero, zero)
+    if bool(infinite.all()):
+        return endless
+    if not (p.is_splittable() and q.is_splittable()):
+        computed = _in_blocks(p, q, kind, shape, options)
+        both = zip(computed, endless, strict=True)
+        return Integral(*(torch.where(infinite, there, x) for x, there in both))
+    finite = ~infinite
+    part_p, part_q = (density.mapped(lambda x: x.expand(shape)[finite]) for density in (p, q))
+    computed = _in_blocks(part_p, part_q, kind, torch.Size([int(finite.sum())]), options)
+    return Integral(*(there.masked_scatter(finite, x) for x, there in zip(computed, endless, strict=True)))
+
+
+def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
+    """Sum or integrate block by block over the batch."""
+    if shape.numel() == 0:
+        return Integral(*(torch.zeros(shape, dtype=torch.float64),) * 3)
+    if not (p.is_splittable() and q.is_splittable()):
+        p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
+        return _compute(p, q, kind, shape, options, options.max_evaluations)
+    p, q = (density.mapped(lambda x: x.expand(shape).reshape(-1, 1)) for density in (p, q))
+    parts: list[Integral] = []
+    for start in range(0, shape.numel(), _BLOCK):
+        block = torch.arange(start, min(start + _BLOCK, shape.numel()))
+        parts.append(_in_two_rounds(p, q, kind, block, options))
+    return Integral(*(torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)))
+
+
+def _in_two_rounds(p: Density, q: Density, kind: Divergence, block: Tensor, options: Options) -> Integral:
+    """Give all elements of a block a few nodes, and those that need more as many as there may be."""
+
+    def attempt(elements: Tensor, evaluations: int) -> Integral:
+        part_p, part_q = (density.mapped(lambda x: x[elements]) for density in (p, q))
+        return _compute(part_p, part_q, kind, elements.shape, options, evaluations)
+
+    found = attempt(block, min(_FIRST_EVALUATIONS, options.max_evaluations))
+    enough = options.target().is_met(found.value, found.error) & (found.unintegrated <= 10 * MASS_ERROR)
+    short = (~enough).nonzero().squeeze(-1)
+    if not short.numel() or options.max_evaluations <= _FIRST_EVALUATIONS:
+        return found
+    more = attempt(block[short], options.max_evaluations)
+    return Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
+
+
+def _compute(
+    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options, evaluations: int
+) -> Integral:
+    target = options.target()._replace(max_evaluations=evaluations)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
+        if not isinstance(kind, KL):
+            compute = sum_divergence if p.integer else integrate_divergence
+            return compute(p, q, DivergenceTerms(kind), shape, target)
+        if p.integer:  # small sums of few terms are as exact as large ones
+            return sum_terms(p, q, kl_terms, shape, target._replace(atol=options.atol))
+        return integrate_kl(p, q, kl_terms, shape, target)
+
+
+def _needs_gradient(*densities: Density) -> bool:
+    """Tell whether a parameter requires a gradient; of a distribution known by its density alone it may."""
+    found: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        found.append(x.requires_grad)
+        return x
+
+    for density in densities:
+        density.mapped(look)
+    return any(found) or not all(density.is_splittable() for density in densities)

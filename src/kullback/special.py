@@ -1,0 +1,246 @@
+"""Special functions and constants, to full precision where the textbook's formula subtracts nearly equal numbers.
+
+Bregman's divergence of a convex f from a to b is f(b) - f(a) - (b - a) f'(a). Closed forms of KL between members of an
+exponential family are such differences, and are written here as sums of terms that are not negative.
+
+Most functions have two branches: a short series or rule for near arguments, the plain formula for others. Neither
+branch may overflow where the other is taken, or the gradient would be 0 times infinity: hence the clamped arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "EULER_GAMMA",
+    "HALF_LOG_2PI",
+    "bounded_exp",
+    "bregman_by_quadrature",
+    "digamma",
+    "digamma_minus_log",
+    "ein",
+    "expm1_ratio",
+    "expm1mx",
+    "itakura_saito",
+    "lgamma_bregman",
+    "log1pmx",
+    "log_ratio",
+    "logit_difference",
+    "polynomial",
+    "safe_log",
+    "safe_logsumexp",
+    "scaled_expm1mx",
+    "scaled_e1",
+    "scaled_e1_from_2",
+    "stirling_bregman",
+    "stirling_remainder",
+    "trigamma",
+    "trigamma_minus_inverse",
+]
+
+EULER_GAMMA = 0.57721566490153286061
+HALF_LOG_2PI = math.log(2 * math.pi) / 2
+
+# The logarithm of the largest float64, rounded down.
+_LARGEST = 709.0
+# e^d - 1 - d = d^2 (1/2 + d/6 + d^2/24 + ...)
+_EXPM1MX_NEAR = 0.004
+_EXPM1MX = (1 / 2, 1 / 6, 1 / 24, 1 / 120)
+# 2 atanh(u) - 2u = u^3 (2/3 + 2 u^2/5 + 2 u^4/7 + ...)
+_ATANH_NEAR = 0.02
+_ATANH = (2 / 3, 2 / 5, 2 / 7)
+# Stirling: lgamma(x) = (x - 1/2) log x - x + log(2 pi) / 2 + sum_k c_k x^-(2k - 1), for x beyond _FAR
+_FAR = 10.0
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
+_STIRLING_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_STIRLING))
+_STIRLING_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_STIRLING_DERIVATIVE))
+# Gauss' rule of four nodes on [0, 1] for the weight 1 - t.
+_NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448)
+_WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
+# How near a and b are, in |b - a| / (a + b), for that rule to have thirteen digits.
+_RULE_NEAR = 0.05
+# Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., to float64's last digit for y up to 2.
+_EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
+_E1_DEPTH = 50
+
+
+def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """Return c_0 + c_1 x + c_2 x^2 + ... by Horner's rule; at least two coefficients."""
+    total = x * coefficients[-1] + coefficients[-2]
+    for c in reversed(coefficients[:-2]):
+        total = total * x + c
+    return total
+
+
+def expm1mx(d: Tensor) -> Tensor:
+    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; not negative, and 0 at 0.
+
+    It is +inf, with derivative 0, beyond e^709.
+    """
+    small = d.clamp(-_EXPM1MX_NEAR, _EXPM1MX_NEAR)
+    large = d.clamp(max=_LARGEST)
+    far = torch.where(d > _LARGEST, torch.inf, torch.expm1(large) - large)
+    return torch.where(small == d, small * small * polynomial(_EXPM1MX, small), far)
+
+
+def scaled_expm1mx(c: Tensor, d: Tensor) -> Tensor:
+    """Return c (e^d - 1 - d) for c > 0; +inf, with derivative 0, beyond e^709."""
+    large = d > _LARGEST
+    beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
+    return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
+
+
+def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
+    """Return (e^(k x) - 1) / k, which is x at k = 0."""
+    y = k * x
+    small = y.abs() < 1e-3
+    series = x * (1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5))))
+    return torch.where(small, series, torch.expm1(torch.where(small, 1, y)) / torch.where(k == 0, 1, k))
+
+
+def bounded_exp(x: Tensor) -> Tensor:
+    """Return e^x; +inf, with derivative 0, beyond e^709."""
+    return torch.where(x > _LARGEST, torch.inf, torch.exp(x.clamp(max=_LARGEST)))
+
+
+def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
+    """Return log(a / b) for positive a and b, to full precision also where they are nearly equal.
+
+    `difference` is a - b where that is known better than from a and b.
+    """
+    z = (a - b if difference is None else difference) / b
+    return torch.where(z > -0.5, torch.log1p(z.clamp(min=-0.5)), torch.log(a / b))
+
+
+def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
+    """Return x - 1 - log x at x = a / b, the term of the Itakura-Saito divergence.
+
+    `difference` is a - b where that is known better than from a and b.
+
+    With z = x - 1 and u = z / (z + 2), log x = 2 atanh(u) and z - 2u = z u: the value is z u - (2 atanh(u) - 2u).
+    """
+    difference = a - b if difference is None else difference
+    u = difference / (a + b)
+    square = u * u
+    series = u * square * polynomial(_ATANH, square)
+    beyond = torch.where(u.abs() < _ATANH_NEAR, series, torch.log(a / b) - 2 * u)
+    return difference / b * u - beyond
+
+
+def log1pmx(z: Tensor) -> Tensor:
+    """Return log(1 + z) - z; not positive, and 0 at 0."""
+    return -itakura_saito(1 + z, torch.ones_like(z), z)
+
+
+def logit_difference(p: Tensor, q: Tensor) -> Tensor:
+    """Return logit(p) - logit(q) of two probabilities, to full precision also where they are nearly equal."""
+    return log_ratio(p, q) - log_ratio(1 - p, 1 - q, q - p)
+
+
+def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distance: Tensor) -> Tensor:
+    """Return Bregman's divergence from a to a + distance of the function with this second derivative.
+
+    By Taylor's formula it is distance^2 times the integral of (1 - t) f''(a + t distance), a smooth one where the
+    distance is small beside that to f's singularities.
+    """
+    values = second(torch.stack([a + t * distance for t in _NODES]))
+    mean = sum((values[i] * w for i, w in enumerate(_WEIGHTS)), torch.zeros_like(a))
+    return distance * distance * mean
+
+
+def stirling_remainder(x: Tensor) -> Tensor:
+    """Return lgamma(x) - x log x + x, the remainder of Stirling's formula; for large x it is near -log(x) / 2."""
+    low, inverse = x.clamp(max=_FAR), 1 / x.clamp(min=_FAR)
+    series = HALF_LOG_2PI + torch.log(inverse) / 2 + inverse * polynomial(_STIRLING, inverse * inverse)
+    return torch.where(x < _FAR, torch.lgamma(low) - low * torch.log(low) + low, series)
+
+
+def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return where x is small, x there, the numbers x, x + 1 ... by which it is moved up, and 1 / x after that move.
+
+    torch's trigamma has nine digits, and its derivative is slow: those of lgamma are made of Stirling's series here.
+    """
+    is_low, low = x < _FAR, x.clamp(max=_FAR)
+    steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)
+    return is_low, low, steps, 1 / torch.where(is_low, low + _FAR, x)
+
+
+def digamma_minus_log(x: Tensor) -> Tensor:
+    """Return digamma(x) - log x, the derivative of `stirling_remainder`."""
+    is_low, low, steps, inverse = _shifted(x)
+    series = -inverse / 2 - inverse * inverse * polynomial(_STIRLING_DERIVATIVE, inverse * inverse)
+    return series + torch.where(is_low, torch.log1p(_FAR / low) - (1 / steps).sum(-1), 0)
+
+
+def digamma(x: Tensor) -> Tensor:
+    """Return the derivative of lgamma, which has all its digits in its own derivative too."""
+    return torch.log(x) + digamma_minus_log(x)
+
+
+def trigamma(x: Tensor) -> Tensor:
+    """Return the derivative of digamma."""
+    return 1 / x + trigamma_minus_inverse(x)
+
+
+def trigamma_minus_inverse(x: Tensor) -> Tensor:
+    """Return trigamma(x) - 1 / x, the second derivative of `stirling_remainder`."""
+    is_low, low, steps, inverse = _shifted(x)
+    square = inverse * inverse
+    series = square / 2 + inverse * square * polynomial(_STIRLING_CURVATURE, square)
+    moved = (1 / (steps * steps)).sum(-1) + 1 / (low + _FAR) - 1 / low
+    return series + torch.where(is_low, moved, 0)
+
+
+def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:
+    """Return Bregman's divergence, from a to b, of lgamma(x) - x log x + x: not negative.
+
+    `distance` is b - a where that is known better than from a and b.
+    """
+    distance = b - a if distance is None else distance
+    near = distance.abs() < _RULE_NEAR * (a + b)
+    close = bregman_by_quadrature(trigamma_minus_inverse, a, torch.where(near, distance, 0))
+    return torch.where(
+        near, close, stirling_remainder(b) - stirling_remainder(a) - distance * digamma_minus_log(a)
+    )
+
+
+def lgamma_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:
+    """Return lgamma(b) - lgamma(a) - (b - a) digamma(a); `distance` as in `stirling_bregman`."""
+    distance = b - a if distance is None else distance
+    return stirling_bregman(a, b, distance) + b * itakura_saito(a, b, -distance)
+
+
+def safe_log(x: Tensor) -> Tensor:
+    """Return log x with derivative 0, not infinity, at x = 0."""
+    empty = x == 0
+    return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, x)))
+
+
+def safe_logsumexp(x: Tensor, dim: int) -> Tensor:
+    """Return log sum e^x along a dimension: -inf, without derivative, where there are only -inf."""
+    empty = (x == -torch.inf).all(dim, keepdim=True)
+    return torch.where(empty.squeeze(dim), -torch.inf, torch.where(empty, 0, x).logsumexp(dim))
+
+
+def ein(y: Tensor) -> Tensor:
+    """Return Ein(y), the integral of (1 - e^-t) / t from 0 to y, for y from 0 to 2."""
+    return y * polynomial(_EIN, y)
+
+
+def scaled_e1(y: Tensor) -> Tensor:
+    """Return e^y E1(y) for y > 0, with E1 the exponential integral, the integral of e^-t / t from y on."""
+    small = y.clamp(max=2)
+    near = torch.exp(small) * (ein(small) - torch.log(small) - EULER_GAMMA)
+    return torch.where(y < 2, near, scaled_e1_from_2(y.clamp(min=2)))
+
+
+def scaled_e1_from_2(y: Tensor) -> Tensor:
+    """Return e^y E1(y) = 1 / (y + 1 - 1 / (y + 3 - 4 / (y + 5 - ...))) for y of 2 or more."""
+    tail = y + (2 * _E1_DEPTH + 1)
+    for k in range(_E1_DEPTH, 0, -1):
+        tail = y + (2 * k - 1) - k * k / tail
+    return 1 / tail
