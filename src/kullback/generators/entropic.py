@@ -46,14 +46,6 @@ class KL(Divergence):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
-    @property
-    def at_zero_p(self) -> float:
-        return 1.0
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf
-
     def terms(self, pair: FinitePair) -> Tensor:
         return _kl_terms(pair.p, pair.log_ratio, pair.q_minus_p() + pair.p_log_ratio())
 
@@ -109,14 +101,6 @@ class Jeffreys(Divergence):
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
 
-    @property
-    def at_zero_p(self) -> float:
-        return math.inf
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf
-
     def terms(self, pair: FinitePair) -> Tensor:
         return torch.where(pair.log_ratio.isinf(), torch.inf, -pair.q_minus_p() * finite(pair.log_ratio))
 
@@ -158,14 +142,6 @@ class SkewKL(Divergence):
 
     def __post_init__(self) -> None:
         self._require("alpha", 0, 1)
-
-    @property
-    def at_zero_p(self) -> float:
-        return 1 - self.alpha
-
-    @property
-    def at_zero_q(self) -> float:
-        return self.alpha - 1 - math.log(self.alpha) if self.alpha else math.inf
 
     def terms(self, pair: FinitePair) -> Tensor:
         if self.alpha == 0:
@@ -266,14 +242,6 @@ class TotalVariation(Divergence):
     """
 
     logarithmic: ClassVar[bool] = False
-
-    @property
-    def at_zero_p(self) -> float:
-        return 0.5
-
-    @property
-    def at_zero_q(self) -> float:
-        return 0.5
 
     def terms(self, pair: FinitePair) -> Tensor:
         return pair.q_minus_p().abs() / 2

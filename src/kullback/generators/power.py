@@ -60,14 +60,6 @@ class Alpha(Divergence):
     def __post_init__(self) -> None:
         self._require("alpha", -_LARGEST, _LARGEST)
 
-    @property
-    def at_zero_p(self) -> float:
-        return 1 / self.alpha if self.alpha > 0 else math.inf
-
-    @property
-    def at_zero_q(self) -> float:
-        return 1 / (1 - self.alpha) if self.alpha < 1 else math.inf
-
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
         if alpha < 0.5:  # where the formula below would divide by a small alpha, its mirror image does not
@@ -207,14 +199,6 @@ class Renyi(Divergence):
 
     def __post_init__(self) -> None:
         self._require("alpha", 0, math.inf)
-
-    @property
-    def at_zero_p(self) -> float:
-        return 0.0 if self.alpha == math.inf else Alpha(self.alpha).at_zero_p
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf if self.alpha == math.inf else Alpha(self.alpha).at_zero_q
 
     def terms(self, pair: FinitePair) -> Tensor:
         return Alpha(min(self.alpha, _LARGEST)).terms(pair)

@@ -20,14 +20,6 @@ class WeightedSum(Divergence):
     def parts(self) -> Sequence[tuple[float, Divergence, bool]]:
         """Return the positive weights and the divergences; the flag says that P and Q are exchanged."""
 
-    @property
-    def at_zero_p(self) -> float:
-        return sum(w * (kind.at_zero_q if swap else kind.at_zero_p) for w, kind, swap in self.parts())
-
-    @property
-    def at_zero_q(self) -> float:
-        return sum(w * (kind.at_zero_p if swap else kind.at_zero_q) for w, kind, swap in self.parts())
-
     def terms(self, pair: FinitePair) -> Tensor:
         total = torch.zeros_like(pair.p)
         for weight, kind, swap in self.parts():
