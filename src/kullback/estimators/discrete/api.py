@@ -45,6 +45,8 @@ Parameters = ParamSpec("Parameters")
 
 # Draws of P where Q has none that are worth a note.
 _SEVERAL = 3
+# Of more categories the correlations between them are not computed.
+_MOST_FOR_SPREAD = 1000
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class CategoryCounts:
         a: P's effective counts, float64, shape (K,): the proportions of its weight times its effective number.
         b: Q's.
         inflation: by what clusters and weights multiply the variance that these counts suggest, for P and for Q.
+        spread: by what clusters multiply the variance of the estimate where P = Q.
         n: how many draws there were of P and of Q.
         notes: what there is to say about the draws.
     """
@@ -62,6 +65,7 @@ class CategoryCounts:
     a: Tensor
     b: Tensor
     inflation: tuple[float, float]
+    spread: float
     n: tuple[int, int]
     notes: tuple[str, ...] = ()
 
@@ -335,7 +339,46 @@ def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: S
         for name, x, samples in (("P", a, p), ("Q", b, q))
         if (clusters := clusters_in(samples)) is not None
     )
-    return CategoryCounts(a, b, inflation, (len(p), len(q)), notes)
+    spread = 1.0 if p.cluster is None and q.cluster is None else _spread(codes_p, codes_q, a, b, p, q)
+    return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes)
+
+
+def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, q: Samples) -> float:
+    """Return the variance of the estimate where P = Q over that which equal design effects of all categories give.
+
+    There it is half the sum of squares of correlated errors, and its variance follows from their eigenvalues: the
+    second-order correction of Rao and Scott (1981), by Satterthwaite.
+    """
+    present = a + b > 0
+    pooled = ((a / a.sum() + b / b.sum()) / 2)[present]
+    place = torch.cumsum(present, 0) - 1
+    number = len(pooled)
+    if not 2 <= number <= _MOST_FOR_SPREAD:
+        return 1.0
+    covariance = torch.zeros(number, number, dtype=torch.float64)
+    squares, factor = 0.0, 1.0
+    for codes, counts, samples in ((codes_p, a, p), (codes_q, b, q)):
+        clusters = clusters_in(samples)
+        if clusters is None:
+            root = pooled.sqrt()
+            own = (torch.eye(number, dtype=torch.float64) - torch.outer(root, root)) / counts.sum().cpu()
+        else:
+            shares = shares_of(samples, counts)
+            index = (
+                samples.cluster.to(codes.device) * number + place[codes]
+                if samples.cluster is not None
+                else codes
+            )
+            table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
+            errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
+            own = errors.T @ errors * (clusters / max(clusters - 1, 1))
+            # Eigenvalues that are estimated from few clusters spread by chance as well.
+            squares -= float(torch.trace(own)) ** 2 / clusters
+            factor = max(factor, few_clusters(clusters, standard_normal_quantile(0.95)) ** 2)
+        covariance += own
+    trace = float(torch.trace(covariance))
+    squares += float(covariance.square().sum())
+    return factor * max(squares * (number - 1) / trace**2, 1.0) if trace > 0 else 1.0
 
 
 def describe(
@@ -350,7 +393,7 @@ def describe(
         notes.append(_refusal(table, variance, categories))
         return None, None, notes
     bins = categories == "bins"
-    interval = kl_interval(table.a, table.b, confidence, table.inflation, bins=bins)
+    interval = kl_interval(table.a, table.b, confidence, table.inflation, spread=table.spread, bins=bins)
     finite = math.isfinite(float(value))
     if not bool(interval[1].isfinite()):
         notes.append(
@@ -459,6 +502,14 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) ->
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
     independent = (x * influence.square()).sum() / x.sum() ** 2
     ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
-    clusters = clusters_in(samples)
-    quantile = standard_normal_quantile(0.95)
-    return max(ratio, 1.0) * (1.0 if clusters is None else few_clusters(clusters, quantile) ** 2)
+    if samples.cluster is None:
+        return max(ratio, 1.0)
+    squares = torch.bincount(samples.cluster.to(terms.device), terms).square()
+    return max(ratio, 1.0) * few_clusters(1 + _dof(squares), standard_normal_quantile(0.95)) ** 2
+
+
+def _dof(squares: Tensor) -> float:
+    """Return the degrees of freedom of a variance that is the sum of these squares, by their own spread."""
+    clusters, total = squares.numel(), float(squares.sum())
+    rest = float(squares.square().sum()) - total**2 / clusters
+    return min(clusters - 1.0, max(2 * total**2 / rest, 2.0)) if rest > 0 else clusters - 1.0
