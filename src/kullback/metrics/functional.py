@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kullback.errors import IncompatibleTensorError, KullbackError, explain, invalid_type, invalid_value
 from kullback.generators import KL
+from kullback.inputs import dense
 from kullback.kernels import row_divergence
 from kullback.kernels.native.terms import kl_of_weights
 from kullback.numeric import upcast
@@ -133,8 +134,7 @@ def row_values(
     call: str, p: Tensor, q: Tensor, representation: RepresentationName, mask: Tensor | None
 ) -> tuple[Tensor, torch.dtype]:
     """Return KL(P || Q) of each row that counts, in float32 or better, and the dtype the caller expects."""
-    _check_tensor(call, "p", p)
-    _check_tensor(call, "q", q)
+    p, q = _checked_tensor(call, "p", p), _checked_tensor(call, "q", q)
     if p.shape != q.shape or p.device != q.device:
         wanted = "two tensors of the same shape on the same device"
         got = f"shape {tuple(p.shape)} on {p.device} and shape {tuple(q.shape)} on {q.device}"
@@ -142,6 +142,7 @@ def row_values(
         raise IncompatibleTensorError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
     if mask is not None:
         _check_mask(call, mask, p)
+        mask = dense(call, "mask", mask)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)
@@ -156,10 +157,11 @@ def row_values(
     return row_divergence(KL(), left, right), dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
-def _check_tensor(call: str, argument: str, x: object) -> None:
+def _checked_tensor(call: str, argument: str, x: object) -> Tensor:
     if not isinstance(x, Tensor):
         got, instead = type(x).__name__, f"{call}(torch.as_tensor(p), torch.as_tensor(q))"
         raise invalid_type(call, argument, wanted="a tensor", got=got, instead=instead)
+    return dense(call, argument, x)
 
 
 def _check_mask(call: str, mask: object, p: Tensor) -> None:
