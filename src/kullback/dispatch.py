@@ -12,7 +12,8 @@ from torch.distributions import Distribution
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators import METHODS as SAMPLE_METHODS, EstimateWarning, estimate_from_samples
+from kullback.estimators import EstimateWarning
+from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate

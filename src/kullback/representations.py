@@ -16,8 +16,18 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value
 from kullback.inputs import as_tensor, is_fake, split_labels
 from kullback.numeric import accurate_dtype, upcast
+from kullback.words import RepresentationName
 
-__all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "can_inspect", "first_of"]
+__all__ = [
+    "REPRESENTATIONS",
+    "Counts",
+    "LogProbs",
+    "Logits",
+    "Probs",
+    "Representation",
+    "can_inspect",
+    "first_of",
+]
 
 # torch has no public way to ask whether a tensor stands for a batch, as it does under vmap and in batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
@@ -404,3 +414,11 @@ class Counts(Representation):
                 got=f"{len(self.labels)} labels, {distinct} of them different",
                 instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
             )
+
+
+REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
+    "logits": Logits,
+    "log-probs": LogProbs,
+    "probs": Probs,
+    "counts": Counts,
+}

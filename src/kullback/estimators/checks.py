@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
 
 from kullback.errors import invalid_value
 from kullback.samples import Samples
 
-__all__ = ["EstimateWarning", "check_confidence", "check_finite", "check_samples", "seed_of"]
+__all__ = ["EstimateWarning", "check_confidence", "check_finite", "check_samples", "seed_of", "seeded"]
 
 
 class EstimateWarning(UserWarning):
@@ -74,3 +78,16 @@ def seed_of(generator: torch.Generator | None) -> int:
     """Draw a seed for libraries with generators of their own: the same generator gives the same seed."""
     device = None if generator is None else generator.device
     return int(torch.randint(2**31 - 1, (1,), generator=generator, device=device))
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Draw from a seed what takes no generator, and leave torch's and NumPy's global states as they were."""
+    state = np.random.get_state()  # noqa: NPY002  # the legacy state is the one that others may use
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002

@@ -21,8 +21,9 @@ from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence, weighted_total
+from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.reduction import Reduction, check_reduction
-from kullback.representations import Logits
+from kullback.representations import Logits, can_inspect
 
 __all__ = ["distillation_loss"]
 
@@ -73,7 +74,8 @@ def distillation_loss(
             normalize anew (``"truncate"``), or give no mass to the classes a side lacks (``"mask"``), by which KL is
             +inf wherever the teacher has more classes than the student.
         inplace_backward: let the backward pass overwrite `student` with its gradient, which then needs no memory. Only
-            for logits that nothing else reads afterwards, and not with ``reduction="none"``.
+            for logits that nothing else reads afterwards, that are no parameter or a view of one, and that share no
+            memory with `teacher`; and not with ``reduction="none"``.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
@@ -156,6 +158,14 @@ def _as_matrix(logits: Tensor) -> Tensor:
 def _check_inplace(student: Tensor, teacher: Tensor | TopK, word: Reduction) -> None:
     """Raise unless the gradient may overwrite the student's logits."""
     is_top_k = isinstance(teacher, TopK)
+    # Tensors of other types, such as torch's fake ones, may have no addresses.
+    has_memory = all(
+        type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
+    )
+    shares = has_memory and not is_top_k and may_overlap(student, teacher)
+    overlaps = (
+        has_memory and may_overlap_itself(student) and not is_expanded(student)
+    )  # that one is not overwritten
     for refused, wanted, got in (
         (is_top_k, "a teacher of all classes", "a TopK"),
         (
@@ -168,6 +178,13 @@ def _check_inplace(student: Tensor, teacher: Tensor | TopK, word: Reduction) -> 
             "a student that some operation made, as its values are lost",
             "a leaf",
         ),
+        (
+            student._base is not None and student._base.is_leaf,  # noqa: SLF001
+            "a student that some operation made, as its values are lost",
+            "a view of a leaf",
+        ),
+        (shares, "a student that shares no memory with the teacher", "two that overlap"),
+        (overlaps, "a student whose rows do not overlap in memory", f"strides {student.stride()}"),
         (
             not is_top_k and teacher.requires_grad,
             "a teacher that requires no gradient",

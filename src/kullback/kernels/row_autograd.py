@@ -11,6 +11,7 @@ from torch import Tensor
 from kullback.errors import invalid_value
 from kullback.generators import Divergence
 from kullback.kernels import reference
+from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Rows
 from kullback.representations import can_inspect
 
@@ -137,7 +138,7 @@ class WeightedTotal(torch.autograd.Function):
         if torch.is_grad_enabled() or not can_inspect(grad):
             rows = Rows(temperature=task.temperature)
             return *reference.row_gradients(task.kind, p, q, rows, scaled, wanted), None, None
-        inplace = task.inplace and not _overlaps_itself(q)
+        inplace = task.inplace and not may_overlap_itself(q)
         _, by_p, by_q = task.backend.value_and_gradient(
             task.kind, p, q, scaled, wanted=wanted, temperature=task.temperature, inplace=inplace
         )
@@ -182,7 +183,3 @@ def _may_round_early(p: Tensor, q: Tensor) -> bool:
     Not in float16, whose small numbers that factor saves in mixed-precision training.
     """
     return torch.float16 not in (p.dtype, q.dtype)
-
-
-def _overlaps_itself(x: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))

@@ -15,7 +15,7 @@ from kullback.errors import NoRuleError, explain, invalid_value
 from kullback.inputs import dense, is_fake, is_ordinary
 from kullback.numeric import upcast
 
-__all__ = ["detached", "upcast_copy", "usable", "with_dimension", "with_tensors"]
+__all__ = ["detached", "unvalidated", "upcast_copy", "usable", "with_dimension", "with_tensors"]
 
 # Gets the distribution or transform that has the tensor, the attribute's name and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
@@ -81,6 +81,14 @@ def detached(d: Distribution) -> Any:
 def upcast_copy(d: Distribution) -> Any:
     """Return a copy with parameters of float64."""
     return with_tensors(d, lambda _owner, _name, x: upcast(x) if x.is_floating_point() else x)
+
+
+def unvalidated(d: Distribution) -> Any:
+    """Return a copy that does not check the values it is asked for, nor do the distributions in it."""
+    new = with_tensors(d, lambda _owner, _name, x: x)
+    for part in (new, *_parts(new)):
+        part._validate_args = False  # noqa: SLF001
+    return new
 
 
 def with_dimension(d: Distribution, axis: int) -> Any:

@@ -117,6 +117,7 @@ def _by_closed_form(
             return None
         value = _with_infinities(p, q, value.clamp(min=0))
     error = _ROUNDING * value.detach().abs() + _TINY if options.wants_error else None
+    error = None if error is None else torch.where(value.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
 
 
@@ -174,7 +175,7 @@ def _by_classes(
     if logs[0] is None or logs[1] is None or logs[0].shape[-1] != logs[1].shape[-1]:
         return None
     value = total_of_masses(kind, *torch.broadcast_tensors(*logs))
-    return _finished(p, q, value, 1e-14 * (1 + value.detach().abs()), "summation")
+    return _finished(p, q, value, _rounding(value, 1e-14), "summation")
 
 
 def _log_classes(d: Distribution) -> Tensor | None:
@@ -219,7 +220,12 @@ def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: O
     value = renyi_in_closed_form(p, q, alpha)
     if value is None:
         return None
-    return _finished(p, q, value, 1e-13 * (1 + value.detach().abs()), "closed_form")
+    return _finished(p, q, value, _rounding(value, 1e-13), "closed_form")
+
+
+def _rounding(value: Tensor, relative: float) -> Tensor:
+    """Return what a value may lose to rounding; nothing where it is infinite."""
+    return torch.where(value.isinf(), 0, relative * (1 + value.detach().abs()))
 
 
 # ---- Both.
@@ -247,8 +253,9 @@ def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | N
     """Round to the dtype of the parameters, and give every element of the batch its number."""
     dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
     if error is not None:
-        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * value.detach().abs()
-        error = torch.where(value.isinf(), 0, error + rounding).to(dtype).expand(shape)
+        size = torch.where(value.isinf(), 0, value.detach().abs())
+        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * size
+        error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 

@@ -43,6 +43,9 @@ __all__ = [
 
 Parameters = ParamSpec("Parameters")
 
+# Draws of P where Q has none that are worth a note.
+_SEVERAL = 3
+
 
 @dataclass(frozen=True)
 class CategoryCounts:
@@ -86,7 +89,11 @@ def _from_counts(
             raw = of_counts(table.a, table.b, **options)
             value = raw.clamp(min=0)
             error, interval, notes = describe(table, value, confidence, name)
-            notes = [*note_on_sign(float(raw)), *notes, *table.notes]
+            notes = [
+                *note_on_sign(float(raw), float(error) if error is not None else math.inf),
+                *notes,
+                *table.notes,
+            ]
             if value.isinf():
                 error = None
                 notes.insert(0, _what_q_misses(table))
@@ -121,8 +128,9 @@ def coverage_adjusted(
 
     Returns:
         value, standard error and interval in nats. The interval's upper end is infinite where Q never showed the
-        categories of more than 5 % of P's draws; there is no interval where no category has 10 draws of P and Q
-        together.
+        categories of more than 5 % of P's draws, or of significantly more than categories that Q showed once or twice
+        have; a finite one assumes that what Q has not shown is like what it has shown so rarely. There is no interval
+        where no category has 10 draws of P and Q together.
 
     Raises:
         ArgumentValueError: the draws are numbers, not categories, or of different shapes.
@@ -341,15 +349,21 @@ def describe(
     if int((coarse[0] + coarse[1] > 0).sum()) < 2 or not bool(variance.isfinite()):
         notes.append(_refusal(table, variance, categories))
         return None, None, notes
-    interval = kl_interval(table.a, table.b, confidence, table.inflation)
+    bins = categories == "bins"
+    interval = kl_interval(table.a, table.b, confidence, table.inflation, bins=bins)
     finite = math.isfinite(float(value))
-    if unseen > MOST_UNSEEN:
+    if not bool(interval[1].isfinite()):
         notes.append(
             f"{100 * unseen:.3g} % of P's draws are in {categories} that Q never showed, whose probability under Q may "
             "be as small as it likes: the interval has no upper end"
             f"{', and the value is likely too low' * finite}."
         )
-    elif singletons > MOST_UNSEEN:
+    elif unseen * table.a.sum() >= _SEVERAL and not bins:
+        notes.append(
+            f"{100 * unseen:.3g} % of P's draws are in {categories} that Q never showed: the interval's upper end "
+            f"takes them for {categories} like those that Q showed once or twice."
+        )
+    if interval[1].isfinite() and singletons > MOST_UNSEEN:
         notes.append(
             f"{100 * singletons:.3g} % of P's draws are in {categories} that it showed once: the interval's lower end "
             f"takes all {categories} with fewer than {FEWEST_DRAWS} draws for one."

@@ -61,6 +61,12 @@ class Line(NamedTuple):
         """Return v at the coordinate."""
         return torch.asinh((t - self.center) / self.width)
 
+    def resolution(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Return how far rounding moves nodes of panels in v, in units of the machine's epsilon."""
+        nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
+        farthest = torch.maximum(lower.abs(), upper.abs())
+        return 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
+
     def points(self, v: Tensor) -> tuple[Points, Tensor]:
         """Return the points at v, and log dx/dv there."""
         t = self.t(v)
