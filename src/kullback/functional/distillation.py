@@ -19,6 +19,7 @@ from kullback.functional.positions import (
 )
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
+from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence, weighted_total
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.reduction import Reduction, check_reduction
@@ -108,19 +109,21 @@ def distillation_loss(
         if inplace_backward:
             _check_inplace(student, teacher, word)
         values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
-        weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
+        weights = position_weights(
+            _CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device
+        )
         return _reduce(values, weights, word, normalizer)
     _check_logits(student, teacher)
     if inplace_backward:
         _check_inplace(student, teacher, word)
-    weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
+    weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device)
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
     if word == "none":
-        p, q = Logits(teacher, validate=False), Logits(student, validate=False)
+        p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
         values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
         return _reduce(values, weights, word, normalizer)
-    weights, factor = divided(weights, normalizer, word, student.shape[:-1])
+    weights, factor = divided(weights, normalizer, word, student.shape[:-1], student.device)
     return weighted_total(
         kind,
         _as_matrix(teacher),
@@ -139,7 +142,7 @@ def _reduce(
     """Reduce the values of the positions; one of weight 0 counts nothing, whatever its value."""
     factor = 1.0
     if word != "none":
-        weights, factor = divided(weights, normalizer, word, values.shape)
+        weights, factor = divided(weights, normalizer, word, values.shape, values.device)
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
     return values if word == "none" else (values * factor).sum()
@@ -218,6 +221,8 @@ def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -
 
 def _check_logits(student: Tensor, teacher: Tensor) -> None:
     for name, x in (("student", student), ("teacher", teacher)):
+        if isinstance(x, Tensor):
+            check_dense(_CALL, name, x)
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise invalid_type(
