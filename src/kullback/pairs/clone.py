@@ -14,7 +14,14 @@ from torch.distributions import Distribution, Transform
 from kullback.errors import NoRuleError, explain
 from kullback.numeric import upcast
 
-__all__ = ["detached", "unvalidated", "upcast_copy", "with_dimension", "with_tensors"]
+__all__ = [
+    "detached",
+    "unvalidated",
+    "upcast_copy",
+    "with_dimension",
+    "with_tensors",
+    "zero_of_parameters",
+]
 
 # Gets the distribution or transform that has the tensor, the attribute's name and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
@@ -41,6 +48,20 @@ def _copied(thing: Any, change: Change, seen: dict[int, Any]) -> Any:
         # A transform's weak reference to its inverse is to that of the original; torch makes another when asked.
         new.__dict__[name] = None if isinstance(value, weakref.ref) else _copied(value, change, seen)
     return new
+
+
+def zero_of_parameters(*distributions: Distribution) -> Tensor:
+    """Return 0 with a gradient of 0 to every parameter."""
+    zeros: list[Tensor] = []
+
+    def look(_owner: object, _name: str, x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            zeros.append(torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum())
+        return x
+
+    for d in distributions:
+        with_tensors(d, look)
+    return sum(zeros, torch.zeros((), dtype=torch.float64))
 
 
 def detached(d: Distribution) -> Any:
