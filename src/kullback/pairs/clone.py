@@ -15,7 +15,15 @@ from kullback.errors import NoRuleError, explain, invalid_value
 from kullback.inputs import dense, is_fake, is_ordinary
 from kullback.numeric import upcast
 
-__all__ = ["detached", "unvalidated", "upcast_copy", "usable", "with_dimension", "with_tensors"]
+__all__ = [
+    "detached",
+    "unvalidated",
+    "upcast_copy",
+    "usable",
+    "with_dimension",
+    "with_tensors",
+    "zero_of_parameters",
+]
 
 # Gets the distribution or transform that has the tensor, the attribute's name and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
@@ -71,6 +79,20 @@ def _tensors(thing: Any) -> Iterator[Tensor]:
         for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
             if isinstance(part, Distribution | Transform):
                 yield from _tensors(part)
+
+
+def zero_of_parameters(*distributions: Distribution) -> Tensor:
+    """Return 0 with a gradient of 0 to every parameter."""
+    zeros: list[Tensor] = []
+
+    def look(_owner: object, _name: str, x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            zeros.append(torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum())
+        return x
+
+    for d in distributions:
+        with_tensors(d, look)
+    return sum(zeros, torch.zeros((), dtype=torch.float64))
 
 
 def detached(d: Distribution) -> Any:

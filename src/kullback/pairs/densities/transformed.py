@@ -52,23 +52,13 @@ class AffineDensity(Density):
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale.abs())
-        y = (at.x - self.loc) / self.scale
-        low, high = self.part.low(), self.part.high()
-        above = at.log_below_high if self.falls else at.log_above_low
-        below = at.log_above_low if self.falls else at.log_below_high
-        # Distances from P's ends are those from this density's own only where the ends are the same.
-        own = Points(
-            y,
-            *((low, above - log_scale) if low is not None and above is not None else (None, None)),
-            *((high, below - log_scale) if high is not None and below is not None else (None, None)),
-        )
-        return self.part.log_density(own if self._shares_ends(at) else Points(y)) - log_scale
-
-    def _shares_ends(self, at: Points) -> bool:
-        return all(
-            a is None or b is None or bool((a == b).all())
-            for a, b in ((at.low, self.low()), (at.high, self.high()))
-        )
+        low, high = self.low(), self.high()
+        below = None if low is None else at.log_above(low) - log_scale
+        above = None if high is None else at.log_below(high) - log_scale
+        if self.falls:
+            below, above = above, below
+        own = Points((at.x - self.loc) / self.scale, self.part.low(), below, self.part.high(), above)
+        return self.part.log_density(own) - log_scale
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         center, width = self.part.center_and_width()
