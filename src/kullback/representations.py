@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.inputs import as_tensor, split_labels
+from kullback.inputs import as_tensor, is_fake, split_labels
 from kullback.numeric import accurate_dtype, upcast
 from kullback.words import RepresentationName
 
@@ -39,8 +39,8 @@ SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, 
 
 
 def can_inspect(x: Tensor) -> bool:
-    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or on the meta device."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or where it has none."""
+    if torch.compiler.is_compiling() or x.is_meta or is_fake(x):
         return False
     return not (_is_wrapped(x) or _is_legacy_batch(x))
 

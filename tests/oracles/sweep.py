@@ -10,17 +10,21 @@ from its ends, on panels around every location at every scale, bisected until tw
 from __future__ import annotations
 
 import functools
+import gzip
 import itertools
+import json
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mpmath
 from mpmath import mp, mpc, mpf
 
 Spec = list[Any]
+TRUTHS = Path(__file__).parents[1] / "data" / "sweep_truths.json.gz"
 DIGITS = 34
 STEP = mpf(10) ** -24
 AGREE = mpf(10) ** -17
@@ -145,7 +149,7 @@ def log_density(spec: Spec, at: Point, plain: Spec) -> Any:
         if family == "Cauchy":
             return -log(1 + z * z) - log_of(mp.pi * scale)
         if family == "Gumbel":
-            return -z - mpmath.exp(-z) - log_of(scale)
+            return mpc(-mpmath.inf) if mpmath.re(z) < -1e5 else -z - mpmath.exp(-z) - log_of(scale)
         n = a[0]
         constant = loggamma((n + 1) / 2) - loggamma(n / 2) - log_of(n * mp.pi) / 2 - log_of(scale)
         return constant - (n + 1) / 2 * log(1 + z * z / n)
@@ -400,22 +404,29 @@ class Integrator:
         return total
 
     def over(self, piece: Piece) -> list[Any]:
-        """The integrals over a piece: infinite where the integrand does not fall outwards, None where it falls slowly."""
+        """The integrals over a piece: infinite where the integrand does not fall, None where it falls slowly."""
         edges = cuts(piece, self.plain)
         edges = sorted({*edges, *self.crossings(piece, edges)})
         sizes = [self.log_size(piece, t) for t in edges]
-        least = max(plain for plain, _ in sizes) - 250
-        rough = [
-            self.on(piece, *pair, 0)
-            if any(powered > least and plain > -_SMALLEST for plain, powered in near)
-            else [mpf(0)] * (2 * len(KINDS))
-            for pair, near in zip(itertools.pairwise(edges), itertools.pairwise(sizes), strict=True)
+        least = max(size[0] for size in sizes) - 250
+        computed = [
+            any(max(size) > least and size[0] > -_SMALLEST for size in near)
+            for near in itertools.pairwise(sizes)
         ]
+        rough = [
+            self.on(piece, *pair, 0) if inside else [mpf(0)] * (2 * len(KINDS))
+            for pair, inside in zip(itertools.pairwise(edges), computed, strict=True)
+        ]
+        first, final = computed.index(True), len(computed) - 1 - computed[::-1].index(True)
         scale = [sum(abs(panel[i]) for panel in rough) for i in range(2 * len(KINDS))]
+        for i in range(2 * len(KINDS)):  # powers that rise where neither density is looked at any more
+            power = {2.0: 1, -0.5: 2}.get(POWERS.get(KINDS[i // 2], 0.0), 0)
+            if power and any(size[power] > least and size[0] <= -_SMALLEST for size in sizes):
+                scale[i] = mpmath.inf
         total: list[Any] = [mpf(0)] * (2 * len(KINDS))
         for i, size in enumerate(scale):
-            last = [abs(rough[0][i]), abs(rough[-1][i])]
-            before = [abs(rough[2][i]), abs(rough[-3][i])]
+            last = [abs(rough[first][i]), abs(rough[final][i])]
+            before = [abs(rough[min(first + 2, final)][i]), abs(rough[max(final - 2, first)][i])]
             if (
                 mpmath.isinf(size)
                 or mpmath.isnan(size)
@@ -452,13 +463,13 @@ class Integrator:
         parts = [self.refined(piece, a, b, self.on(piece, a, b, 0), wanted, depth + 1) for a, b in halves]
         return [x + y for x, y in zip(*parts, strict=True)]
 
-    def log_size(self, piece: Piece, t: Any) -> tuple[Any, Any]:
-        """The logarithms of the larger density, and of about the largest integrand."""
+    def log_size(self, piece: Piece, t: Any) -> tuple[Any, ...]:
+        """The logarithms of the larger density, of p^2 / q, and of (q^3 / p)^(1 / 2)."""
         point, log_jacobian = piece.point(t)
         a, b = (mpmath.re(log_density(spec, point, spec)) for spec in self.plain)
         finite = a > -mpmath.inf and b > -mpmath.inf
-        powered = max(a, b, *((2 * a - b, (3 * b - a) / 2) if finite else ()))
-        return max(a, b) + log_jacobian, powered + log_jacobian
+        squared, inverse = (2 * a - b, (3 * b - a) / 2) if finite else (a, b)
+        return tuple(x + log_jacobian for x in (max(a, b), squared, inverse))
 
     def crossings(self, piece: Piece, edges: list[Any]) -> list[Any]:
         """Where the densities cross: corners of total variation."""
@@ -663,3 +674,14 @@ def direction_of(spec: Spec, rng: random.Random, *, moves_ends: bool = True) -> 
     if family in ("Normal", "Laplace", "Cauchy", "Gumbel", "StudentT"):
         found[-2] = rng.uniform(-1, 1) * a[-1]
     return found
+
+
+# ---- The stored truths.
+
+
+def store(entries: list[dict[str, Any]]) -> None:
+    TRUTHS.write_bytes(gzip.compress(json.dumps(entries).encode(), mtime=0))
+
+
+def load() -> list[dict[str, Any]]:
+    return json.loads(gzip.decompress(TRUTHS.read_bytes()))

@@ -218,7 +218,8 @@ def _bias(
 ) -> tuple[float, float, float]:
     """Measure the bias on reference draws; return it, its standard error, and what may be left of P's own.
 
-    Biases fall with k as k^(2 / d), or slower, so what P's estimate changes beyond the reference's from k to 4 k tells the rest.
+    Biases fall with k as k^(2 / d), or slower, so what P's estimate changes beyond the reference's from k to 4 k tells
+    the rest.
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     references = [[_gaussian_bias(rng, n, d, numbers) for _ in range(times)]]

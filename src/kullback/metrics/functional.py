@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kullback.errors import IncompatibleTensorError, KullbackError, explain, invalid_type, invalid_value
 from kullback.generators import KL
+from kullback.inputs import dense
 from kullback.kernels import row_divergence
 from kullback.kernels.native.terms import kl_of_weights
 from kullback.numeric import upcast
@@ -124,6 +125,7 @@ def row_values(
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             got, instead = type(x).__name__, f"{call}(torch.as_tensor(p), torch.as_tensor(q))"
             raise invalid_type(call, name, wanted="a tensor", got=got, instead=instead)
+    p, q = dense(call, "p", p), dense(call, "q", q)
     if p.shape != q.shape or p.device != q.device:
         wanted = "two tensors of the same shape on the same device"
         got = f"shape {tuple(p.shape)} on {p.device} and shape {tuple(q.shape)} on {q.device}"
@@ -131,6 +133,7 @@ def row_values(
         raise IncompatibleTensorError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
     if mask is not None:
         _check_mask(call, mask, p)
+        mask = dense(call, "mask", mask)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)

@@ -24,6 +24,7 @@ from kullback.pairs.integration.panels import (
     integrate_panels,
     panel_nodes,
     refine,
+    rounding_error,
     scan_points,
     span,
 )
@@ -33,7 +34,6 @@ from kullback.pairs.options import MASS_ERROR, Target
 __all__ = ["Integral", "Terms", "integrate"]
 
 _FIRST_PANELS = 16
-_EPS = torch.finfo(torch.float64).eps
 # The logarithm below which P's density is too small to have a derivative.
 _UNDERFLOW = -700.0
 # The logarithm of a density that is -inf beyond logarithms below this has overflown: it is no hole in a support.
@@ -148,9 +148,13 @@ class _Columns(NamedTuple):
     mass_errors: Tensor
 
     def sums(self, same_ends: Tensor) -> _Sums:
-        is_whole = same_ends & ((self.mass_q.sum(-1) - 1).abs() < 1e-11)
+        beyond = (
+            self.mass_q.sum(-1) - 1
+        ).abs()  # of Q's mass, which in the first form is missing from the value
+        is_whole = same_ends & (beyond < 1e-11)
         totals = (x.sum(-1) for x in self[:3])
         value, error, rounding = (torch.where(is_whole, x[0], x[1]) for x in totals)
+        rounding = rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
         errors = torch.where(is_whole.unsqueeze(-1), self.errors[0], self.errors[1])
         unintegrated = 1 - self.mass_p.sum(-1)
         return _Sums(value, error, rounding, is_whole, unintegrated, self.mass_errors.sum(-1), errors)
@@ -199,13 +203,12 @@ def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Colum
     mass_q, _ = integrate_panels(q, half)
     f = torch.stack([terms(log_p, log_q, whole) for whole in (True, False)])
     values, errors = integrate_panels(f, half)
-    # A rounded log q changes a term by |p - q| with Q's mass in it, by p without; log p and log dx/dv by f as well.
+    # A rounded log q changes a term by |p - q| with Q's mass in it, by p without.
     by_q = torch.stack([(p - q).abs(), p])
-    size_p, size_q = (x.abs().nan_to_num(posinf=0.0) for x in (log_p, log_q))
-    changes = (f.abs() + by_q) * (1 + log_jacobian.abs() + size_p) + by_q * size_q
-    roundings = (changes * WEIGHTS_KRONROD.to(v.device) * half).sum(-1)
-    moves = (f.diff(dim=-1).abs().sum(-1)) * pair.line.resolution(lower, upper)
-    return _Columns(values, errors, _EPS * (roundings + moves), mass_p, mass_q, mass_errors)
+    by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
+    changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]
+    roundings = rounding_error(pair.line, f, changes, lower, upper)
+    return _Columns(values, errors, roundings, mass_p, mass_q, mass_errors)
 
 
 def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
