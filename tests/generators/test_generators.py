@@ -1,4 +1,4 @@
-"""The divergences of finite distributions: values and gradients against 50 digits, edges, identities, and transforms."""
+"""The divergences of finite distributions: values and gradients against 50 digits, edges, identities and transforms."""
 
 from __future__ import annotations
 
