@@ -116,8 +116,11 @@ def _by_closed_form(
         if value is None:
             return None
         value = _with_infinities(p, q, value.clamp(min=0))
-    error = _ROUNDING * value.detach().abs() + _TINY if options.wants_error else None
-    error = None if error is None else torch.where(value.isinf(), 0, error)
+    error = None
+    if options.wants_error:
+        fixed = value.detach()
+        error = _ROUNDING * fixed + _TINY if form.error is None else form.error(p, q, fixed)
+        error = torch.where(fixed.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
 
 
