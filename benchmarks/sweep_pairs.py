@@ -24,8 +24,8 @@ INTRODUCTION = """\
 {pairs} random pairs of distributions on the line, {cases:,} cases: every pair with each of {kinds} divergences, once
 without and once with gradients required. There are mixtures of two or three parts with scales from 1e-6 to 1e3, shapes
 from 0.03 to 1e6, singular ends, supports inside one another, and maps of variables. The truth is mpmath's, at 34
-digits: the definition of the divergence, integrated between and around all peaks on panels that are halved until two Gauss
-rules agree to 1e-17, with the derivative along a random direction of all parameters
+digits: the definition of the divergence, integrated between and around all peaks on panels that are halved until two
+Gauss rules agree to 1e-17, with the derivative along a random direction of all parameters
 (`tests/oracles/sweep.py`; the same checks run in the tests).
 
 A value is wrong if it is off by more than 1e-6 of itself and 1e-9, which is what an answer has to reach, if it is

@@ -38,10 +38,14 @@ FormT = TypeVar("FormT", bound=Form)
 
 
 class ClosedForm(NamedTuple):
-    """A closed form, and its method: ``"closed_form"`` or ``"series"``."""
+    """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
+
+    The bound is a function of P, Q and the value; None for the one that all others have.
+    """
 
     function: Form
     method: str
+    error: Callable[..., Tensor] | None = None
 
 
 class UserRule(NamedTuple):
@@ -62,7 +66,13 @@ _FOUND: dict[TypePair, ClosedForm | None] = {}
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
 
-def closed_form(type_p: type, type_q: type, *, method: str = "closed_form") -> Callable[[FormT], FormT]:
+def closed_form(
+    type_p: type,
+    type_q: type,
+    *,
+    method: str = "closed_form",
+    error: Callable[..., Tensor] | None = None,
+) -> Callable[[FormT], FormT]:
     """Enter a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
     The function takes the two distributions, reads their parameters through `upcast` and returns a float64 tensor that
@@ -73,7 +83,7 @@ def closed_form(type_p: type, type_q: type, *, method: str = "closed_form") -> C
     def enter(function: FormT) -> FormT:
         if (type_p, type_q) in _CLOSED_FORMS:
             raise RegistrationError(f"two closed forms for {_names(type_p, type_q)}")
-        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method)
+        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error)
         _FOUND.clear()
         return function
 

@@ -104,7 +104,7 @@ def _by_mask(
         mask: Any = vars(d)["_mask"] if _is_masked(d) else True
         kept = kept & mask
         bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
-    found = estimate(call, *bases, options, kind)
+    found = estimate(call, bases[0], bases[1], options, kind)
 
     def masked(x: Tensor | None) -> Tensor | None:
         return None if x is None else torch.where(kept, x, 0)
@@ -156,8 +156,11 @@ def _by_closed_form(
         value = _without_overflow(form, p, q, _with_infinities(p, q, value.clamp(min=0)))
         if value is None:
             return None
-    error = _ROUNDING * value.detach().abs() + _TINY if options.wants_error else None
-    error = None if error is None else torch.where(value.isinf(), 0, error)
+    error = None
+    if options.wants_error:
+        fixed = value.detach()
+        error = _ROUNDING * fixed + _TINY if form.error is None else form.error(p, q, fixed)
+        error = torch.where(fixed.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
 
 
@@ -200,8 +203,9 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
         where = lost.reshape(*shape, *[1] * (x.ndim - len(shape)))
         return torch.where(where, x.detach().flatten(0, len(shape) - 1)[other], x)
 
-    replaced = (with_tensors(d.expand(shape), change) for d in (p, q))
-    return torch.where(lost, torch.inf, form.function(*replaced))
+    replaced = [with_tensors(d.expand(shape), change) for d in (p, q)]
+    computed = form.function(replaced[0], replaced[1])
+    return None if computed is None else torch.where(lost, torch.inf, computed)
 
 
 def _by_reduction(

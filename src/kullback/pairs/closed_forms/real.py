@@ -204,7 +204,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
     # A square of the ratio that underflows leaves its logarithm; one that overflows is infinite.
     tiny, huge = ratio < 1e-100, ratio > 1e150
-    log_variance = 2 * torch.log(torch.where(tiny, ratio, 1)) + torch.log(half / (half - 1))
+    log_variance = 2 * (torch.log(scale_p) - torch.log(scale_q)) + torch.log(half / (half - 1))
     ratio, more = (torch.where(tiny | huge, x, y) for x, y in ((1, ratio), (0, more)))
     square = ratio * ratio
     variance = square * half / (half - 1)

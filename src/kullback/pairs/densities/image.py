@@ -42,7 +42,8 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
         return None
     given: list[Tensor | None] = []
     for end, infinite in zip(ends, (-math.inf, math.inf), strict=True):
-        image = upcast(step(torch.full((), infinite, dtype=torch.float64) if end is None else end))
+        at = torch.full((), infinite, dtype=torch.float64) if end is None else end
+        image = upcast(torch.as_tensor(step(at)))
         if bool(image.isnan().any()):
             return None
         given.append(None if bool(image.isinf().all()) else image)

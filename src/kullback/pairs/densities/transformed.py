@@ -430,7 +430,8 @@ def _after(part: Density, step: Transform) -> Density | None:
             SigmoidDensity(AffineDensity(part, zero, two, falls=False)), zero - 1, two, falls=False
         )
     if isinstance(inverse, ExpTransform) or isinstance(step, PowerTransform):
-        return _after_logarithm(part, upcast(torch.as_tensor(step.exponent)) if inverse is None else None)
+        exponent = upcast(torch.as_tensor(step.exponent)) if isinstance(step, PowerTransform) else None
+        return _after_logarithm(part, exponent)
     return None
 
 
