@@ -178,7 +178,9 @@ def _counted(weights: Tensor | None) -> Tensor | None:
 
 
 def _is_autocast_on(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    # torch 2.10 does not compile the question whether a device has autocast; what it compiles for has.
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return is_available and torch.is_autocast_enabled(device)
 
 
 def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:

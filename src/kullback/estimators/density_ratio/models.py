@@ -271,10 +271,11 @@ def _trees(seed: int) -> Fit:
         model = _sklearn("ensemble").HistGradientBoostingClassifier(
             learning_rate=0.08,
             max_leaf_nodes=15,
-            min_samples_leaf=30,
+            min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            early_stopping=True,
+            # It needs a tenth of the draws, of both sides; with so few the trees stay leaves in any case.
+            early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )
         # Binned here, as scikit-learn takes a second for each column to bin weighted draws.
