@@ -108,12 +108,16 @@ def chi_squared(x: Draws, y: Draws, rng: np.random.Generator) -> float:
         codes = np.searchsorted(cuts, both[:, 0])
     else:
         codes = (both > np.median(both, 0)) @ 2 ** np.arange(x.shape[1])
-    table = np.stack([np.bincount(side, minlength=codes.max() + 1) for side in (codes[: len(x)], codes[len(x) :])])
+    table = np.stack(
+        [np.bincount(side, minlength=codes.max() + 1) for side in (codes[: len(x)], codes[len(x) :])]
+    )
     table = table[:, table.sum(0) > 0]
     return 1.0 if table.shape[1] < 2 else float(scipy.stats.chi2_contingency(table).pvalue)
 
 
-def by_similarity(similarity: Callable[[Draws], Draws]) -> Callable[[Draws, Draws, np.random.Generator], float]:
+def by_similarity(
+    similarity: Callable[[Draws], Draws],
+) -> Callable[[Draws, Draws, np.random.Generator], float]:
     def test(x: Draws, y: Draws, rng: np.random.Generator) -> float:
         matrix = similarity(np.concatenate([x, y])).astype(np.float32)
         labels = np.r_[np.full(len(x), 1 / len(x)), np.full(len(y), -1 / len(y))].astype(np.float32)
@@ -152,7 +156,13 @@ def measured(case: Case, repetitions: int) -> dict[str, Any]:
         for test, rng in zip(rejected, streams[2:], strict=True):
             rejected[test] += TESTS[test](x, y, rng) <= LEVEL
     shares = {test: count / repetitions for test, count in rejected.items()}
-    return {"case": case.name, "sizes": case.sizes, "equal": case.equal, "repetitions": repetitions, "rejects": shares}
+    return {
+        "case": case.name,
+        "sizes": case.sizes,
+        "equal": case.equal,
+        "repetitions": repetitions,
+        "rejects": shares,
+    }
 
 
 def main() -> None:

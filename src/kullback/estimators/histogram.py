@@ -18,7 +18,8 @@ from kullback.errors import invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, check_samples
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import CategoryCounts, describe, tabulate
+from kullback.estimators.discrete.api import describe
+from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
 from kullback.estimators.normal_interval import note_on_sign
@@ -142,7 +143,10 @@ def histogram(
         tails = _count(p, q, first, second, _with_tails(first.values, edges))
         lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - corrected
         in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
-        high = kl_interval(tails.a, tails.b, confidence, tails.inflation, bins=True)[1] + 2 * in_tails
+        high = (
+            kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
+            + 2 * in_tails
+        )
         # A few draws of P alone in a tail are no reason to give up an upper end.
         high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
         verdict = _beyond_q(first, second, float(table.a.sum()), float(high - interval[0]) / 2)
@@ -239,7 +243,7 @@ def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array
             torch.from_numpy(np.diff(s.places(edges), prepend=0, append=len(s.values)).astype(np.float64))
             for s in (first, second)
         )
-        return CategoryCounts(a, b, (1.0, 1.0), (len(p), len(q)))
+        return CategoryCounts(a, b, (1.0, 1.0), 1.0, (len(p), len(q)))
     codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
     return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
 

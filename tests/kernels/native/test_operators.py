@@ -93,7 +93,13 @@ def closed_form_of_rows() -> Call:
 
 
 def scale_derivatives() -> Call:
-    return {"grad": torch.full((ROWS,), 2.0), "by_a": matrix(), "by_b": matrix(), "by_c": matrix(), "by_d": None}
+    return {
+        "grad": torch.full((ROWS,), 2.0),
+        "by_a": matrix(),
+        "by_b": matrix(),
+        "by_c": matrix(),
+        "by_d": None,
+    }
 
 
 CALLS: dict[str, Callable[[], Call]] = {
@@ -125,7 +131,13 @@ def too_large(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    return x.reshape(CLASSES, ROWS).contiguous() if x.ndim == 2 else x[None, :, None] if x.ndim else x.new_zeros(3)
+    return (
+        x.reshape(CLASSES, ROWS).contiguous()
+        if x.ndim == 2
+        else x[None, :, None]
+        if x.ndim
+        else x.new_zeros(3)
+    )
 
 
 def of_another_dtype(x: Tensor) -> Tensor:

@@ -54,6 +54,7 @@ def kl_interval(
     confidence: float = 0.95,
     inflation: tuple[float, float] = (1.0, 1.0),
     *,
+    spread: float = 1.0,
     bins: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Return a confidence interval for KL from counts, one-sided where the draws miss too much for an upper end.
@@ -75,6 +76,7 @@ def kl_interval(
         b: how often Q did, broadcastable with `a`.
         confidence: how often the interval shall hold the divergence.
         inflation: by what draws that depend on each other multiply the two variances in V.
+        spread: by what they multiply S.
         bins: whether the categories are bins of a line, as in `has_upper_end`.
 
     Returns:
@@ -93,18 +95,24 @@ def kl_interval(
     unseen, singletons = unseen_shares(a, b)
     change = coverage_correction(a, b)
     estimate = zhang_grabchak(a, b) + change.shrunken
-    low, high = _not_rejected(estimate, a, b, z, inflation, change.variance)
+    low, high = _not_rejected(estimate, a, b, z, inflation, spread, change.variance)
     low, high = low + change.predicted.clamp(max=0), high + _CAUTION * change.predicted.clamp(min=0)
     coarse_a, coarse_b = coarser(a, b)
     bound, _ = _not_rejected(
-        zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, 0 * estimate
+        zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, spread, 0 * estimate
     )
     low = torch.where(torch.maximum(unseen, singletons) > MOST_UNSEEN, bound, low)
     return low.clamp(min=0), torch.where(has_upper_end(a, b, bins=bins), high, torch.inf)
 
 
 def _not_rejected(
-    estimate: Tensor, a: Tensor, b: Tensor, z: float, inflation: tuple[float, float], added: Tensor
+    estimate: Tensor,
+    a: Tensor,
+    b: Tensor,
+    z: float,
+    inflation: tuple[float, float],
+    spread: float,
+    added: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the least and the largest divergence within z of its standard errors; `added` is more variance."""
     from_p, from_q = first_order(a, b)
@@ -113,7 +121,7 @@ def _not_rejected(
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
     rate = (from_p * inflation[0] + from_q * inflation[1]) / plain
     middle = estimate + z**2 * rate / 2
-    reach = z * (second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
+    reach = z * (spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     return middle - reach, middle + reach
 
 
