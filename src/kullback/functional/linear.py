@@ -134,7 +134,7 @@ def linear_distillation_loss(
     positions = student.shape[:-1]
     weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, student.device)
     tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
-    tensors[::3] = [None if x is None else x.reshape(-1, x.shape[-1]) for x in tensors[::3]]
+    tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     dtype = (
         torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
     )

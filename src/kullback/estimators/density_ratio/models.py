@@ -38,6 +38,7 @@ _MOST_FEATURES = 1500
 _MOST_ASINH = 10
 _KNOTS = 7
 _BINS = 250
+_LEAF = 30  # draws in a leaf of a tree, at least
 _MOST_STEPS = 50
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
