@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Hashable, Mapping
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +14,16 @@ from torch import Tensor
 
 from kullback.errors import invalid_type
 
-__all__ = ["as_tensor", "check_dense", "dense", "is_fake", "is_ordinary", "recordable", "split_labels"]
+__all__ = [
+    "as_tensor",
+    "check_dense",
+    "dense",
+    "is_fake",
+    "is_ordinary",
+    "number_from",
+    "recordable",
+    "split_labels",
+]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -34,6 +45,19 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
             got=f"{type(x).__name__} ({error})",
             instead=f"{call}(torch.tensor(...))",
         ) from None
+
+
+def number_from(x: object) -> float:
+    """Return a real number as a float; NaN, which no check of a range passes, for whatever is none.
+
+    A tensor is none: it may require a gradient, which a number has not.
+    """
+    if type(x) is float:
+        return x
+    try:
+        return float(x) if isinstance(x, Real) else math.nan
+    except OverflowError:  # an integer beyond floats
+        return math.nan
 
 
 def dense(call: str, argument: str, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.inputs import as_tensor, is_fake, split_labels
+from kullback.inputs import as_tensor, is_fake, number_from, split_labels
 from kullback.numeric import accurate_dtype, upcast
 from kullback.words import RepresentationName
 
@@ -110,7 +110,7 @@ class Representation(ABC):
                 got="a single number",
                 instead=f"{self._call}(torch.stack([...])) with one entry for each class",
             )
-        if not -x.ndim <= dim < x.ndim:
+        if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_value(
                 self._call,
                 "dim",
@@ -336,7 +336,7 @@ class Counts(Representation):
     ) -> None:
         found, values = split_labels(x)
         self.labels = found if labels is None else tuple(labels)
-        self.prior = float(prior)
+        self.prior = number_from(prior)
         if not 0 <= self.prior < float("inf"):
             raise invalid_value(
                 "Counts",

@@ -158,7 +158,9 @@ def _checked_weights(weights: object, n: int) -> Tensor:
             got=f"shape {tuple(found.shape)}{reason}, sum {float(found.sum()):g}",
             instead="weights=None where every draw counts the same",
         )
-    return found
+    # Sums of the weights, and of their squares, must neither overflow nor lose digits.
+    peak = found.max()
+    return found if 1e-100 < peak < 1e100 else found / peak
 
 
 def _cluster_codes(cluster: object, n: int) -> Tensor:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_type, invalid_value
+from kullback.inputs import number_from
 from kullback.samples import Samples
 
 __all__ = ["EstimateWarning", "check_confidence", "check_finite", "check_samples", "seed_of", "seeded"]
@@ -29,6 +30,15 @@ class EstimateWarning(UserWarning):
 
 def check_samples(call: str, p: Samples, q: Samples) -> None:
     """Refuse draws from two spaces: other dimensions, categories against numbers, labels on one side only."""
+    for name, draws in (("p", p), ("q", q)):
+        if not isinstance(draws, Samples):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise invalid_type(
+                call,
+                name,
+                wanted="draws",
+                got=type(draws).__name__,
+                instead=f"{call}(Samples(x), Samples(y))",
+            )
     if p.tensor.shape[1] != q.tensor.shape[1]:
         raise invalid_value(
             call,
@@ -50,7 +60,7 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
 
 def check_confidence(call: str, confidence: float) -> None:
     """Refuse a confidence that is not strictly between 0 and 1."""
-    if not 0 < confidence < 1:
+    if not 0 < number_from(confidence) < 1:
         raise invalid_value(
             call,
             "confidence",

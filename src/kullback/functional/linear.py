@@ -134,7 +134,7 @@ def linear_distillation_loss(
     positions = student.shape[:-1]
     weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, student.device)
     tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
-    tensors[::3] = [None if x is None else x.reshape(-1, x.shape[-1]) for x in tensors[::3]]
+    tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     dtype = (
         torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
     )
@@ -178,7 +178,9 @@ def _counted(weights: Tensor | None) -> Tensor | None:
 
 
 def _is_autocast_on(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    # torch 2.10 does not compile the question whether a device has autocast; what it compiles for has.
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return is_available and torch.is_autocast_enabled(device)
 
 
 def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
-from kullback.inputs import check_dense, dense, recordable
+from kullback.inputs import check_dense, dense, number_from, recordable
 from kullback.reduction import Reduction
-from kullback.representations import can_inspect
+from kullback.representations import can_inspect, first_of
 
 __all__ = [
     "Vocabulary",
@@ -24,6 +23,9 @@ __all__ = [
     "divided",
     "position_weights",
 ]
+
+# Logits divided by less, and the square of more, leave the range of float32.
+_COLDEST = 1e-16
 
 Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
@@ -42,11 +44,11 @@ def check_kind(call: str, kind: object) -> None:
 
 def check_temperature(call: str, temperature: float) -> None:
     """Raise unless `temperature` is a positive number."""
-    if not 0 < temperature < math.inf:
+    if not _COLDEST <= number_from(temperature) <= 1 / _COLDEST:
         raise invalid_value(
             call,
             "temperature",
-            wanted="a positive number",
+            wanted=f"a positive number, from {_COLDEST:g} to {1 / _COLDEST:g}",
             got=repr(temperature),
             instead="temperature=2.0",
         )
@@ -86,7 +88,7 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
             else f"shape {tuple(normalizer.shape)}"
         )
     else:
-        good, got = isinstance(normalizer, Real) and 0 < normalizer < math.inf, repr(normalizer)
+        good, got = 0 < number_from(normalizer) < math.inf, repr(normalizer)
     if not good:
         raise invalid_value(
             call,
@@ -119,11 +121,30 @@ def position_weights(
             got=f"dtype {mask.dtype}",
             instead="mask=mask.bool(), or weight=mask",
         )
+    if labels is not None and not isinstance(ignore_index, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            call, "ignore_index", wanted="an integer", got=repr(ignore_index), instead="ignore_index=-100"
+        )
+    if weight is not None:
+        _check_weight(call, weight)
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
             weights = counted.float() if weights is None else torch.where(counted, weights, 0)
     return weights
+
+
+def _check_weight(call: str, weight: Tensor) -> None:
+    known = can_inspect(weight) and weight.is_cpu  # an accelerator would have to be waited for
+    bad = ~((weight >= 0) & (weight < math.inf)) if known and not weight.is_complex() else None
+    if weight.is_complex() or (bad is not None and bool(bad.any())):
+        raise invalid_value(
+            call,
+            "weight",
+            wanted="finite numbers, none negative",
+            got=f"dtype {weight.dtype}" if bad is None else first_of(bad),
+            instead="weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0), or mask= for what is not to count",
+        )
 
 
 def _of_positions(call: str, name: str, given: object, positions: torch.Size, device: torch.device) -> Tensor:
@@ -167,6 +188,9 @@ def divided(
     if normalizer is not None:
         return weights, 1 / float(normalizer)
     if word == "mean" and weights is not None:
+        if weights.numel():  # the sum of large weights must not overflow, nor that of small ones lose digits
+            peak = weights.detach().amax()
+            weights = weights / torch.where(peak == 0, 1, peak)
         counted = weights.sum()
         return weights / torch.where(counted == 0, 1, counted), 1.0
     divisor = {"mean": positions.numel(), "batchmean": positions[0] if positions else 1}.get(word, 1)

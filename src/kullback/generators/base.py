@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
+from kullback.inputs import number_from
 
 __all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
 
@@ -106,7 +107,7 @@ class Divergence(ABC):
 
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        if not low <= value <= high:
+        if not low <= number_from(value) <= high:
             raise invalid_value(
                 type(self).__name__,
                 name,

@@ -281,5 +281,7 @@ def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
 def _blocks(rows: Tensor) -> Iterator[slice]:
     """Cut rows into blocks of about `_BLOCK` elements; a compiler gets a single one, as it fuses operations itself."""
     n, classes = rows.shape
-    step = n if torch.compiler.is_compiling() else max(1, _BLOCK // classes)
-    return (slice(start, start + step) for start in range(0, n, max(step, 1)))
+    if torch.compiler.is_compiling():
+        return iter([slice(None)])
+    step = max(1, _BLOCK // classes)
+    return (slice(start, start + step) for start in range(0, n, step))

@@ -38,6 +38,7 @@ _MOST_FEATURES = 1500
 _MOST_ASINH = 10
 _KNOTS = 7
 _BINS = 250
+_LEAF = 30  # draws in a leaf of a tree, at least
 _MOST_STEPS = 50
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
@@ -271,10 +272,11 @@ def _trees(seed: int) -> Fit:
         model = _sklearn("ensemble").HistGradientBoostingClassifier(
             learning_rate=0.08,
             max_leaf_nodes=15,
-            min_samples_leaf=30,
+            min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            early_stopping=True,
+            # It needs a tenth of the draws, of both sides; with so few the trees stay leaves in any case.
+            early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )
         # Binned here, as scikit-learn takes a second for each column to bin weighted draws.

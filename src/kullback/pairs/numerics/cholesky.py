@@ -7,13 +7,14 @@ of which no term is negative. Where P and Q are close, M comes from the differen
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.numeric import upcast
+from kullback.pairs.numerics.parameters import first_given
 from kullback.special import itakura_saito
 
 __all__ = [
@@ -190,7 +191,7 @@ def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance
 def _given(d: Distribution) -> tuple[str, Tensor]:
     """Return the matrix that a distribution was made from, without the batch dimensions that it was expanded to."""
     attributes = vars(d)
-    name = next(x for x in attributes if x in ("scale_tril", "covariance_matrix", "precision_matrix"))
+    name = cast("str", first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")))
     matrix: Tensor = attributes[name]
     own: Tensor = attributes["_unbroadcasted_scale_tril"]
     if matrix.numel():
