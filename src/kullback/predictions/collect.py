@@ -144,7 +144,7 @@ class Collector:
             histogram=self._histogram.bins(),
             quantiles=list(zip(CURVE_LEVELS, self._quantiles["kl_pq"].at(CURVE_LEVELS), strict=True)),
             segments=self._segments.segments(),
-            infinite=self._infinite,
+            infinite={**self._infinite},
             quantiles_exact=self._quantiles["kl_pq"].exact,
             notes=[*notes, *self._notes(rows, labels), *_caveats(p, q)],
         )

@@ -70,7 +70,7 @@ def _against_labels(
 ) -> list[Tensor]:
     known = labels != IGNORED
     index = torch.where(known, labels, 0)
-    at_label = FinitePair(*(_at(part, index) for part in pair[:3]))
+    at_label = FinitePair(_at(pair.p, index), _at(pair.q, index), _at(pair.log_ratio, index))
     change = at_label.q_minus_p()
     cross_entropies = [
         _negative_log(probs, side, top, index)
