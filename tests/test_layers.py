@@ -22,7 +22,7 @@ LAYERS = {
     "kullback": (
         {"estimate", "numeric", "special", "words"},
         {"errors"},
-        {"findings", "inputs", "optional"},
+        {"files", "findings", "inputs", "optional"},
         {"progress", "streaming"},
         {"representations", "generators", "reduction"},
         {"control_variate", "kernels", "io", "samples"},
