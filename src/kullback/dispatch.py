@@ -17,6 +17,7 @@ from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_fro
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
+from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
@@ -268,6 +269,7 @@ def _answer(
     for argument, operand in (("p", p), ("q", q)):
         if not isinstance(operand, Representation | Samples | Distribution):
             raise _bare(call, argument, operand)
+    p, q = (usable(call, name, x) if isinstance(x, Distribution) else x for name, x in (("p", p), ("q", q)))
     if isinstance(p, Samples) or isinstance(q, Samples):
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,10 @@ def test_labels_and_clusters_from_archives_that_hold_several(files):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
-    found = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy", bootstrap=0)
+    draws = 200 if metric.endswith(("upper", "lower")) else 0
+    found = compare_predictions(
+        "p.npy", "q.npy", representation="logits", labels="labels.npy", bootstrap=draws
+    )
     assert parse_gate(f"{metric}=1e9", "above").failure(found) is None
     assert parse_gate(f"{metric}=-1e9", "below").failure(found) is None
     assert metric in str(parse_gate(f"{metric}=-1e9", "above").failure(found))
@@ -147,7 +151,16 @@ def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
 
 
 def test_metrics_are_the_numbers_they_name(files):
-    found = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy")
+    compared = partial(compare_predictions, "p.npy", "q.npy", representation="logits", labels="labels.npy")
+    found, ends = compared(bootstrap=0), compared()
+    for metric, end in (
+        ("upper", ends.divergences["kl_pq"].interval[1]),
+        ("tv.upper", ends.divergences["tv"].interval[1]),
+        ("top1.lower", ends.top1_agreement.interval[0]),
+    ):
+        assert parse_gate(f"{metric}={end!r}", "above").failure(ends) is None
+        assert parse_gate(f"{metric}={np.nextafter(end, -np.inf)!s}", "above").failure(ends)
+        assert parse_gate(f"{metric}={end!r}", "above").failure(found)
     values = {
         "mean": found.divergences["kl_pq"].mean,
         "p99.9": found.divergences["kl_pq"].p999,

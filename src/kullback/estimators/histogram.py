@@ -18,7 +18,8 @@ from kullback.errors import invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, check_samples
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import CategoryCounts, describe, tabulate
+from kullback.estimators.discrete.api import describe
+from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
 from kullback.estimators.normal_interval import note_on_sign

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
+from kullback.inputs import check_dense, dense, recordable
 from kullback.reduction import Reduction
+from kullback.representations import can_inspect
 
 __all__ = [
     "Vocabulary",
@@ -62,14 +65,35 @@ def check_vocabulary(call: str, vocabulary: object) -> None:
 
 
 def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) -> None:
-    """Raise if there is a normalizer with ``reduction="none"``, which divides by nothing."""
-    if normalizer is not None and word == "none":
+    """Raise unless a normalizer is a positive number, and the reduction divides by something."""
+    if normalizer is None:
+        return
+    if word == "none":
         raise invalid_value(
             call,
             "normalizer",
             wanted="none with reduction='none', which divides by nothing",
             got=f"{type(normalizer).__name__}",
             instead="reduction='sum' with it, or reduction='none' without",
+        )
+    if isinstance(normalizer, Tensor):
+        check_dense(call, "normalizer", normalizer)
+        known = can_inspect(normalizer) and normalizer.is_cpu  # an accelerator would have to be waited for
+        good = normalizer.numel() == 1 and (not known or 0 < normalizer.item() < math.inf)
+        got = (
+            f"{normalizer.item()}"
+            if known and normalizer.numel() == 1
+            else f"shape {tuple(normalizer.shape)}"
+        )
+    else:
+        good, got = isinstance(normalizer, Real) and 0 < normalizer < math.inf, repr(normalizer)
+    if not good:
+        raise invalid_value(
+            call,
+            "normalizer",
+            wanted="a positive number, such as the number of counted positions of a step",
+            got=got,
+            instead="normalizer=None to divide by those of this call, or max(normalizer, 1)",
         )
 
 
@@ -80,17 +104,13 @@ def position_weights(
     weight: Tensor | None,
     labels: Tensor | None,
     ignore_index: int,
+    device: torch.device,
 ) -> Tensor | None:
     """Return the weight of each position, 0 where it does not count; None where all weigh 1."""
-    for name, given in (("mask", mask), ("weight", weight), ("labels", labels)):
-        if given is not None and given.shape != positions:
-            raise invalid_value(
-                call,
-                name,
-                wanted=f"a value for each position, shape {tuple(positions)}",
-                got=f"shape {tuple(given.shape)}",
-                instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
-            )
+    mask, weight, labels = (
+        None if x is None else _of_positions(call, name, x, positions, device)
+        for name, x in (("mask", mask), ("weight", weight), ("labels", labels))
+    )
     if mask is not None and mask.dtype != torch.bool:
         raise invalid_type(
             call,
@@ -106,15 +126,46 @@ def position_weights(
     return weights
 
 
+def _of_positions(call: str, name: str, given: object, positions: torch.Size, device: torch.device) -> Tensor:
+    """Return a tensor with a value for each position, or raise."""
+    if not isinstance(given, Tensor):
+        got, instead = type(given).__name__, f"{name}=torch.as_tensor({name})"
+        raise invalid_type(call, name, wanted="a tensor", got=got, instead=instead)
+    given = dense(call, name, given)
+    if given.shape != positions:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a value for each position, shape {tuple(positions)}",
+            got=f"shape {tuple(given.shape)}",
+            instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
+        )
+    if given.device != device:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a tensor on {device}, where the positions are",
+            got=f"one on {given.device}",
+            instead=f"{name}={name}.to({str(device)!r})",
+        )
+    return given
+
+
 def divided(
-    weights: Tensor | None, normalizer: Tensor | float | None, word: Reduction, positions: torch.Size
+    weights: Tensor | None,
+    normalizer: Tensor | float | None,
+    word: Reduction,
+    positions: torch.Size,
+    device: torch.device,
 ) -> tuple[Tensor | None, float]:
     """Divide the weights of the positions by what `word` or the normalizer says: return weights and a common factor."""
     if isinstance(normalizer, Tensor):
-        ones = torch.ones(positions, device=normalizer.device) if weights is None else weights
-        return ones / normalizer, 1.0
+        shares = (torch.ones(positions, device=device) if weights is None else weights) / (
+            recordable(normalizer).reshape(())
+        )
+        return shares if weights is None else torch.where(weights == 0, 0, shares), 1.0
     if normalizer is not None:
-        return weights, 1 / normalizer
+        return weights, 1 / float(normalizer)
     if word == "mean" and weights is not None:
         counted = weights.sum()
         return weights / torch.where(counted == 0, 1, counted), 1.0

@@ -78,7 +78,7 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """The base class of all divergences; a subclass defines `terms`, `derivatives` and the two limits.
+    """The base class of all divergences; a subclass defines `terms` and `derivatives`.
 
     The docstring of `kullback.generators` says what these mean.
 
@@ -87,22 +87,10 @@ class Divergence(ABC):
         >>> from kullback.kernels import finite_pair
         >>> KL().terms(finite_pair(Counts([1.0, 0.0]), Counts([1.0, 1.0])))
         tensor([0.1931, 0.5000], dtype=torch.float64)
-        >>> KL().at_zero_p, KL().at_zero_q
-        (1.0, inf)
     """
 
     logarithmic: ClassVar[bool] = True
     """Whether the value is in nats, so that another base of the logarithm means something."""
-
-    @property
-    @abstractmethod
-    def at_zero_p(self) -> float:
-        """What a term is, per unit of q, where p = 0."""
-
-    @property
-    @abstractmethod
-    def at_zero_q(self) -> float:
-        """What a term is, per unit of p, where q = 0."""
 
     @abstractmethod
     def terms(self, pair: FinitePair) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series
 from kullback.generators.entropic import KL
+from kullback.generators.weighted_sum import WeightedSum
 
 __all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger"]
 
@@ -59,14 +60,6 @@ class Alpha(Divergence):
     def __post_init__(self) -> None:
         self._require("alpha", -_LARGEST, _LARGEST)
 
-    @property
-    def at_zero_p(self) -> float:
-        return 1 / self.alpha if self.alpha > 0 else math.inf
-
-    @property
-    def at_zero_q(self) -> float:
-        return 1 / (1 - self.alpha) if self.alpha < 1 else math.inf
-
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
         if alpha < 0.5:  # where the formula below would divide by a small alpha, its mirror image does not
@@ -113,7 +106,7 @@ def _log_affinity(pair: FinitePair, alpha: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ChiSquared(Divergence):
+class ChiSquared(WeightedSum):
     r"""Pearson's chi-squared divergence.
 
     .. math:: \chi^2(P \| Q) = \sum_i \frac{(p_i - q_i)^2}{q_i}
@@ -137,24 +130,12 @@ class ChiSquared(Divergence):
 
     logarithmic: ClassVar[bool] = False
 
-    @property
-    def at_zero_p(self) -> float:
-        return 1.0
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        return 2 * Alpha(2.0).terms(pair)
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = Alpha(2.0).derivatives(pair)
-        return 2 * by_p, 2 * by_q
+    def parts(self) -> list[tuple[float, Alpha, bool]]:
+        return [(2.0, Alpha(2.0), False)]
 
 
 @dataclass(frozen=True)
-class SquaredHellinger(Divergence):
+class SquaredHellinger(WeightedSum):
     r"""The squared Hellinger distance, between 0 and 1.
 
     .. math:: H^2(P, Q) = \tfrac12 \sum_i (\sqrt{p_i} - \sqrt{q_i})^2 = 1 - \sum_i \sqrt{p_i q_i}
@@ -177,20 +158,8 @@ class SquaredHellinger(Divergence):
 
     logarithmic: ClassVar[bool] = False
 
-    @property
-    def at_zero_p(self) -> float:
-        return 0.5
-
-    @property
-    def at_zero_q(self) -> float:
-        return 0.5
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        return Alpha(0.5).terms(pair) / 4
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = Alpha(0.5).derivatives(pair)
-        return by_p / 4, by_q / 4
+    def parts(self) -> list[tuple[float, Alpha, bool]]:
+        return [(0.25, Alpha(0.5), False)]
 
 
 @dataclass(frozen=True)
@@ -230,14 +199,6 @@ class Renyi(Divergence):
 
     def __post_init__(self) -> None:
         self._require("alpha", 0, math.inf)
-
-    @property
-    def at_zero_p(self) -> float:
-        return 0.0 if self.alpha == math.inf else Alpha(self.alpha).at_zero_p
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf if self.alpha == math.inf else Alpha(self.alpha).at_zero_q
 
     def terms(self, pair: FinitePair) -> Tensor:
         return Alpha(min(self.alpha, _LARGEST)).terms(pair)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.errors import ConvergenceError, NoRuleError
+from kullback.pairs.clone import usable
 from kullback.pairs.coverage import WRAPPERS, families, rule_of
 from kullback.pairs.options import Options
 from kullback.pairs.registry import find_user_rule, has_user_rules, on_registration, user_pairs
@@ -45,7 +46,8 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
             )
         return rule.function(p, q)
     try:
-        return estimate("kl_divergence", p, q, Options()).value
+        operands = usable("kl_divergence", "p", p), usable("kl_divergence", "q", q)
+        return estimate("kl_divergence", *operands, Options()).value
     except ConvergenceError as error:
         raise NoRuleError(str(error)) from error
 

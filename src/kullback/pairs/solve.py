@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.numeric import upcast
+from kullback.pairs.clone import with_tensors, zero_of_parameters
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
@@ -26,11 +29,12 @@ from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits
 from kullback.pairs.options import Options
-from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule, is_narrower
+from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction, find_user_rule, is_narrower
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
 from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
 from kullback.pairs.univariate import divergence_of_densities, method_for
+from kullback.representations import can_inspect
 
 __all__ = ["as_kl", "estimate"]
 
@@ -39,6 +43,8 @@ _ALWAYS_FINITE: set[tuple[type, type]] = set()
 # What a closed form of KL may lose to rounding, relatively and in all: the audit holds it to this.
 _ROUNDING = 1e-12
 _TINY = 1e-15
+# Formulas with an exponential saturate at e^709.
+_OVERFLOW = 8e307
 
 # Answers for a pair by one rule, None where the rule does not serve the pair.
 Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]
@@ -74,6 +80,9 @@ def estimate(
         if found is not None:
             return found
     check_comparable(call, p, q)
+    masked = _by_mask(call, p, q, kind, options)
+    if masked is not None:
+        return masked
     if options.method == "monte_carlo" and isinstance(kind, KL):
         return monte_carlo.estimate(call, p, q, options)
     for rule in rules:
@@ -81,6 +90,35 @@ def estimate(
         if found is not None:
             return _checked(call, p, q, found, kind, options)
     raise _no_rule(call, p, q, kind, options)
+
+
+def _by_mask(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Answer for masked distributions of Pyro: 0 where either side is masked, as their log-densities are there."""
+    if not (_is_masked(p) or _is_masked(q)):
+        return None
+    kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool)
+    bases: list[Any] = []
+    for d in (p, q):
+        mask: Any = vars(d)["_mask"] if _is_masked(d) else True
+        kept = kept & mask
+        bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
+    found = estimate(call, *bases, options, kind)
+
+    def masked(x: Tensor | None) -> Tensor | None:
+        return None if x is None else torch.where(kept, x, 0)
+
+    return replace(
+        found,
+        value=torch.where(kept, found.value, 0),
+        error=masked(found.error),
+        standard_error=masked(found.standard_error),
+    )
+
+
+def _is_masked(d: Distribution) -> bool:
+    return type(d).__name__ == "MaskedDistribution" and {"_mask", "base_dist"} <= vars(d).keys()
 
 
 # ---- Rules of KL.
@@ -115,7 +153,9 @@ def _by_closed_form(
         value = form.function(p, q)
         if value is None:
             return None
-        value = _with_infinities(p, q, value.clamp(min=0))
+        value = _without_overflow(form, p, q, _with_infinities(p, q, value.clamp(min=0)))
+        if value is None:
+            return None
     error = _ROUNDING * value.detach().abs() + _TINY if options.wants_error else None
     error = None if error is None else torch.where(value.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
@@ -135,6 +175,33 @@ def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     if is_plain(types[0]) and is_plain(types[1]):
         _ALWAYS_FINITE.add(types)
     return value
+
+
+def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
+    """Put +inf, without a gradient, where a formula overflowed; None if it gave no number, for other rules to try."""
+    if not can_inspect(value):
+        return value
+    lost = ~(value.detach() < _OVERFLOW)
+    if not bool(lost.any()):
+        return value
+    if bool(value.isnan().any()):
+        return value if density_of(p) is None or density_of(q) is None else None
+    if not value.requires_grad:
+        return torch.where(lost, torch.inf, value)
+    if bool(lost.all()):
+        return torch.full_like(value.detach(), torch.inf) + zero_of_parameters(p, q)
+    # The derivatives of what overflowed may be NaN, so other elements of the batch take its place.
+    shape = value.shape
+    other = int((~lost).flatten().nonzero()[0])
+
+    def change(_owner: object, _name: str, x: Tensor) -> Tensor:
+        if x.shape[: len(shape)] != shape:
+            return x
+        where = lost.reshape(*shape, *[1] * (x.ndim - len(shape)))
+        return torch.where(where, x.detach().flatten(0, len(shape) - 1)[other], x)
+
+    replaced = (with_tensors(d.expand(shape), change) for d in (p, q))
+    return torch.where(lost, torch.inf, form.function(*replaced))
 
 
 def _by_reduction(

@@ -16,7 +16,7 @@ from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.integration.uniform_endpoints import integrate_kl
 from kullback.pairs.options import MASS_ERROR, Options
-from kullback.pairs.support import is_infinite, is_power_infinite, truncation_error
+from kullback.pairs.support import is_infinite, is_power_infinite
 
 __all__ = ["divergence_of_densities", "method_for"]
 
@@ -111,12 +111,7 @@ def _compute(
             return compute(p, q, DivergenceTerms(kind), shape, target)
         if p.integer:  # small sums of few terms are as exact as large ones
             return sum_terms(p, q, kl_terms, shape, target._replace(atol=options.atol))
-        found = integrate_kl(p, q, kl_terms, shape, target)
-    beyond = truncation_error(p, q)
-    if beyond is None:
-        return found
-    size = torch.where(found.value.isfinite(), found.value.detach().abs(), 0)
-    return found._replace(error=found.error + beyond.squeeze(-1) * size)
+        return integrate_kl(p, q, kl_terms, shape, target)
 
 
 def _needs_gradient(*densities: Density) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 from kullback.generators import KL, FinitePair, JensenShannon, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair
 from kullback.predictions.result import TopClass
-from kullback.predictions.sources import IGNORED, REPRESENTATIONS
-from kullback.representations import Representation
+from kullback.predictions.sources import IGNORED
+from kullback.representations import REPRESENTATIONS, Representation
 from kullback.words import DIVERGENCE_NAMES, RepresentationName
 
 __all__ = ["COLUMNS", "DIVERGENCES", "LABEL_COLUMNS", "Measured", "measure"]

@@ -28,6 +28,7 @@ from kullback.tables.engines.base import JointCounts
 from kullback.tables.findings import (
     changed_type,
     column_findings,
+    finding,
     schema_findings,
     size_findings,
     unshared_categories,
@@ -233,7 +234,7 @@ def _compared(
     if p.weight > 0 and q.weight > 0:
         shared = [name for name in p.columns if name in q.columns]
         changed = {name: changed_type(name, p.columns[name], q.columns[name]) for name in shared}
-        found += [finding for finding in changed.values() if finding is not None]
+        found += [each for each in changed.values() if each is not None]
         shared = [name for name in shared if changed[name] is None]
         settings = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
         columns, joint, remarks = _all_compared(p, q, shared, settings, groups, joint_counting, cluster)
@@ -287,7 +288,11 @@ def _all_compared(
         )
         findings += [*column_findings(name, before, after, new, vanished), *remarks]
     joint: list[JointComparison] = []
-    for group in [group for group in groups if set(group) <= bins.keys()]:
+    for group in groups:
+        if lacking := [name for name in group if name not in bins]:
+            message = f"{' with '.join(map(repr, group))} cannot be compared: {', '.join(map(repr, lacking))} is not"
+            findings.append(finding("group-skipped", message, ",".join(group)))
+            continue
         assert joint_counting is not None  # noqa: S101 - there is one where there are groups
         number = settings.number_of_bins(len(group))
         coarse = {name: column_bins(p, q, name, number, settings.sizes) for name in group}

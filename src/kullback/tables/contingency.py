@@ -279,7 +279,7 @@ def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None)
             np.append(side, each[rare].sum()) for side, each in zip((p, q), (table.p, table.q), strict=True)
         ]
         return _Pooled(frequent, (label,), sums[0], sums[1], values)
-    found = rare_values(rows[0], rows[1], settings.sizes)
+    found = rare_values(rows[0], rows[1], settings.sizes, settings.random)
     sums = [
         np.append(side, group / scale)
         for side, group, scale in zip((p, q), found.totals, scales, strict=True)

@@ -31,6 +31,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "no-common-column": ("error", "the tables share no column: nothing is compared"),
     "column-missing": ("error", "a column is in one table only"),
     "type-changed": ("error", "a column has one type in P and another in Q"),
+    "group-skipped": ("error", "a group of columns of which one cannot be compared"),
     "all-missing": ("warning", "a column has no values in a table"),
     "column-skipped": (
         "warning",

@@ -120,6 +120,11 @@ class ColumnComparison(_Divergences):
     new: tuple[str, ...]
     vanished: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """The name of the column."""
+        return self.name
+
 
 @dataclass(frozen=True)
 class JointComparison(_Divergences):
@@ -148,6 +153,15 @@ class JointComparison(_Divergences):
     """
 
     columns: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The names of the columns, separated by commas."""
+        return ",".join(self.columns)
+
+
+# The codes of findings about a column, or a group of columns, that was not compared.
+NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipped")
 
 
 @dataclass(frozen=True)
@@ -188,3 +202,12 @@ class TableComparison:
     max_bins: int
     weights: str | None
     cluster: str | None
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """The columns, and groups of columns, that were asked for and could not be compared; findings say why."""
+        return tuple(
+            finding.column
+            for finding in self.findings
+            if finding.code in NOT_COMPARED and finding.column is not None
+        )

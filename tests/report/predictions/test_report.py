@@ -245,7 +245,7 @@ def shape(value: object) -> object:
 
 def test_the_names_in_version_2_of_the_schema_stay():
     interval = [None]
-    mean = {"mean": None, "standard_error": None, "interval": interval}
+    mean = {"mean": None, "standard_error": None, "interval": interval, "reason": None}
     summary = {**mean, **dict.fromkeys(("median", "p90", "p95", "p99", "p999", "maximum"))}
     divergences = dict.fromkeys(("kl_pq", "kl_qp", "js", "tv"))
     means = dict.fromkeys(
@@ -256,7 +256,7 @@ def test_the_names_in_version_2_of_the_schema_stay():
     assert shape(strict(report_json.dumps(changed(divergences=finite, labels=labels)))) == {
         **dict.fromkeys(("schema", "unit", "p_name", "q_name", "rows", "classes", "clusters")),
         "divergences": dict.fromkeys(divergences, summary),
-        "top1_agreement": {"value": None, "standard_error": None, "interval": interval},
+        "top1_agreement": {"value": None, "standard_error": None, "interval": interval, "reason": None},
         "labels": {"labeled": None, **means},
         "worst": [
             {**dict.fromkeys(("row", "kl", "label", "cluster")), "top": [dict.fromkeys(("index", "p", "q"))]}

@@ -37,7 +37,7 @@ __all__: list[str] = []
 
 # (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...)
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
-_HUGE = 1e300
+_LOG_HUGE = 709.0
 
 Classes = Categorical | OneHotCategorical | Multinomial
 
@@ -90,8 +90,10 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
     The arguments are log(p / q) for the last outcome and for the other, and the logarithms of P's and Q's probability
     of the other outcome, each divided by P's probability of the last one.
     """
-    odds, odds_of_q = (torch.exp(x).clamp(max=_HUGE) for x in (log_odds, log_odds_of_q))
-    return expm1mx(-last) + generalized_kl(odds, odds_of_q, others)
+    # The second term is proportional to the odds, which may overflow where it does not.
+    beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
+    odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
+    return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
 
 
 @closed_form(Poisson, Poisson)

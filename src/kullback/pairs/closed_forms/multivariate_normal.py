@@ -124,9 +124,11 @@ class _Whitened(NamedTuple):
 
 
 def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Read a distribution, without the batch dimensions that its covariance was expanded to."""
+    """Return the parameters, without the batch dimensions that the covariance was expanded to."""
     factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
+    factors, variances = factors.expand(*batch, *factors.shape[-2:]), variances.expand(*batch, -1)
     return FactorModel(upcast(d.loc), upcast(factors), upcast(variances))
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, TransformedDistribution, constraints
+from torch.distributions import TransformedDistribution
 from torch.distributions.transforms import (
     AffineTransform,
-    ComposeTransform,
     ExpTransform,
     PowerTransform,
     SigmoidTransform,
@@ -22,7 +19,6 @@ from torch.distributions.transforms import (
 from torch.nn.functional import logsigmoid
 
 from kullback.numeric import upcast
-from kullback.pairs.clone import unvalidated
 from kullback.pairs.densities.base import (
     Coordinate,
     Density,
@@ -32,11 +28,9 @@ from kullback.pairs.densities.base import (
     density_of,
     register_density,
 )
-from kullback.pairs.densities.black_box import black_box
+from kullback.pairs.densities.image import density_on_image, ends_after, steps_of
 
 __all__ = ["AffineDensity", "ExpDensity", "LogDensity", "SigmoidDensity"]
-
-_ONE = torch.Size()
 
 
 @dataclass(frozen=True)
@@ -58,23 +52,13 @@ class AffineDensity(Density):
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale.abs())
-        y = (at.x - self.loc) / self.scale
-        low, high = self.part.low(), self.part.high()
-        above = at.log_below_high if self.falls else at.log_above_low
-        below = at.log_above_low if self.falls else at.log_below_high
-        # Distances from P's ends are those from this density's own only where the ends are the same.
-        own = Points(
-            y,
-            *((low, above - log_scale) if low is not None and above is not None else (None, None)),
-            *((high, below - log_scale) if high is not None and below is not None else (None, None)),
-        )
-        return self.part.log_density(own if self._shares_ends(at) else Points(y)) - log_scale
-
-    def _shares_ends(self, at: Points) -> bool:
-        return all(
-            a is None or b is None or bool((a == b).all())
-            for a, b in ((at.low, self.low()), (at.high, self.high()))
-        )
+        low, high = self.low(), self.high()
+        below = None if low is None else at.log_above(low) - log_scale
+        above = None if high is None else at.log_below(high) - log_scale
+        if self.falls:
+            below, above = above, below
+        own = Points((at.x - self.loc) / self.scale, self.part.low(), below, self.part.high(), above)
+        return self.part.log_density(own) - log_scale
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         center, width = self.part.center_and_width()
@@ -424,18 +408,10 @@ def _transformed(d: TransformedDistribution) -> Density | None:
         return None
     ends: tuple[Tensor | None, Tensor | None] | None = current.low(), current.high()
     known: Density | None = current
-    for step in _steps(d.transforms):
+    for step in steps_of(d.transforms):
         known = None if known is None else _after(known, step)
-        ends = None if ends is None else _ends_after(ends, step)
-    return _asked(d, ends) if known is None and ends is not None else known
-
-
-def _steps(transforms: list[Transform]) -> list[Transform]:
-    return [
-        step
-        for transform in transforms
-        for step in (_steps(transform.parts) if isinstance(transform, ComposeTransform) else [transform])
-    ]
+        ends = None if ends is None else ends_after(ends, step)
+    return density_on_image(d, ends) if known is None and ends is not None else known
 
 
 def _after(part: Density, step: Transform) -> Density | None:
@@ -454,67 +430,22 @@ def _after(part: Density, step: Transform) -> Density | None:
             SigmoidDensity(AffineDensity(part, zero, two, falls=False)), zero - 1, two, falls=False
         )
     if isinstance(inverse, ExpTransform) or isinstance(step, PowerTransform):
-        end = part.low()
-        if end is None or not (bool((end > 0).all()) or bool((end == 0).all())):
-            return None
-        if not isinstance(step, PowerTransform):
-            return LogDensity(part)
-        powered = _affine(LogDensity(part), zero, upcast(torch.as_tensor(step.exponent)))
-        return None if powered is None else ExpDensity(powered)
+        return _after_logarithm(part, upcast(torch.as_tensor(step.exponent)) if inverse is None else None)
     return None
+
+
+def _after_logarithm(part: Density, exponent: Tensor | None) -> Density | None:
+    """Return the density of log X, or of X^exponent, None where X is not known to be positive."""
+    end = part.low()
+    if end is None or not (bool((end > 0).all()) or bool((end == 0).all())):
+        return None
+    if exponent is None:
+        return LogDensity(part)
+    powered = _affine(LogDensity(part), torch.zeros_like(exponent), exponent)
+    return None if powered is None else ExpDensity(powered)
 
 
 def _affine(part: Density, loc: Tensor, scale: Tensor) -> Density | None:
     if bool((scale > 0).all()) or bool((scale < 0).all()):
         return AffineDensity(part, loc, scale, bool((scale < 0).all()))
     return None
-
-
-_Ends = tuple[Tensor | None, Tensor | None]
-
-
-def _ends_after(ends: _Ends, step: Transform) -> _Ends | None:
-    """Return the ends of the image of an interval under a monotone transform, None where that is not known."""
-    try:
-        falls = bool((torch.as_tensor(step.sign) < 0).all())
-        rises = bool((torch.as_tensor(step.sign) > 0).all())
-    except NotImplementedError:
-        return None
-    if step.domain.event_dim or not (falls or rises):
-        return None
-    given: list[Tensor | None] = []
-    for end, infinite in zip(ends, (-math.inf, math.inf), strict=True):
-        image = upcast(step(torch.full((), infinite, dtype=torch.float64) if end is None else end))
-        if bool(image.isnan().any()):
-            return None
-        given.append(None if bool(image.isinf().all()) else image)
-    return (given[1], given[0]) if falls else (given[0], given[1])
-
-
-class _Image(Distribution):
-    """A distribution with the support that it has, where that is smaller than its last transform's codomain."""
-
-    def __init__(self, given: Distribution, support: Any) -> None:
-        self.given = unvalidated(given)
-        self._support = support
-        super().__init__(given.batch_shape, given.event_shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        return self._support
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return self.given.log_prob(value)
-
-    def sample(self, sample_shape: Any = _ONE) -> Tensor:
-        return self.given.sample(sample_shape)
-
-
-def _asked(d: Distribution, ends: _Ends) -> Density:
-    """Return the density of a distribution that has to be asked for it, on its support."""
-    low, high = ends
-    if low is None:
-        support = constraints.real if high is None else constraints.less_than(high)
-    else:
-        support = constraints.greater_than(low) if high is None else constraints.interval(low, high)
-    return black_box(_Image(d, support))

@@ -94,8 +94,23 @@ class DivergenceTerms(NamedTuple):
             else:
                 found = self.kind.derivatives(_pair(log_p, log_q))
             both = zip(found, (log_p, log_q), strict=True)
-            by_p, by_q = (torch.where(log.isfinite() & by.isfinite(), by, 0) for by, log in both)
+            by_p, by_q = (
+                _less_mean(torch.where(log.isfinite() & by.isfinite(), by, 0), log) for by, log in both
+            )
             return by_p, by_q
+
+    def sensitivities(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how much each term changes with log p and with log q."""
+        alpha = self.order
+        if alpha in (0.0, 1.0):
+            by_p, by_q = self._additive().derivatives(_pair(log_p, log_q))
+        else:
+            p, q = torch.exp(log_p), torch.exp(log_q)
+            power = torch.exp(
+                (alpha * log_p + (1 - alpha) * log_q).nan_to_num(nan=-torch.inf).clamp(max=_LARGEST)
+            )
+            by_p, by_q = (power - p) / (alpha - 1), (q - power) / alpha
+        return by_p.abs(), by_q.abs()
 
     def _power_derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""
@@ -123,6 +138,14 @@ class DivergenceTerms(NamedTuple):
             return error
         alpha = self.kind.alpha
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
+
+
+def _less_mean(derivative: Tensor, log_mass: Tensor) -> Tensor:
+    """Subtract the multiple of the mass that leaves a sum of 0: as the mass is 1 it has no derivative but rounding."""
+    mass = torch.exp(log_mass)
+    return derivative - mass * (
+        derivative.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
+    )
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from kullback.tables.inference.sampling_error import (
     SamplingError,
     multinomial_variance,
 )
-from kullback.tables.inference.significance import g_test, sparse_test, together
+from kullback.tables.inference.significance import g_test, together
 from kullback.tables.result import Interval, Quantity
 
 __all__ = ["MIN_EFFECTIVE", "Statistics", "compare_counts", "expected_rows"]
@@ -95,7 +95,9 @@ def compare_counts(
     a, b = a[occupied], b[occupied]
     contributions = np.zeros(width)
     if len(a) < 2:
-        return _statistics([Quantity(0.0, None, None)] * 5, hidden, 1.0, contributions)
+        p_value = math.nan if hidden.unseen > MOST_UNSEEN else 1.0
+        interval = (0.0, 0.0) if pooled and min(sizes) >= MIN_EFFECTIVE else None
+        return _statistics([Quantity(0.0, None, interval)] * 5, hidden, p_value, contributions)
     groups = None if clusters is None else (clusters[0][:, occupied], clusters[1][:, occupied])
     by_value = None if rare is None else _padded(rare, width, occupied)
     if groups is not None:
@@ -105,7 +107,7 @@ def compare_counts(
     if by_value is None or groups is not None:
         p_value = g_test(a, b, errors, groups, random, permute=rare is None)
     else:
-        p_value = _test_with_rare_values(a, b, by_value, random)
+        p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
     n, m = errors.effective
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence)
     contributions[occupied] = case.contributions()
@@ -117,7 +119,7 @@ def compare_counts(
         case.smooth(_jeffreys, forward + backward, unbounded=bool(((a == 0) != (b == 0)).any())),
         case.total_variation(random),
     ]
-    if by_value is not None and p_value > 1 - confidence:
+    if by_value is not None and not p_value <= 1 - confidence:
         quantities = [_down_to_zero(each) for each in quantities]
     return _statistics(quantities, hidden, p_value, contributions)
 
@@ -173,16 +175,15 @@ def _padded(rare: RareValues, width: int, occupied: Mask) -> tuple[Array, Array,
 
 
 def _test_with_rare_values(
-    a: Array, b: Array, rare: tuple[Array, Array, Array], random: np.random.Generator
+    a: Array, b: Array, rare: tuple[Array, Array, Array], random: np.random.Generator, of_rare: float
 ) -> float:
-    """Return the p-value of two tests that are independent of each other: with rare values as one bin, and of these."""
+    """Return the p-value of the tests with rare values as one bin and of these, which are independent of each other."""
     pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
     frequent = [side - rare[2] @ each for side, each in zip((a, b), rare[:2], strict=True)]
     bins = [np.append(side, total) for side, total in zip(frequent, pooled, strict=True)]
     held = bins[0] + bins[1] > 0
     first = [side[held] for side in bins]
-    of_p, of_q = (np.repeat(side.sum(1), rare[2].astype(int)) for side in rare[:2])
-    p_values = [sparse_test(of_p, of_q, random)]
+    p_values = [of_rare]
     if len(first[0]) > 1:
         errors = IndependentRows(first[0], first[1], float(a.sum()), float(b.sum()))
         p_values.append(g_test(first[0], first[1], errors, None, random))

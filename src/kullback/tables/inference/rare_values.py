@@ -10,17 +10,23 @@ values.
 Rows with the same value move between groups together, so that values, not rows, are what is independent:
 `RareValues.a` and `RareValues.b` hold the rows by value and group.
 
+Where the counts of both tables agree more closely than those of independent rows could, as those of a key do that each
+table has once, all rows count, and values are in one table or in both.
+
 References:
     The population frequencies of species and the estimation of population parameters (Good, 1953)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from kullback.tables.inference.significance import sparse_test
 
 __all__ = ["GROUPS", "RareValues", "rare_values", "rare_values_of_clusters"]
 
@@ -29,6 +35,7 @@ Group = np.ndarray[Any, np.dtype[np.int64]]
 
 GROUPS = ("seen nowhere else", "in P only", "in Q only", "more in P", "in both alike", "more in Q")
 RATIO = 2.0  # beyond which a value is more frequent in one table
+TOO_ALIKE = 0.999  # the p-value of counts that agree more closely than those of independent rows do
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,13 @@ class RareValues:
         a: P's weight by entry and group, shape (R, 6).
         b: Q's.
         number: how many values each entry stands for.
+        p_value: of the test that these values are as frequent in P as in Q; NaN where nothing tells.
     """
 
     a: Array
     b: Array
     number: Array
+    p_value: float = math.nan
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -59,20 +68,24 @@ class RareValues:
         return self.number @ self.a, self.number @ self.b
 
 
-def rare_values(a: Array, b: Array, sizes: tuple[float, float]) -> RareValues:
+def rare_values(a: Array, b: Array, sizes: tuple[float, float], random: np.random.Generator) -> RareValues:
     """Place the rows of rare values in groups, each by all other rows.
 
     Arguments:
         a: how many rows of P have each value.
         b: likewise for Q.
         sizes: the numbers of all rows of P and Q.
+        random: the source of randomness of the test.
     """
+    p_value = sparse_test(a, b, random)
     pairs, number = np.unique(np.stack([a, b], 1), axis=0, return_counts=True)
     x, y = pairs.T
+    own = 0 if p_value > TOO_ALIKE else 1
     return RareValues(
-        _one_hot(_groups(x - 1, y, sizes)) * x[:, None],
-        _one_hot(_groups(x, y - 1, sizes)) * y[:, None],
+        _one_hot(_groups(x - own, y, sizes)) * x[:, None],
+        _one_hot(_groups(x, y - own, sizes)) * y[:, None],
         number.astype(np.float64),
+        p_value,
     )
 
 

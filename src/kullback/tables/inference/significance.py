@@ -127,13 +127,15 @@ def sparse_test(a: Array, b: Array, random: np.random.Generator) -> float:
 
 
 def together(p_values: Sequence[float]) -> float:
-    """Return the p-value of several independent tests of one hypothesis; NaN for a test that could not be made.
+    """Return the p-value of several independent tests of one hypothesis; NaN stands for a test that could not be made.
 
     References:
         Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)
     """
     made = [value for value in p_values if not np.isnan(value)]
-    return -float(np.expm1(len(made) * np.log1p(-min(made)))) if made and min(made) < 1 else 1.0
+    if not made:
+        return float("nan")
+    return -float(np.expm1(len(made) * np.log1p(-min(made)))) if min(made) < 1 else 1.0
 
 
 def _pearson_tail(observed: float, total: Array, proportion: float) -> float:
