@@ -2,8 +2,8 @@
 
 python benchmarks/coverage.py [--repetitions 200] [--only WORDS]
 
-A case holds where its interval covers in 93 % of the repetitions at least, binomial error aside. An interval open
-above covers whenever its lower end is below the truth; a refusal counts neither way, and its reason is listed.
+A case holds where its interval covers in 93 % of the repetitions at least, binomial error aside. An interval that is
+open above covers whenever its lower end is below the truth; a refusal counts neither way, and its reason is listed.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
 ) -> _Found | str:
     """Return the estimate by these numbers of neighbors, or why KL is infinite."""
-    n, d = draws.groups, draws.x.shape[1]
+    n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
         log_p = local_log_density(draws.x, numbers, draws.weights, units, rng)
