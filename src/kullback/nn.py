@@ -72,7 +72,7 @@ class DistillationLoss(torch.nn.Module):
         ``normalizer=``, what `distillation_loss` returns.
 
     Raises:
-        KullbackError: For a kind, temperature, reduction or vocabulary that is none; at the call, see `distillation_loss`.
+        KullbackError: an invalid kind, temperature, reduction or vocabulary; at the call, see `distillation_loss`.
 
     Gradient:
         That of `distillation_loss`.
@@ -170,7 +170,7 @@ class LinearDistillationLoss(torch.nn.Module):
         `linear_distillation_loss` returns.
 
     Raises:
-        KullbackError: For a kind, temperature, reduction or vocabulary that is none; at the call, see `linear_distillation_loss`.
+        KullbackError: an invalid kind, temperature, reduction or vocabulary; at the call, see `linear_distillation_loss`.
 
     Gradient:
         That of `linear_distillation_loss`.
