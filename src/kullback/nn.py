@@ -170,7 +170,7 @@ class LinearDistillationLoss(torch.nn.Module):
         `linear_distillation_loss` returns.
 
     Raises:
-        KullbackError: an invalid kind, temperature, reduction or vocabulary; at the call, see `linear_distillation_loss`.
+        KullbackError: an invalid kind, temperature or vocabulary; at the call, see `linear_distillation_loss`.
 
     Gradient:
         That of `linear_distillation_loss`.
