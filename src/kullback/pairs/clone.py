@@ -71,14 +71,16 @@ def usable(call: str, argument: str, d: Distribution) -> Distribution:
     return with_tensors(d, checked)
 
 
-def _tensors(thing: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a distribution or transform."""
+def _tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors in a distribution or transform, which may know another one that knows it."""
+    seen = set() if seen is None else seen
+    seen.add(id(thing))
     for value in vars(thing).values():
         if isinstance(value, Tensor):
             yield value
         for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-            if isinstance(part, Distribution | Transform):
-                yield from _tensors(part)
+            if isinstance(part, Distribution | Transform) and id(part) not in seen:
+                yield from _tensors(part, seen)
 
 
 def zero_of_parameters(*distributions: Distribution) -> Tensor:
