@@ -218,5 +218,5 @@ def test_files_that_are_not_there_or_unknown_or_empty(tmp_path):
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     (tmp_path / "t.csv").write_text("x\n1\n")
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(OptionalDependencyError, match=r"pip install duckdb$"):
+    with pytest.raises(OptionalDependencyError, match=r"pip install 'kullback\[tables\]'"):
         profile_table(tmp_path / "t.csv")

@@ -14,6 +14,6 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
-        sys.stderr.write(f"kullback: {error.name} is not installed. Run: pip install click rich\n")
+        sys.stderr.write(f"kullback: {error.name} is not installed. Run: pip install 'kullback[cli]'\n")
         sys.exit(2)
     kullback(prog_name="kullback")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kullback.cli.expressions import Operand, parse_distribution
+from kullback.dispatch import kl_estimate
 from kullback.errors import ArgumentValueError, NoRuleError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kullback.cli.expressions import Operand
 
 __all__ = ["calc"]
 
@@ -28,8 +28,6 @@ def calc(p: str, q: str, base: float | None) -> None:
     Any distribution of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]), Logits([...]),
     LogProbs([...]), Counts([...]). Numbers are taken in float64.
     """
-    from kullback.cli.expressions import parse_distribution
-
     first, second = parse_distribution(p), parse_distribution(q)
     found = {
         f"KL({p} || {q})": _describe(first, second, base),
@@ -43,8 +41,6 @@ def calc(p: str, q: str, base: float | None) -> None:
 
 def _describe(p: Operand, q: Operand, base: float | None) -> str | None:
     """Say what KL(P || Q) is and how it was obtained, or None where there is no rule."""
-    from kullback.dispatch import kl_estimate
-
     try:
         estimate = kl_estimate(p, q, base=base)
     except NoRuleError:

@@ -1,7 +1,4 @@
-"""The command group `kullback`, and how its commands report errors.
-
-A command imports what it computes with when it runs, so that help and errors of usage need no torch.
-"""
+"""The command group `kullback`, and how its commands report errors."""
 
 from __future__ import annotations
 

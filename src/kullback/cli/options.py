@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kullback.cli.gates import Side
-from kullback.words import REPRESENTATION_NAMES
+from kullback.io import REPRESENTATION_NAMES
 
 __all__ = [
     "BINS",

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from kullback.cli.gates import TABLE_METRICS_IN_WORDS, parse_table_gate
 from kullback.cli.options import (
     BINS,
     COLUMNS,
@@ -24,6 +23,7 @@ from kullback.cli.options import (
     given_limits,
 )
 from kullback.cli.outputs import Outputs
+from kullback.cli.tables import TABLE_METRICS_IN_WORDS, parse_table_gate, run_watch
 
 __all__ = ["watch"]
 
@@ -62,15 +62,12 @@ def watch(
     The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made.
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
     """
-    gates = [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)]
-    from kullback.cli.tables import run_watch
-
     finish(
         run_watch(
             reference,
             batches,
             Outputs(json_path, html_path),
-            gates,
+            [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)],
             show_progress=not no_progress,
             **settings,
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import FileError, invalid_value
-from kullback.io.checks import check_rows, describe, looks_like, pass_representation
+from kullback.io.checks import RepresentationName, check_rows, describe, looks_like, pass_representation
 from kullback.io.files import dtype_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from kullback.io.files import FileReference
     from kullback.io.reader import Reader, StoredMass
-from kullback.words import RepresentationName
 
 __all__ = ["BLOCK_BYTES", "RowSource", "paired_blocks"]
 

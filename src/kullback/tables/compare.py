@@ -28,14 +28,13 @@ from kullback.tables.engines.base import JointCounts
 from kullback.tables.findings import (
     changed_type,
     column_findings,
-    finding,
     schema_findings,
     size_findings,
     unshared_categories,
 )
 from kullback.tables.inference.significance import adjusted
 from kullback.tables.profile import Profile, profile_table
-from kullback.tables.result import ColumnComparison, JointComparison, TableComparison, least
+from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
 from kullback.tables.settings import Settings, effective_rows
 
 __all__ = ["compare_profiles", "compare_tables"]
@@ -89,7 +88,7 @@ def compare_tables(
         ArgumentValueError: a column that is asked for is in neither table, a table lacks the column of weights or of
             clusters, or a number is out of range.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing; the error names it.
+        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
 
     Example:
         >>> import pyarrow as pa, torch
@@ -234,7 +233,7 @@ def _compared(
     if p.weight > 0 and q.weight > 0:
         shared = [name for name in p.columns if name in q.columns]
         changed = {name: changed_type(name, p.columns[name], q.columns[name]) for name in shared}
-        found += [each for each in changed.values() if each is not None]
+        found += [finding for finding in changed.values() if finding is not None]
         shared = [name for name in shared if changed[name] is None]
         settings = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
         columns, joint, remarks = _all_compared(p, q, shared, settings, groups, joint_counting, cluster)
@@ -243,7 +242,7 @@ def _compared(
         *names,
         p.rows,
         q.rows,
-        tuple(sorted(columns, key=lambda column: (-least(column.psi), column.name))),
+        tuple(sorted(columns, key=lambda column: (-column.psi.value, column.name))),
         tuple(joint),
         tuple(found),
         settings.confidence,
@@ -288,11 +287,7 @@ def _all_compared(
         )
         findings += [*column_findings(name, before, after, new, vanished), *remarks]
     joint: list[JointComparison] = []
-    for group in groups:
-        if lacking := [name for name in group if name not in bins]:
-            message = f"{' with '.join(map(repr, group))} cannot be compared: {', '.join(map(repr, lacking))} is not"
-            findings.append(finding("group-skipped", message, ",".join(group)))
-            continue
+    for group in [group for group in groups if set(group) <= bins.keys()]:
         assert joint_counting is not None  # noqa: S101 - there is one where there are groups
         number = settings.number_of_bins(len(group))
         coarse = {name: column_bins(p, q, name, number, settings.sizes) for name in group}

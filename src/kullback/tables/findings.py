@@ -31,7 +31,6 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "no-common-column": ("error", "the tables share no column: nothing is compared"),
     "column-missing": ("error", "a column is in one table only"),
     "type-changed": ("error", "a column has one type in P and another in Q"),
-    "group-skipped": ("error", "a group of columns of which one cannot be compared"),
     "all-missing": ("warning", "a column has no values in a table"),
     "column-skipped": (
         "warning",
@@ -44,12 +43,11 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "new-categories": ("warning", "categories that only Q has"),
     "new-missing": ("warning", "a column has missing values in Q and none in P"),
     "not-a-number": ("warning", "a column holds NaN"),
-    "too-rare": ("warning", "most values of a column are too rare to be compared"),
     "unnamed-categories": ("warning", "a saved profile names only its most frequent categories"),
     "vanished-categories": ("warning", "categories that only P has"),
     "constant": ("note", "a column has a single value in a table"),
     "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
-    "rare-categories": ("note", "values too rare to be compared one by one were compared in groups"),
+    "rare-categories": ("note", "categories too rare to be told apart were compared as one"),
 }
 MOST_NAMED = 100  # new and vanished categories that a result names
 NAMED = 5  # of these in a sentence

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kullback.errors import ArgumentValueError, FileError, invalid_type, invalid_value
-from kullback.files import write
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
@@ -125,7 +125,19 @@ class Profile:
         Raises:
             FileError: the file cannot be written.
         """
-        write(path, self.to_json(categories) + "\n")
+        place = Path(path).resolve()
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+        try:
+            try:
+                temporary.write_text(self.to_json(categories) + "\n", encoding="utf-8")
+                temporary.replace(place)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(
+                f"path = {path}: wanted a file to write; got {error.strerror or error}; check the folder and its "
+                "permissions"
+            ) from None
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -173,7 +185,7 @@ def profile_table(
         ArgumentValueError: a column asked for is not there or cannot be profiled, two have the same name, or the
             weights are not finite numbers of 0 or more.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing; the error names it.
+        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
 
     Example:
         >>> import pyarrow as pa

@@ -17,12 +17,10 @@ class Quantity:
     """The estimate of a divergence between the bins of two columns.
 
     Attributes:
-        value: the estimate, corrected for the bias of counts of few rows; at least 0. None where most values are too
-            rare to tell.
+        value: the estimate, corrected for the bias of counts of few rows; at least 0.
         standard_error: its standard error; None where there are too few rows to tell.
-        interval: the confidence interval; its upper end is infinite (for JS and TV: larger) where one side has no row
-            in a bin of the other, or rare values may differ unseen. None where there are too few rows; the column's
-            notes say why.
+        interval: the confidence interval, whose upper end is infinite where one side has no row in a bin of the other;
+            None where there is none: the column's notes say why.
 
     Example:
         >>> from kullback.tables import Quantity
@@ -30,16 +28,9 @@ class Quantity:
         (0.07, 0.15)
     """
 
-    value: float | None
+    value: float
     standard_error: float | None
     interval: Interval | None
-
-
-def least(quantity: Quantity) -> float:
-    """Return the value of a divergence, or the lower end of its interval where it has no value."""
-    if quantity.value is not None:
-        return quantity.value
-    return quantity.interval[0] if quantity.interval else 0.0
 
 
 @dataclass(frozen=True)
@@ -54,15 +45,6 @@ class Bin:
         q: likewise for Q.
         contribution: its term of KL(P || Q), in nats: p log(p / q) - p + q of the proportions p and q, 0 where they are
             equal.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> from kullback import compare_tables
-        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
-        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
-        >>> bin = compare_tables(before, after).columns[0].bins[0]
-        >>> bin.label, bin.p, bin.q
-        ('b', 40.0, 70.0)
     """
 
     label: str
@@ -102,15 +84,6 @@ class ColumnComparison(_Divergences):
         vanished: likewise those that only P has.
         bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
             last bin holds the others.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> from kullback import compare_tables
-        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
-        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
-        >>> column = compare_tables(before, after).columns[0]
-        >>> column.name, column.column_type, round(column.psi.value, 3)
-        ('plan', 'categorical', 0.352)
     """
 
     name: str
@@ -119,11 +92,6 @@ class ColumnComparison(_Divergences):
     missing_q: float
     new: tuple[str, ...]
     vanished: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """The name of the column."""
-        return self.name
 
 
 @dataclass(frozen=True)
@@ -141,27 +109,9 @@ class JointComparison(_Divergences):
         p_adjusted: the p-value after Benjamini and Hochberg's correction for the number of tests in this comparison.
         bins: the combinations, the most frequent first, and at most 50 of them: the last bin holds the others.
         notes: what limits these values, one sentence each.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> from kullback import compare_tables
-        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
-        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
-        >>> [together] = compare_tables(before, after, joint=[("plan", "size")]).joint
-        >>> together.columns, [bin.label for bin in together.bins][:2]
-        (('plan', 'size'), ['plan: a, size: 1', 'plan: b, size: 2'])
     """
 
     columns: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """The names of the columns, separated by commas."""
-        return ",".join(self.columns)
-
-
-# The codes of findings about a column, or a group of columns, that was not compared.
-NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipped")
 
 
 @dataclass(frozen=True)
@@ -180,15 +130,6 @@ class TableComparison:
         max_bins: the largest number of bins of numbers.
         weights: the column of the rows' weights, or None.
         cluster: the column of the groups of dependent rows, or None.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> from kullback import compare_tables
-        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
-        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
-        >>> found = compare_tables(before, after)
-        >>> found.p_rows, [column.name for column in found.columns]
-        (100, ['plan', 'size'])
     """
 
     p_name: str
@@ -202,12 +143,3 @@ class TableComparison:
     max_bins: int
     weights: str | None
     cluster: str | None
-
-    @property
-    def not_compared(self) -> tuple[str, ...]:
-        """The columns, and groups of columns, that were asked for and could not be compared; findings say why."""
-        return tuple(
-            finding.column
-            for finding in self.findings
-            if finding.code in NOT_COMPARED and finding.column is not None
-        )

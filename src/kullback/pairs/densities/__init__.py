@@ -7,5 +7,4 @@ from kullback.pairs.densities import (
     integer as integer,
     positive as positive,
     real as real,
-    transformed as transformed,
 )

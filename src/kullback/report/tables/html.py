@@ -18,7 +18,6 @@ from kullback.report.tables.wording import (
     percentage,
     size,
     totals,
-    value_text,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_DRAWN", "render"]
 
-FILTERS: tuple[Callable[..., str], ...] = (p_value_text, interval, name_of, percentage, value_text)
+FILTERS: tuple[Callable[..., str], ...] = (p_value_text, interval, name_of, percentage)
 MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
 MOST_BINS = 8  # categories of a column that are shown
 MOST_CONTRIBUTORS = 3

@@ -17,7 +17,6 @@ from kullback.report.tables.wording import (
     percentage,
     size,
     totals,
-    value_text,
 )
 
 if TYPE_CHECKING:
@@ -87,11 +86,11 @@ def render(comparison: TableComparison, console: Console, verdicts: Sequence[Ver
 
 
 def _line(compared: Compared) -> list[str]:
-    values = (value_text(getattr(compared, name)) for name in ("kl_pq", "kl_qp", "tv"))
+    values = (number(getattr(compared, name).value, 3) for name in ("kl_pq", "kl_qp", "tv"))
     name = name_of(compared).replace(" × ", " x ")
     return [
         name,
-        value_text(compared.psi),
+        number(compared.psi.value, 3),
         interval(compared.psi),
         *values,
         p_value_text(compared.p_adjusted),

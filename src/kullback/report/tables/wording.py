@@ -20,7 +20,6 @@ __all__ = [
     "percentage",
     "size",
     "totals",
-    "value_text",
 ]
 
 SIGNIFICANT = 0.05
@@ -49,16 +48,6 @@ def interval(quantity: Quantity, digits: int = 3) -> str:
     if quantity.interval is None:
         return "n/a"
     return " to ".join(number(end, digits) for end in quantity.interval)
-
-
-def value_text(quantity: Quantity, digits: int = 3) -> str:
-    """Return a divergence to so many digits, or n/a where it has no value.
-
-    Example:
-        >>> value_text(Quantity(0.1234, None, None)), value_text(Quantity(None, None, (0.0, 1.0)))
-        ('0.123', 'n/a')
-    """
-    return "n/a" if quantity.value is None else number(quantity.value, digits)
 
 
 def p_value_text(p_value: float) -> str:

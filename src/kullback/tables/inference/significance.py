@@ -9,7 +9,7 @@ import numpy as np
 
 from kullback.tables.inference.sampling_error import SamplingError
 
-__all__ = ["adjusted", "g_test", "sparse_test", "together"]
+__all__ = ["adjusted", "g_test"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -18,7 +18,6 @@ RANDOM_TABLES = 9999
 FIRST_TABLES = 999  # of which 50 as far apart settle that p is about 0.05 or more
 ENOUGH_ABOVE = 50
 PERMUTATIONS = 1999
-MOST_RANDOM = 200  # values; beyond, a sum of so many parts has the distribution of its moments
 MOST_PERMUTED = 200  # clusters; with more of them the F distribution is as accurate and faster
 BLOCK = 1 << 22
 
@@ -29,8 +28,6 @@ def g_test(
     errors: SamplingError,
     clusters: tuple[Array, Array] | None,
     random: np.random.Generator,
-    *,
-    permute: bool = True,
 ) -> float:
     """Return the p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
 
@@ -44,7 +41,6 @@ def g_test(
         errors: the sampling errors of the proportions.
         clusters: the weights by cluster and bin, or None.
         random: the source of random tables and permutations.
-        permute: whether bins are the same however clusters are permuted.
 
     References:
         Improved likelihood ratio tests for complete contingency tables (Williams, 1976)
@@ -61,7 +57,7 @@ def g_test(
             return _random_tables(a, b, random)
         return float(chdtrc(errors.dof, float(g_statistic(a, b)) / _williams(a, b)))
     of_p, of_q = (side.sum(1) > 0 for side in clusters)
-    if permute and len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
+    if len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
         return _permuted(*clusters, random)
     least = max(int(of_p.sum() + of_q.sum()) - 2, 1)
     ratio = float(g_statistic(a, b)) / _williams(a, b) / (len(a) - 1)
@@ -93,80 +89,6 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     if tested.any():
         found[tested] = false_discovery_control(found[tested])
     return found.tolist()
-
-
-def sparse_test(a: Array, b: Array, random: np.random.Generator) -> float:
-    """Return the p-value of the likelihood-ratio test for many values with few rows each.
-
-    It is that of random tables with the same margins where the table is small. Else the statistic is a sum of many
-    parts: its mean, variance and skewness given the margins are those of independent binomials, less what the total
-    explains, and its distribution is Pearson's type III.
-
-    Arguments:
-        a: how many rows of P have each value.
-        b: likewise for Q.
-        random: the source of random tables.
-
-    Returns:
-        the p-value; NaN where all tables with these margins have the same statistic, as where each value occurs once.
-
-    References:
-        Central limit theorems for multinomial sums (Morris, 1975)
-        Conditioned limit theorems (Holst, 1979)
-    """
-    from scipy.special import xlogy
-
-    held = a + b > 0
-    a, total = a[held], (a + b)[held]
-    if total.max(initial=0) <= 1 or a.sum() in (0, total.sum()):
-        return float("nan")
-    if len(a) <= MOST_RANDOM:
-        return _random_tables(a, total - a, random)
-    observed = float((xlogy(a, a / total) + xlogy(total - a, (total - a) / total)).sum())
-    return _pearson_tail(observed, total, float(a.sum() / total.sum()))
-
-
-def together(p_values: Sequence[float]) -> float:
-    """Return the p-value of several independent tests of one hypothesis; NaN stands for a test that could not be made.
-
-    References:
-        Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)
-    """
-    made = [value for value in p_values if not np.isnan(value)]
-    if not made:
-        return float("nan")
-    return -float(np.expm1(len(made) * np.log1p(-min(made)))) if min(made) < 1 else 1.0
-
-
-def _pearson_tail(observed: float, total: Array, proportion: float) -> float:
-    """Return the probability that random rows give as large a sum of a log(a / t) + b log(b / t)."""
-    from scipy.special import gammaincc, ndtr, xlogy
-    from scipy.stats import binom
-
-    proportion = min(proportion, 1 - proportion)  # of the rarer side: the statistic is the same for both
-    parts: list[tuple[float, Array, Array, Array]] = []
-    mean = covariance = variance = third = 0.0
-    for rows, number in zip(*(each.tolist() for each in np.unique(total, return_counts=True)), strict=True):
-        most = int(
-            rows * proportion + 12 * np.sqrt(rows * proportion) + 30
-        )  # more have no probability to speak of
-        x = np.arange(min(rows, most) + 1)
-        probability = binom.pmf(x, rows, proportion)
-        part = xlogy(x, x / rows) + xlogy(rows - x, (rows - x) / rows)
-        expected = float(probability @ part)
-        parts.append((number, probability, part - expected, x - rows * proportion))
-        mean += number * expected
-        covariance += number * float(probability @ (parts[-1][2] * parts[-1][3]))
-    slope = covariance / (float(total.sum()) * proportion * (1 - proportion))
-    for number, probability, part, row in parts:
-        residual = part - slope * row
-        variance += number * float(probability @ residual**2)
-        third += number * float(probability @ residual**3)
-    z, skewness = (observed - mean) / np.sqrt(variance), third / variance**1.5
-    if skewness < 1e-6:
-        return float(ndtr(-z))
-    shape = 4 / skewness**2
-    return float(gammaincc(shape, max(shape + z * np.sqrt(shape), 0.0)))
 
 
 def _williams(a: Array, b: Array) -> float:
