@@ -148,7 +148,9 @@ class _Columns(NamedTuple):
     mass_errors: Tensor
 
     def sums(self, same_ends: Tensor) -> _Sums:
-        beyond = (self.mass_q.sum(-1) - 1).abs()  # of Q's mass, which in the first form is missing from the value
+        beyond = (
+            self.mass_q.sum(-1) - 1
+        ).abs()  # of Q's mass, which in the first form is missing from the value
         is_whole = same_ends & (beyond < 1e-11)
         totals = (x.sum(-1) for x in self[:3])
         value, error, rounding = (torch.where(is_whole, x[0], x[1]) for x in totals)
