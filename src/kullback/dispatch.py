@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import math
 import warnings
+from copy import copy
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, OneHotCategorical
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators import EstimateWarning
 from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.inputs import savable
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
 from kullback.pairs.closed_forms.native import fused_divergence
+from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
-from kullback.representations import Counts, Representation
+from kullback.representations import Counts, Logits, Probs, Representation
 from kullback.samples import Samples
 
 __all__ = ["divergence", "kl_divergence", "kl_estimate"]
 
 Operand = Representation | Samples | Distribution | Frozen
+RepresentationT = TypeVar("RepresentationT", bound=Representation)
 _KL = KL()
 # The methods that serve two finite distributions.
 _FINITE_METHODS = ("auto", "summation")
@@ -54,8 +59,8 @@ def kl_divergence(
         p: P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes); or a torch distribution, or a frozen
             one of SciPy's, such as ``scipy.stats.norm(0, 1)``, which has no gradient and counts as float64; or
             `Samples`, draws of an unknown P.
-        q: Q: any of the first four with as many classes, or a distribution if P is one. Batch shapes broadcast. For
-            draws of P: draws of Q, or a Q that is known.
+        q: Q: any of the first four, or a Categorical, with as many classes, or a distribution if P is one. Batch
+            shapes broadcast. For draws of P: draws of Q, or a Q that is known.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule to use: ``"auto"`` takes the most exact there is of
             ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
@@ -210,6 +215,7 @@ def kl_estimate(
     """
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
     options = options._replace(confidence=confidence)
+    p, q = _operands("kl_estimate", p, q)
     answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
     if not (isinstance(p, Representation) and isinstance(q, Representation)):
         return answer
@@ -242,7 +248,7 @@ def _options(
             instead="method='auto', which takes the most exact rule there is",
         )
     for name, number in (("rtol", rtol), ("atol", atol), ("max_evaluations", max_evaluations)):
-        if number is not None and not number >= 0:
+        if number is not None and not (isinstance(number, int | float) and number >= 0):
             raise invalid_value(
                 call,
                 name,
@@ -264,10 +270,7 @@ def _answer(
     exact: bool = False,
 ) -> Estimate:
     unit = _unit(call, kind, base)
-    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
-    for argument, operand in (("p", p), ("q", q)):
-        if not isinstance(operand, Representation | Samples | Distribution):
-            raise _bare(call, argument, operand)
+    p, q = _operands(call, p, q)
     if isinstance(p, Samples) or isinstance(q, Samples):
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
@@ -285,10 +288,31 @@ def _answer(
                 "p, q",
                 wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
                 got=f"{type(p).__name__} and {type(q).__name__}, for which there is no rule by {options.method}",
-                instead=f"{call}(Logits(d.logits), ...) for a Categorical d; histograms of draws as Counts(...)",
+                instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
             )
         )
     return answer if unit == 1 else _in_units(answer, unit)
+
+
+def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
+    """Convert SciPy's distributions to torch's, and a Categorical beside a representation to one; refuse the rest."""
+    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
+    for argument, operand in (("p", p), ("q", q)):
+        if not isinstance(operand, Representation | Samples | Distribution):
+            raise _bare(call, argument, operand)
+    if isinstance(p, Representation) != isinstance(q, Representation):
+        p, q = _of_classes(p), _of_classes(q)
+    return p, q
+
+
+def _of_classes(d: object) -> object:
+    """Return the logits or probabilities of a Categorical or OneHotCategorical; anything else as it is."""
+    part = getattr(d, "_categorical", d) if isinstance(d, OneHotCategorical) else d
+    if not isinstance(part, Categorical):
+        return d
+    if given_logits(part):
+        return Logits(part.logits, validate=False)
+    return Probs(part.probs, validate=False)
 
 
 def _in_units(answer: Estimate, unit: float) -> Estimate:
@@ -361,11 +385,11 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
             got=f"base={base!r} with {kind!r}",
             instead=f"{call}(...) without base",
         )
-    if not (0 < base < math.inf) or base == 1:
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 1 < base < math.inf:
         raise invalid_value(
             call,
             "base",
-            wanted="a positive number other than 1",
+            wanted="a number above 1",
             got=repr(base),
             instead="base=2 for bits, base=10 for hartleys, or no base for nats",
         )
@@ -396,7 +420,18 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
             got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q, classes left out",
             instead="x[:, None] on one side to compare all with all",
         ) from None
+    if torch.is_grad_enabled() and (p.tensor.requires_grad or q.tensor.requires_grad):
+        p, q = _savable(p), _savable(q)
     return p, q
+
+
+def _savable(x: RepresentationT) -> RepresentationT:
+    """Return a representation whose tensor autograd can save."""
+    tensor = savable(x.tensor)
+    if tensor is not x.tensor:
+        x = copy(x)
+        x.tensor = tensor
+    return x
 
 
 def _same_device(call: str, p: Representation, q: Representation) -> None:

@@ -11,12 +11,21 @@ from torch import Tensor
 
 from kullback.errors import invalid_type
 
-__all__ = ["as_tensor", "split_labels"]
+__all__ = ["as_tensor", "check_dense", "savable", "split_labels"]
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# What to write for tensors that are not dense, by the name of their class.
+_DENSE = {
+    "DTensor": "full_tensor()",
+    "MaskedTensor": "to_tensor(0.0), and mask= where the call has it",
+    "NestedTensor": "to_padded_tensor(0.0)",
+}
 
 
 def as_tensor(call: str, argument: str, x: object) -> Tensor:
     """Return `x` as a tensor; raise an error in the name of `call` where that is impossible."""
     if isinstance(x, Tensor):
+        check_dense(call, argument, x)
         return x
     try:
         if isinstance(x, np.ndarray) and not x.flags.writeable:
@@ -30,6 +39,33 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
             got=f"{type(x).__name__} ({error})",
             instead=f"{call}(torch.tensor(...))",
         ) from None
+
+
+def check_dense(call: str, argument: str, x: Tensor) -> None:
+    """Raise for a sparse, nested, masked, quantized or distributed tensor, and for a dtype of 8 bits."""
+    name = "NestedTensor" if x.is_nested else type(x).__name__
+    if name in _DENSE or x.layout != torch.strided:
+        got = f"a {name}" if name in _DENSE else f"layout {x.layout}"
+        remedy = _DENSE.get(name, "to_dense()")
+    elif x.is_quantized or (x.is_floating_point() and x.dtype not in _DTYPES):
+        got = f"dtype {x.dtype}"
+        remedy = "dequantize()" if x.is_quantized else "float()"
+    else:
+        return
+    raise invalid_type(
+        call,
+        argument,
+        wanted="a dense tensor of float64, float32, bfloat16 or float16, or of integers where those mean something",
+        got=got,
+        instead=f"{argument}={argument}.{remedy}",
+    )
+
+
+def savable(x: Tensor) -> Tensor:
+    """Return a tensor that autograd can save: a copy of one that was made under `torch.inference_mode`."""
+    if torch.compiler.is_compiling() or not x.is_inference() or torch.is_inference_mode_enabled():
+        return x
+    return x.clone()
 
 
 def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide
-from kullback.functional.positions import Vocabulary
+from kullback.functional.positions import Vocabulary, check_kind, check_temperature, check_vocabulary
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
-from kullback.reduction import Reduction
+from kullback.reduction import Reduction, check_reduction
 
 __all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
 
@@ -34,7 +34,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
         Called with ``(input, target)``, what `kl_div` returns: the terms, or a scalar.
 
     Raises:
-        KullbackError: At the call, as `kl_div` does.
+        ArgumentValueError: `reduction` is not one of the four words; and what `kl_div` raises, at the call.
 
     Gradient:
         That of `kl_div`: 0, never NaN, at a class without mass in the target.
@@ -47,6 +47,17 @@ class KLDivLoss(torch.nn.KLDivLoss):
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951).
     """
+
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        if reduction != "elementwise_mean":  # torch's old name for "mean"
+            check_reduction("KLDivLoss", reduction)
+        super().__init__(size_average, reduce, reduction, log_target)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of log-probabilities `input` against `target`."""
@@ -72,7 +83,8 @@ class DistillationLoss(torch.nn.Module):
         ``normalizer=``, what `distillation_loss` returns.
 
     Raises:
-        KullbackError: At the call, as `distillation_loss` does.
+        ArgumentTypeError, ArgumentValueError: a setting is wrong, at construction; and what `distillation_loss`
+            raises, at the call.
 
     Gradient:
         That of `distillation_loss`.
@@ -99,6 +111,7 @@ class DistillationLoss(torch.nn.Module):
         inplace_backward: bool = False,
     ) -> None:
         super().__init__()
+        _check_settings(type(self).__name__, kind, temperature, reduction, vocabulary)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction
@@ -166,7 +179,8 @@ class LinearDistillationLoss(torch.nn.Module):
         `linear_distillation_loss` returns.
 
     Raises:
-        KullbackError: At the call, as `linear_distillation_loss` does.
+        ArgumentTypeError, ArgumentValueError: a setting is wrong, at construction; and what
+            `linear_distillation_loss` raises, at the call.
 
     Gradient:
         That of `linear_distillation_loss`.
@@ -197,6 +211,7 @@ class LinearDistillationLoss(torch.nn.Module):
         float32_logits: bool = False,
     ) -> None:
         super().__init__()
+        _check_settings(type(self).__name__, kind, temperature, reduction, vocabulary)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction
@@ -249,3 +264,13 @@ class LinearDistillationLoss(torch.nn.Module):
             chunk_bytes=self.chunk_bytes,
             float32_logits=self.float32_logits,
         )
+
+
+def _check_settings(
+    call: str, kind: Divergence, temperature: float, reduction: Reduction, vocabulary: Vocabulary
+) -> None:
+    """Raise at construction for what each call would refuse."""
+    check_kind(call, kind)
+    check_temperature(call, temperature)
+    check_reduction(call, reduction)
+    check_vocabulary(call, vocabulary)

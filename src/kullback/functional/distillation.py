@@ -19,6 +19,7 @@ from kullback.functional.positions import (
 )
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
+from kullback.inputs import check_dense, savable
 from kullback.kernels import row_divergence, weighted_total
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import Logits
@@ -106,19 +107,20 @@ def distillation_loss(
         if inplace_backward:
             _check_inplace(student, teacher, word)
         values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
-        weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
+        weights = position_weights(_CALL, values.shape, mask, weight, labels, ignore_index, values.dtype)
         return _reduce(values, weights, word, normalizer)
     _check_logits(student, teacher)
     if inplace_backward:
         _check_inplace(student, teacher, word)
-    weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
-    teacher, student = _same_vocabulary(teacher, student, vocabulary)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
+    positions = student.shape[:-1]
+    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, dtype)
+    teacher, student = _same_vocabulary(savable(teacher), savable(student), vocabulary)
     if word == "none":
         p, q = Logits(teacher, validate=False), Logits(student, validate=False)
         values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
         return _reduce(values, weights, word, normalizer)
-    weights, factor = divided(weights, normalizer, word, student.shape[:-1])
+    weights, factor = divided(weights, normalizer, word, positions, dtype)
     return weighted_total(
         kind,
         _as_matrix(teacher),
@@ -137,7 +139,7 @@ def _reduce(
     """Reduce the values of the positions; one of weight 0 counts nothing, whatever its value."""
     factor = 1.0
     if word != "none":
-        weights, factor = divided(weights, normalizer, word, values.shape)
+        weights, factor = divided(weights, normalizer, word, values.shape, values.dtype)
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
     return values if word == "none" else (values * factor).sum()
@@ -210,6 +212,8 @@ def _check_logits(student: Tensor, teacher: Tensor) -> None:
                 got=got,
                 instead=f"{name}=model(inputs).logits",
             )
+    check_dense(_CALL, "student", student)
+    check_dense(_CALL, "teacher", teacher)
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(
             _CALL,

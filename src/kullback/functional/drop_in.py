@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from kullback.errors import IncompatibleTensorError, explain, invalid_type
+from kullback.inputs import savable
 from kullback.kernels import kl_div_terms
 from kullback.kernels.native import terms
 from kullback.reduction import Reduction, reduce_terms, torch_reduction
@@ -90,6 +91,8 @@ def kl_div(
             reduction=reduction,
             log_target=log_target,
         )
+    if isinstance(input, Tensor) and isinstance(target, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        input, target = savable(input), savable(target)
     if size_average is None and reduce is None and isinstance(log_target, bool) and _is_native(input, target):
         return _native(input, target, torch_reduction(reduction, None, None), log_target)
     _check_tensor("input", input, instead="kl_div(logits.log_softmax(dim=-1), target)")

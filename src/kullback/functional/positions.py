@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
 from kullback.reduction import Reduction
+from kullback.representations import can_inspect, first_of
 
 __all__ = [
     "Vocabulary",
@@ -26,7 +27,7 @@ Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
 
 def check_kind(call: str, kind: object) -> None:
-    """Raise unless `kind` is a divergence."""
+    """Raise unless `kind` is a divergence that is not 0 for all distributions."""
     if not isinstance(kind, Divergence):
         raise invalid_type(
             call,
@@ -35,11 +36,19 @@ def check_kind(call: str, kind: object) -> None:
             got=repr(kind),
             instead="kind=KL() or another of kullback's kinds",
         )
+    if kind.instead_of_zero is not None:
+        raise invalid_value(
+            call,
+            "kind",
+            wanted="a divergence that is not 0 whatever the distributions are",
+            got=repr(kind),
+            instead=f"kind={kind.instead_of_zero!r}",
+        )
 
 
-def check_temperature(call: str, temperature: float) -> None:
+def check_temperature(call: str, temperature: object) -> None:
     """Raise unless `temperature` is a positive number."""
-    if not 0 < temperature < math.inf:
+    if not _is_positive(temperature):
         raise invalid_value(
             call,
             "temperature",
@@ -47,6 +56,10 @@ def check_temperature(call: str, temperature: float) -> None:
             got=repr(temperature),
             instead="temperature=2.0",
         )
+
+
+def _is_positive(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
 
 
 def check_vocabulary(call: str, vocabulary: object) -> None:
@@ -61,9 +74,11 @@ def check_vocabulary(call: str, vocabulary: object) -> None:
         )
 
 
-def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) -> None:
-    """Raise if there is a normalizer with ``reduction="none"``, which divides by nothing."""
-    if normalizer is not None and word == "none":
+def check_normalizer(call: str, normalizer: object, word: Reduction) -> None:
+    """Raise unless a normalizer is a positive number, or one tensor of it, for a reduction that divides."""
+    if normalizer is None:
+        return
+    if word == "none":
         raise invalid_value(
             call,
             "normalizer",
@@ -71,6 +86,24 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
             got=f"{type(normalizer).__name__}",
             instead="reduction='sum' with it, or reduction='none' without",
         )
+    if isinstance(normalizer, Tensor) and normalizer.numel() == 1 and not normalizer.is_complex():
+        if not can_inspect(normalizer):
+            return
+        is_good = _is_positive(float(normalizer))
+    else:
+        is_good = _is_positive(normalizer)
+    if not is_good:
+        raise invalid_value(
+            call,
+            "normalizer",
+            wanted="a positive number, or a tensor of one",
+            got=f"shape {tuple(normalizer.shape)}" if _is_many(normalizer) else repr(normalizer),
+            instead="normalizer=mask.sum().clamp(min=1), such as the number of counted positions of a whole step",
+        )
+
+
+def _is_many(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.numel() != 1
 
 
 def position_weights(
@@ -80,17 +113,15 @@ def position_weights(
     weight: Tensor | None,
     labels: Tensor | None,
     ignore_index: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor | None:
-    """Return the weight of each position, 0 where it does not count; None where all weigh 1."""
+    """Return the weight of each position, 0 where it does not count; None where all weigh 1.
+
+    They are of `dtype`, or of that of `weight` if it is more exact.
+    """
     for name, given in (("mask", mask), ("weight", weight), ("labels", labels)):
-        if given is not None and given.shape != positions:
-            raise invalid_value(
-                call,
-                name,
-                wanted=f"a value for each position, shape {tuple(positions)}",
-                got=f"shape {tuple(given.shape)}",
-                instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
-            )
+        if given is not None:
+            _check_positions(call, name, given, positions)
     if mask is not None and mask.dtype != torch.bool:
         raise invalid_type(
             call,
@@ -99,20 +130,52 @@ def position_weights(
             got=f"dtype {mask.dtype}",
             instead="mask=mask.bool(), or weight=mask",
         )
-    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32))
+    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
-            weights = counted.float() if weights is None else torch.where(counted, weights, 0)
+            weights = counted.to(dtype) if weights is None else torch.where(counted, weights, 0)
+    if weight is not None and weights is not None and can_inspect(weights):
+        wrong = ~((weights >= 0) & (weights < math.inf))
+        if bool(wrong.any()):
+            raise invalid_value(
+                call,
+                "weight",
+                wanted="finite numbers, none negative, at the positions that count",
+                got=f"{float(weights[wrong][0])} ({first_of(wrong)})",
+                instead="weight=weight.clamp(min=0), or mask= for positions that do not count",
+            )
     return weights
 
 
+def _check_positions(call: str, name: str, given: object, positions: torch.Size) -> None:
+    """Raise unless there is a value for each position."""
+    if isinstance(given, Tensor) and given.shape == positions:
+        return
+    got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    instead = f"{name} of shape {tuple(positions)}"
+    if (
+        isinstance(given, Tensor)
+        and given.ndim == len(positions) > 0
+        and given.shape[-1] == positions[-1] + 1
+    ):
+        instead = f"{name}={name}[..., 1:], as the logits of a position are those of the token after it"
+    raise invalid_value(
+        call, name, wanted=f"a value for each position, shape {tuple(positions)}", got=got, instead=instead
+    )
+
+
 def divided(
-    weights: Tensor | None, normalizer: Tensor | float | None, word: Reduction, positions: torch.Size
+    weights: Tensor | None,
+    normalizer: Tensor | float | None,
+    word: Reduction,
+    positions: torch.Size,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor | None, float]:
     """Divide the weights of the positions by what `word` or the normalizer says: return weights and a common factor."""
     if isinstance(normalizer, Tensor):
-        ones = torch.ones(positions, device=normalizer.device) if weights is None else weights
-        return ones / normalizer, 1.0
+        if weights is None:
+            weights = torch.ones(positions, dtype=dtype, device=normalizer.device)
+        return weights / normalizer.to(torch.promote_types(weights.dtype, dtype)).reshape(()), 1.0
     if normalizer is not None:
         return weights, 1 / normalizer
     if word == "mean" and weights is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import check_kind, check_temperature
 from kullback.generators import Divergence
+from kullback.inputs import check_dense, savable
 from kullback.kernels import row_divergence
 from kullback.kernels.reference import pair_from_weights
 from kullback.numeric import upcast
@@ -149,9 +150,9 @@ def top_k_divergence(
     if dtype is None:
         dtype = torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
     positions = student.shape[:-1]
-    indices = teacher.indices.reshape(positions.numel(), teacher.indices.shape[-1]).long()
-    log_probs = upcast(teacher.log_probs).reshape(indices.shape)
-    logits = student.reshape(positions.numel(), student.shape[-1])
+    indices = savable(teacher.indices).reshape(positions.numel(), teacher.indices.shape[-1]).long()
+    log_probs = upcast(savable(teacher.log_probs)).reshape(indices.shape)
+    logits = savable(student).reshape(positions.numel(), student.shape[-1])
     padding = log_probs == -torch.inf
     q = cast("Tensor", _Split.apply(logits, indices, padding, temperature))
     if teacher.tail == "renormalize":
@@ -393,6 +394,7 @@ def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: f
             got=got,
             instead="student=model(inputs).logits",
         )
+    check_dense(_CALL, "student", student)
     if student.shape[:-1] != teacher.indices.shape[:-1]:
         raise invalid_value(
             _CALL,

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_type, invalid_value
 
 __all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
 
@@ -34,8 +34,8 @@ class FinitePair(NamedTuple):
 
     def swapped(self) -> FinitePair:
         """Return the same pair with P and Q exchanged."""
-        logs = self.log_masses
-        return FinitePair(self.q, self.p, -self.log_ratio, None if logs is None else lambda: logs()[::-1])
+        swapped = None if self.log_masses is None else lambda: (self.log_q(), self.log_p())
+        return FinitePair(self.q, self.p, -self.log_ratio, swapped)
 
     def log_p(self) -> Tensor:
         """Return log p, -inf where P has no mass."""
@@ -95,6 +95,11 @@ class Divergence(ABC):
     """Whether the value is in nats, so that another base of the logarithm means something."""
 
     @property
+    def instead_of_zero(self) -> Divergence | None:
+        """For a divergence that is 0 whatever the distributions are, one that is not; else None."""
+        return None
+
+    @property
     @abstractmethod
     def at_zero_p(self) -> float:
         """What a term is, per unit of q, where p = 0."""
@@ -118,6 +123,14 @@ class Divergence(ABC):
 
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise invalid_type(
+                type(self).__name__,
+                name,
+                wanted=f"a number from {low:g} to {high:g}",
+                got=repr(value),
+                instead=f"{type(self).__name__}({name}=0.5)",
+            )
         if not low <= value <= high:
             raise invalid_value(
                 type(self).__name__,

@@ -171,6 +171,10 @@ class SkewKL(Divergence):
         self._require("alpha", 0, 1)
 
     @property
+    def instead_of_zero(self) -> Divergence | None:
+        return SkewKL(0.9) if self.alpha == 1 else None
+
+    @property
     def at_zero_p(self) -> float:
         return 1 - self.alpha
 
@@ -245,6 +249,10 @@ class JensenShannon(Divergence):
 
     def __post_init__(self) -> None:
         self._require("beta", 0, 1)
+
+    @property
+    def instead_of_zero(self) -> Divergence | None:
+        return JensenShannon(self.beta, scaled=True) if self.beta in (0, 1) and not self.scaled else None
 
     @property
     def at_zero_p(self) -> float:

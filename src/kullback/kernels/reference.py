@@ -53,8 +53,8 @@ def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) ->
     log_ratio = log_ratio - log_ratio_of_sums
     log_ratio = torch.where(side_p.empty, -torch.inf, torch.where(side_q.empty, torch.inf, log_ratio))
     log_ratio = torch.where(side_p.empty & side_q.empty, 0, log_ratio)
-    masses = torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio)
-    return FinitePair(*masses, lambda: (side_p.log_mass(), side_q.log_mass()))
+    mass_p, mass_q, log_ratio = torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio)
+    return FinitePair(mass_p, mass_q, log_ratio, lambda: (side_p.log_mass(), side_q.log_mass()))
 
 
 class Rows(NamedTuple):
