@@ -91,7 +91,8 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   task.dtype = dtype_of(values);
   task.rows = values.numel();
   task.classes = p.size(p.dim() - 1);
-  STD_TORCH_CHECK(p.numel() == task.rows * task.classes, "kullback: a value for each row expected");
+  STD_TORCH_CHECK(p.dim() == values.dim() + 1 && begins_with_shape_of(p, values),
+                  "kullback: a value for each row expected");
   task.p = p.const_data_ptr();
   task.q = q.const_data_ptr();
   task.values = values.mutable_data_ptr();
@@ -151,10 +152,12 @@ bool scale_derivatives(const Tensor& grad, const Optional& by_a, const Optional&
   const int64_t step = is_one_number(grad) ? 0 : 1;
   if (grad.numel() == 0) return true;
   if (step && !grad.is_contiguous()) return false;
+  const Tensor* first = nullptr;
   for (const Optional* by : {&by_a, &by_b, &by_c, &by_d}) {
     if (!*by) continue;
-    check_like(**by, **by, grad.scalar_type());
-    STD_TORCH_CHECK((*by)->numel() % grad.numel() == 0, "kullback: derivatives of each value expected");
+    if (!first) first = &**by;
+    check_like(**by, *first, grad.scalar_type());
+    STD_TORCH_CHECK(begins_with_shape_of(**by, grad), "kullback: derivatives of each value expected");
   }
   const void* data = grad.const_data_ptr();
   if (!step && (is_double ? *static_cast<const double*>(data) : *static_cast<const float*>(data)) == 1) return true;

@@ -12,10 +12,13 @@ from torch.distributions import Distribution
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators import METHODS as SAMPLE_METHODS, EstimateWarning, estimate_from_samples
+from kullback.estimators import EstimateWarning
+from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.inputs import number_from
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
+from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
@@ -240,8 +243,13 @@ def _options(
             got=repr(method),
             instead="method='auto', which takes the most exact rule there is",
         )
-    for name, number in (("rtol", rtol), ("atol", atol), ("max_evaluations", max_evaluations)):
-        if number is not None and not number >= 0:
+    for name, number in (
+        ("rtol", rtol),
+        ("atol", atol),
+        ("max_evaluations", max_evaluations),
+        ("draws", draws),
+    ):
+        if number is not None and not number_from(number) >= 0:
             raise invalid_value(
                 call,
                 name,
@@ -249,6 +257,14 @@ def _options(
                 got=repr(number),
                 instead=f"{call}(p, q) without it",
             )
+    if generator is not None and not isinstance(generator, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            call,
+            "generator",
+            wanted="a torch.Generator or None",
+            got=repr(generator),
+            instead="generator=torch.Generator().manual_seed(0)",
+        )
     return Options(method, rtol, atol, max_evaluations, draws, generator, wants_error)
 
 
@@ -267,6 +283,7 @@ def _answer(
     for argument, operand in (("p", p), ("q", q)):
         if not isinstance(operand, Representation | Samples | Distribution):
             raise _bare(call, argument, operand)
+    p, q = (usable(call, name, x) if isinstance(x, Distribution) else x for name, x in (("p", p), ("q", q)))
     if isinstance(p, Samples) or isinstance(q, Samples):
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
@@ -360,11 +377,11 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
             got=f"base={base!r} with {kind!r}",
             instead=f"{call}(...) without base",
         )
-    if not (0 < base < math.inf) or base == 1:
+    if not 1 < number_from(base) < math.inf:
         raise invalid_value(
             call,
             "base",
-            wanted="a positive number other than 1",
+            wanted="a number above 1",
             got=repr(base),
             instead="base=2 for bits, base=10 for hartleys, or no base for nats",
         )

@@ -157,3 +157,26 @@ def invalid_value(call: str, argument: str, *, wanted: str, got: str, instead: s
 def invalid_type(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type, in the words of `explain`."""
     return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))
+
+
+# A name in a message is cut to this many characters, a message to that many.
+LONGEST_NAME, LONGEST_MESSAGE = 200, 2_000
+
+
+def printable(text: object, longest: int | None = None) -> str:
+    r"""Escape the control characters and undecodable bytes of a name or sentence, and cut it in the middle.
+
+    A terminal would execute control characters, line breaks could forge lines, and UTF-8 cannot encode undecodable
+    bytes of file names.
+
+    Example:
+        >>> print(printable("a\x1b[2Jb\udcff"))
+        a\x1b[2Jb\udcff
+        >>> printable("abcdefghij", longest=7)
+        'abc...j'
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    if longest is not None and len(shown) > longest:
+        end = (longest - 3) // 3
+        shown = f"{shown[: longest - 3 - end]}...{shown[len(shown) - end :]}"
+    return shown

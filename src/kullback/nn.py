@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide
-from kullback.functional.positions import Vocabulary
+from kullback.functional.positions import Vocabulary, check_kind, check_temperature, check_vocabulary
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
-from kullback.reduction import Reduction
+from kullback.reduction import Reduction, check_reduction
 
 __all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
 
@@ -72,7 +72,7 @@ class DistillationLoss(torch.nn.Module):
         ``normalizer=``, what `distillation_loss` returns.
 
     Raises:
-        KullbackError: At the call, as `distillation_loss` does.
+        KullbackError: an invalid kind, temperature, reduction or vocabulary; at the call, see `distillation_loss`.
 
     Gradient:
         That of `distillation_loss`.
@@ -99,6 +99,10 @@ class DistillationLoss(torch.nn.Module):
         inplace_backward: bool = False,
     ) -> None:
         super().__init__()
+        check_kind("DistillationLoss", kind)
+        check_temperature("DistillationLoss", temperature)
+        check_reduction("DistillationLoss", reduction)
+        check_vocabulary("DistillationLoss", vocabulary)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction
@@ -166,7 +170,7 @@ class LinearDistillationLoss(torch.nn.Module):
         `linear_distillation_loss` returns.
 
     Raises:
-        KullbackError: At the call, as `linear_distillation_loss` does.
+        KullbackError: an invalid kind, temperature or vocabulary; at the call, see `linear_distillation_loss`.
 
     Gradient:
         That of `linear_distillation_loss`.
@@ -197,6 +201,10 @@ class LinearDistillationLoss(torch.nn.Module):
         float32_logits: bool = False,
     ) -> None:
         super().__init__()
+        check_kind("LinearDistillationLoss", kind)
+        check_temperature("LinearDistillationLoss", temperature)
+        check_reduction("LinearDistillationLoss", reduction)
+        check_vocabulary("LinearDistillationLoss", vocabulary)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction

@@ -14,10 +14,20 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.inputs import as_tensor, split_labels
+from kullback.inputs import as_tensor, is_fake, number_from, split_labels
 from kullback.numeric import accurate_dtype, upcast
+from kullback.words import RepresentationName
 
-__all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "can_inspect", "first_of"]
+__all__ = [
+    "REPRESENTATIONS",
+    "Counts",
+    "LogProbs",
+    "Logits",
+    "Probs",
+    "Representation",
+    "can_inspect",
+    "first_of",
+]
 
 # torch has no public way to ask whether a tensor stands for a batch, as it does under vmap and in batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
@@ -29,8 +39,8 @@ SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, 
 
 
 def can_inspect(x: Tensor) -> bool:
-    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or on the meta device."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or where it has none."""
+    if torch.compiler.is_compiling() or x.is_meta or is_fake(x):
         return False
     return not (_is_wrapped(x) or _is_legacy_batch(x))
 
@@ -100,7 +110,7 @@ class Representation(ABC):
                 got="a single number",
                 instead=f"{self._call}(torch.stack([...])) with one entry for each class",
             )
-        if not -x.ndim <= dim < x.ndim:
+        if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_value(
                 self._call,
                 "dim",
@@ -326,7 +336,7 @@ class Counts(Representation):
     ) -> None:
         found, values = split_labels(x)
         self.labels = found if labels is None else tuple(labels)
-        self.prior = float(prior)
+        self.prior = number_from(prior)
         if not 0 <= self.prior < float("inf"):
             raise invalid_value(
                 "Counts",
@@ -404,3 +414,11 @@ class Counts(Representation):
                 got=f"{len(self.labels)} labels, {distinct} of them different",
                 instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
             )
+
+
+REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
+    "logits": Logits,
+    "log-probs": LogProbs,
+    "probs": Probs,
+    "counts": Counts,
+}

@@ -33,6 +33,7 @@ __all__ = [
     "polynomial",
     "safe_log",
     "safe_logsumexp",
+    "scaled_expm1mx",
     "scaled_e1",
     "scaled_e1_from_2",
     "stirling_bregman",
@@ -76,10 +77,21 @@ def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def expm1mx(d: Tensor) -> Tensor:
-    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; not negative, and 0 at 0; at most about e^709."""
+    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; not negative, and 0 at 0.
+
+    It is +inf, with derivative 0, beyond e^709.
+    """
     small = d.clamp(-_EXPM1MX_NEAR, _EXPM1MX_NEAR)
     large = d.clamp(max=_LARGEST)
-    return torch.where(small == d, small * small * polynomial(_EXPM1MX, small), torch.expm1(large) - large)
+    far = torch.where(d > _LARGEST, torch.inf, torch.expm1(large) - large)
+    return torch.where(small == d, small * small * polynomial(_EXPM1MX, small), far)
+
+
+def scaled_expm1mx(c: Tensor, d: Tensor) -> Tensor:
+    """Return c (e^d - 1 - d) for c > 0; +inf, with derivative 0, beyond e^709."""
+    large = d > _LARGEST
+    beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
+    return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
 
 
 def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
@@ -91,8 +103,8 @@ def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """Return e^x, at most e^709: finite, so that its gradient is 0 where the value is not taken."""
-    return torch.exp(x.clamp(max=_LARGEST))
+    """Return e^x; +inf, with derivative 0, beyond e^709."""
+    return torch.where(x > _LARGEST, torch.inf, torch.exp(x.clamp(max=_LARGEST)))
 
 
 def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ import torch
 from click.testing import CliRunner
 
 import kullback as package
-from kullback import dispatch, report
+from kullback import dispatch
 from kullback.cli.commands import kullback
 from kullback.cli.expressions import parse_distribution
 from kullback.cli.gates import METRICS, parse_gate
-from kullback.errors import ArgumentValueError, FileError, NoRuleError
+from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.io import open_rows, write_llama_base
 from kullback.kernels.backends import backends
 from kullback.predictions import compare_predictions
@@ -139,7 +140,10 @@ def test_labels_and_clusters_from_archives_that_hold_several(files):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
-    found = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy", bootstrap=0)
+    draws = 200 if metric.endswith(("upper", "lower")) else 0
+    found = compare_predictions(
+        "p.npy", "q.npy", representation="logits", labels="labels.npy", bootstrap=draws
+    )
     assert parse_gate(f"{metric}=1e9", "above").failure(found) is None
     assert parse_gate(f"{metric}=-1e9", "below").failure(found) is None
     assert metric in str(parse_gate(f"{metric}=-1e9", "above").failure(found))
@@ -147,7 +151,16 @@ def test_every_metric_can_be_a_gate_on_both_sides(files, metric):
 
 
 def test_metrics_are_the_numbers_they_name(files):
-    found = compare_predictions("p.npy", "q.npy", representation="logits", labels="labels.npy")
+    compared = partial(compare_predictions, "p.npy", "q.npy", representation="logits", labels="labels.npy")
+    found, ends = compared(bootstrap=0), compared()
+    for metric, end in (
+        ("upper", ends.divergences["kl_pq"].interval[1]),
+        ("tv.upper", ends.divergences["tv"].interval[1]),
+        ("top1.lower", ends.top1_agreement.interval[0]),
+    ):
+        assert parse_gate(f"{metric}={end!r}", "above").failure(ends) is None
+        assert parse_gate(f"{metric}={np.nextafter(end, -np.inf)!s}", "above").failure(ends)
+        assert parse_gate(f"{metric}={end!r}", "above").failure(found)
     values = {
         "mean": found.divergences["kl_pq"].mean,
         "p99.9": found.divergences["kl_pq"].p999,
@@ -257,7 +270,8 @@ def test_a_broken_input_is_one_line_and_leaves_no_report(files, breakage):
 
 @pytest.mark.parametrize("option", ["--json", "--html"])
 @pytest.mark.parametrize(
-    ("target", "reason"), [("missing/x", "No such file"), ("folder", "directory"), ("p.npy", "to read")]
+    ("target", "reason"),
+    [("missing/x", "No such file"), ("folder", "directory"), ("p.npy", "one of the other files")],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     files, monkeypatch, option, target, reason
@@ -277,17 +291,22 @@ def test_two_reports_cannot_share_a_file(files):
     assert_one_line_error(compare("--json", "x", "--html", "x"), "cannot write x")
 
 
-def test_if_the_second_report_fails_the_first_is_not_left(files, monkeypatch):
-    write = report.write
+@pytest.mark.parametrize("before", [None, "old"])
+def test_if_the_second_report_fails_the_first_is_as_it_was(files, monkeypatch, before):
+    if before is not None:
+        Path("x.json").write_text(before)
+    fsync = os.fsync
 
-    def full_disk(path, text):
-        if str(path).endswith(".html"):
-            raise FileError(f"cannot write {path}: No space left on device")
-        write(path, text)
+    def full_disk(number):
+        if Path(f"/proc/self/fd/{number}").readlink().is_relative_to(files / "reports"):
+            raise OSError(28, "No space left on device")
+        fsync(number)
 
-    monkeypatch.setattr(report, "write", full_disk)
-    assert_one_line_error(compare("--json", "x.json", "--html", "x.html"), "No space left")
-    assert not Path("x.json").exists()
+    Path("reports").mkdir()
+    monkeypatch.setattr("kullback.files.os.fsync", full_disk)
+    assert_one_line_error(compare("--json", "x.json", "--html", "reports/x.html"), "No space left")
+    assert (Path("x.json").read_text() if Path("x.json").exists() else None) == before
+    assert list(Path("reports").iterdir()) == []
 
 
 def test_a_page_without_its_libraries_is_refused_before_the_work(files, monkeypatch):
@@ -367,7 +386,10 @@ def test_convert_takes_logarithms_where_the_source_has_none(windows, kind):
         (("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "7"), ("n_ctx=7",)),
         (("scored.npy", "x.kld", "--tokens", "nope.npy", "--n-ctx", "8"), ("nope.npy",)),
         (("scored.npy", "missing/x.kld", "--tokens", "tokens.npy", "--n-ctx", "8"), ("cannot write",)),
-        (("scored.npy", "scored.npy", "--tokens", "tokens.npy", "--n-ctx", "8"), ("cannot write", "to read")),
+        (
+            ("scored.npy", "scored.npy", "--tokens", "tokens.npy", "--n-ctx", "8"),
+            ("one of the other files",),
+        ),
         (("scored.npy", "x.kld", "--n-ctx", "8"), ("--tokens",)),
     ],
 )

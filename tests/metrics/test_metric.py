@@ -436,7 +436,7 @@ REFUSED = [
     (
         {"representation": "scores"},
         ArgumentValueError,
-        r"\(representation=...\): wanted one of 'probs'.*got representation='scores'",
+        r"\(representation=...\): wanted one of 'logits', 'log-probs', 'probs', 'counts'.*got representation='scores'",
     ),
     ({"representation": "logits", "log_prob": True}, ArgumentValueError, "contradicts"),
     ({"log_prob": 1}, ArgumentTypeError, r"\(log_prob=...\).*got 1"),

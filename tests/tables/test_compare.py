@@ -343,10 +343,8 @@ def test_numbers_that_differ_in_the_last_digit_are_two(name):
         assert found.columns[0].tv.value == pytest.approx(1, abs=0.01)
         assert found.columns[0].p_value < 1e-3
     random = np.random.default_rng(0)
-    p, q = (
-        pa.array(np.array([first, second])[random.choice(2, 500, p=w)].tolist(), dtype)
-        for w in ([0.5, 0.5], [0.1, 0.9])
-    )
+    places = [random.choice(2, 500, p=weights) for weights in ([0.5, 0.5], [0.1, 0.9])]
+    p, q = (pa.array([(first, second)[place] for place in each], dtype) for each in places)
     column = compare(pa.table({"x": p}), pa.table({"x": q})).columns[0]
     assert column.tv.value == pytest.approx(0.4, abs=0.08)
     if dtype != pa.float64():

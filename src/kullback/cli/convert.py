@@ -10,6 +10,7 @@ import click
 
 from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS
 from kullback.errors import ArgumentValueError
+from kullback.files import check_input, check_writable, refuse_overwriting
 from kullback.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -63,10 +64,10 @@ def convert(
     compared with them.
     """
     from kullback.io import open_rows, read_labels, write_llama_base
-    from kullback.report import check_writable
 
-    if target.resolve() in (source.resolve(), tokens.resolve()):
-        raise ArgumentValueError(f"cannot write {target}: it is one of the files to read; name another one")
+    for path, name in ((source, "SRC"), (tokens, "--tokens")):
+        check_input(path, name)
+    refuse_overwriting([target], [source, tokens])
     check_writable(target)
     with (
         open_rows(source, representation=representation, key=key, name="SRC") as rows,

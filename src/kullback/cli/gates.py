@@ -11,7 +11,7 @@ from kullback.errors import ArgumentValueError
 from kullback.words import DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
-    from kullback.predictions import Comparison, Summary
+    from kullback.predictions import Comparison, Mean, Proportion, Summary
     from kullback.report.tables.wording import Verdict
     from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
 
@@ -38,13 +38,10 @@ STATISTICS: dict[str, Callable[[Summary], float]] = {
     "p99": lambda summary: summary.p99,
     "p99.9": lambda summary: summary.p999,
     "max": lambda summary: summary.maximum,
+    "upper": lambda summary: summary.interval[1] if summary.interval else math.nan,
 }
 DEFAULT = "kl_pq"
-OTHERS: dict[str, Callable[[Comparison], float]] = {
-    "top1": lambda found: found.top1_agreement.value,
-    "labels.difference": lambda found: found.labels.difference.mean if found.labels else math.nan,
-    "labels.delta_prob_rms": lambda found: found.labels.delta_prob_rms.mean if found.labels else math.nan,
-}
+OTHERS = ("top1", "top1.lower", "labels.difference", "labels.delta_prob_rms")
 METRICS = (
     *STATISTICS,
     *(f"{name}.{statistic}" for name in DIVERGENCE_NAMES for statistic in STATISTICS),
@@ -52,7 +49,7 @@ METRICS = (
 )
 METRICS_IN_WORDS = (
     f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)} and so on; "
-    f"{', '.join(OTHERS)}"
+    f"{', '.join(OTHERS)}; upper and lower are ends of the 95 % interval"
 )
 QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
 P_VALUES = ("p_value", "p_adjusted")
@@ -139,16 +136,38 @@ class Gate:
             raise ArgumentValueError(
                 f"--fail-{self.limit.side} {metric}=...: there are no labels. Write: --labels FILE"
             )
-        return self.limit.failure(metric, self._value(found))
+        value, mean = self._number(found)
+        return self.limit.failure(metric, value) or self._undetermined(metric, value, mean)
 
-    def _value(self, found: Comparison) -> float:
-        metric = self.limit.metric
-        if metric in OTHERS:
-            return OTHERS[metric](found)
+    def _number(self, found: Comparison) -> tuple[float, Mean | Proportion | None]:
+        """Return the number, and the estimate whose error it has, if it is a mean."""
+        metric, labels = self.limit.metric, found.labels
+        if metric.startswith("top1"):
+            top1 = found.top1_agreement
+            if metric == "top1":
+                return top1.value, top1
+            return top1.interval[0] if top1.interval else math.nan, None
+        if metric.startswith("labels.") and labels is not None:
+            mean = getattr(labels, metric.removeprefix("labels."))
+            return mean.mean, mean
         name, _, statistic = metric.partition(".")
         if name not in DIVERGENCE_NAMES:
             name, statistic = DEFAULT, metric
-        return STATISTICS[statistic](found.divergences[name])
+        summary = found.divergences[name]
+        mean = summary if statistic == "mean" and summary.maximum > 0 else None
+        return STATISTICS[statistic](summary), mean
+
+    def _undetermined(self, metric: str, value: float, mean: Mean | Proportion | None) -> str | None:
+        """Return the failure of a mean whose interval is open on the side of the limit; rows that are equal pass."""
+        if mean is None or mean.reason is None:
+            return None
+        end = None if mean.interval is None else mean.interval[self.limit.side == "above"]
+        if end is not None and end not in (math.inf, 1.0, math.log(2), 0.0, -1.0, -math.inf):
+            return None
+        return (
+            f"{metric} is {value:.6g}, but its error cannot be told ({mean.reason}): more rows or clusters are needed; "
+            "--bootstrap 0 checks the value alone"
+        )
 
 
 def parse_gate(text: str, side: Side) -> Gate:

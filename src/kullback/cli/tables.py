@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import torch
 
-from kullback import report
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.errors import ArgumentValueError, FileError
+from kullback.errors import ArgumentValueError
+from kullback.files import check_writable, refuse_overwriting
 from kullback.progress import progress_text
 from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
 from kullback.tables.compare import compare_profiles, compare_tables
@@ -126,7 +126,7 @@ def run_watch(
     Raises:
         KullbackError: an input or an output cannot be used.
     """
-    _check_watch(reference, batches, outputs, profile, save_batch, merge=merge)
+    _check_watch(reference, batches, outputs, profile, save_batch, merge=merge, rebuild=rebuild)
     with progress_text(show=show_progress) as progress:
         saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
@@ -164,6 +164,7 @@ def _check_watch(
     save_batch: Path | None,
     *,
     merge: bool,
+    rebuild: bool,
 ) -> None:
     """Refuse before the work what could not be written after it."""
     single = {"--json": outputs.json, "--html": outputs.html, "--save-batch": save_batch}
@@ -176,15 +177,13 @@ def _check_watch(
             raise ArgumentValueError(
                 f"{option}: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
             )
-    check_outputs(outputs, [reference, *batches, *([profile] if profile else [])])
-    if save_batch is not None:
-        read = {
-            path.resolve()
-            for path in (reference, *batches, *outputs.files, profile or profile_path(reference))
-        }
-        if save_batch.resolve() in read:
-            raise FileError(f"cannot write {save_batch}: it is one of the other files; name another one")
-        report.check_writable(save_batch)
+    place = profile or profile_path(reference)
+    # The profile is read, and written too where it is made; whatever else is written must not be one of these.
+    check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
+    if not is_profile(reference):
+        refuse_overwriting([place], [reference, *batches])
+        if rebuild or not place.exists():
+            check_writable(place)
 
 
 def _reported(found: TableComparison, gates: Sequence[TableGate], outputs: Outputs) -> list[str]:

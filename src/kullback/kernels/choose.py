@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
+from kullback.inputs import recordable
 from kullback.kernels import reference
 from kullback.kernels.native import rows as native_rows
 from kullback.kernels.reference import Rows
@@ -111,6 +112,8 @@ def weighted_total(
     is_constant = weights is None or not weights.requires_grad
     if is_constant and all(can_inspect(x) for x in (p, q, weights) if x is not None):
         task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace)
+        if not task.makes_gradient_early(p, q):
+            p, q = recordable(p), recordable(q)
         return WeightedTotal.apply(p, q, task, torch.is_grad_enabled())
     if (
         is_constant
@@ -120,6 +123,7 @@ def weighted_total(
     ):
         task = TotalTask(weights, native_rows, kind, temperature, scale, dtype, inplace)
         return CompiledTotal.apply(p, q, task, (p.requires_grad, q.requires_grad))
+    p, q = recordable(p), recordable(q)
     values = row_divergence(
         kind, Logits(p, validate=False), Logits(q, validate=False), dtype=dtype, temperature=temperature
     )

@@ -10,7 +10,7 @@ from enum import IntEnum
 __all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "Outcome", "RowForm"]
 
 # Goes up whenever an operator's arguments or a number below change: a library of another build is not used.
-INTERFACE = 1
+INTERFACE = 2
 
 
 class DivergenceCode(IntEnum):
@@ -21,6 +21,8 @@ class DivergenceCode(IntEnum):
     JEFFREYS = 2
     TOTAL_VARIATION = 3
     MIXTURE = 4
+    POWER = 5
+    RENYI = 6
 
 
 class ElementForm(IntEnum):

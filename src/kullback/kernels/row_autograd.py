@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.errors import invalid_value
 from kullback.generators import Divergence
 from kullback.kernels import reference
+from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Rows
 from kullback.representations import can_inspect
 
@@ -66,6 +68,10 @@ class TotalTask(NamedTuple):
     dtype: torch.dtype
     inplace: bool
 
+    def makes_gradient_early(self, p: Tensor, q: Tensor) -> bool:
+        """Tell whether the forward pass makes the gradient, if there will be one."""
+        return not self.inplace and _may_round_early(p, q)
+
     def compute(
         self, p: Tensor, q: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -100,9 +106,10 @@ class WeightedTotal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, recorded: bool) -> Tensor:
         ctx.task = task
-        ctx.save_for_backward(p, q)
+        # Autograd saves no tensor of torch.inference_mode; the gradient made here does not need it.
+        ctx.save_for_backward(*(None if x.is_inference() else x for x in (p, q)))
         ctx.save_for_forward(p, q)
-        now = recorded and not task.inplace and _may_round_early(p, q)
+        now = recorded and task.makes_gradient_early(p, q)
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         total, *gradients = task.compute(p, q, wanted)
         ctx.gradients = gradients if any(wanted) else None
@@ -118,12 +125,20 @@ class WeightedTotal(torch.autograd.Function):
             return *ready, None, None
         task: TotalTask = ctx.task
         p, q = ctx.saved_tensors
+        if p is None or q is None:
+            raise invalid_value(
+                "backward",
+                "teacher",
+                wanted="logits that can be saved, for a gradient of the gradient or a second backward pass",
+                got="a tensor of torch.inference_mode",
+                instead="torch.no_grad() in place of torch.inference_mode(), or teacher.clone()",
+            )
         scaled = task.row_weights(q, grad)
         wanted = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled() or not can_inspect(grad):
             rows = Rows(temperature=task.temperature)
             return *reference.row_gradients(task.kind, p, q, rows, scaled, wanted), None, None
-        inplace = task.inplace and not _overlaps_itself(q)
+        inplace = task.inplace and not may_overlap_itself(q)
         _, by_p, by_q = task.backend.value_and_gradient(
             task.kind, p, q, scaled, wanted=wanted, temperature=task.temperature, inplace=inplace
         )
@@ -168,7 +183,3 @@ def _may_round_early(p: Tensor, q: Tensor) -> bool:
     Not in float16, whose small numbers that factor saves in mixed-precision training.
     """
     return torch.float16 not in (p.dtype, q.dtype)
-
-
-def _overlaps_itself(x: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))

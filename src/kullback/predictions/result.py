@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 __all__ = [
     "Comparison",
@@ -17,6 +18,7 @@ __all__ = [
 ]
 
 Interval = tuple[float, float]
+Reason = Literal["few units", "few nonzero units", "heavy tail"]
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,19 @@ class Mean:
 
     Attributes:
         mean: the mean; +inf where a row is infinite.
-        standard_error: as if rows were independent; +inf where a row is infinite, NaN for a single row.
-        interval: the 95 % bootstrap interval; None where it was not asked for, where there is but one cluster or
-            row to draw from, and where the mean is infinite.
+        standard_error: that of independent clusters, or of independent rows without cluster ids; +inf where a row
+            is infinite, NaN for a single row or cluster.
+        interval: the 95 % confidence interval. An end that the data do not determine is the bound of the quantity,
+            +inf for KL and cross-entropy. None where neither end is determined, where the mean is infinite, and where
+            no interval was asked for.
+        reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, or rows),
+            ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean); else None.
     """
 
     mean: float
     standard_error: float
     interval: Interval | None
+    reason: Reason | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Proportion:
     value: float
     standard_error: float
     interval: Interval | None
+    reason: Reason | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

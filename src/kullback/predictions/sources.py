@@ -15,13 +15,12 @@ from kullback.inputs import as_tensor
 from kullback.io import RepresentationName, RowSource, open_rows, read_clusters, read_labels
 from kullback.io.files import FileReference
 from kullback.io.reader import Reader, flat_shape
-from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
+from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
 
 __all__ = [
     "CALL",
     "IGNORED",
-    "REPRESENTATIONS",
     "Clusters",
     "open_source",
     "require_values",
@@ -31,12 +30,6 @@ __all__ = [
 
 CALL = "compare_predictions"
 IGNORED = -100
-REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
-    "logits": Logits,
-    "log-probs": LogProbs,
-    "probs": Probs,
-    "counts": Counts,
-}
 NAME_OF: dict[type[Representation], RepresentationName] = {
     wrapper: name for name, wrapper in REPRESENTATIONS.items()
 }

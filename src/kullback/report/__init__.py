@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
+from kullback.files import check_writable, write
 from kullback.report.predictions import html, json, terminal
-from kullback.report.shared.files import check_writable, write
 
 __all__ = ["check_writable", "html", "json", "terminal", "write"]

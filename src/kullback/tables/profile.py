@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kullback.errors import ArgumentValueError, FileError, invalid_type, invalid_value
+from kullback.files import write
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
@@ -125,23 +125,7 @@ class Profile:
         Raises:
             FileError: the file cannot be written, or there is something that is no ordinary file.
         """
-        try:
-            target = Path(path).resolve()
-            if target.exists() and not target.is_file():
-                raise OSError("a folder, device or pipe")
-            temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-            try:
-                temporary.write_text(self.to_json(categories) + "\n", encoding="utf-8")
-                if target.exists():
-                    temporary.chmod(target.stat().st_mode & 0o7777)
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except (OSError, RuntimeError) as error:  # a loop of links was a RuntimeError before Python 3.13
-            raise FileError(
-                f"path = {path}: wanted a file to write; got {getattr(error, 'strerror', None) or error}; check the "
-                "path, the folder and its permissions"
-            ) from None
+        write(path, self.to_json(categories) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:

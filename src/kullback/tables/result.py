@@ -54,6 +54,15 @@ class Bin:
         q: likewise for Q.
         contribution: its term of KL(P || Q), in nats: p log(p / q) - p + q of the proportions p and q, 0 where they are
             equal.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> bin = compare_tables(before, after).columns[0].bins[0]
+        >>> bin.label, bin.p, bin.q
+        ('b', 40.0, 70.0)
     """
 
     label: str
@@ -93,6 +102,15 @@ class ColumnComparison(_Divergences):
         vanished: likewise those that only P has.
         bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
             last bin holds the others.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> column = compare_tables(before, after).columns[0]
+        >>> column.name, column.column_type, round(column.psi.value, 3)
+        ('plan', 'categorical', 0.352)
     """
 
     name: str
@@ -123,6 +141,15 @@ class JointComparison(_Divergences):
         p_adjusted: the p-value after Benjamini and Hochberg's correction for the number of tests in this comparison.
         bins: the combinations, the most frequent first, and at most 50 of them: the last bin holds the others.
         notes: what limits these values, one sentence each.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> [together] = compare_tables(before, after, joint=[("plan", "size")]).joint
+        >>> together.columns, [bin.label for bin in together.bins][:2]
+        (('plan', 'size'), ['plan: a, size: 1', 'plan: b, size: 2'])
     """
 
     columns: tuple[str, ...]
@@ -153,6 +180,15 @@ class TableComparison:
         max_bins: the largest number of bins of numbers.
         weights: the column of the rows' weights, or None.
         cluster: the column of the groups of dependent rows, or None.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before = pa.table({"plan": ["a"] * 60 + ["b"] * 40, "size": [1] * 50 + [2] * 50})
+        >>> after = pa.table({"plan": ["a"] * 30 + ["b"] * 70, "size": [1] * 50 + [2] * 50})
+        >>> found = compare_tables(before, after)
+        >>> found.p_rows, [column.name for column in found.columns]
+        (100, ['plan', 'size'])
     """
 
     p_name: str

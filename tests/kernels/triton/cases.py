@@ -51,6 +51,8 @@ EDGES = [
     ([0.0, -INF, -INF, -INF], [0.1, 0.2, 0.3, 0.4]),
     ([0.0, 60.0, 100.0, 0.0], [0.0, 100.0, 30.0, 0.0]),
     ([0.0, -200.0, 1.0, 0.5], [0.0, -INF, 1.0, 0.5]),
+    ([0.0, -90.0, 1.0, 0.5], [0.0, -INF, 1.0, 0.5]),
+    ([0.0, -INF, 1.0, 0.5], [0.0, -800.0, 1.0, 0.5]),
     ([9984.0, 9985.0, 9983.0, 9984.0], [0.5, -1.0, 0.25, 0.0]),
 ]
 
@@ -187,6 +189,15 @@ def test_edge_rows(kind: Divergence) -> None:
 def test_edge_rows_in_half_precision(kind: Divergence) -> None:
     p, q = (torch.tensor(side) for side in zip(*EDGES, strict=True))
     check_edge_rows(kind, on_device(p, torch.float16), on_device(q, torch.bfloat16))
+
+
+@EACH_KIND
+def test_logits_at_the_end_of_the_range_are_no_nan(kind: Divergence) -> None:
+    p = on_device(torch.tensor([[3e38, 3e38, -INF], [3e38, -3e38, 0.0]]))
+    q = on_device(torch.tensor([[-3e38, -3e38, -INF], [3e38, -3e38, 0.0]]))
+    for side in ours(kind, p, q):
+        assert side is not None
+        assert (side == 0).all()
 
 
 @EACH_KIND

@@ -39,9 +39,12 @@ def required_gradients(parameters: Parameters) -> list[bool] | None:
         return None
     required: list[bool] = []
     for x in parameters:
-        if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS:
+        if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS or x.layout is not torch.strided:
             return None
         required.append(x.requires_grad)
+    # Autograd saves no tensor of inference mode.
+    if True in required and torch.is_grad_enabled() and any(x.is_inference() for x in parameters):
+        return None
     return required
 
 

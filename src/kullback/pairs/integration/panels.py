@@ -27,6 +27,7 @@ __all__ = [
     "integrate_panels",
     "panel_nodes",
     "refine",
+    "rounding_error",
     "same_coordinate",
     "scan_points",
     "span",
@@ -37,11 +38,13 @@ NEGLIGIBLE = 46.0
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
 _SPLITS = 4
-# Breakpoints of a density, in widths from its center, and the three of them that suffice where it is no narrow peak.
-_STEPS = torch.tensor(
-    [-40.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 40.0], dtype=torch.float64
-)
-_COARSE = [4, 6, 8]
+_EPS = 8 * torch.finfo(torch.float64).eps
+# Breakpoints of a density, in widths from its center. Those far out are for the logarithm of a mixture, which has a
+# corner wherever another part becomes the largest.
+_LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
+_STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64)
+# Those that suffice where a density is no narrow peak: the center and two widths from it.
+_COARSE = [len(_LADDER) - 2, len(_LADDER), len(_LADDER) + 2]
 # A peak is narrow if its width is less than this part of a panel.
 _NARROW = 0.25
 
@@ -60,6 +63,12 @@ class Line(NamedTuple):
     def v(self, t: Tensor) -> Tensor:
         """Return v at the coordinate."""
         return torch.asinh((t - self.center) / self.width)
+
+    def resolution(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Return how far rounding moves nodes of panels in v, in units of the machine's epsilon."""
+        nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
+        farthest = torch.maximum(lower.abs(), upper.abs())
+        return 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
 
     def points(self, v: Tensor) -> tuple[Points, Tensor]:
         """Return the points at v, and log dx/dv there."""
@@ -195,3 +204,24 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     difference = (coarse - fine).abs()
     powered = size * (200 * difference / size.clamp(min=1e-300)) ** 1.5
     return fine, torch.minimum(difference, powered) + 2e-16 * size
+
+
+def rounding_error(
+    line: Line, f: Tensor, changes: list[tuple[Tensor, Tensor]], lower: Tensor, upper: Tensor
+) -> Tensor:
+    """Return what rounding may change in the integral of f over panels: of logarithms, and of where the nodes lie.
+
+    Arguments:
+        line: where the panels are.
+        f: the integrand at the nodes.
+        changes: how much it changes with a logarithm, and that logarithm, for each that it is made of.
+        lower: where the panels begin.
+        upper: where they end.
+    """
+    half = (upper - lower).unsqueeze(-1) / 2
+    of_logs = f.abs()
+    for by_log, log in changes:
+        of_logs = of_logs + (by_log * (1 + log.abs())).nan_to_num(nan=0.0, posinf=0.0)
+    of_logs = (of_logs * WEIGHTS_KRONROD.to(f.device) * half).sum(-1)
+    of_places = f.diff(dim=-1).abs().sum(-1) * line.resolution(lower, upper)
+    return _EPS * (of_logs + of_places)

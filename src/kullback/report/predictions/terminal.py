@@ -26,7 +26,7 @@ __all__ = ["render"]
 
 MEANINGS = (
     "KL(P||Q) is what it costs per row to predict with Q what follows P; JS is the Jensen-Shannon divergence, "
-    "TV the total variation; CI is a bootstrap confidence interval."
+    "TV the total variation; CI is a confidence interval, inf where the data do not bound it."
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from kullback.errors import printable
+
 __all__ = ["count", "number", "percent", "printable", "probability"]
 
 
@@ -54,15 +56,3 @@ def probability(value: float) -> str:
 def count(value: int) -> str:
     """Format an integer with thousands separators: ``12,345``."""
     return f"{value:,}"
-
-
-def printable(text: str) -> str:
-    r"""Escape the control characters and undecodable bytes of a name or sentence.
-
-    A terminal would execute control characters, and UTF-8 cannot encode undecodable bytes of file names.
-
-    Example:
-        >>> print(printable("a\x1b[2Jb\udcff"))
-        a\x1b[2Jb\udcff
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -37,6 +37,13 @@ class ColumnProfile:
         other_categories: the weight of the categories that a shortened profile no longer names.
         integer: whether all numbers are integers by their type.
         zoned: whether timestamps have a time zone; None for dates, for other types, and where parts differ.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import profile_table
+        >>> column = profile_table(pa.table({"plan": ["a", "a", None]})).columns["plan"]
+        >>> column.column_type, column.categories, column.missing
+        ('categorical', {'a': 2.0}, 1.0)
     """
 
     column_type: ColumnType

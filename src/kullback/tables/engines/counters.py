@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from kullback.tables.columns.log_grid import CODES, PER_OCTAVE, bucket_codes, buckets_of_codes
+from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_arrow_integer, is_text
 from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_of, numbers_of, strings_of
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CategoryCounter", "Counter", "GridCounter", "StringCounter", "WeightCounter"]
 
-Weights = "NDArray[np.float64] | None"
-INFINITE = 2047 * PER_OCTAVE
-POSITIVE_INFINITE = slice(INFINITE, CODES // 2)
-NEGATIVE_INFINITE = slice(CODES // 2 + INFINITE, CODES)
 PENDING = 1 << 17
 MOST_BYTES = 1 << 26
 
