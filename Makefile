@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DATA := examples/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test native lint format docs bench wheel clean
+.PHONY: run test fuzz native lint format docs bench wheel clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed native
@@ -16,6 +16,10 @@ run: $(VENV)/.installed native
 
 test: $(VENV)/.installed-dev native
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+
+# Damaged files and hostile expressions, many more than `make test` tries.
+fuzz: $(VENV)/.installed-dev native
+	$(BIN)/python -m tests.fuzz --files 20000 --expressions 5000
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
