@@ -86,9 +86,12 @@ INTERESTING = (
     ),
 )
 TOKENS = (
-    b"-1", b"1e400", b"nan", b"inf", b"-inf", b"\xff\xfe", b"\x00", b'"', b"'", b",", b"\n", b"\r\n", b"(", b")", b"{",
-    b"}", b"[" * 50, b"9" * 40, b"'descr'", b"'<f4'", b"'|O'", b"'>i8'", b"'|V2'", b"True", b"None", b"(-1, 5)", b"(2,)",
-    b"(4, 0)", b"('a', 2)", b"BF16", b"F8_E4M3", b"I64", b"data_offsets", b"\x1b[2J", b"__index_level_0__", b"x" * 3000,
+    b"-1", b"1e400", b"nan", b"inf", b"-inf", b"\xff\xfe", b"\x00", b'"', b"'", b",", b"\n", b"\r\n", b"(",
+    b")", b"{",
+    b"}", b"[" * 50, b"9" * 40, b"'descr'", b"'<f4'", b"'|O'", b"'>i8'", b"'|V2'", b"True", b"None",
+    b"(-1, 5)", b"(2,)",
+    b"(4, 0)", b"('a', 2)", b"BF16", b"F8_E4M3", b"I64", b"data_offsets", b"\x1b[2J", b"__index_level_0__",
+    b"x" * 3000,
 )  # fmt: skip
 
 
@@ -162,16 +165,21 @@ def fuzz_file(seed: int, sound: list[Path], folder: Path) -> None:
 
 
 NUMBERS = (
-    "0", "1", "-1", "2", "3", "0.5", "1e-320", "1e-300", "1e308", "-1e308", "1e-8", "1e16", "inf", "-inf", "inf-inf", "1/0",
-    "1/3", "True", "False", "[]", "[[]]", "[1, 2]", "[0.5, 0.5]", "[[1, 0], [0, 1]]", "[[1, 2], [3]]", "[1, [2]]", "[0, 0]",
-    "[-1, 2]", "[inf, 1]", "0.1", "10", "1000", "1e9", "2**3", "(1, 2)", "None", "'a'", "x", "[1, 1, 1]", "0.3", "5", "1e5",
+    "0", "1", "-1", "2", "3", "0.5", "1e-320", "1e-300", "1e308", "-1e308", "1e-8", "1e16", "inf", "-inf",
+    "inf-inf", "1/0",
+    "1/3", "True", "False", "[]", "[[]]", "[1, 2]", "[0.5, 0.5]", "[[1, 0], [0, 1]]", "[[1, 2], [3]]",
+    "[1, [2]]", "[0, 0]",
+    "[-1, 2]", "[inf, 1]", "0.1", "10", "1000", "1e9", "2**3", "(1, 2)", "None", "'a'", "x", "[1, 1, 1]",
+    "0.3", "5", "1e5",
 )  # fmt: skip
 VALID = (
-    "0.1", "0.5", "1", "2", "3", "10", "1e-3", "1e3", "1e-300", "1e-320", "1e300", "1e16", "1e-16", "[1, 2]", "[0.2, 0.8]",
+    "0.1", "0.5", "1", "2", "3", "10", "1e-3", "1e3", "1e-300", "1e-320", "1e300", "1e16", "1e-16",
+    "[1, 2]", "[0.2, 0.8]",
     "[1e-5, 1 - 1e-5]", "[[1, 0], [0, 1]]",
 )  # fmt: skip
 KEYWORDS = (
-    "loc", "scale", "probs", "logits", "rate", "concentration", "df", "total_count", "dim", "low", "high", "validate_args",
+    "loc", "scale", "probs", "logits", "rate", "concentration", "df", "total_count", "dim", "low", "high",
+    "validate_args",
     "covariance_matrix", "base", "x", "prior", "temperature", "reinterpreted_batch_ndims",
 )  # fmt: skip
 NAMES = (*sorted(_constructors()), "Normal", "Beta", "Gamma", "Probs", "Nothing", "__import__")
