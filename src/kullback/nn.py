@@ -34,7 +34,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
         Called with ``(input, target)``, what `kl_div` returns: the terms, or a scalar.
 
     Raises:
-        KullbackError: At the call, as `kl_div` does.
+        KullbackError: Where `reduction` is none; and at the call, as `kl_div` does.
 
     Gradient:
         That of `kl_div`: 0, never NaN, at a class without mass in the target.
@@ -47,6 +47,17 @@ class KLDivLoss(torch.nn.KLDivLoss):
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951).
     """
+
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction, log_target)
+        if self.reduction != "elementwise_mean":
+            check_reduction("KLDivLoss", self.reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of log-probabilities `input` against `target`."""
@@ -72,7 +83,8 @@ class DistillationLoss(torch.nn.Module):
         ``normalizer=``, what `distillation_loss` returns.
 
     Raises:
-        KullbackError: For a kind, temperature, reduction or vocabulary that is none; and at the call, as `distillation_loss` does.
+        KullbackError: Where `kind`, `temperature`, `reduction` or `vocabulary` is none; and at the call, as
+            `distillation_loss` does.
 
     Gradient:
         That of `distillation_loss`.
@@ -170,7 +182,8 @@ class LinearDistillationLoss(torch.nn.Module):
         `linear_distillation_loss` returns.
 
     Raises:
-        KullbackError: For a kind, temperature, reduction or vocabulary that is none; and at the call, as `linear_distillation_loss` does.
+        KullbackError: Where `kind`, `temperature`, `reduction` or `vocabulary` is none; and at the call, as
+            `linear_distillation_loss` does.
 
     Gradient:
         That of `linear_distillation_loss`.
