@@ -102,7 +102,7 @@ class _Piece:
     def log_densities(
         self, p: Density, q: Density, v: Tensor, needed: _Needed = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logarithms of p dx/dv and q dx/dv, -inf where they do not live or are not needed, and log dx/dv."""
+        """Return the logarithms of p dx/dv and q dx/dv, -inf where not alive or not needed, and log dx/dv."""
         low, high = _pieces(p, q, self.center.shape)[self.number]
         # Some elements of a batch may lack this piece.
         low = low if low is None else torch.where(self.exists, low, 0.0)
