@@ -327,6 +327,9 @@ def _read(written: dict[str, Any]) -> Profile:
     weights = written["weights"]
     if weights is not None and not isinstance(weights, str):
         raise ValueError("weights is no name")
+    # Kish's effective number of rows is at most their number, and equal to it without weights.
+    if (weights is None and not rows == weight == squares) or weight**2 > squares * rows * (1 + 1e-6):
+        raise ValueError(f"{rows:g} rows of weight {weight:g} and squared weights of {squares:g}")
     return Profile(columns, int(rows), weight, squares, skipped, weights)
 
 
