@@ -44,7 +44,10 @@ _EPS = 8 * torch.finfo(torch.float64).eps
 _LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
 _STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64)
 # Those that suffice where a density is no narrow peak: the center and two widths from it.
-_COARSE = [len(_LADDER) - 2, len(_LADDER), len(_LADDER) + 2]
+_MIDDLE = len(_LADDER)
+_COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
+# Those where a peak has mass.
+_NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
 # A peak is narrow if its width is less than this part of a panel.
 _NARROW = 0.25
 
@@ -148,8 +151,8 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
     far = torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64)
     positive = torch.cat([near[1:], far])
     grid = torch.cat([-positive.flip(0), near[:1], positive]).to(breakpoints[0].device)
-    batch = breakpoints[0].shape[:-1]
-    return torch.cat([grid.expand(*batch, -1), *breakpoints], -1).sort(-1).values
+    marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
+    return torch.cat([grid.expand(*marks[0].shape[:-1], -1), *marks], -1).sort(-1).values
 
 
 def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,10 +175,12 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
     ]
     for marks in breakpoints:
         if marks.shape[-1] == len(_STEPS):
-            middle = len(_STEPS) // 2
-            width = (marks[..., middle + 1] - marks[..., middle - 1]).abs().unsqueeze(-1) / 2
+            center = marks[..., _MIDDLE : _MIDDLE + 1]
+            width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
             inside = (marks.amax(-1, keepdim=True) > start) & (marks.amin(-1, keepdim=True) < stop)
-            if not bool((inside & (width < _NARROW * size)).any()):
+            if bool((inside & (width < _NARROW * size)).any()):
+                marks = torch.where((marks - center).abs() > size, center, marks)  # noqa: PLW2901
+            else:
                 marks = marks[..., _COARSE]  # noqa: PLW2901
         edges.append(torch.maximum(torch.minimum(marks, stop), start))
     sorted_edges = torch.cat(edges, -1).sort(-1).values
