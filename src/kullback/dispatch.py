@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, OneHotCategorical
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
@@ -20,9 +21,10 @@ from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
 from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence
+from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
-from kullback.representations import Counts, Representation
+from kullback.representations import Counts, Logits, Probs, Representation
 from kullback.samples import Samples
 
 __all__ = ["divergence", "kl_divergence", "kl_estimate"]
@@ -56,8 +58,8 @@ def kl_divergence(
         p: P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes); or a torch distribution, or a frozen
             one of SciPy's, such as ``scipy.stats.norm(0, 1)``, which has no gradient and counts as float64; or
             `Samples`, draws of an unknown P.
-        q: Q: any of the first four with as many classes, or a distribution if P is one. Batch shapes broadcast. For
-            draws of P: draws of Q, or a Q that is known.
+        q: Q: any of the first four, or a Categorical, with as many classes, or a distribution if P is one. Batch
+            shapes broadcast. For draws of P: draws of Q, or a Q that is known.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule to use: ``"auto"`` takes the most exact there is of
             ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
@@ -212,6 +214,7 @@ def kl_estimate(
     """
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
     options = options._replace(confidence=confidence)
+    p, q = _operands("kl_estimate", p, q)
     answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
     if not (isinstance(p, Representation) and isinstance(q, Representation)):
         return answer
@@ -279,11 +282,7 @@ def _answer(
     exact: bool = False,
 ) -> Estimate:
     unit = _unit(call, kind, base)
-    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
-    for argument, operand in (("p", p), ("q", q)):
-        if not isinstance(operand, Representation | Samples | Distribution):
-            raise _bare(call, argument, operand)
-    p, q = (usable(call, name, x) if isinstance(x, Distribution) else x for name, x in (("p", p), ("q", q)))
+    p, q = _operands(call, p, q)
     if isinstance(p, Samples) or isinstance(q, Samples):
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
@@ -301,10 +300,32 @@ def _answer(
                 "p, q",
                 wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
                 got=f"{type(p).__name__} and {type(q).__name__}, for which there is no rule by {options.method}",
-                instead=f"{call}(Logits(d.logits), ...) for a Categorical d; histograms of draws as Counts(...)",
+                instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
             )
         )
     return answer if unit == 1 else _in_units(answer, unit)
+
+
+def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
+    """Convert SciPy's distributions to torch's, and a Categorical beside a representation to one; refuse the rest."""
+    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
+    for argument, operand in (("p", p), ("q", q)):
+        if not isinstance(operand, Representation | Samples | Distribution):
+            raise _bare(call, argument, operand)
+    if isinstance(p, Representation) != isinstance(q, Representation):
+        p, q = _of_classes(p), _of_classes(q)
+    p, q = (usable(call, name, x) if isinstance(x, Distribution) else x for name, x in (("p", p), ("q", q)))
+    return p, q
+
+
+def _of_classes(d: object) -> object:
+    """Return the logits or probabilities of a Categorical or OneHotCategorical; anything else as it is."""
+    part = getattr(d, "_categorical", d) if isinstance(d, OneHotCategorical) else d
+    if not isinstance(part, Categorical):
+        return d
+    if given_logits(part):
+        return Logits(part.logits, validate=False)
+    return Probs(part.probs, validate=False)
 
 
 def _in_units(answer: Estimate, unit: float) -> Estimate:

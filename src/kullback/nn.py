@@ -34,7 +34,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
         Called with ``(input, target)``, what `kl_div` returns: the terms, or a scalar.
 
     Raises:
-        KullbackError: At the call, as `kl_div` does.
+        ArgumentValueError: `reduction` is not one of the four words; and what `kl_div` raises, at the call.
 
     Gradient:
         That of `kl_div`: 0, never NaN, at a class without mass in the target.
@@ -47,6 +47,17 @@ class KLDivLoss(torch.nn.KLDivLoss):
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951).
     """
+
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        if reduction != "elementwise_mean":  # torch's old name for "mean"
+            check_reduction("KLDivLoss", reduction)
+        super().__init__(size_average, reduce, reduction, log_target)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of log-probabilities `input` against `target`."""

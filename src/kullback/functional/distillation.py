@@ -110,20 +110,21 @@ def distillation_loss(
             _check_inplace(student, teacher, word)
         values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
         weights = position_weights(
-            _CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device
+            _CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device, values.dtype
         )
         return _reduce(values, weights, word, normalizer)
     _check_logits(student, teacher)
     if inplace_backward:
         _check_inplace(student, teacher, word)
-    weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device)
-    teacher, student = _same_vocabulary(teacher, student, vocabulary)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
+    positions, device = student.shape[:-1], student.device
+    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, device, dtype)
+    teacher, student = _same_vocabulary(teacher, student, vocabulary)
     if word == "none":
         p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
         values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
         return _reduce(values, weights, word, normalizer)
-    weights, factor = divided(weights, normalizer, word, student.shape[:-1], student.device)
+    weights, factor = divided(weights, normalizer, word, positions, device, dtype)
     return weighted_total(
         kind,
         _as_matrix(teacher),
@@ -142,7 +143,7 @@ def _reduce(
     """Reduce the values of the positions; one of weight 0 counts nothing, whatever its value."""
     factor = 1.0
     if word != "none":
-        weights, factor = divided(weights, normalizer, word, values.shape, values.device)
+        weights, factor = divided(weights, normalizer, word, values.shape, values.device, values.dtype)
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
     return values if word == "none" else (values * factor).sum()

@@ -132,18 +132,18 @@ def linear_distillation_loss(
     student_head, teacher_head = _heads(softcap, logit_scale, float32_logits)
     _check_bytes(chunk_bytes)
     positions = student.shape[:-1]
-    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, student.device)
-    tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
-    tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     dtype = (
         torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
     )
+    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, student.device, dtype)
+    tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
+    tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     scale = float(temperature**2) if temperature_squared else 1.0
     chunked = all(_is_ordinary(x) for x in [*tensors, weights] if x is not None)
     counted = _counted(weights) if chunked else None
     shares = None
     if word != "none":
-        shares, factor = divided(weights, normalizer, word, positions, student.device)
+        shares, factor = divided(weights, normalizer, word, positions, student.device, dtype)
         scale *= factor
     constant = None if shares is None else shares.reshape(-1)
     spec = HeadSpec(

@@ -31,7 +31,7 @@ Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
 
 def check_kind(call: str, kind: object) -> None:
-    """Raise unless `kind` is a divergence."""
+    """Raise unless `kind` is a divergence that is not 0 for all distributions."""
     if not isinstance(kind, Divergence):
         raise invalid_type(
             call,
@@ -40,9 +40,17 @@ def check_kind(call: str, kind: object) -> None:
             got=repr(kind),
             instead="kind=KL() or another of kullback's kinds",
         )
+    if kind.instead_of_zero is not None:
+        raise invalid_value(
+            call,
+            "kind",
+            wanted="a divergence that is not 0 whatever the distributions are",
+            got=repr(kind),
+            instead=f"kind={kind.instead_of_zero!r}",
+        )
 
 
-def check_temperature(call: str, temperature: float) -> None:
+def check_temperature(call: str, temperature: object) -> None:
     """Raise unless `temperature` is a positive number."""
     if not _COLDEST <= number_from(temperature) <= 1 / _COLDEST:
         raise invalid_value(
@@ -95,7 +103,7 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
             "normalizer",
             wanted="a positive number, such as the number of counted positions of a step",
             got=got,
-            instead="normalizer=None to divide by those of this call, or max(normalizer, 1)",
+            instead="normalizer=None to divide by those of this call, or normalizer=mask.sum().clamp(min=1)",
         )
 
 
@@ -107,8 +115,12 @@ def position_weights(
     labels: Tensor | None,
     ignore_index: int,
     device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor | None:
-    """Return the weight of each position, 0 where it does not count; None where all weigh 1."""
+    """Return the weight of each position, 0 where it does not count; None where all weigh 1.
+
+    They are of `dtype`, or of that of `weight` if it is more exact.
+    """
     mask, weight, labels = (
         None if x is None else _of_positions(call, name, x, positions, device)
         for name, x in (("mask", mask), ("weight", weight), ("labels", labels))
@@ -125,25 +137,28 @@ def position_weights(
         raise invalid_type(
             call, "ignore_index", wanted="an integer", got=repr(ignore_index), instead="ignore_index=-100"
         )
-    if weight is not None:
-        _check_weight(call, weight)
-    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32))
+    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
-            weights = counted.float() if weights is None else torch.where(counted, weights, 0)
+            weights = counted.to(dtype) if weights is None else torch.where(counted, weights, 0)
+    if weight is not None and weights is not None:
+        _check_weights(call, weights)
     return weights
 
 
-def _check_weight(call: str, weight: Tensor) -> None:
-    known = can_inspect(weight) and weight.is_cpu  # an accelerator would have to be waited for
-    bad = ~((weight >= 0) & (weight < math.inf)) if known and not weight.is_complex() else None
-    if weight.is_complex() or (bad is not None and bool(bad.any())):
+def _check_weights(call: str, weights: Tensor) -> None:
+    """Raise where a position that counts has a weight that is negative, infinite or no number."""
+    known = can_inspect(weights) and weights.is_cpu  # an accelerator would have to be waited for
+    wrong = ~((weights >= 0) & (weights < math.inf)) if known and not weights.is_complex() else None
+    if weights.is_complex() or (wrong is not None and bool(wrong.any())):
         raise invalid_value(
             call,
             "weight",
-            wanted="finite numbers, none negative",
-            got=f"dtype {weight.dtype}" if bad is None else first_of(bad),
-            instead="weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0), or mask= for what is not to count",
+            wanted="finite numbers, none negative, at the positions that count",
+            got=f"dtype {weights.dtype}"
+            if wrong is None
+            else f"{float(weights[wrong][0])} ({first_of(wrong)})",
+            instead="weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0), or mask= for positions that do not count",
         )
 
 
@@ -159,7 +174,7 @@ def _of_positions(call: str, name: str, given: object, positions: torch.Size, de
             name,
             wanted=f"a value for each position, shape {tuple(positions)}",
             got=f"shape {tuple(given.shape)}",
-            instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
+            instead=_fitting(name, given, positions),
         )
     if given.device != device:
         raise invalid_value(
@@ -172,18 +187,31 @@ def _of_positions(call: str, name: str, given: object, positions: torch.Size, de
     return given
 
 
+def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
+    """Return what to write for a tensor that does not have the shape of the positions."""
+    if given.ndim == len(positions) > 0 and given.shape[-1] == positions[-1] + 1:
+        return f"{name}={name}[..., 1:], as the logits of a position are those of the token after it"
+    if given.ndim <= len(positions) and all(
+        a in (1, b) for a, b in zip(reversed(given.shape), reversed(positions), strict=False)
+    ):
+        return f"{name}={name}.expand({tuple(positions)})"
+    if given.numel() == positions.numel():
+        return f"{name}={name}.reshape({tuple(positions)})"
+    return f"{name} of shape {tuple(positions)}"
+
+
 def divided(
     weights: Tensor | None,
     normalizer: Tensor | float | None,
     word: Reduction,
     positions: torch.Size,
     device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor | None, float]:
     """Divide the weights of the positions by what `word` or the normalizer says: return weights and a common factor."""
     if isinstance(normalizer, Tensor):
-        shares = (torch.ones(positions, device=device) if weights is None else weights) / (
-            recordable(normalizer).reshape(())
-        )
+        divisor = recordable(normalizer).to(torch.promote_types(normalizer.dtype, dtype)).reshape(())
+        shares = (torch.ones(positions, dtype=dtype, device=device) if weights is None else weights) / divisor
         return shares if weights is None else torch.where(weights == 0, 0, shares), 1.0
     if normalizer is not None:
         return weights, 1 / float(normalizer)

@@ -93,6 +93,11 @@ class Divergence(ABC):
     logarithmic: ClassVar[bool] = True
     """Whether the value is in nats, so that another base of the logarithm means something."""
 
+    @property
+    def instead_of_zero(self) -> Divergence | None:
+        """For a divergence that is 0 whatever the distributions are, one that is not; else None."""
+        return None
+
     @abstractmethod
     def terms(self, pair: FinitePair) -> Tensor:
         """Return the non-negative terms whose sum over classes is the divergence."""

@@ -143,6 +143,10 @@ class SkewKL(Divergence):
     def __post_init__(self) -> None:
         self._require("alpha", 0, 1)
 
+    @property
+    def instead_of_zero(self) -> Divergence | None:
+        return SkewKL(0.9) if self.alpha == 1 else None
+
     def terms(self, pair: FinitePair) -> Tensor:
         if self.alpha == 0:
             return KL().terms(pair)
@@ -210,6 +214,10 @@ class JensenShannon(WeightedSum):
 
     def __post_init__(self) -> None:
         self._require("beta", 0, 1)
+
+    @property
+    def instead_of_zero(self) -> Divergence | None:
+        return JensenShannon(self.beta, scaled=True) if self.beta in (0, 1) and not self.scaled else None
 
     def parts(self) -> list[tuple[float, SkewKL, bool]]:
         beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
