@@ -89,13 +89,29 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   return sweep_as_wanted<Real, kMixtureForm>(row, t);
 }
 
+// How many classes are computed with: a short row is filled up with classes without mass to whole vectors.
+template <class Real>
+KULLBACK_INLINE int64_t padded(int64_t classes) {
+  constexpr int64_t lanes = 64 / sizeof(Real);
+  return classes < kShortRow ? (classes + lanes - 1) / lanes * lanes : classes;
+}
+
+template <class Real>
+static const Real* load_padded(const RowView& x, int64_t classes, int64_t n, Real* buffer) {
+  const Real* row = load(x.dtype, x.data, x.stride, classes, buffer);
+  if (n == classes) return row;
+  if (row != buffer) std::memcpy(buffer, row, classes * sizeof(Real));
+  for (int64_t i = classes; i < n; ++i) buffer[i] = -kInf<Real>;
+  return buffer;
+}
+
 // Logits of another dtype are converted into scratch, which then takes the gradient before it is rounded once.
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
-  const int64_t n = t.classes;
-  const auto target = [](const RowView& out, Real* buffer) -> Real* {
+  const int64_t classes = t.classes, n = padded<Real>(classes);
+  const auto target = [&](const RowView& out, Real* buffer) -> Real* {
     if (!out.data) return nullptr;
-    return out.dtype == kDtypeOf<Real> ? static_cast<Real*>(out.data) : buffer;
+    return out.dtype == kDtypeOf<Real> && n == classes ? static_cast<Real*>(out.data) : buffer;
   };
   Row<Real> row;
   row.exp_p = scratch;
@@ -103,17 +119,19 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   row.spare_p = scratch + 2 * n;
   row.spare_q = scratch + 3 * n;
   row.affinities = scratch + 4 * n;
-  row.p = load(v.p.dtype, v.p.data, v.p.stride, n, scratch + 2 * n);
-  row.q = load(v.q.dtype, v.q.data, v.q.stride, n, scratch + 3 * n);
-  row.gradient_p = target(v.gradient_p, scratch + 2 * n);
-  row.gradient_q = target(v.gradient_q, scratch + 3 * n);
+  row.p = load_padded(v.p, classes, n, row.spare_p);
+  row.q = load_padded(v.q, classes, n, row.spare_q);
+  row.gradient_p = target(v.gradient_p, row.spare_p);
+  row.gradient_q = target(v.gradient_q, row.spare_q);
+  t.classes = n;
   sweep_of_divergence(row, t);
+  t.classes = classes;
   if (t.weight == 0) {  // such a row gives 0 whatever it holds
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
   }
-  if (row.gradient_p) store(row.gradient_p, n, v.gradient_p.dtype, v.gradient_p.data);
-  if (row.gradient_q) store(row.gradient_q, n, v.gradient_q.dtype, v.gradient_q.data);
+  if (row.gradient_p) store(row.gradient_p, classes, v.gradient_p.dtype, v.gradient_p.data);
+  if (row.gradient_q) store(row.gradient_q, classes, v.gradient_q.dtype, v.gradient_q.data);
 }
 
 void compute_row(const RowViews& v, RowTask& t, void* scratch) {

@@ -47,8 +47,13 @@ inline bool in_float64(const RowViews& row, DivergenceCode divergence) {
          divergence == DivergenceCode::kPower || divergence == DivergenceCode::kRenyi;
 }
 
-// How many numbers `scratch` holds for each class, in the format that is computed in.
-constexpr int64_t scratch_per_class(DivergenceCode divergence) { return divergence == DivergenceCode::kRenyi ? 5 : 4; }
+// Shorter rows are filled up to whole vectors, of at most this many numbers.
+constexpr int64_t kShortRow = 256, kMostLanes = 16;
+
+// How many numbers `scratch` holds, in the format that is computed in.
+constexpr int64_t scratch_size(DivergenceCode divergence, int64_t classes) {
+  return (divergence == DivergenceCode::kRenyi ? 5 : 4) * (classes + kMostLanes);
+}
 
 KULLBACK_DECLARE_VARIANTS(void compute_row(const RowViews&, RowTask&, void* scratch))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -101,6 +101,8 @@ def kl_divergence(
     is_default = method == "auto" and base is rtol is generator is None and numbers == _DEFAULTS
     if is_default:
         value = fused_divergence(p, q)  # at once: for a small batch, checking the options takes longer
+        if value is None and _are_rows_of_one_shape(p, q):
+            value = row_divergence(_KL, cast(Representation, p), cast(Representation, q))
         if value is not None:
             return value
     options = _options(
@@ -407,6 +409,19 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
             instead="base=2 for bits, base=10 for hartleys, or no base for nats",
         )
     return math.log(base)
+
+
+def _are_rows_of_one_shape(p: object, q: object) -> bool:
+    """Tell whether two representations have the same type, shape, dtype and device, and no labels."""
+    if type(p) is not type(q) or not isinstance(p, Representation) or isinstance(p, Counts):
+        return False
+    a, b = p.tensor, cast(Representation, q).tensor
+    return (
+        a.shape == b.shape
+        and a.dtype is b.dtype
+        and a.device == b.device
+        and p.dim == cast(Representation, q).dim
+    )
 
 
 def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:

@@ -6,6 +6,7 @@ reading is a plausible number that means nothing. The classes say which it is, a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, cast
@@ -83,7 +84,7 @@ class Representation(ABC):
 
     def weights(self) -> Tensor:
         """The tensor with its classes moved to the last dimension: log-weights if `in_logs`, else weights."""
-        return self.tensor.movedim(self.dim, -1)
+        return self.tensor if self.dim == -1 else self.tensor.movedim(self.dim, -1)
 
     @property
     def _call(self) -> str:
@@ -204,8 +205,10 @@ class Logits(Representation):
     """
 
     def _check(self, x: Tensor) -> None:
-        if bool(x.amax(self.dim).isfinite().all()):
-            return  # a row's largest score shows whatever is wrong: NaN, +inf, or nothing but -inf
+        # A row's largest score shows whatever is wrong: NaN, +inf, or nothing but -inf; their sum shows whether one is.
+        peaks = x.detach().amax(self.dim)
+        if math.isfinite(peaks.sum(dtype=accurate_dtype(x.device)).item()) or bool(peaks.isfinite().all()):
+            return
         self._no_nan(x)
         self._no_infinity(x, "scores below +inf", x == torch.inf)
         self._some_mass((x == -torch.inf).all(self.dim), "nothing but -inf")

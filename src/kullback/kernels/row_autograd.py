@@ -27,14 +27,20 @@ class FusedRowDivergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p: Tensor, q: Tensor, backend: ModuleType, kind: Divergence, rows: Rows, dtype: torch.dtype
+        ctx: Any,
+        p: Tensor,
+        q: Tensor,
+        backend: ModuleType,
+        kind: Divergence,
+        temperature: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        ctx.backend, ctx.kind, ctx.rows, ctx.dtype = backend, kind, rows, dtype
+        ctx.backend, ctx.kind, ctx.temperature, ctx.dtype = backend, kind, temperature, dtype
         ctx.save_for_backward(p, q)
         ctx.save_for_forward(p, q)
         nothing = (False, False)
         values = backend.value_and_gradient(
-            kind, p, q, None, wanted=nothing, temperature=rows.temperature, inplace=False
+            kind, p, q, None, wanted=nothing, temperature=temperature, inplace=False
         )
         return values[0].to(dtype)
 
@@ -42,19 +48,22 @@ class FusedRowDivergence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:2]
         p, q = ctx.saved_tensors
-        (grad,), rows = grads, ctx.rows
+        (grad,) = grads
         if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
+            rows = Rows(temperature=ctx.temperature)
             by_p, by_q = reference.row_gradients(ctx.kind, p, q, rows, grad, wanted)
         else:
             _, by_p, by_q = ctx.backend.value_and_gradient(
-                ctx.kind, p, q, grad, wanted=wanted, temperature=rows.temperature, inplace=False
+                ctx.kind, p, q, grad, wanted=wanted, temperature=ctx.temperature, inplace=False
             )
         return by_p, by_q, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         p, q = ctx.saved_tensors
-        return reference.row_changes(ctx.kind, p, q, ctx.rows, tangents[:2]).to(ctx.dtype)
+        return reference.row_changes(ctx.kind, p, q, Rows(temperature=ctx.temperature), tangents[:2]).to(
+            ctx.dtype
+        )
 
 
 class TotalTask(NamedTuple):

@@ -315,7 +315,7 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
         alone = torch.autograd.grad((factor * values).sum(), (p, q))
         return [values, *first, *second, *alone]
 
-    mine = derivatives(p, q, FusedRowDivergence.apply(p, q, rows, kind, Rows(), torch.float32))
+    mine = derivatives(p, q, FusedRowDivergence.apply(p, q, rows, kind, 1.0, torch.float32))
     wide = [side.detach().double().requires_grad_() for side in (p, q)]
     true = derivatives(*wide, reference.row_divergence(kind, *wide, Rows(), torch.float64))
     for ours_, theirs in zip(mine, true, strict=True):
@@ -327,7 +327,7 @@ def test_directional_derivative_is_the_gradients() -> None:
     p, q, change = (on_device(torch.randn(2, 6)) for _ in range(3))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, change)
-        value = FusedRowDivergence.apply(p, dual, rows, KL(), Rows(), torch.float32)
+        value = FusedRowDivergence.apply(p, dual, rows, KL(), 1.0, torch.float32)
         got = torch.autograd.forward_ad.unpack_dual(value).tangent
     by_q = ours(KL(), p, q, wanted=(False, True))[2]
     assert by_q is not None
