@@ -75,7 +75,7 @@ def choose_bins(
         return _category_bins(p, q, specials)
     cuts = _cuts(p, q, number, row_weight)
     edges = tuple(_beginning(cut, p.center) for cut in cuts)
-    labels = interval_labels(both, edges) if both.buckets or q is None else ()
+    labels = interval_labels(both, edges, cuts) if both.buckets or q is None else ()
     return Bins(p.column_type, edges, (*labels, *specials), p.center, cuts, specials=specials)
 
 

@@ -163,8 +163,9 @@ def _neighbors_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
             cuts.append(index)
             together = following
     edges = tuple(bins.edges[index] for index in cuts)
-    labels = (*interval_labels(both, edges), *bins.specials)
-    return replace(bins, edges=edges, cuts=tuple(bins.cuts[index] for index in cuts), labels=labels)
+    kept = tuple(bins.cuts[index] for index in cuts)
+    labels = (*interval_labels(both, edges, kept), *bins.specials)
+    return replace(bins, edges=edges, cuts=kept, labels=labels)
 
 
 def every_value(bins: Bins) -> tuple[Bins, list[int | None]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kullback.findings import Finding, Level
+from kullback.tables.columns.bin_labels import constant_label
 
 if TYPE_CHECKING:
     from kullback.tables.columns.profile import ColumnProfile
@@ -37,6 +38,8 @@ FINDINGS: dict[str, tuple[Level, str]] = {
         "warning",
         "a column's type cannot be compared: nested values, bytes, objects of several types",
     ),
+    "constant-changed": ("error", "a column has a single value in each table, and not the same one"),
+    "time-zone-changed": ("error", "timestamps have a time zone in one table and none in the other"),
     "disjoint": ("warning", "no value of P's column is in a bin with one of Q's"),
     "few-clusters": ("warning", "too few clusters for intervals"),
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
@@ -125,7 +128,6 @@ def column_findings(
 
     for code, held, message in (
         ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
-        ("constant", [_is_constant(column) for _, column in sides], "has a single value in {}"),
         (
             "not-a-number",
             [column.not_a_number > 0 for _, column in sides],
@@ -144,6 +146,11 @@ def column_findings(
     ):
         if any(held):
             yield found(code, message.format(where(held)))
+    yield from _constant_findings(name, constant_label(p), constant_label(q))
+    if None not in (p.zoned, q.zoned) and p.zoned != q.zoned:
+        yield found(
+            "time-zone-changed", f"has a time zone in {'P' if p.zoned else 'Q'} only: taken for UTC in both"
+        )
     if q.missing > 0 and p.missing == 0:
         yield found("new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, in P nowhere")
     for code, side, unshared in (("new-categories", "Q", new), ("vanished-categories", "P", vanished)):
@@ -173,13 +180,16 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
     return Unshared(len(only), tuple(names))
 
 
-def _is_constant(column: ColumnProfile) -> bool:
-    """Whether no value is missing and all are the same."""
-    if column.missing or column.empty:
-        return False
-    specials = (column.not_a_number, column.minus_infinity, column.plus_infinity, column.other_categories)
-    held = len(column.buckets) + len(column.categories) + sum(part > 0 for part in specials)
-    return held == 1 and column.minimum == column.maximum
+def _constant_findings(name: str, of_p: str | None, of_q: str | None) -> Iterator[Finding]:
+    """Yield that a column has one value only."""
+    if of_p is not None and of_q is not None and of_p != of_q:
+        message = f"{_quoted(name)} is {_quoted(of_p)} in all rows of P and {_quoted(of_q)} in all rows of Q"
+        yield finding("constant-changed", message, name)
+    elif of_p is not None or of_q is not None:
+        there = " and ".join(side for side, value in (("P", of_p), ("Q", of_q)) if value is not None)
+        yield finding(
+            "constant", f"{_quoted(name)} is {_quoted(of_p or of_q or '')} in all rows of {there}", name
+        )
 
 
 def _listed(found: Unshared) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from kullback.errors import ArgumentValueError, FileError, invalid_type, invalid_value
 from kullback.files import write
-from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends
+from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
 from kullback.tables.engines import open_table
@@ -108,22 +108,22 @@ class Profile:
             FileError: the text is no such profile, or one of another version.
         """
         try:
-            written: Any = json.loads(text)
-        except ValueError as error:
+            written: Any = json.loads(text, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
             raise _unreadable(f"no JSON ({error})") from None
         schema = written.get("schema") if isinstance(written, dict) else None
         if schema != SCHEMA:
             raise _unreadable(f"schema {schema!r}")
         try:
             return _read(written)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _unreadable(f"a damaged profile ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | os.PathLike[str], categories: int = SAVED_CATEGORIES) -> None:
-        """Write the profile to a file, which is replaced in one step.
+        """Write the profile to a file, which is replaced in one step; a link keeps pointing to its file.
 
         Raises:
-            FileError: the file cannot be written.
+            FileError: the file cannot be written, or there is something that is no ordinary file.
         """
         write(path, self.to_json(categories) + "\n")
 
@@ -196,6 +196,8 @@ def profile_table(
     counts = table.count([_spec(field, like) for field in fields], weights)
     if like is None:
         _sharpen(table, fields, counts, weights, tell)
+    for each in fields:
+        counts.columns[each.name].zoned = each.zoned
     return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights)
 
 
@@ -241,9 +243,9 @@ def _sharpen(
     table: Table, fields: Sequence[Field], counts: TableCounts, weights: str | None, tell: Progress
 ) -> None:
     """Count columns again around their median until their quartiles lie many buckets apart."""
-    narrow = {
-        field.name: field for field in fields if (column := counts.columns[field.name]) and _is_narrow(column)
-    }
+    for column in counts.columns.values():
+        _center_constant(column)
+    narrow = {each.name: each for each in fields if _is_narrow(counts.columns[each.name])}
     for _ in range(ROUNDS):
         if not narrow:
             return
@@ -269,13 +271,23 @@ def _sharpen(
         }
 
 
+def _center_constant(column: ColumnProfile) -> None:
+    """Make a column's only number the center, so that any other one counted alike is in another bucket."""
+    if (
+        column.minimum is not None
+        and column.minimum == column.maximum
+        and abs(column.minimum) < FARTHEST_CENTER
+    ):
+        column.center, column.buckets = column.minimum, {0: sum(column.buckets.values())}
+
+
 def _is_narrow(column: ColumnProfile) -> bool:
     """Whether the quartiles of a column are few buckets apart and a nearer center would separate them."""
     low, median, high = (column.quantile_bucket(probability) for probability in (0.25, 0.5, 0.75))
     if low is None or median is None or high is None or high - low >= PER_OCTAVE:
         return False
     left, right = bucket_ends(low, column.center)[0], bucket_ends(high, column.center)[1]
-    near = bucket_ends(median, column.center)
+    near = bucket_ends(median)
     return (
         median != 0
         and column.minimum != column.maximum
@@ -288,7 +300,7 @@ def _median_ends(column: ColumnProfile) -> tuple[float, float]:
     """Return the ends of the bucket of the median, within the smallest and the largest number."""
     bucket = column.quantile_bucket(0.5)
     assert bucket is not None  # noqa: S101 - a column without numbers is not narrow
-    low, high = bucket_ends(bucket, column.center)
+    low, high = integers_in(bucket, column.center) if column.integer else bucket_ends(bucket, column.center)
     assert column.minimum is not None and column.maximum is not None  # noqa: S101, PT018
     return max(low, column.minimum), min(high, column.maximum)
 
@@ -299,6 +311,8 @@ def _is_integer(column: ColumnProfile) -> bool:
 
 
 def _middle(low: float, high: float, *, integer: bool) -> float:
+    if isinstance(low, int) and isinstance(high, int):
+        return (low + high) // 2
     middle = low if low == high else low + (high - low) / 2
     return float(math.floor(middle)) if integer else middle
 
@@ -306,8 +320,29 @@ def _middle(low: float, high: float, *, integer: bool) -> float:
 def _read(written: dict[str, Any]) -> Profile:
     columns = {str(name): ColumnProfile.from_object(column) for name, column in written["columns"].items()}
     skipped = {str(name): str(reason) for name, reason in written["skipped"].items()}
-    weight, squares = float(written["weight"]), float(written["weight_squares"])
-    return Profile(columns, int(written["rows"]), weight, squares, skipped, written["weights"])
+    weight, squares, rows = (_count(written[name]) for name in ("weight", "weight_squares", "rows"))
+    for name, column in columns.items():
+        if not math.isclose(column.total, weight, rel_tol=1e-6, abs_tol=1e-300):
+            raise ValueError(f"the counts of column {name!r} add up to {column.total:g}, not to {weight:g}")
+    weights = written["weights"]
+    if weights is not None and not isinstance(weights, str):
+        raise ValueError("weights is no name")
+    # Kish's effective number of rows is at most their number, and equal to it without weights.
+    if (weights is None and not rows == weight == squares) or weight**2 > squares * rows * (1 + 1e-6):
+        raise ValueError(f"{rows:g} rows of weight {weight:g} and squared weights of {squares:g}")
+    return Profile(columns, int(rows), weight, squares, skipped, weights)
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _count(written: Any) -> float:
+    """Return a finite number of 0 or more."""
+    value = float(written)
+    if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
+        raise ValueError(f"{written!r} is no count")
+    return value
 
 
 def _no_column(name: str, names: list[str]) -> ArgumentValueError:

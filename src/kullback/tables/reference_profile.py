@@ -83,6 +83,10 @@ def reference_profile(
             wanted = f"the weights of {saved}, {found.weights!r}"
             raise invalid_value("watch", "weights", wanted=wanted, got=repr(weights), instead=instead)
         return found if columns is None else _only(found, columns, saved)
+    if saved.exists() and not is_profile(saved):
+        raise FileError(
+            f"{saved}: wanted a profile to replace; got another file; name another one with --profile"
+        )
     found = profile_table(os.fspath(reference), columns=columns, weights=weights, progress=progress)
     found.save(saved)
     # The saved profile may name fewer categories; the first comparison and later ones use the same.
