@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DATA := examples/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test native sanitize lint format docs bench wheel clean
+.PHONY: run test fuzz native sanitize lint format docs bench wheel clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed native
@@ -27,6 +27,10 @@ sanitize: $(VENV)/.installed-dev
 	PYTHONPATH=$(CURDIR)/$(SANITIZED)/src LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider -k "not six_digits" tests/kernels/native tests/kernels/test_error_budget.py
+
+# Damaged files and hostile expressions, many more than `make test` tries.
+fuzz: $(VENV)/.installed-dev native
+	$(BIN)/python -m tests.fuzz --files 20000 --expressions 5000
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

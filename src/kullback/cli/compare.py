@@ -19,6 +19,7 @@ from kullback.cli.options import (
     REPRESENTATIONS,
     SEED,
     WEIGHTS,
+    FiniteRange,
     fail_above,
     fail_below,
     finish,
@@ -81,7 +82,7 @@ MEBIBYTE = 1024 * 1024
 @fail_below("top1=0.99")
 @click.option(
     "--bootstrap",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 100_000),
     default=1000,
     show_default=True,
     help="Bootstrap draws for the intervals.",
@@ -101,7 +102,7 @@ MEBIBYTE = 1024 * 1024
 @NO_PROGRESS
 @click.option(
     "--block-mb",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, 2**20, min_open=True),
     default=40.0,
     show_default=True,
     help="MiB of each file to read at a time.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS
+from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.errors import ArgumentValueError
 from kullback.files import check_input, check_writable, refuse_overwriting
 from kullback.progress import progress_bar
@@ -41,7 +41,7 @@ BLOCK_BYTES = 16 * 1024 * 1024
 )
 @click.option(
     "--floor",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=16.0,
     show_default=True,
     help="Nats below a row's largest that are kept: 16 for llama.cpp, 24 for ik_llama.cpp.",

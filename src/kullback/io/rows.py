@@ -144,7 +144,12 @@ class RowSource:
             [(2, 4), (2, 4), (1, 4)]
         """
         start = 0
-        for block in self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self])):
+        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]))
+        while True:
+            with self.ref.decoding(f"a {self.format} file"):
+                block = next(blocks, None)
+            if block is None:
+                return
             check_rows(block, self.representation, start, self.ref)
             start += len(block)
             yield block
@@ -174,7 +179,8 @@ class RowSource:
             ...     source.read(1, 2)
             tensor([[2, 3]])
         """
-        block = self._reader.read(start, stop) if 0 <= start < stop <= (self.rows or stop) else None
+        with self.ref.decoding(f"a {self.format} file"):
+            block = self._reader.read(start, stop) if 0 <= start < stop <= (self.rows or stop) else None
         if block is None or len(block) < stop - start:
             raise invalid_value(
                 "RowSource.read",
@@ -299,7 +305,7 @@ def _in_step(p: RowSource, q: RowSource, rows: int) -> Iterator[tuple[int, Tenso
 
 def _different(p: RowSource, q: RowSource, what: str, counts: tuple[int, int], instead: str) -> FileError:
     return FileError(
-        f"{p.ref.name} = {p.path} and {q.ref.name} = {q.path}: wanted as many {what} in both; "
+        f"{p.ref.name} = {p.ref.shown} and {q.ref.name} = {q.ref.shown}: wanted as many {what} in both; "
         f"got {counts[0]} and {counts[1]}; {instead}"
     )
 

@@ -130,7 +130,7 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
     labels = cast("Tensor", held[0].labels)
     if len(held) == 2 and not torch.equal(labels, cast("Tensor", held[1].labels)):
         raise FileError(
-            f"p = {p.path} and q = {q.path}: wanted the same tokens in both; got different ones; "
+            f"p = {p.ref.shown} and q = {q.ref.shown}: wanted the same tokens in both; got different ones; "
             "compare files written from the same text with the same tokenizer and n_ctx"
         )
     require_values("labels", len(labels), p.rows or q.rows)
