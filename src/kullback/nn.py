@@ -55,9 +55,9 @@ class KLDivLoss(torch.nn.KLDivLoss):
         reduction: str = "mean",
         log_target: bool = False,
     ) -> None:
-        if reduction != "elementwise_mean":  # torch's old name for "mean"
-            check_reduction("KLDivLoss", reduction)
         super().__init__(size_average, reduce, reduction, log_target)
+        if self.reduction != "elementwise_mean":  # torch's old name for "mean"
+            check_reduction("KLDivLoss", self.reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of log-probabilities `input` against `target`."""
