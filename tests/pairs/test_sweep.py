@@ -1,4 +1,4 @@
-"""A seeded part of the sweep over hard pairs: values, claimed errors and gradients of every kind, and some truths again."""
+"""A seeded part of the sweep over hard pairs: values, claimed errors and gradients of every kind; some truths again."""
 
 from __future__ import annotations
 

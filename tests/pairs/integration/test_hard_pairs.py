@@ -176,7 +176,12 @@ def test_a_value_that_leaves_float64_on_the_nodes_is_refused_not_called_infinite
 @pytest.mark.parametrize(
     ("base", "transform", "q", "true"),
     [
-        (lambda v: Exponential(double(3.0), validate_args=v), ExpTransform(), Pareto(double(1.0), 2.0), math.log(1.5) - 1 / 3),
+        (
+            lambda v: Exponential(double(3.0), validate_args=v),
+            ExpTransform(),
+            Pareto(double(1.0), 2.0),
+            math.log(1.5) - 1 / 3,
+        ),
         (lambda v: Uniform(double(0.0), 1.0, validate_args=v), ExpTransform(), Gamma(double(2.0), 1.0), math.e - 2),
         (
             lambda v: Exponential(double(3.0), validate_args=v),
@@ -287,8 +292,8 @@ def test_tails_that_barely_have_a_mean(index: float) -> None:
 def test_claimed_errors_are_bounds_at_extreme_shapes() -> None:
     cases: list[tuple[Distribution, Distribution, float]] = []
     with mpmath.workdps(40):
-        for b in (1e-6, 1.0, 5.0):
-            a, b, c, d = map(mpmath.mpf, (1e-6, b, 2, 3))
+        for shape in (1e-6, 1.0, 5.0):
+            a, b, c, d = map(mpmath.mpf, (1e-6, shape, 2, 3))
             psi = mpmath.digamma
             exact = (
                 mpmath.log(mpmath.beta(c, d) / mpmath.beta(a, b))
