@@ -42,11 +42,11 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
                     const Optional& d, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                     const Optional& by_d) {
   static const auto compute = KULLBACK_BEST(compute_form);
-  STD_TORCH_CHECK(form >= 0 && form <= static_cast<int64_t>(ElementForm::kPoisson), "kullback: no such closed form");
+  STD_TORCH_CHECK(form >= 0 && form < kElementForms, "kullback: no such closed form");
   FormTask task{};
   task.form = static_cast<ElementForm>(form);
   task.parameters = parameters_of(task.form);
-  STD_TORCH_CHECK(task.parameters == 2 || (c && d), "kullback: four parameters expected");
+  STD_TORCH_CHECK((task.parameters < 3 || c) && (task.parameters < 4 || d), "kullback: more parameters expected");
   check_values(values);
   task.dtype = dtype_of(values);
   task.size = values.numel();
@@ -77,7 +77,7 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
 int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p, const Tensor& q, const Optional& by_p,
                             const Optional& by_q) {
   static const auto compute = KULLBACK_BEST(compute_form_rows);
-  STD_TORCH_CHECK(form >= 0 && form <= static_cast<int64_t>(RowForm::kCategoricalProbs),
+  STD_TORCH_CHECK(form >= 0 && form < kRowForms,
                   "kullback: no such closed form");
   check_values(values);
   STD_TORCH_CHECK(p.is_cpu() && q.is_cpu() && p.dim() > 0, "kullback: rows of parameters on the CPU expected");

@@ -44,7 +44,10 @@ constexpr int parameters_of(ElementForm form) {
     case ElementForm::kBernoulliProbs:
     case ElementForm::kGeometricLogits:
     case ElementForm::kGeometricProbs:
-    case ElementForm::kPoisson: return 2;
+    case ElementForm::kPoisson:
+    case ElementForm::kBernoulliPoisson:
+    case ElementForm::kBernoulliLogitsPoisson: return 2;
+    case ElementForm::kUniformExponential: return 3;
     default: return 4;
   }
 }

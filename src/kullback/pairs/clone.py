@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Transform
+from torch.distributions import Distribution, Transform, constraints
 
 from kullback.errors import NoRuleError, explain, invalid_value
 from kullback.inputs import dense, is_fake, is_ordinary
 from kullback.numeric import upcast
 
 __all__ = [
+    "are_valid",
     "detached",
     "unvalidated",
     "upcast_copy",
@@ -81,6 +82,27 @@ def _tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
             if isinstance(part, Distribution | Transform) and id(part) not in seen:
                 yield from _tensors(part, seen)
+
+
+def are_valid(d: Distribution) -> bool:
+    """Tell whether the parameters of a distribution, and of those in it, are finite numbers in their range."""
+    ranges = d.arg_constraints
+    for name, x in vars(d).items():
+        if isinstance(x, Distribution):
+            if not are_valid(x):
+                return False
+        elif isinstance(x, Tensor) and name in ranges:
+            is_free = ranges[name].is_discrete or constraints.is_dependent(ranges[name])
+            inside = x.isfinite() if is_free else x.isfinite() & _within(ranges[name], x)
+            if not bool(inside.all()):
+                return False
+    return True
+
+
+def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
+    """Tell which numbers, or whole tensors of them, keep to a constraint."""
+    inside = constraint.check(x)
+    return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim))
 
 
 def zero_of_parameters(*distributions: Distribution) -> Tensor:

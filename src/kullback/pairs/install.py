@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 
 from kullback.errors import ConvergenceError, NoRuleError
 from kullback.pairs.clone import usable
+from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.coverage import WRAPPERS, families, rule_of
 from kullback.pairs.options import Options
 from kullback.pairs.registry import find_user_rule, has_user_rules, on_registration, user_pairs
@@ -32,11 +33,15 @@ __all__ = ["Installation", "install", "uninstall"]
 
 _lock = threading.Lock()
 _ANYTHING: TypePair = (Distribution, Distribution)
+_OPTIONS = Options(wants_error=False, try_native=False)
 
 
 @mark_as_ours
 def _serve(p: Distribution, q: Distribution) -> Tensor:
     """Answer a call of torch's; a divergence without a rule is a NotImplementedError, on which callers fall back."""
+    value = fused_divergence(p, q)
+    if value is not None:
+        return value
     types = type(p), type(q)
     if not _is_served(*types) and not (has_user_rules() and find_user_rule("kl_divergence", *types)):
         rule = rule_without_kullback(*types)
@@ -47,7 +52,7 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
         return rule.function(p, q)
     try:
         operands = usable("kl_divergence", "p", p), usable("kl_divergence", "q", q)
-        return estimate("kl_divergence", *operands, Options()).value
+        return estimate("kl_divergence", *operands, _OPTIONS).value
     except ConvergenceError as error:
         raise NoRuleError(str(error)) from error
 

@@ -21,7 +21,7 @@ from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.numeric import upcast
-from kullback.pairs.clone import with_tensors, zero_of_parameters
+from kullback.pairs.clone import are_valid, with_tensors, zero_of_parameters
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
@@ -188,7 +188,8 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
     if not bool(lost.any()):
         return value
     if bool(value.isnan().any()):
-        return value if density_of(p) is None or density_of(q) is None else None
+        is_final = density_of(p) is None or density_of(q) is None or not (are_valid(p) and are_valid(q))
+        return value if is_final else None
     if not value.requires_grad:
         return torch.where(lost, torch.inf, value)
     if bool(lost.all()):

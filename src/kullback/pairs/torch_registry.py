@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.distributions import Distribution, kl
@@ -13,6 +13,7 @@ __all__ = [
     "Rule",
     "ThirdPartyRule",
     "TypePair",
+    "cached",
     "find_third_party_rule",
     "forget_found",
     "is_of_torch",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 Rule = Callable[[Any, Any], Tensor]
+Found = TypeVar("Found")
 TypePair = tuple[type, type]
 
 # The rules of torch's table that kullback's replaced; None for pairs that had none.
@@ -83,15 +85,23 @@ def find_third_party_rule(type_p: type, type_q: type) -> ThirdPartyRule | None:
 
     Torch's generic rule for exponential families counts for classes that are not torch's.
     """
-    # Kept in torch's own cache, which torch clears with every rule that is registered.
+    return cached("kullback", (type_p, type_q), _third_party_rule)
+
+
+def _third_party_rule(types: TypePair) -> ThirdPartyRule | None:
+    found = rule_without_kullback(*types)
+    if found is not None and found.is_of_torch:
+        is_generic = found.function.__name__ == "_kl_expfamily_expfamily"
+        return found if is_generic and not is_of_torch(types[0]) else None
+    return found
+
+
+def cached(name: str, types: TypePair, compute: Callable[[TypePair], Found]) -> Found:
+    """Return what a function finds for two types, kept in torch's cache, which torch clears with every new rule."""
     cache: dict[object, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
-    key = ("kullback", type_p, type_q)
+    key = (name, *types)
     if key not in cache:
-        found = rule_without_kullback(type_p, type_q)
-        if found is not None and found.is_of_torch:
-            is_generic = found.function.__name__ == "_kl_expfamily_expfamily"
-            found = found if is_generic and not is_of_torch(type_p) else None
-        cache[key] = found
+        cache[key] = compute(types)
     return cache[key]
 
 
