@@ -92,8 +92,8 @@ FAMILIES: dict[str, Make] = {
 # Those that torch has a finite rule for besides a family and itself.
 MIXED = {
     "Bernoulli": ["Poisson"],
-    "Beta": ["ContinuousBernoulli", "Exponential", "Gamma", "Normal", "Unit interval"],
-    "ContinuousBernoulli": ["Exponential", "Normal", "Unit interval"],
+    "Beta": ["ContinuousBernoulli", "Exponential", "Gamma", "Normal", "Wide Uniform"],
+    "ContinuousBernoulli": ["Exponential", "Normal", "Wide Uniform"],
     "Exponential": ["Gamma", "Gumbel", "Normal"],
     "Gamma": ["Exponential", "Gumbel", "Normal"],
     "Gumbel": ["Normal"],
@@ -102,7 +102,7 @@ MIXED = {
     "MultivariateNormal, 4 dimensions": ["LowRankMultivariateNormal, 4 dimensions"],
     "Normal": ["Gumbel", "Laplace"],
     "Light Pareto": ["Exponential", "Gamma", "Normal"],
-    "Unit interval": [
+    "Narrow Uniform": [
         "Beta",
         "ContinuousBernoulli",
         "Exponential",
@@ -113,7 +113,8 @@ MIXED = {
     ],
 }
 OTHERS: dict[str, Make] = {
-    "Unit interval": lambda n: d.Uniform(torch.zeros(n) + 0.1, torch.ones(n) - 0.1),
+    "Narrow Uniform": lambda n: d.Uniform(torch.zeros(n) + 0.1, torch.ones(n) - 0.1),
+    "Wide Uniform": lambda n: d.Uniform(torch.zeros(n) - 0.1, torch.ones(n) + 0.1),
     "Light Pareto": lambda n: d.Pareto(torch.ones(n), size(n) + 2.5),
     "Low Pareto": lambda n: d.Pareto(torch.full((n,), 0.05), size(n) + 1),
 }
