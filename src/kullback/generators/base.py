@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_type, invalid_value
 from kullback.inputs import number_from
 
 __all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
@@ -113,7 +114,8 @@ class Divergence(ABC):
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if not low <= number_from(value) <= high:
-            raise invalid_value(
+            error = invalid_value if isinstance(value, Real) else invalid_type
+            raise error(
                 type(self).__name__,
                 name,
                 wanted=f"a number from {low:g} to {high:g}",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import warnings
 import sys
+import warnings
 import zipfile
 import zlib
 from contextlib import ExitStack
