@@ -28,9 +28,9 @@ sanitize: $(VENV)/.installed-dev
 	  ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider -k "not six_digits" tests/kernels/native tests/kernels/test_error_budget.py
 
-# Damaged files and hostile expressions, many more than `make test` tries.
+# Damaged files and profiles and hostile expressions, many more than `make test` tries.
 fuzz: $(VENV)/.installed-dev native
-	$(BIN)/python -m tests.fuzz --files 20000 --expressions 5000
+	$(BIN)/python -m tests.fuzz --files 20000 --profiles 5000 --expressions 5000
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Damaged files and hostile expressions: each must end in an answer or in one of kullback's own errors.
 
-    python -m tests.fuzz --files 20000 --expressions 5000
+    python -m tests.fuzz --files 20000 --profiles 5000 --expressions 5000
 
 Every input follows from its seed, and a seed that fails is printed with what it raised.
 """
@@ -19,9 +19,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +36,7 @@ from kullback.cli.commands import kullback
 from kullback.cli.expressions import _constructors
 from kullback.errors import KullbackError
 from kullback.io import open_rows, read_clusters, read_labels, write_llama_base
+from kullback.tables import profile_table
 
 MEMORY = 12 << 30
 CHUNK = 250
@@ -164,6 +167,100 @@ def fuzz_file(seed: int, sound: list[Path], folder: Path) -> None:
     read_all(path, rng)
 
 
+def write_profiles(folder: Path) -> list[Path]:
+    """Write sound profiles of two tables with a column of every type."""
+    first = None
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        n = 40 + 20 * seed
+        table = pa.table(
+            {
+                "x": rng.normal(seed, 1, n),
+                "near": 1e6 + rng.random(n),
+                "odd": [None, float("nan"), float("inf"), -float("inf"), *rng.random(n - 4)],
+                "k": rng.integers(0, 30, n),
+                "large": rng.integers(2**60, 2**62, n),
+                "s": rng.choice(["a", "b", "c\n", ""], n).tolist(),
+                "t": rng.random(n) < 0.5,
+                "when": pa.array(rng.integers(0, 2**50, n), pa.timestamp("us", "UTC")),
+                "text": ["x" * int(i) + str(i) for i in rng.integers(100, 300, n)],
+            }
+        )
+        found = profile_table(table, like=first)
+        first = first or found
+        found.save(folder / f"{seed}.json")
+    return sorted(folder.iterdir())
+
+
+ODD = (
+    *(0, 1, -1, 2, 0.5, 1e-320, 1e-300, 1e15, 1e16, 2**31, 2**53, 2**63, 2**64, 10**30, 1e300, -1e300, 1e308),
+    *(True, False, None, "", "x", "\x1b[2J\nkullback", [], {}, [1], {"a": 1}, [[]], "9" * 50),
+)  # fmt: skip
+
+
+def changed(held: Any, rng: random.Random) -> Any:
+    """Change one entry of an object of JSON, somewhere below."""
+    if isinstance(held, dict) and held and rng.random() < 0.93:
+        key = rng.choice(list(held))
+        match rng.randrange(8):
+            case 0:
+                del held[key]
+            case 1:
+                held[rng.choice(("a", "", "true", "x", "integer", "minimum", "\ud800"))] = deepcopy(held[key])
+            case _:
+                held[key] = changed(held[key], rng)
+        return held
+    if isinstance(held, list) and held and rng.random() < 0.9:
+        at = rng.randrange(len(held))
+        held[at] = changed(held[at], rng)
+        return held
+    if isinstance(held, int | float) and rng.random() < 0.5:
+        return rng.choice((held + 1, held * 2, held // 3, -held, held * 10**9, held * 10**6, float(held)))
+    return deepcopy(rng.choice(ODD))
+
+
+def balanced(profile: Any) -> Any:
+    """Make the counts of every column add up to the number of rows, as far as they are numbers."""
+    for column in profile["columns"].values():
+        weights = column.get("buckets", {}).get("weights", [])
+        others = ("not_a_number", "minus_infinity", "plus_infinity", "other_categories")
+        parts = [*weights, *column.get("categories", {}).values(), *(column.get(name, 0) for name in others)]
+        column["missing"] = profile["rows"] - sum(parts)
+    return profile
+
+
+def fuzz_profile(seed: int, sound: list[Path], folder: Path) -> None:
+    """Watch with one or two damaged profiles."""
+    rng = random.Random(seed)  # noqa: S311 - not for secrets
+    for path in folder.iterdir():  # a profile of a table that a damaged one was taken for
+        path.unlink()
+    paths = [folder / path.name for path in sound]
+    for path, origin in zip(paths, sound, strict=True):
+        text = origin.read_text()
+        if rng.random() < 0.1:
+            path.write_bytes(damage(text.encode(), rng))
+            continue
+        held = json.loads(text)
+        for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
+            if isinstance(held, dict):
+                if rng.random() < 0.8 and isinstance(held.get("columns"), dict) and held["columns"]:
+                    name = rng.choice(list(held["columns"]))
+                    held["columns"][name] = changed(held["columns"][name], rng)
+                else:
+                    held = changed(held, rng)
+        with suppress(Exception):
+            held = balanced(held)
+        path.write_text(json.dumps(held, separators=(",", ":")))
+    result = CliRunner().invoke(kullback, ["watch", *map(str, paths), "--html", str(folder / "report.html")])
+    shown = f"kullback watch: {result.exit_code}, {result.output[-500:]!r}"
+    if result.exit_code not in (0, 2) or "KULLBACK_DEBUG" in result.stderr or not result.output:
+        raise AssertionError(shown)
+    if result.exit_code == 2 and (result.stdout or result.stderr.count("\n") != 1):
+        raise AssertionError(shown)
+    if "\x1b" in result.output:
+        raise AssertionError(shown)
+
+
 NUMBERS = (
     "0", "1", "-1", "2", "3", "0.5", "1e-320", "1e-300", "1e308", "-1e308", "1e-8", "1e16", "inf", "-inf",
     "inf-inf", "1/0",
@@ -254,14 +351,15 @@ def at_most(seconds: int) -> Iterator[None]:
 def run(
     kind: str, seeds: range, *, budget: float = float("inf"), each: int = 60
 ) -> tuple[int, list[tuple[int, str]]]:
-    """Try seeds of ``"files"`` or ``"expressions"`` while the budget of seconds lasts: how many, and what failed."""
+    """Try seeds of ``"files"``, ``"profiles"`` or ``"expressions"`` for a budget of seconds: how many, and what failed."""
     failures: list[tuple[int, str]] = []
     started, done = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sound").mkdir()
         (folder / "damaged").mkdir()
-        sound = write_seeds(folder / "sound") if kind == "files" else []
+        write = {"files": write_seeds, "profiles": write_profiles}.get(kind)
+        sound = write(folder / "sound") if write else []
         for seed in seeds:
             if time.monotonic() - started > budget:
                 break
@@ -270,6 +368,8 @@ def run(
                 with at_most(each):
                     if kind == "files":
                         fuzz_file(seed, sound, folder / "damaged")
+                    elif kind == "profiles":
+                        fuzz_profile(seed, sound, folder / "damaged")
                     else:
                         fuzz_expression(seed)
             except Exception as error:  # noqa: BLE001 - which is what is looked for
@@ -296,6 +396,7 @@ def run_apart(kind: str, first: int, count: int) -> list[tuple[int, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--profiles", type=int, default=5_000)
     parser.add_argument("--expressions", type=int, default=5_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--worker", nargs=3, metavar=("KIND", "FIRST", "COUNT"))
@@ -306,7 +407,8 @@ def main() -> None:
         print(json.dumps(run(kind, range(first, first + count))[1]))
         return
     failed = 0
-    for kind, count in (("files", options.files), ("expressions", options.expressions)):
+    for kind in ("files", "profiles", "expressions"):
+        count = getattr(options, kind)
         for first in range(options.first, options.first + count, CHUNK):
             for seed, what in run_apart(kind, first, min(CHUNK, options.first + count - first)):
                 failed += 1

@@ -98,7 +98,13 @@ def kl_divergence(
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
     numbers = (atol, max_evaluations, draws)
-    is_default = method == "auto" and base is rtol is generator is None and numbers == _DEFAULTS
+    is_default = (
+        method == "auto"
+        and base is rtol is generator is None
+        and type(atol) is float
+        and type(max_evaluations) is type(draws) is int
+        and numbers == _DEFAULTS
+    )
     if is_default:
         value = fused_divergence(p, q)  # at once: for a small batch, checking the options takes longer
         if value is None and _are_rows_of_one_shape(p, q):

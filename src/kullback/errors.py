@@ -146,7 +146,7 @@ def explain(call: str, argument: str, *, wanted: str, got: str, instead: str) ->
         "Counts(prior=...): wanted a number; got 'half'. Write: prior=0.5"
     """
     arguments = ", ".join(f"{name}=..." for name in argument.split(", "))
-    return f"{call}({arguments}): wanted {wanted}; got {got}. Write: {instead}"
+    return f"{call}({arguments}): wanted {wanted}; got {printable(got, LONGEST_GOT)}. Write: {instead}"
 
 
 def invalid_value(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
@@ -159,8 +159,8 @@ def invalid_type(call: str, argument: str, *, wanted: str, got: str, instead: st
     return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
-# A name in a message is cut to this many characters, a message to that many.
-LONGEST_NAME, LONGEST_MESSAGE = 200, 2_000
+# A name in a message is cut to this many characters, what an argument was to so many, a message to that many.
+LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 
 
 def printable(text: object, longest: int | None = None) -> str:

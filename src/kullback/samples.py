@@ -147,7 +147,10 @@ def _check_shape(draws: Tensor, dim: int) -> None:
 def _checked_weights(weights: object, n: int) -> Tensor:
     found = as_tensor("Samples", "weights", weights)
     _check_present("weights", found)
-    found = found.to(torch.float64)
+    # A list became float32, which large and small numbers are beyond.
+    found = (
+        torch.tensor(weights, dtype=torch.float64) if isinstance(weights, list) else found.to(torch.float64)
+    )
     bad = ~(found.isfinite() & (found >= 0))
     if found.shape != (n,) or bool(bad.any()) or not bool((found > 0).any()):
         reason = f", not finite or negative: {first_of(bad)}" if bool(bad.any()) else ""

@@ -218,7 +218,10 @@ def test_the_page_has_no_row_of_the_data(files):
         (("like.parquet", "half1.parquet", "--html", "page.html"), ("--html", "--merge")),
         (("--json",), ("--json", "wanted a batch")),
         (("like.parquet", "--save-batch", "like.parquet"), ("like.parquet", "one of the other files")),
-        (("like.parquet", "--html", "reference.parquet"), ("reference.parquet", "one of the files to read")),
+        (
+            ("like.parquet", "--html", "reference.parquet"),
+            ("reference.parquet", "one of the other files to read"),
+        ),
         (("like.parquet", "--save-batch", "nowhere/batch.json"), ("nowhere/batch.json",)),
         (("nowhere.parquet",), ("nowhere.parquet",)),
         (("like.parquet", "--fail-above", "mean=0.1"), ("--fail-above", "psi")),
@@ -393,3 +396,11 @@ def test_a_watch_of_a_batch_without_the_columns_fails(files):
     assert "psi is not known of 'fruit', 'id', 'weight', 'user': not compared" in result.stderr
     asked = run("watch", "reference.parquet", "poor.parquet", "--columns", "fruit", "--fail-above", "psi=10")
     assert asked.exit_code == 2
+
+
+def test_what_is_no_file_is_no_profile(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        assert not is_profile(path)
+        with pytest.raises(FileError, match="wanted a"):
+            Profile.load(path)

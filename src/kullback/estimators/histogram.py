@@ -201,6 +201,7 @@ def _sorted(samples: Samples) -> _Sorted:
 
 
 def _number_of_bins(n: float) -> int:
+    n *= 1 + 1e-12  # rounded weights must not cost a bin
     return max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
 
 

@@ -124,7 +124,7 @@ def distillation_loss(
         p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
         values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
         return _reduce(values, weights, word, normalizer)
-    weights, factor = divided(weights, normalizer, word, positions, device, dtype)
+    weights, factor = divided(_CALL, weights, normalizer, word, positions, device, dtype)
     return weighted_total(
         kind,
         _as_matrix(teacher),
@@ -143,7 +143,7 @@ def _reduce(
     """Reduce the values of the positions; one of weight 0 counts nothing, whatever its value."""
     factor = 1.0
     if word != "none":
-        weights, factor = divided(weights, normalizer, word, values.shape, values.device, values.dtype)
+        weights, factor = divided(_CALL, weights, normalizer, word, values.shape, values.device, values.dtype)
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
     return values if word == "none" else (values * factor).sum()

@@ -156,6 +156,11 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
 
 
 def _check_match(log_q: Tensor, target: Tensor) -> None:
+    if log_q.is_nested != target.is_nested:
+        wanted = f"{'a' if log_q.is_nested else 'no'} nested tensor, as input is"
+        instead = "kl_div(input, target) with x.to_padded_tensor(0.0) in place of each nested tensor x"
+        got = f"{'a' if target.is_nested else 'no'} nested tensor"
+        raise IncompatibleTensorError(explain("kl_div", "target", wanted=wanted, got=got, instead=instead))
     sizes = zip(reversed(log_q.shape), reversed(target.shape), strict=False)
     if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"

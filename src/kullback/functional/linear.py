@@ -143,7 +143,7 @@ def linear_distillation_loss(
     counted = _counted(weights) if chunked else None
     shares = None
     if word != "none":
-        shares, factor = divided(weights, normalizer, word, positions, student.device, dtype)
+        shares, factor = divided(_CALL, weights, normalizer, word, positions, student.device, dtype)
         scale *= factor
     constant = None if shares is None else shares.reshape(-1)
     spec = HeadSpec(

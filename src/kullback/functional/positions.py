@@ -133,10 +133,8 @@ def position_weights(
             got=f"dtype {mask.dtype}",
             instead="mask=mask.bool(), or weight=mask",
         )
-    if labels is not None and not isinstance(ignore_index, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call, "ignore_index", wanted="an integer", got=repr(ignore_index), instead="ignore_index=-100"
-        )
+    if labels is not None:
+        _check_ignore_index(call, ignore_index)
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
@@ -144,6 +142,18 @@ def position_weights(
     if weight is not None and weights is not None:
         _check_weights(call, weights)
     return weights
+
+
+def _check_ignore_index(call: str, ignore_index: object) -> None:
+    """Raise unless `ignore_index` is an integer that labels can have."""
+    if not isinstance(ignore_index, int) or not -(2**63) <= ignore_index < 2**63:
+        raise invalid_type(
+            call,
+            "ignore_index",
+            wanted="an integer of 64 bits",
+            got=repr(ignore_index),
+            instead="ignore_index=-100",
+        )
 
 
 def _check_weights(call: str, weights: Tensor) -> None:
@@ -176,6 +186,11 @@ def _of_positions(call: str, name: str, given: object, positions: torch.Size, de
             got=f"shape {tuple(given.shape)}",
             instead=_fitting(name, given, positions),
         )
+    _check_device(call, name, given, device)
+    return given
+
+
+def _check_device(call: str, name: str, given: Tensor, device: torch.device) -> None:
     if given.device != device:
         raise invalid_value(
             call,
@@ -184,7 +199,6 @@ def _of_positions(call: str, name: str, given: object, positions: torch.Size, de
             got=f"one on {given.device}",
             instead=f"{name}={name}.to({str(device)!r})",
         )
-    return given
 
 
 def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
@@ -201,6 +215,7 @@ def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
 
 
 def divided(
+    call: str,
     weights: Tensor | None,
     normalizer: Tensor | float | None,
     word: Reduction,
@@ -210,6 +225,8 @@ def divided(
 ) -> tuple[Tensor | None, float]:
     """Divide the weights of the positions by what `word` or the normalizer says: return weights and a common factor."""
     if isinstance(normalizer, Tensor):
+        if not normalizer.is_cpu:  # a number of the CPU divides tensors of every device
+            _check_device(call, "normalizer", normalizer, device)
         divisor = recordable(normalizer).to(torch.promote_types(normalizer.dtype, dtype)).reshape(())
         shares = (torch.ones(positions, dtype=dtype, device=device) if weights is None else weights) / divisor
         return shares if weights is None else torch.where(weights == 0, 0, shares), 1.0

@@ -10,6 +10,7 @@ import json
 import math
 import pickle
 import sys
+import warnings
 import zipfile
 import zlib
 from contextlib import ExitStack
@@ -321,7 +322,8 @@ def _described(tensor: Tensor) -> str:
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
     """Map a file of `torch.save` and return its tensor or the tensors of its dict; nothing else is unpickled."""
     try:
-        held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's own, of quantized tensors
+            held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         held = None
     except (RuntimeError, EOFError, OSError, ValueError) as error:

@@ -229,6 +229,8 @@ class RowSource:
             if seen
             else "pass representation= (--as) logits, log-probs, probs or counts"
         )
+        if self.format in ("csv", "parquet"):
+            remedy += "; if these are tables, compare them by --as table (kullback.compare_tables)"
         raise self.ref.error(
             wanted="representation= (--as), which says what the numbers are",
             got=f"none, and {describe(first)} in the first {len(first)} rows",

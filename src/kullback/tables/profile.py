@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kullback.errors import ArgumentValueError, FileError, invalid_type, invalid_value
-from kullback.files import write
+from kullback.files import check_input, write
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
@@ -134,6 +134,7 @@ class Profile:
         Raises:
             FileError: there is no such file, or it is no profile.
         """
+        check_input(path, "path")
         try:
             return Profile.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:

@@ -35,6 +35,8 @@ def profile_path(reference: str | os.PathLike[str]) -> Path:
 def is_profile(path: str | os.PathLike[str]) -> bool:
     """Tell a saved profile from a table."""
     try:
+        if not Path(path).is_file():  # a pipe would be waited for
+            return False
         with Path(path).open("rb") as file:
             return file.read(len(OPENING)) == OPENING.encode()
     except OSError:

@@ -197,7 +197,9 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
     for step, weight in zip(grid["steps"], grid["weights"], strict=True):
         bucket += int(step)
         buckets[bucket] = _number(weight)
-    categories = {str(name): _number(weight) for name, weight in written.get("categories", {}).items()}
+    categories = {
+        str(name): _number(weight) for name, weight in written.get("categories", {}).items() if weight
+    }
     zoned = None if written.get("zoned") is None else bool(written["zoned"])
     given: dict[str, Any] = {"buckets": buckets, "categories": categories, "zoned": zoned, **numbers}
     column = ColumnProfile(written["column_type"], **given)

@@ -21,6 +21,8 @@ PERMUTATIONS = 1999
 MOST_RANDOM = 200  # values; beyond, a sum of so many parts has the distribution of its moments
 MOST_PERMUTED = 200  # clusters; with more of them the F distribution is as accurate and faster
 BLOCK = 1 << 22
+MOST_TABULATED = 10_000_000  # rows; SciPy's random tables need memory for each
+FEW = 100_000  # rows among more than those
 
 
 def g_test(
@@ -184,18 +186,46 @@ def _is_whole(a: Array, b: Array) -> bool:
 
 def _random_tables(a: Array, b: Array, random: np.random.Generator) -> float:
     """Return the p-value by random tables with the same margins; fewer are drawn where the p-value is large."""
-    from scipy.stats import random_table
-
     a, b = np.round(a), np.round(b)
-    tables_of = random_table([int(a.sum()), int(b.sum())], (a + b).astype(np.int64))
     least = float(g_statistic(a, b)) * (1 - 1e-9)
     above = drawn = 0
     while drawn < RANDOM_TABLES and above < ENOUGH_ABOVE:
         number = min(max(1, min(FIRST_TABLES, BLOCK // len(a))), RANDOM_TABLES - drawn)
-        tables = np.asarray(tables_of.rvs(number, random_state=random), np.float64).reshape(number, 2, len(a))
-        above += int((g_statistic(tables[:, 0], tables[:, 1]) >= least).sum())
+        first = _rows_of_p(float(a.sum()), a + b, number, random)
+        above += int((g_statistic(first, a + b - first) >= least).sum())
         drawn += number
     return (1 + above) / (1 + drawn)
+
+
+def _rows_of_p(n: float, total: Array, number: int, random: np.random.Generator) -> Array:
+    """Return how many of P's n rows random tables with these totals have in each bin, shape (number, bins)."""
+    from scipy.stats import random_table
+
+    rows = float(total.sum())
+    if rows <= MOST_TABULATED:
+        tables = random_table([round(n), round(rows - n)], total.astype(np.int64))
+        drawn = np.asarray(tables.rvs(number, random_state=random), np.float64)
+        return drawn.reshape(number, 2, len(total))[:, 0]
+    found = np.empty((number, len(total)))
+    left = np.full(number, n)
+    order = np.argsort(total)
+    for index in order[:-1]:
+        found[:, index] = _hypergeometric(left, float(total[index]), rows, random)
+        left, rows = left - found[:, index], rows - float(total[index])
+    found[:, order[-1]] = left
+    return found
+
+
+def _hypergeometric(n: Array, good: float, rows: float, random: np.random.Generator) -> Array:
+    """Return how many of n rows out of very many are among the good ones: binomial if few of either, else normal."""
+    if good <= FEW:
+        return random.binomial(int(good), n / rows).astype(np.float64)
+    if n.max() <= FEW:
+        return random.binomial(n.astype(np.int64), good / rows).astype(np.float64)
+    share = n / rows
+    spread = np.sqrt(good * share * (1 - share) * (1 - good / rows))
+    drawn = np.round(good * share + spread * random.standard_normal(len(n)))
+    return np.clip(drawn, np.maximum(0.0, n - (rows - good)), np.minimum(good, n))
 
 
 def _permuted(a: Array, b: Array, random: np.random.Generator) -> float:
