@@ -218,7 +218,10 @@ def test_the_page_has_no_row_of_the_data(files):
         (("like.parquet", "half1.parquet", "--html", "page.html"), ("--html", "--merge")),
         (("--json",), ("--json", "wanted a batch")),
         (("like.parquet", "--save-batch", "like.parquet"), ("like.parquet", "one of the other files")),
-        (("like.parquet", "--html", "reference.parquet"), ("reference.parquet", "one of the files to read")),
+        (
+            ("like.parquet", "--html", "reference.parquet"),
+            ("reference.parquet", "one of the other files to read"),
+        ),
         (("like.parquet", "--save-batch", "nowhere/batch.json"), ("nowhere/batch.json",)),
         (("nowhere.parquet",), ("nowhere.parquet",)),
         (("like.parquet", "--fail-above", "mean=0.1"), ("--fail-above", "psi")),
