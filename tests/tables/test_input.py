@@ -200,6 +200,7 @@ EVERY = {name: lambda table, folder, make=make: make(table) for name, make in SI
 }
 
 
+@pytest.mark.filterwarnings("ignore:fetch_arrow_table")  # by Ibis
 @pytest.mark.parametrize("first", [2**53, -(2**53), 2**62])
 @pytest.mark.parametrize("name", EVERY)
 def test_integers_are_exact_in_every_engine_and_file(name, first, tmp_path):

@@ -131,7 +131,7 @@ def _narrowed(relation: Any) -> Any:
     wide = [name for name, dtype in types.items() if dtype == "HUGEINT"]
     if not wide:
         return relation
-    ends = relation.aggregate(", ".join(f"min({_quoted(n)}), max({_quoted(n)})" for n in wide)).fetchone()
+    ends = relation.aggregate(", ".join(f"min({_quoted(n)}), max({_quoted(n)})" for n in wide)).fetchall()[0]
     casts: dict[str, str] = {}
     for name, low, high in zip(wide, ends[::2], ends[1::2], strict=True):
         for dtype, least, most in (("BIGINT", -(2**63), 2**63 - 1), ("UBIGINT", 0, 2**64 - 1)):
