@@ -1,4 +1,4 @@
-"""What every result of a comparison can do: be printed, shown in a notebook, and written as HTML, JSON or a data frame."""
+"""What the result of a comparison can do: be printed, shown in a notebook, written as HTML, JSON or a data frame."""
 
 from __future__ import annotations
 

@@ -293,7 +293,8 @@ def _all_compared(
     joint: list[JointComparison] = []
     for group in groups:
         if lacking := [name for name in group if name not in bins]:
-            message = f"{' with '.join(map(quoted, group))} cannot be compared: {', '.join(map(quoted, lacking))} is not"
+            reason = f"{', '.join(map(quoted, lacking))} is not"
+            message = f"{' with '.join(map(quoted, group))} cannot be compared: {reason}"
             findings.append(finding("group-skipped", message, ",".join(group)))
             continue
         assert joint_counting is not None  # noqa: S101 - there is one where there are groups

@@ -88,7 +88,9 @@ def contingency_tables(
         if name not in table.fields:
             instead = f"one of {', '.join(map(quoted, list(table.fields)[:10]))}"
             wanted_ = "columns of the table"
-            raise invalid_value("contingency_tables", "keys", wanted=wanted_, got=quoted(name), instead=instead)
+            raise invalid_value(
+                "contingency_tables", "keys", wanted=wanted_, got=quoted(name), instead=instead
+            )
     counts = table.joint_counts(bins, keys, weights)
     return {key: dict(sorted(each.items(), key=_in_order)) for key, each in counts.items()}
 

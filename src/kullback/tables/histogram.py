@@ -26,7 +26,9 @@ TAIL = 0.005  # the proportion of P and of Q left out at an end that is far from
 FAR = 2.0  # how many times longer the whole range is, where tails are left out
 DECADES = 3.0  # of positive values, beyond which bins are of equal ratio
 CENTER = 0.05  # where the middle half is less than this part of the range
-WHOLE = 32.0  # a bucket nearer to the center than this begins at an integer only where its values are integers
+WHOLE = (
+    32.0  # a bucket nearer to the center than this begins at an integer only where its values are integers
+)
 
 
 def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
@@ -61,7 +63,7 @@ def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
     return tuple(
         HistogramBin(low, high, float(of_p), float(of_q))
         for low, high, of_p, of_q in zip(ends[:-1], ends[1:], *counts, strict=True)
-        if math.isfinite(low) and math.isfinite(high) or of_p or of_q
+        if (math.isfinite(low) and math.isfinite(high)) or of_p or of_q
     )
 
 

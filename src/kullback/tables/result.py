@@ -263,15 +263,21 @@ class TableComparison(Shown):
         for group in self.joint:
             if group.columns == name:
                 return group
-        reasons = [finding.message for finding in self.findings if finding.column == name and name in self.not_compared]
+        reasons = [
+            finding.message
+            for finding in self.findings
+            if finding.column == name and name in self.not_compared
+        ]
         there = ", ".join(quoted(column.name) for column in self.columns[:10])
         why = reasons[0] if reasons else f"wanted one of {there or 'no columns'}"
-        raise ColumnNotFoundError(f"no comparison of {quoted(str(name)) if isinstance(name, str) else name!r}: {why}")
+        raise ColumnNotFoundError(
+            f"no comparison of {quoted(str(name)) if isinstance(name, str) else name!r}: {why}"
+        )
 
     def __repr__(self) -> str:
         most = "" if not self.columns else f", largest psi: {self.columns[0]!r}"
-        rows = f"{self.p_rows} and {self.q_rows} rows"
-        return f"TableComparison({quoted(self.p_name)}, {quoted(self.q_name)}, {rows}, {len(self.columns)} columns{most})"
+        size = f"{self.p_rows} and {self.q_rows} rows, {len(self.columns)} columns"
+        return f"TableComparison({quoted(self.p_name)}, {quoted(self.q_name)}, {size}{most})"
 
     @property
     def not_compared(self) -> tuple[str, ...]:

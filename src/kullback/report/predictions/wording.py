@@ -73,9 +73,8 @@ def summary(comparison: Comparison) -> str:
     if mean.maximum == 0:
         return "P and Q are equal in every row: KL(P||Q) is 0."
     if math.isinf(mean.mean):
-        rows = comparison.infinite.get(KL_PQ, 0)
-        return f"Q rules out what P does not in {count(rows)} of {count(comparison.rows)} rows, so that the mean "\
-            f"KL(P||Q) is infinite; {same}."
+        where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {count(comparison.rows)} rows"
+        return f"Q rules out what P does not {where}, so that the mean KL(P||Q) is infinite; {same}."
     ends = "" if mean.interval is None else f" (95% CI {' to '.join(map(number, mean.interval))})"
     return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}."
 

@@ -14,7 +14,7 @@ def number(value: float, digits: int = 4) -> str:
 
     Example:
         >>> [number(x) for x in (0.0, 0.5, 1.23456e-05, 12.3456, 12345.6, float("inf"), float("nan"))]
-        ['0', '0.5000', '0.00001235', '12.35', '12,346', 'inf', 'n/a']
+        ['0', '0.5000', '0.00001235', '12.35', '12,350', 'inf', 'n/a']
         >>> number(1.5e-12)
         '1.500e-12'
     """
@@ -26,7 +26,7 @@ def number(value: float, digits: int = 4) -> str:
     if not 1e-7 <= abs(rounded) < 1e7:
         return f"{value:.{digits - 1}e}"
     decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
-    return f"{value:,.{max(decimals, 0)}f}"
+    return f"{rounded:,.{max(decimals, 0)}f}"
 
 
 def decimal(value: float) -> str:

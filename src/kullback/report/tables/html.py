@@ -147,7 +147,8 @@ def _remarks(comparison: TableComparison, pictures: Sequence[_Picture]) -> list[
         text = f"{quoted(column.name)}: PSI {value_text(column.psi)} ({interval(column.psi)})"
         if parts := contributors(column, MOST_CONTRIBUTORS):
             text += ", most of it in " + ", ".join(
-                f"{part.label} ({percentage(part.p, sums[0])} → {percentage(part.q, sums[1])})" for part in parts
+                f"{part.label} ({percentage(part.p, sums[0])} → {percentage(part.q, sums[1])})"
+                for part in parts
             )
         drift.append(_Remark(levels.get(words, "note"), text, words, anchors.get(column.name)))
     errors = [remark for remark in found if remark.level == "error"]

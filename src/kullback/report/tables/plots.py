@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
@@ -58,7 +59,9 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
     for words, side in (("below", "low"), ("above", "high")):
         tail = [each for each in column.histogram if math.isinf(getattr(each, side))]
         rest += [(words, each.p, each.q) for each in tail if each.p or each.q]
-    outside = (f"{label}: {percentage(p, sums[0])} of P, {percentage(q, sums[1])} of Q" for label, p, q in rest)
+    outside = (
+        f"{label}: {percentage(p, sums[0])} of P, {percentage(q, sums[1])} of Q" for label, p, q in rest
+    )
     caption = "; ".join(outside)
     return Plot(name, column.name, f"Not drawn: {caption}." if caption else "", draw_svg(name, draw))
 
@@ -69,7 +72,7 @@ def _draw_bars(
     """Draw two bars for each value: where it lies on the axis, or side by side where bars would be too thin."""
     exact = [each.low for each in values]
     places = [float(value) for value in exact]
-    steps = [after - before for before, after in zip(places, places[1:], strict=False)]
+    steps = [after - before for before, after in pairwise(places)]
     if min(steps) <= 0 or places[-1] - places[0] > CROWDED * min(steps):
         places, steps = [float(place) for place in range(len(places))], [1.0]
     width = 0.4 * min(steps)
@@ -87,7 +90,7 @@ def _draw_stairs(
     axes: Axes, bins: Sequence[HistogramBin], heights: Sequence[Sequence[float]], column_type: str
 ) -> None:
     """Draw the outlines of two histograms."""
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.dates import AutoDateLocator
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     edges = [float(each.low) for each in bins] + [float(bins[-1].high)]
@@ -99,10 +102,9 @@ def _draw_stairs(
     axes.stairs(heights[1], edges, color=SECOND, linewidth=2, label="Q")
     axes.set_xlim(edges[0], edges[-1])
     if dates:
-        locator = AutoDateLocator(minticks=3, maxticks=5, tz=UTC)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC, show_offset=False))
-        axes.set_xticks(axes.get_xticks(), _days(axes.get_xticks()))
+        axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=5, tz=UTC))
+        places = [float(place) for place in axes.get_xticks()]
+        axes.set_xticks(places, _days(places))
         axes.set_xlim(edges[0], edges[-1])
         return
     if bins[0].low > 0 and (bins[-1].high - bins[-1].low) > 2 * (bins[0].high - bins[0].low):
@@ -130,14 +132,21 @@ def _days(days: Sequence[float]) -> list[str]:
     return next(
         written
         for form in forms
-        if len(set(written := [each.strftime(form) for each in timestamps])) == len(timestamps) or form == forms[-1]
+        if len(set(written := [each.strftime(form) for each in timestamps])) == len(timestamps)
+        or form == forms[-1]
     )
 
 
 def _number(value: float) -> str:
     """A number on an axis: with separators, and an exponent only where it needs one."""
     if isinstance(value, int) or float(value).is_integer():
-        text = f"{int(value):,}" if abs(value) < 1e7 else f"{value:.17g}" if abs(value) < 1e17 else f"{value:.3g}"
+        text = (
+            f"{int(value):,}"
+            if abs(value) < 1e7
+            else f"{value:.17g}"
+            if abs(value) < 1e17
+            else f"{value:.3g}"
+        )
         text = f"{value}" if isinstance(value, int) and abs(value) >= 1e7 else text
     else:
         text = f"{value:,.10g}" if 1e-4 <= abs(value) < 1e7 else f"{value:.10g}"

@@ -96,23 +96,26 @@ def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> st
     """
     broken = sum(1 for verdict in verdicts if verdict.failures)
     limits = f"{count(len(verdicts))} limit{'' if len(verdicts) == 1 else 's'}"
-    outcome = [f"Failed: {count(broken)} of {limits} broken" if broken else f"Passed: {limits}"] if verdicts else []
-    outcome += _differences(comparison)
+    outcome: list[str] = []
+    if verdicts:
+        outcome = [f"Failed: {count(broken)} of {limits} broken" if broken else f"Passed: {limits}"]
     unknown = sum(1 for column in comparison.columns if meaning(column).tone == "unknown")
+    outcome += _differences(comparison, unknown)
     if unknown:
         outcome.append(f"of {_columns(unknown)} nothing can be told")
     if comparison.not_compared:
         outcome.append(f"{_columns(len(comparison.not_compared))} could not be compared")
-    return "; ".join(outcome) + "."
+    sentence = "; ".join(outcome)
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _differences(comparison: TableComparison) -> list[str]:
+def _differences(comparison: TableComparison, unknown: int) -> list[str]:
     number = len(comparison.columns)
     if not number:
         return ["Nothing was compared"]
     different = differing(comparison)
     if not different:
-        return [f"No difference is seen in {_columns(number)}"]
+        return [f"No difference is seen in {_columns(number - unknown)}"] if number > unknown else []
     large = sum(1 for column in different if least(column.psi) >= LARGE)
     verb = "differs" if len(different) == 1 else "differ"
     text = f"{count(len(different))} of {_columns(number)} {verb}"
