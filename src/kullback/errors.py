@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
+    "ColumnNotFoundError",
     "ConvergenceError",
     "FileError",
     "IncompatibleTensorError",
@@ -129,6 +130,22 @@ class FileError(KullbackError, ValueError):
     """
 
 
+class ColumnNotFoundError(KullbackError, KeyError):
+    """A comparison of tables has no such column.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50})
+        >>> compare_tables(table, table)["y"]
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ColumnNotFoundError: no comparison of 'y': wanted one of 'x'
+    """
+
+    __str__ = Exception.__str__  # KeyError's would show the repr
+
+
 class OptionalDependencyError(KullbackError, ImportError):
     """A feature needs a package that is not installed.
 
@@ -180,3 +197,13 @@ def printable(text: object, longest: int | None = None) -> str:
         end = (longest - 3) // 3
         shown = f"{shown[: longest - 3 - end]}...{shown[len(shown) - end :]}"
     return shown
+
+
+def quoted(name: object) -> str:
+    r"""Return a name that may come from anywhere in quotation marks: escaped, and cut where it is very long.
+
+    Example:
+        >>> print(quoted("size\n"))
+        'size\n'
+    """
+    return f"'{printable(name, LONGEST_NAME)}'"

@@ -325,7 +325,7 @@ def test_a_profile_that_is_written_through_a_link_keeps_the_link(tmp_path):
 
 
 def test_an_unwritable_place_is_an_error(tmp_path):
-    with pytest.raises(FileError, match="cannot write"):
+    with pytest.raises(FileError, match=r"cannot write .*nowhere"):
         profile_table(pa.table({"x": [1]})).save(tmp_path / "nowhere" / "p.json")
 
 

@@ -158,7 +158,9 @@ def test_several_batches_are_checked_one_by_one(files):
         "watch", "reference.parquet", "like.parquet", "shifted.ndjson", "--fail-above", "psi[fruit]=0.2"
     )
     assert result.exit_code == 1
-    assert result.stdout.count("How far is Q from P?") == 2
+    lines = result.stdout.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["like.parquet", "shifted.ndjson"]
+    assert [line.split(": ")[1] for line in lines] == ["Passed", "Failed"]
     assert "shifted.ndjson: psi of 'fruit'" in result.stderr
     assert "like.parquet" not in result.stderr
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from kullback.errors import ArgumentValueError
+from kullback.errors import ArgumentValueError, quoted
 from kullback.words import DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
@@ -186,24 +186,28 @@ class TableGate:
         from kullback.report.tables.wording import Verdict
 
         metric, column, side = self.limit.metric, self.limit.column, self.limit.side
-        words = metric if column is None else f"{metric} of '{column}'"
+        words = metric if column is None else f"{metric} of {quoted(column)}"
         words += f" {'at most' if side == 'above' else 'at least'} {self.limit.limit:g}"
         if metric == WHOLE:
             failure = self.limit.failure(WHOLE, float(len(found.findings)))
             return Verdict(words, () if failure is None else (failure,))
         compared = {each.label: each for each in (*found.columns, *found.joint)}
-        failures = [self._failure(name, each) for name, each in compared.items() if column in (None, name)]
+        looked = {
+            name: self._failure(name, each) for name, each in compared.items() if column in (None, name)
+        }
+        failures = {name: failure for name, failure in looked.items() if failure is not None}
         unknown = [name for name in found.not_compared if column in (None, name)]
         if column is not None and column not in compared and not unknown:
             unknown = [column]
+        sentences = list(failures.values())
         if unknown:
-            failures.append(f"{metric} is not known of {', '.join(map(repr, unknown))}: not compared")
-        elif not failures:
-            failures.append(f"{metric} is not known: nothing was compared")
-        return Verdict(words, tuple(filter(None, failures)))
+            sentences.append(f"{metric} is not known of {', '.join(map(quoted, unknown))}: not compared")
+        elif not looked:
+            sentences.append(f"{metric} is not known: nothing was compared")
+        return Verdict(words, tuple(sentences), tuple(failures))
 
     def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
-        what, found = f"{self.limit.metric} of '{name}'", getattr(compared, self.limit.metric)
+        what, found = f"{self.limit.metric} of {quoted(name)}", getattr(compared, self.limit.metric)
         value = found if self.limit.metric in P_VALUES else found.value
         if value is None or math.isnan(value):
             return f"{what} is not known: most values are too rare to be compared"

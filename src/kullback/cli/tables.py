@@ -10,10 +10,15 @@ import click
 import torch
 
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.errors import ArgumentValueError
+from kullback.errors import ArgumentValueError, printable
 from kullback.files import check_writable, refuse_overwriting
 from kullback.progress import progress_text
-from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
+from kullback.report.tables import (
+    html as tables_html,
+    json as tables_json,
+    terminal as tables_terminal,
+    wording as tables_wording,
+)
 from kullback.tables.compare import compare_profiles, compare_tables
 from kullback.tables.reference_profile import (
     batch_profile,
@@ -144,8 +149,11 @@ def run_watch(
     failures: list[str] = []
     for name, batch in found:
         compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
-        broken = _reported(compared, gates, outputs)
-        failures += broken if len(found) == 1 else [f"{name}: {failure}" for failure in broken]
+        if len(found) == 1:
+            return _reported(compared, gates, outputs)
+        verdicts = [gate.verdict(compared) for gate in gates]
+        click.echo(f"{printable(name)}: {printable(tables_wording.summary(compared, verdicts))}")
+        failures += [f"{name}: {failure}" for verdict in verdicts for failure in verdict.failures]
     return failures
 
 

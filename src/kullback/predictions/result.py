@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
+
+from kullback.errors import quoted
+from kullback.shown import Shown
 
 __all__ = [
     "Comparison",
@@ -154,9 +157,11 @@ class Segment:
     kl_max: float
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """The result of `compare_predictions`.
+
+    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
 
     Attributes:
         p_name: the path of P, or the shape of its tensor.
@@ -178,6 +183,7 @@ class Comparison:
         notes: remarks on the numbers, as sentences.
     """
 
+    _reports: ClassVar[str] = "kullback.report.predictions"
     p_name: str
     q_name: str
     rows: int
@@ -194,3 +200,8 @@ class Comparison:
     infinite: dict[str, int]
     quantiles_exact: bool
     notes: list[str]
+
+    def __repr__(self) -> str:
+        names = ", ".join(quoted(name) for name in (self.p_name, self.q_name))
+        mean = self.divergences["kl_pq"].mean
+        return f"Comparison({names}, rows={self.rows}, classes={self.classes}, mean kl_pq={mean:.4g})"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentValueError, invalid_type, invalid_value
+from kullback.errors import ArgumentValueError, invalid_type, invalid_value, quoted
 from kullback.estimators.checks import check_confidence, seed_of
 from kullback.findings import Finding
 from kullback.optional import load
@@ -29,10 +29,12 @@ from kullback.tables.findings import (
     changed_type,
     column_findings,
     finding,
+    in_proportion,
     schema_findings,
     size_findings,
     unshared_categories,
 )
+from kullback.tables.histogram import histogram
 from kullback.tables.inference.significance import adjusted
 from kullback.tables.profile import Profile, profile_table
 from kullback.tables.result import ColumnComparison, JointComparison, TableComparison, least
@@ -283,14 +285,16 @@ def _all_compared(
                 missing_q=after.missing / after.total,
                 new=new.names,
                 vanished=vanished.names,
+                histogram=histogram(before, after),
                 **parts,
             )
         )
-        findings += [*column_findings(name, before, after, new, vanished), *remarks]
+        findings += in_proportion([*column_findings(name, before, after, new, vanished), *remarks])
     joint: list[JointComparison] = []
     for group in groups:
         if lacking := [name for name in group if name not in bins]:
-            message = f"{' with '.join(map(repr, group))} cannot be compared: {', '.join(map(repr, lacking))} is not"
+            reason = f"{', '.join(map(quoted, lacking))} is not"
+            message = f"{' with '.join(map(quoted, group))} cannot be compared: {reason}"
             findings.append(finding("group-skipped", message, ",".join(group)))
             continue
         assert joint_counting is not None  # noqa: S101 - there is one where there are groups
@@ -370,11 +374,11 @@ def _name_of(frame: object) -> str:
 
 
 def _no_column(argument: str, name: str, there: list[str], where: str = "") -> ArgumentValueError:
-    shown = ", ".join(map(repr, there[:10])) + (f" and {len(there) - 10} more" if len(there) > 10 else "")
+    shown = ", ".join(map(quoted, there[:10])) + (f" and {len(there) - 10} more" if len(there) > 10 else "")
     return invalid_value(
         "compare_tables",
         argument,
         wanted=f"columns of the tables{where}",
-        got=f"{name!r}; there are {shown or 'none'}",
-        instead=f"{argument}={there[0]!r}" if there else "tables with columns",
+        got=f"{quoted(name)}; there are {shown or 'none'}",
+        instead=f"{argument}={quoted(there[0])}" if there else "tables with columns",
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, quoted
 from kullback.findings import Finding
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels
@@ -86,9 +86,11 @@ def contingency_tables(
     wanted = [name for key in keys for name in key]
     for name in [*wanted, *([weights] if weights is not None else [])]:
         if name not in table.fields:
-            instead = f"one of {', '.join(map(repr, list(table.fields)[:10]))}"
+            instead = f"one of {', '.join(map(quoted, list(table.fields)[:10]))}"
             wanted_ = "columns of the table"
-            raise invalid_value("contingency_tables", "keys", wanted=wanted_, got=repr(name), instead=instead)
+            raise invalid_value(
+                "contingency_tables", "keys", wanted=wanted_, got=quoted(name), instead=instead
+            )
     counts = table.joint_counts(bins, keys, weights)
     return {key: dict(sorted(each.items(), key=_in_order)) for key, each in counts.items()}
 
@@ -395,7 +397,7 @@ def _remarks(
 
     def remark(code: str, message: str) -> None:
         column = columns[0] if len(columns) == 1 else None
-        findings.append(finding(code, f"{' with '.join(map(repr, columns))}: {message}", column))
+        findings.append(finding(code, f"{' with '.join(map(quoted, columns))}: {message}", column))
         notes.append(f"{message[0].upper()}{message[1:]}.")
 
     a, b = found.p, found.q

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from kullback.errors import LONGEST_MESSAGE, printable, quoted
 from kullback.findings import Finding, Level
 from kullback.tables.columns.bin_labels import constant_label
 
@@ -20,6 +22,7 @@ __all__ = [
     "changed_type",
     "column_findings",
     "finding",
+    "in_proportion",
     "schema_findings",
     "size_findings",
     "unshared_categories",
@@ -92,11 +95,11 @@ def schema_findings(
         skipped = [side for side, field in fields.items() if field.column_type is None]
         if len(fields) == 1:
             findings.append(
-                finding("column-missing", f"{_quoted(name)} is in {next(iter(fields))} only", name)
+                finding("column-missing", f"{quoted(name)} is in {next(iter(fields))} only", name)
             )
         elif skipped:
-            reason = f"in {skipped[0]} {fields[skipped[0]].reason}"
-            findings.append(finding("column-skipped", f"{_quoted(name)} cannot be compared: {reason}", name))
+            reason = printable(f"in {skipped[0]} {fields[skipped[0]].reason}", LONGEST_MESSAGE)
+            findings.append(finding("column-skipped", f"{quoted(name)} cannot be compared: {reason}", name))
         else:
             usable.append(name)
     if not set(p) & set(q):
@@ -110,7 +113,7 @@ def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | Non
     """Return the finding that a column has another type in Q; None where a side has no values."""
     if p.column_type == q.column_type or p.empty or q.empty:
         return None
-    message = f"{_quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"
+    message = f"{quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"
     return finding("type-changed", message, name)
 
 
@@ -124,7 +127,7 @@ def column_findings(
         return " and ".join(side for (side, _), held in zip(sides, holds, strict=True) if held)
 
     def found(code: str, message: str) -> Finding:
-        return finding(code, f"{_quoted(name)} {message}", name)
+        return finding(code, f"{quoted(name)} {message}", name)
 
     for code, held, message in (
         ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
@@ -158,6 +161,14 @@ def column_findings(
             yield found(code, f"has {_listed(unshared)} in {side} only")
 
 
+def in_proportion(findings: list[Finding]) -> list[Finding]:
+    """Return the findings of a column, those about new categories as notes where nearly all are, as of identifiers."""
+    if not any(each.code == "too-rare" for each in findings):
+        return findings
+    unshared = {"new-categories", "vanished-categories"}
+    return [replace(each, level="note") if each.code in unshared else each for each in findings]
+
+
 class Unshared(NamedTuple):
     """Categories that only one side has: how many, and the most frequent of them."""
 
@@ -183,20 +194,16 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
 def _constant_findings(name: str, of_p: str | None, of_q: str | None) -> Iterator[Finding]:
     """Yield that a column has one value only."""
     if of_p is not None and of_q is not None and of_p != of_q:
-        message = f"{_quoted(name)} is {_quoted(of_p)} in all rows of P and {_quoted(of_q)} in all rows of Q"
+        message = f"{quoted(name)} is {quoted(of_p)} in all rows of P and {quoted(of_q)} in all rows of Q"
         yield finding("constant-changed", message, name)
     elif of_p is not None or of_q is not None:
         there = " and ".join(side for side, value in (("P", of_p), ("Q", of_q)) if value is not None)
         yield finding(
-            "constant", f"{_quoted(name)} is {_quoted(of_p or of_q or '')} in all rows of {there}", name
+            "constant", f"{quoted(name)} is {quoted(of_p or of_q or '')} in all rows of {there}", name
         )
 
 
 def _listed(found: Unshared) -> str:
-    shown = ", ".join(map(_quoted, found.names[:NAMED]))
+    shown = ", ".join(map(quoted, found.names[:NAMED]))
     word = "category" if found.number == 1 else "categories"
     return f"{found.number:,} {word} ({shown}{', ...' if found.number > NAMED else ''})"
-
-
-def _quoted(name: str) -> str:
-    return f"'{name}'"

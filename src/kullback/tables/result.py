@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, overload
 
+from kullback.errors import ColumnNotFoundError, quoted
 from kullback.findings import Finding
+from kullback.shown import Shown
 from kullback.tables.columns.types import ColumnType
 
-__all__ = ["Bin", "ColumnComparison", "JointComparison", "Quantity", "TableComparison"]
+__all__ = ["Bin", "ColumnComparison", "HistogramBin", "JointComparison", "Quantity", "TableComparison"]
 
 Interval = tuple[float, float]
 
@@ -74,6 +77,30 @@ class Bin:
 
 
 @dataclass(frozen=True)
+class HistogramBin:
+    """A bin of the histogram that shows a column of numbers at its own scale.
+
+    Attributes:
+        low: its lower end; -inf where the histogram leaves out a tail.
+        high: its upper end, which is not in the bin but for the last one; `low` where the bin holds a single value.
+        p: the weight of P's rows in it, up to the rounding of the grid that values are counted on.
+        q: likewise for Q.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> found = compare_tables(pa.table({"x": [0, 0, 1]}), pa.table({"x": [0, 1, 1]}))
+        >>> [(each.low, each.p, each.q) for each in found["x"].histogram]
+        [(0, 2.0, 1.0), (1, 1.0, 2.0)]
+    """
+
+    low: float
+    high: float
+    p: float
+    q: float
+
+
+@dataclass(frozen=True, repr=False)
 class _Divergences:
     """The divergences between the bins of one column, or between those of several columns together."""
 
@@ -87,8 +114,17 @@ class _Divergences:
     bins: tuple[Bin, ...]
     notes: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """The name of the column, or the names of the columns separated by commas."""
+        raise NotImplementedError
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        psi = "None" if self.psi.value is None else f"{self.psi.value:.4g}"
+        return f"{type(self).__name__}({quoted(self.label)}, psi={psi}, p_adjusted={self.p_adjusted:.4g})"
+
+
+@dataclass(frozen=True, repr=False)
 class ColumnComparison(_Divergences):
     """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and what the column holds.
 
@@ -102,6 +138,7 @@ class ColumnComparison(_Divergences):
         vanished: likewise those that only P has.
         bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
             last bin holds the others.
+        histogram: P and Q at the scale of their numbers, for drawings; empty for categories.
 
     Example:
         >>> import pyarrow as pa
@@ -119,6 +156,7 @@ class ColumnComparison(_Divergences):
     missing_q: float
     new: tuple[str, ...]
     vanished: tuple[str, ...]
+    histogram: tuple[HistogramBin, ...]
 
     @property
     def label(self) -> str:
@@ -126,7 +164,7 @@ class ColumnComparison(_Divergences):
         return self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JointComparison(_Divergences):
     """The comparison of several columns together, by the combinations of their bins.
 
@@ -164,9 +202,12 @@ class JointComparison(_Divergences):
 NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipped")
 
 
-@dataclass(frozen=True)
-class TableComparison:
+@dataclass(frozen=True, repr=False)
+class TableComparison(Shown):
     """The comparison of two tables, made by `kullback.compare_tables`.
+
+    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
+    ``found["column"]`` is the comparison of a column, ``found["a", "b"]`` that of columns that were compared together.
 
     Attributes:
         p_name: the name of P: a path, or the type of the table.
@@ -189,8 +230,11 @@ class TableComparison:
         >>> found = compare_tables(before, after)
         >>> found.p_rows, [column.name for column in found.columns]
         (100, ['plan', 'size'])
+        >>> found["plan"]
+        ColumnComparison('plan', psi=0.3517, p_adjusted=4.2e-05)
     """
 
+    _reports: ClassVar[str] = "kullback.report.tables"
     p_name: str
     q_name: str
     p_rows: int
@@ -202,6 +246,38 @@ class TableComparison:
     max_bins: int
     weights: str | None
     cluster: str | None
+
+    @overload
+    def __getitem__(self, name: str) -> ColumnComparison: ...
+    @overload
+    def __getitem__(self, name: tuple[str, ...]) -> JointComparison: ...
+    def __getitem__(self, name: str | tuple[str, ...]) -> ColumnComparison | JointComparison:
+        """Return the comparison of a column, or of a group of columns.
+
+        Raises:
+            ColumnNotFoundError: no such column was compared.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        for group in self.joint:
+            if group.columns == name:
+                return group
+        reasons = [
+            finding.message
+            for finding in self.findings
+            if finding.column == name and name in self.not_compared
+        ]
+        there = ", ".join(quoted(column.name) for column in self.columns[:10])
+        why = reasons[0] if reasons else f"wanted one of {there or 'no columns'}"
+        raise ColumnNotFoundError(
+            f"no comparison of {quoted(str(name)) if isinstance(name, str) else name!r}: {why}"
+        )
+
+    def __repr__(self) -> str:
+        most = "" if not self.columns else f", largest psi: {self.columns[0]!r}"
+        size = f"{self.p_rows} and {self.q_rows} rows, {len(self.columns)} columns"
+        return f"TableComparison({quoted(self.p_name)}, {quoted(self.q_name)}, {size}{most})"
 
     @property
     def not_compared(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kullback.tables.columns.log_grid import buckets_of, integers_in
+from kullback.tables.columns.log_grid import SMALLEST, buckets_of, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 
 __all__ = ["constant_label", "interval_labels"]
@@ -114,7 +114,16 @@ def _integer(value: float) -> str:
 
 
 def _numbers(edges: Sequence[float]) -> list[str]:
-    return _shortest(edges, [lambda edge, digits=digits: f"{edge:.{digits}g}" for digits in range(3, 18)])
+    return _shortest(edges, [lambda edge, digits=digits: _number(edge, digits) for digits in range(3, 18)])
+
+
+def _number(value: float, digits: int) -> str:
+    """Write a number without an exponent where it has few zeros; what begins just above 0 begins at 0."""
+    if abs(value) <= SMALLEST:
+        return "0"
+    if 1e-5 <= abs(value) < 1e9:
+        return np.format_float_positional(value, precision=digits, fractional=False, trim="-")
+    return f"{value:.{digits}g}"
 
 
 def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS) -> list[str]:

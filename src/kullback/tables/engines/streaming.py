@@ -72,7 +72,7 @@ class FileTable(DuckTable):
             return self.connection.read_csv(
                 self.path, header=True, delimiter=_delimiter(self.path), quotechar='"', sample_size=-1
             )
-        return self.connection.read_json(self.path, format="newline_delimited", sample_size=-1)
+        return _narrowed(self.connection.read_json(self.path, format="newline_delimited", sample_size=-1))
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
@@ -120,6 +120,24 @@ def _reader(relation: Any, rows: int) -> Any:
     """Return a reader of Arrow batches; the method's name changed with DuckDB 1.4."""
     read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
     return read(rows)
+
+
+def _narrowed(relation: Any) -> Any:
+    """Return a relation whose columns of 128-bit integers are of 64 bits where all their values fit.
+
+    DuckDB reads every JSON file with a negative integer as 128-bit ones.
+    """
+    types = dict(zip(relation.columns, map(str, relation.dtypes), strict=True))
+    wide = [name for name, dtype in types.items() if dtype == "HUGEINT"]
+    if not wide:
+        return relation
+    ends = relation.aggregate(", ".join(f"min({_quoted(n)}), max({_quoted(n)})" for n in wide)).fetchall()[0]
+    casts: dict[str, str] = {}
+    for name, low, high in zip(wide, ends[::2], ends[1::2], strict=True):
+        for dtype, least, most in (("BIGINT", -(2**63), 2**63 - 1), ("UBIGINT", 0, 2**64 - 1)):
+            if name not in casts and (low is None or (low >= least and high <= most)):
+                casts[name] = f"{_quoted(name)}::{dtype} AS {_quoted(name)}"
+    return relation.select(", ".join(casts.get(name, _quoted(name)) for name in types))
 
 
 def _quoted(name: str) -> str:
