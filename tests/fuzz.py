@@ -351,7 +351,7 @@ def at_most(seconds: int) -> Iterator[None]:
 def run(
     kind: str, seeds: range, *, budget: float = float("inf"), each: int = 60
 ) -> tuple[int, list[tuple[int, str]]]:
-    """Try seeds of ``"files"``, ``"profiles"`` or ``"expressions"`` for a budget of seconds: how many, and what failed."""
+    """Try seeds of files, profiles or expressions for a budget of seconds: how many, and what failed."""
     failures: list[tuple[int, str]] = []
     started, done = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as name:

@@ -328,4 +328,5 @@ bool compute_form(const FormTask& task) {
 }  // namespace KULLBACK_ISA
 }  // namespace kullback
 
+#include "normals.h"
 #include "rows.h"

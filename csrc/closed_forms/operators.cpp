@@ -119,6 +119,61 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
+// Writes the divergence of each pair of multivariate normals, of means and of Cholesky factors of covariances, and its
+// derivatives where they are wanted; returns as above.
+int64_t closed_form_of_normals(const Tensor& values, const Tensor& loc_p, const Tensor& root_p, const Tensor& loc_q,
+                               const Tensor& root_q, const Optional& by_loc_p, const Optional& by_root_p,
+                               const Optional& by_loc_q, const Optional& by_root_q) {
+  static const auto compute = KULLBACK_BEST(compute_normals);
+  check_values(values);
+  STD_TORCH_CHECK(loc_p.dim() == values.dim() + 1 && begins_with_shape_of(loc_p, values) &&
+                      root_p.dim() == loc_p.dim() + 1 && begins_with_shape_of(root_p, loc_p) &&
+                      root_p.size(loc_p.dim()) == loc_p.size(values.dim()),
+                  "kullback: a mean and a square matrix for each value expected");
+  for (const Tensor* x : {&loc_p, &root_p, &loc_q, &root_q}) {
+    STD_TORCH_CHECK(x->is_cpu() && x->scalar_type() == values.scalar_type() &&
+                        has_shape_of(*x, x == &loc_p || x == &loc_q ? loc_p : root_p),
+                    "kullback: parameters of one shape and dtype on the CPU expected");
+    if (!x->is_contiguous()) return number_of(Outcome::kOtherLayout);
+  }
+  NormalsTask task{};
+  task.dtype = dtype_of(values);
+  task.size = values.numel();
+  task.dimensions = loc_p.size(values.dim());
+  task.loc_p = loc_p.const_data_ptr();
+  task.root_p = root_p.const_data_ptr();
+  task.loc_q = loc_q.const_data_ptr();
+  task.root_q = root_q.const_data_ptr();
+  task.values = values.mutable_data_ptr();
+  task.by_loc_p = write_like(by_loc_p, loc_p);
+  task.by_root_p = write_like(by_root_p, root_p);
+  task.by_loc_q = write_like(by_loc_q, loc_p);
+  task.by_root_q = write_like(by_root_q, root_p);
+  const int64_t d = task.dimensions, bytes = size_of(task.dtype), grain = 1 + 8 * kGrain / (d * d * d + 1);
+  std::atomic<bool> done = true;
+  const auto run = [&](int64_t begin, int64_t end) {
+    NormalsTask mine = task;
+    const int64_t means = begin * d * bytes, matrices = means * d;
+    mine.size = end - begin;
+    mine.loc_p = moved(task.loc_p, means);
+    mine.root_p = moved(task.root_p, matrices);
+    mine.loc_q = moved(task.loc_q, means);
+    mine.root_q = moved(task.root_q, matrices);
+    mine.values = moved(task.values, begin * bytes);
+    mine.by_loc_p = moved(task.by_loc_p, means);
+    mine.by_root_p = moved(task.by_root_p, matrices);
+    mine.by_loc_q = moved(task.by_loc_q, means);
+    mine.by_root_q = moved(task.by_root_q, matrices);
+    if (!compute(mine)) done = false;
+  };
+  if (task.size <= grain) {
+    run(0, task.size);
+  } else {
+    torch::stable::parallel_for(0, task.size, grain, run);
+  }
+  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+}
+
 template <typename Real>
 void scale(int64_t n, const Real* grad, int64_t step, Real* derivatives) {
   if (step == 0) {
@@ -152,11 +207,9 @@ bool scale_derivatives(const Tensor& grad, const Optional& by_a, const Optional&
   const int64_t step = is_one_number(grad) ? 0 : 1;
   if (grad.numel() == 0) return true;
   if (step && !grad.is_contiguous()) return false;
-  const Tensor* first = nullptr;
   for (const Optional* by : {&by_a, &by_b, &by_c, &by_d}) {
     if (!*by) continue;
-    if (!first) first = &**by;
-    check_like(**by, *first, grad.scalar_type());
+    check_like(**by, **by, grad.scalar_type());
     STD_TORCH_CHECK(begins_with_shape_of(**by, grad), "kullback: derivatives of each value expected");
   }
   const void* data = grad.const_data_ptr();
@@ -178,6 +231,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
       "closed_form_of_rows(int form, Tensor(a!) values, Tensor p, Tensor q, Tensor(b!)? by_p=None, "
       "Tensor(c!)? by_q=None) -> int");
   m.def(
+      "closed_form_of_normals(Tensor(a!) values, Tensor loc_p, Tensor root_p, Tensor loc_q, Tensor root_q, "
+      "Tensor(b!)? by_loc_p=None, Tensor(c!)? by_root_p=None, Tensor(d!)? by_loc_q=None, "
+      "Tensor(e!)? by_root_q=None) -> int");
+  m.def(
       "scale_derivatives(Tensor grad, Tensor(a!)? by_a, Tensor(b!)? by_b, Tensor(c!)? by_c=None, "
       "Tensor(d!)? by_d=None) -> bool");
 }
@@ -185,5 +242,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
 STABLE_TORCH_LIBRARY_IMPL(kullback, CPU, m) {
   m.impl("closed_form", TORCH_BOX(&kullback::closed_form));
   m.impl("closed_form_of_rows", TORCH_BOX(&kullback::closed_form_of_rows));
+  m.impl("closed_form_of_normals", TORCH_BOX(&kullback::closed_form_of_normals));
   m.impl("scale_derivatives", TORCH_BOX(&kullback::scale_derivatives));
 }

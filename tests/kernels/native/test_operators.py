@@ -92,6 +92,21 @@ def closed_form_of_rows() -> Call:
     }
 
 
+def closed_form_of_normals() -> Call:
+    roots = torch.eye(CLASSES).expand(ROWS, CLASSES, CLASSES)
+    return {
+        "values": torch.zeros(ROWS),
+        "loc_p": matrix(),
+        "root_p": roots.clone(),
+        "loc_q": matrix() + 1,
+        "root_q": 2 * roots,
+        "by_loc_p": matrix(),
+        "by_root_p": roots.clone(),
+        "by_loc_q": matrix(),
+        "by_root_q": roots.clone(),
+    }
+
+
 def scale_derivatives() -> Call:
     return {
         "grad": torch.full((ROWS,), 2.0),
@@ -108,6 +123,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "kl_of_weights": kl_of_weights,
     "closed_form": closed_form,
     "closed_form_of_rows": closed_form_of_rows,
+    "closed_form_of_normals": closed_form_of_normals,
     "scale_derivatives": scale_derivatives,
 }
 TENSORS = [
@@ -159,10 +175,16 @@ READ = {
     ("value_and_gradient", "q", of_repeated_memory),
     ("scale_derivatives", "grad", of_repeated_memory),
     *(("closed_form", name, of_repeated_memory) for name in "abcd"),
+    # Derivatives by parameters of any size, as long as there are those of each value.
+    *(("scale_derivatives", f"by_{name}", change) for name in "abc" for change in (too_small, too_large)),
 }
 OTHER_LAYOUT = {
     *(("closed_form", name, change) for name in ("values", *"abcd") for change in CHANGES),
     *(("closed_form_of_rows", name, change) for name in "pq" for change in CHANGES),
+    *(
+        ("closed_form_of_normals", name, of_repeated_memory)
+        for name in ("loc_p", "root_p", "loc_q", "root_q")
+    ),
 }
 
 

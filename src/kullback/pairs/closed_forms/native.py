@@ -38,6 +38,7 @@ from torch.distributions import (
     InverseGamma,
     Laplace,
     LogNormal,
+    MultivariateNormal,
     Normal,
     OneHotCategorical,
     Pareto,
@@ -48,7 +49,7 @@ from torch.distributions import (
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
-from kullback.pairs.numerics.parameters import given_logits
+from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
 from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
 
@@ -110,7 +111,8 @@ def _pair(
         )
         return cast(ClosedForm, find_closed_form(*types)).function(p, q)  # pyright: ignore[reportReturnType]
 
-    form = Form(code.value, isinstance(code, RowForm), reference, may_be_infinite)
+    operator = "closed_form_of_rows" if isinstance(code, RowForm) else "closed_form"
+    form = Form(operator, code.value, reference, may_be_infinite)
     return _Pair(types, _reader(names[0]), _reader(names[1]), form)
 
 
@@ -207,6 +209,23 @@ _LOGITS_AND_PROBS: dict[TypePair, tuple[_Pair, _Pair]] = {
 }
 
 
+def _normals(parameters: Parameters) -> Tensor:
+    loc_p, root_p, loc_q, root_q = parameters
+    p, q = (
+        MultivariateNormal(loc, scale_tril=root, validate_args=False)
+        for loc, root in ((loc_p, root_p), (loc_q, root_q))
+    )
+    return cast(ClosedForm, find_closed_form(MultivariateNormal, MultivariateNormal)).function(p, q)  # pyright: ignore[reportReturnType]
+
+
+_NORMALS = _Pair(
+    (MultivariateNormal, MultivariateNormal),
+    attrgetter("loc", "scale_tril"),
+    attrgetter("loc", "scale_tril"),
+    Form("closed_form_of_normals", 0, _normals, False),
+)
+
+
 def fused_divergence(p: object, q: object) -> Tensor | None:
     """Return KL(P || Q) in the dtype of the parameters; None if the kernels do not take these two."""
     if torch.compiler.is_compiling():
@@ -219,9 +238,17 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
         return None
     parameters = pair.read_p(p) + pair.read_q(q)
     required = required_gradients(parameters)
-    if required is None or (pair.form.of_rows and parameters[0].shape[-1] != parameters[1].shape[-1]):
+    if required is None or not _is_comparable(pair.form, parameters):
         return None
     return divergence(pair.form, parameters, required)
+
+
+def _is_comparable(form: Form, parameters: Parameters) -> bool:
+    if form.operator == "closed_form":
+        return True
+    if form.operator == "closed_form_of_rows":
+        return parameters[0].shape[-1] == parameters[1].shape[-1]
+    return parameters[0].shape == parameters[2].shape
 
 
 def _of_dimensions(p: Any, q: Any) -> Tensor | None:
@@ -240,8 +267,8 @@ def _of_dimensions(p: Any, q: Any) -> Tensor | None:
 
 def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
     """Return the pair for families made from logits or probabilities, or for subclasses."""
-    pairs = _LOGITS_AND_PROBS.get(types)
-    if pairs is None:
+    known: TypePair | None = types
+    if types != _NORMALS.types and types not in _LOGITS_AND_PROBS:
         if not (isinstance(p, Distribution) and isinstance(q, Distribution)):
             return None
         known = cached("kullback kernel", types, _of_superclasses)
@@ -250,9 +277,12 @@ def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
         pair = _PAIRS.get(known)
         if pair is not None:
             return pair
-        pairs = _LOGITS_AND_PROBS[known]
+    if known == _NORMALS.types:
+        given = (first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")) for d in (p, q))
+        return _NORMALS if all(name == "scale_tril" for name in given) else None
+    pairs = _LOGITS_AND_PROBS[known]
     in_logits = given_logits(getattr(p, "_categorical", p))
-    if types[0] is types[1] and in_logits is not given_logits(getattr(q, "_categorical", q)):
+    if known[0] is known[1] and in_logits is not given_logits(getattr(q, "_categorical", q)):
         return None
     return pairs[0] if in_logits else pairs[1]
 
@@ -262,7 +292,7 @@ def _of_superclasses(types: TypePair) -> TypePair | None:
     form, rule = find_closed_form(*types), find_third_party_rule(*types)
     if form is None or (rule is not None and rule.for_own_class):
         return None
-    for known in (*_PAIRS, *_LOGITS_AND_PROBS):
+    for known in (*_PAIRS, *_LOGITS_AND_PROBS, _NORMALS.types):
         if all(map(_keeps_support, types, known)) and find_closed_form(*known) is form:
             return known
     return None
