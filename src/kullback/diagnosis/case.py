@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from kullback.diagnosis.reading import Reading, read, read_labels
-from kullback.diagnosis.scan import Spots
+from kullback.diagnosis.scan import Occurrences
 from kullback.diagnosis.shapes import IGNORED, fit, labels_of
 from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
 from kullback.reduction import Reduction
@@ -89,12 +89,12 @@ class Case:
         return self.input.shape[0] if self.input.ndim else 1
 
     @property
-    def stray_labels(self) -> Spots:
+    def stray_labels(self) -> Occurrences:
         """Class indices outside the range of the classes."""
         labels = self.target.long().reshape(self.target.shape or (1,))
-        spots = Spots(tuple(labels.shape), -1)
-        spots.add(((labels < 0) & (labels != IGNORED)) | (labels >= self.classes), 0)
-        return spots
+        occurrences = Occurrences(tuple(labels.shape), -1)
+        occurrences.add(((labels < 0) & (labels != IGNORED)) | (labels >= self.classes), 0)
+        return occurrences
 
     @property
     def reversed(self) -> bool:

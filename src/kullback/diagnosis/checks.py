@@ -244,12 +244,14 @@ def _class_dimension(case: Case) -> Iterator[Finding]:
 def _bad_values(case: Case) -> Iterator[Finding]:
     for name, reading in _readings(case):
         scan, rows = reading.scan, reading.empty_rows
-        for spots, code, what in (
+        for occurrences, code, what in (
             (scan.nan, "{name}-nan", "NaN"),
             (scan.plus_infinity, "{name}-plus-infinity", "+inf, which no probability or its logarithm is"),
         ):
-            if spots.count:
-                message = f"{name} holds {what}: {spots.count} of {scan.size} entries, {spots.where}."
+            if occurrences.count:
+                message = (
+                    f"{name} holds {what}: {occurrences.count} of {scan.size} entries, {occurrences.where}."
+                )
                 yield _finding(code, message, name)
         if not reading.in_logs and scan.negative.count:
             yield _finding(

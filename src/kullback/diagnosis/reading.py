@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from kullback.diagnosis.scan import RowSums, Scan, Spots, normalized_along
+from kullback.diagnosis.scan import Occurrences, RowSums, Scan, normalized_along
 
 __all__ = ["Representation", "Reading", "interval", "number", "read", "read_labels"]
 
@@ -45,13 +45,13 @@ class Reading:
         return self.scan.masses if self.in_logs else self.scan.sums
 
     @property
-    def empty_rows(self) -> Spots:
+    def empty_rows(self) -> Occurrences:
         """Rows in which every class has probability 0."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
         return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
 
     @property
-    def zeros(self) -> Spots:
+    def zeros(self) -> Occurrences:
         """The entries with probability 0."""
         return self.scan.minus_infinity if self.in_logs else self.scan.zero
 

@@ -202,10 +202,10 @@ def _summary(x: Any, reading: Reading | None) -> TensorSummary:
     if reading is None:
         return TensorSummary(*basics)
     scan, sums = reading.scan, reading.sums
-    spots = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
+    occurrences = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
     row_sums = (sums.low, sums.high) if sums.rows and reading.representation != "class indices" else None
     return TensorSummary(
-        *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in spots)
+        *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in occurrences)
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE
 
-__all__ = ["Index", "RowSums", "Scan", "Spots", "aligned_blocks", "normalized_along", "row_blocks"]
+__all__ = ["Index", "RowSums", "Scan", "Occurrences", "aligned_blocks", "normalized_along", "row_blocks"]
 
 Index = tuple[int, ...]
 
@@ -46,7 +46,7 @@ def aligned_blocks(a: Tensor, b: Tensor, dim: int) -> Iterator[tuple[Tensor, Ten
         yield one, other.to(one.device)
 
 
-class Spots:
+class Occurrences:
     """Counts the entries (or rows) of a tensor that have a property, and keeps the index of the first of them."""
 
     def __init__(self, shape: Index, dim: int, *, rows: bool = False) -> None:
@@ -82,7 +82,7 @@ class RowSums:
     def __init__(self, shape: Index, dim: int, tolerance: float) -> None:
         self.low, self.high = math.inf, -math.inf
         self.rows = self.near = 0
-        self.off = Spots(shape, dim, rows=True)
+        self.off = Occurrences(shape, dim, rows=True)
         self._tolerance = tolerance
 
     @property
@@ -144,9 +144,12 @@ class Scan:
     def __init__(self, x: Tensor, dim: int) -> None:
         shape = tuple(x.shape)
         self.dtype, self.dim, self.classes, self.size = x.dtype, dim, shape[dim], x.numel()
-        self.nan, self.plus_infinity, self.minus_infinity = (Spots(shape, dim) for _ in range(3))
-        self.negative, self.zero = Spots(shape, dim), Spots(shape, dim)
-        self.zero_rows, self.masked_rows = Spots(shape, dim, rows=True), Spots(shape, dim, rows=True)
+        self.nan, self.plus_infinity, self.minus_infinity = (Occurrences(shape, dim) for _ in range(3))
+        self.negative, self.zero = Occurrences(shape, dim), Occurrences(shape, dim)
+        self.zero_rows, self.masked_rows = (
+            Occurrences(shape, dim, rows=True),
+            Occurrences(shape, dim, rows=True),
+        )
         self.tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
         self.sums, self.masses = RowSums(shape, dim, self.tolerance), RowSums(shape, dim, self.tolerance)
         self.low, self.high, self.whole = math.inf, -math.inf, True

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kullback.diagnosis.reading import Reading
-from kullback.diagnosis.scan import Spots, aligned_blocks, row_blocks
+from kullback.diagnosis.scan import Occurrences, aligned_blocks, row_blocks
 from kullback.generators import KL
 from kullback.kernels import finite_pair
 from kullback.numeric import upcast
@@ -37,9 +37,9 @@ class Overlap:
     """The entries, of `size`, where both P and Q are 0, and where only one of them is."""
 
     size: int
-    both: Spots
-    only_p: Spots
-    only_q: Spots
+    both: Occurrences
+    only_p: Occurrences
+    only_q: Occurrences
 
 
 def torch_values(
@@ -82,7 +82,7 @@ def row_values(
     """Compute KL(P || Q) and KL(Q || P) of each pair of rows as their readings say, and where there is no mass."""
     p, q = torch.broadcast_tensors(p, q)
     forward, backward, seen = _RowTally(), _RowTally(), 0
-    both, only_p, only_q = (Spots(tuple(p.shape), dim) for _ in range(3))
+    both, only_p, only_q = (Occurrences(tuple(p.shape), dim) for _ in range(3))
     for a, b in aligned_blocks(p, q, dim):
         pair = finite_pair(_represented(a, reading_p), _represented(b, reading_q))
         forward.add(KL().total(pair))
