@@ -24,7 +24,7 @@ from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
-from kullback.representations import Counts, Logits, Probs, Representation
+from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.samples import Samples
 
 __all__ = ["divergence", "kl_divergence", "kl_estimate"]
@@ -106,9 +106,11 @@ def kl_divergence(
         and numbers == _DEFAULTS
     )
     if is_default:
-        value = fused_divergence(p, q)  # at once: for a small batch, checking the options takes longer
-        if value is None and _are_rows_of_one_shape(p, q):
+        # At once: for a small batch, checking the options takes longer.
+        if _are_rows_of_one_shape(p, q):
             value = row_divergence(_KL, cast(Representation, p), cast(Representation, q))
+        else:
+            value = fused_divergence(p, q)
         if value is not None:
             return value
     options = _options(
@@ -419,15 +421,11 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
 
 def _are_rows_of_one_shape(p: object, q: object) -> bool:
     """Tell whether two representations have the same type, shape, dtype and device, and no labels."""
-    if type(p) is not type(q) or not isinstance(p, Representation) or isinstance(p, Counts):
+    if type(p) is not type(q) or type(p) not in (Logits, LogProbs, Probs):
         return False
-    a, b = p.tensor, cast(Representation, q).tensor
-    return (
-        a.shape == b.shape
-        and a.dtype is b.dtype
-        and a.device == b.device
-        and p.dim == cast(Representation, q).dim
-    )
+    left, right = cast(Representation, p), cast(Representation, q)
+    a, b = left.tensor, right.tensor
+    return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and left.dim == right.dim
 
 
 def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
