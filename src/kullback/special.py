@@ -63,6 +63,8 @@ _NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.86
 _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
 # How near a and b are, in |b - a| / (a + b), for that rule to have thirteen digits.
 _RULE_NEAR = 0.05
+# Below this x log x is nothing beside log x.
+_TINY = 1e-75
 # Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., to float64's last digit for y up to 2.
 _EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
 _E1_DEPTH = 50
@@ -201,11 +203,14 @@ def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Te
     `distance` is b - a where that is known better than from a and b.
     """
     distance = b - a if distance is None else distance
+    # Where both are tiny the function is -log x, whose second derivative may overflow.
+    tiny = (a < _TINY) & (b < _TINY)
+    of_logs = itakura_saito(torch.where(tiny, b, 1), torch.where(tiny, a, 1), torch.where(tiny, distance, 0))
+    a, b, distance = torch.where(tiny, 1, a), torch.where(tiny, 1, b), torch.where(tiny, 0, distance)
     near = distance.abs() < _RULE_NEAR * (a + b)
     close = bregman_by_quadrature(trigamma_minus_inverse, a, torch.where(near, distance, 0))
-    return torch.where(
-        near, close, stirling_remainder(b) - stirling_remainder(a) - distance * digamma_minus_log(a)
-    )
+    far = stirling_remainder(b) - stirling_remainder(a) - distance * digamma_minus_log(a)
+    return torch.where(tiny, of_logs, torch.where(near, close, far))
 
 
 def lgamma_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:

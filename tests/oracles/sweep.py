@@ -417,7 +417,6 @@ class Integrator:
             self.on(piece, *pair, 0) if inside else [mpf(0)] * (2 * len(KINDS))
             for pair, inside in zip(itertools.pairwise(edges), computed, strict=True)
         ]
-        first, final = computed.index(True), len(computed) - 1 - computed[::-1].index(True)
         scale = [sum(abs(panel[i]) for panel in rough) for i in range(2 * len(KINDS))]
         for i in range(2 * len(KINDS)):  # powers that rise where neither density is looked at any more
             power = {2.0: 1, -0.5: 2}.get(POWERS.get(KINDS[i // 2], 0.0), 0)
@@ -425,8 +424,9 @@ class Integrator:
                 scale[i] = mpmath.inf
         total: list[Any] = [mpf(0)] * (2 * len(KINDS))
         for i, size in enumerate(scale):
-            last = [abs(rough[first][i]), abs(rough[final][i])]
-            before = [abs(rough[min(first + 2, final)][i]), abs(rough[max(final - 2, first)][i])]
+            # Where panels are left out before the outermost one, the integrand has fallen for good.
+            last = [abs(rough[0][i]), abs(rough[-1][i])]
+            before = [abs(rough[2][i]), abs(rough[-3][i])]
             if (
                 mpmath.isinf(size)
                 or mpmath.isnan(size)
@@ -464,12 +464,13 @@ class Integrator:
         return [x + y for x, y in zip(*parts, strict=True)]
 
     def log_size(self, piece: Piece, t: Any) -> tuple[Any, ...]:
-        """The logarithms of the larger density, of p^2 / q, and of (q^3 / p)^(1 / 2)."""
+        """The logarithms of the larger density times 1 + |log p / q|, of p^2 / q, and of (q^3 / p)^(1 / 2)."""
         point, log_jacobian = piece.point(t)
         a, b = (mpmath.re(log_density(spec, point, spec)) for spec in self.plain)
         finite = a > -mpmath.inf and b > -mpmath.inf
         squared, inverse = (2 * a - b, (3 * b - a) / 2) if finite else (a, b)
-        return tuple(x + log_jacobian for x in (max(a, b), squared, inverse))
+        larger = max(a, b) + (mpmath.log1p(abs(a - b)) if finite else 0)
+        return tuple(x + log_jacobian for x in (larger, squared, inverse))
 
     def crossings(self, piece: Piece, edges: list[Any]) -> list[Any]:
         """Where the densities cross: corners of total variation."""

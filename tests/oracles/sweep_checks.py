@@ -105,6 +105,7 @@ def check(entry: dict[str, Any], kinds: Iterable[str] = KINDS) -> tuple[Count, l
     for kind in kinds:
         true = entry["values"][kind]
         derivative = entry["derivatives"][kind]
+        off_by = entry.get("errors", {}).get(kind, 0.0)
         values: list[float] = []
         for gradients in (False, True):
             count += Count(cases=1)
@@ -114,7 +115,7 @@ def check(entry: dict[str, Any], kinds: Iterable[str] = KINDS) -> tuple[Count, l
                 count += Count(refused=1)
                 continue
             values.append(value)
-            found = judge(value, error, products, true, derivative)
+            found = judge(value, error, products, true, derivative, off_by)
             if len(values) == 2 and not _agree(*values):
                 found = found + Count(values=1)
             count += found
@@ -143,9 +144,14 @@ def _agree(a: float, b: float) -> bool:
 
 
 def judge(
-    value: float, error: float, products: Tensor | None, true: float | None, derivative: float | None
+    value: float,
+    error: float,
+    products: Tensor | None,
+    true: float | None,
+    derivative: float | None,
+    off_by: float = 0.0,
 ) -> Count:
-    """Count what is wrong with one answer."""
+    """Count what is wrong with one answer, where the truth itself may be off by `off_by`."""
     if math.isnan(value) or value < 0 or math.isnan(error):
         return Count(values=1)
     if products is not None and not bool(products.isfinite().all()):
@@ -157,7 +163,7 @@ def judge(
     off = abs(value - true)
     wrong = Count(
         values=int(off > RELATIVE * abs(true) + ABSOLUTE),
-        bounds=int(off > error + LAST_DIGIT * abs(true) + 1e-300),
+        bounds=int(off > error + LAST_DIGIT * abs(true) + off_by + 1e-300),
     )
     if products is not None and derivative is not None:
         size = float(products.abs().sum()) + abs(derivative)

@@ -19,6 +19,7 @@ from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
     NEGLIGIBLE,
     OUTERMOST,
+    SAFETY,
     Line,
     Panels,
     breakpoints_on,
@@ -208,7 +209,7 @@ def integrate_divergence(
 
         refine(parts, measures, assess, target.max_evaluations)
         _, error, _, rounding = _sums(parts)
-        error = torch.where(unseen, torch.inf, error + rounding)
+        error = torch.where(unseen, torch.inf, SAFETY * error + rounding)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
         found: list[tuple[Tensor, Tensor]] = []

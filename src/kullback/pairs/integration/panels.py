@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.base import Coordinate, Density, Points
-from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS_GAUSS, WEIGHTS_KRONROD
+from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS, WEIGHTS_KRONROD
 
 __all__ = [
     "NEGLIGIBLE",
     "OUTERMOST",
+    "SAFETY",
     "Line",
     "Panels",
     "breakpoints_on",
@@ -31,12 +32,15 @@ __all__ = [
     "same_coordinate",
     "scan_points",
     "span",
+    "without_ladders",
 ]
 
 NEGLIGIBLE = 46.0
 """An integrand that is this much below its largest value, in logarithms, is left out."""
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
+SAFETY = 4.0
+"""How much larger the error given is than the estimate: on some panels the rules agree by chance."""
 _SPLITS = 4
 _EPS = 8 * torch.finfo(torch.float64).eps
 # Breakpoints of a density, in widths from its center. Those far out are for the logarithm of a mixture, which has a
@@ -155,6 +159,11 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
     return torch.cat([grid.expand(*marks[0].shape[:-1], -1), *marks], -1).sort(-1).values
 
 
+def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
+    """Return breakpoints with no more of each peak than its center and two widths from it."""
+    return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
+
+
 def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Return the points of a sorted grid just outside those that are kept."""
     last = v.shape[-1] - 1
@@ -202,13 +211,19 @@ def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Kronrod's integrals over the panels and their errors: by QUADPACK's power of the distance to Gauss's."""
-    kronrod, gauss = WEIGHTS_KRONROD.to(f.device), WEIGHTS_GAUSS.to(f.device)
-    fine, coarse = ((f * weights * half).sum(-1) for weights in (kronrod, gauss))
-    size = (f.abs() * kronrod * half).sum(-1)
+    """Return Kronrod's integrals over the panels and their errors.
+
+    These are QUADPACK's power of the distance to Gauss's rule, which falls as fast as the error of a smooth integrand.
+    Where that distance is no smaller than that to a third rule, of lower degree, the integrand has a corner, and the
+    error is as large as the distance.
+    """
+    weights = WEIGHTS.to(f.device)
+    fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)
+    size = torch.matmul(f.abs(), weights[:, 0]) * half.squeeze(-1)
     difference = (coarse - fine).abs()
     powered = size * (200 * difference / size.clamp(min=1e-300)) ** 1.5
-    return fine, torch.minimum(difference, powered) + 2e-16 * size
+    cornered = 100 * difference**2 / (other - fine).abs().clamp(min=1e-300)
+    return fine, torch.minimum(difference, torch.maximum(powered, cornered)) + 2e-16 * size
 
 
 def rounding_error(

@@ -17,6 +17,7 @@ from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
     NEGLIGIBLE,
     OUTERMOST,
+    SAFETY,
     Line,
     Panels,
     breakpoints_on,
@@ -27,6 +28,7 @@ from kullback.pairs.integration.panels import (
     rounding_error,
     scan_points,
     span,
+    without_ladders,
 )
 from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.options import MASS_ERROR, Target
@@ -113,7 +115,7 @@ def integrate(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
         is_finite = value.isfinite()
         # Where log q leaves float64, P's mass times it may yet be finite.
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
-        error = torch.where(is_finite, sums.error + sums.rounding, endless)
+        error = torch.where(is_finite, SAFETY * sums.error + sums.rounding, endless)
     if torch.is_grad_enabled():
         lower, upper = _out_to_breakpoints(pair, parts[0].lower, parts[0].upper)
         pair = _Pair(p, q, pair.line._replace(coordinate=p.coordinate()))
@@ -218,7 +220,7 @@ def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tens
     """
     p, line = pair.p, pair.line
     with torch.no_grad():
-        marks = torch.cat(pair.breakpoints(), -1)
+        marks = torch.cat(without_ladders(pair.breakpoints()), -1)
         marks = line.t(torch.where(marks.abs() < OUTERMOST, marks, 0))  # those outside the support are there
         reach = NEGLIGIBLE / 2
         for end, side in ((p.low(), -1), (p.high(), 1)):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.distributions.utils import probs_to_logits
+
+from kullback.representations import can_inspect
 
 __all__ = ["all_equal", "batch_shape_of", "dtype_of", "first_given", "given_logits", "is_transformed"]
 
@@ -78,6 +81,14 @@ def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:
 def given_logits(distribution: Distribution) -> bool:
     """Tell whether a distribution was made from logits: the probabilities are then derived, and less exact."""
     attributes = vars(distribution)
-    if "_param" in attributes:
-        return attributes["_param"] is attributes.get("logits")
-    return first_given(distribution, ("probs", "logits")) == "logits"
+    probs, logits = attributes.get("probs"), attributes.get("logits")
+    if probs is None or logits is None:
+        return first_given(distribution, ("probs", "logits")) == "logits"
+    if "_param" in attributes and attributes["_param"] is not logits:
+        return False
+    # torch's `expand` puts the logits last and takes them, also those that it clamped from probabilities.
+    first = first_given(distribution, ("probs", "logits"))
+    if first == "logits" or not can_inspect(probs):
+        return first == "logits" or "_param" in attributes
+    is_binary = "_num_events" not in attributes
+    return not torch.equal(logits, probs_to_logits(probs, is_binary=is_binary))
