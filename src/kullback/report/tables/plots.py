@@ -24,6 +24,7 @@ ROOM = 34  # characters of all ticks' labels together
 CROWDED = 30  # times the least distance of two values, beyond which bars at their true places are too thin
 MICROSECONDS_A_DAY = 86_400_000_000
 LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970
+FARTHEST = 1e300  # beyond which matplotlib's arithmetic overflows
 UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
 
 
@@ -37,7 +38,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
         name: an id for the drawing, unlike any other on the page.
     """
     inside = [each for each in column.histogram if math.isfinite(each.low) and math.isfinite(each.high)]
-    if len(inside) < 2:
+    if len(inside) < 2 or max(abs(inside[0].low), abs(inside[-1].high)) > FARTHEST:
         return None
     sums = totals(column)
 
