@@ -112,10 +112,10 @@ def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> st
 def _differences(comparison: TableComparison, unknown: int) -> list[str]:
     number = len(comparison.columns)
     if not number:
-        return ["Nothing was compared"]
+        return ["nothing was compared"]
     different = differing(comparison)
     if not different:
-        return [f"No difference is seen in {_columns(number - unknown)}"] if number > unknown else []
+        return [f"no difference is seen in {_columns(number - unknown)}"] if number > unknown else []
     large = sum(1 for column in different if least(column.psi) >= LARGE)
     verb = "differs" if len(different) == 1 else "differ"
     text = f"{count(len(different))} of {_columns(number)} {verb}"
