@@ -80,7 +80,8 @@ def test_columns_mean_what_their_numbers_and_limits_say(found):
     assert means["id"] == ("cannot tell", "unknown")
     strict = parse_table_gate("psi=0.01", "above").verdict(found)
     assert strict.broken_by == ("number", "flag", "id")
-    assert meaning(found["flag"], [strict]) == ("over the limit", "bad")
+    assert meaning(found["flag"], [strict]) == ("limit broken", "bad")
+    assert meaning(found["id"], [strict]) == ("cannot tell", "bad")
     few = compare_tables(frame(0, 12, 0), frame(1, 12, 0))
     assert meaning(few["number"]).words == "cannot tell"
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
+from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg, power_of_ten
 from kullback.report.tables.wording import percentage, totals
 
 if TYPE_CHECKING:
@@ -112,10 +112,11 @@ def _draw_stairs(
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=5))
         axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
     else:
         whole = all(isinstance(each.low, int) or each.low.is_integer() for each in bins)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
 
 
 def _labels(values: Sequence[float], column_type: str) -> list[str]:
