@@ -97,8 +97,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     ("arguments", "wanted", "remedy"),
     [
         (["--columns", "no"], "--columns: wanted columns of the tables; got 'no'", "--columns amount"),
-        (["--weights", "no"], "--weights: wanted columns of the table P; got 'no'", "--weights amount"),
-        (["--cluster", "no"], "--cluster: wanted columns of the table P; got 'no'", "--cluster amount"),
+        (["--weights", "no"], "--weights: wanted columns of P; got 'no'", "--weights amount"),
+        (["--cluster", "no"], "--cluster: wanted columns of P; got 'no'", "--cluster amount"),
     ],
 )
 def test_on_the_command_line_errors_name_the_option(folder, arguments, wanted, remedy):

@@ -18,9 +18,14 @@ from kullback.errors import (
 from kullback.estimators.checks import check_confidence
 from kullback.optional import load
 
-__all__ = ["check_column", "check_settings", "groups_of", "names_of", "no_column"]
+__all__ = ["check_column", "check_settings", "groups_of", "name_or_none", "names_of", "no_column"]
 
 MOST_NAMED = 10
+
+
+def name_or_none(name: str | None) -> str:
+    """Return a name in quotation marks, or None."""
+    return "None" if name is None else quoted(name)
 
 
 def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str] | None:
@@ -104,7 +109,7 @@ def check_settings(call: str, bins: int, confidence: float, generator: torch.Gen
 
 
 def no_column(
-    call: str, argument: str, name: str, there: Sequence[str], where: str = "tables"
+    call: str, argument: str, name: str, there: Sequence[str], where: str = "the tables"
 ) -> ArgumentValueError:
     """Return the error for a name that is none of the columns."""
     shown = ", ".join(map(quoted, there[:MOST_NAMED]))
@@ -114,7 +119,7 @@ def no_column(
     return invalid_value(
         call,
         argument,
-        wanted=f"columns of the {where}",
+        wanted=f"columns of {where}",
         got=f"{quoted(name)}; there are {shown or 'none'}",
         instead=remedy.get(argument, f"{argument}={example}") if there else "tables with columns",
     )

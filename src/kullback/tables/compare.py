@@ -12,7 +12,14 @@ import torch
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.estimators.checks import seed_of
 from kullback.findings import Finding
-from kullback.tables.arguments import check_column, check_settings, groups_of, names_of, no_column
+from kullback.tables.arguments import (
+    check_column,
+    check_settings,
+    groups_of,
+    name_or_none,
+    names_of,
+    no_column,
+)
 from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.types import Field
 from kullback.tables.contingency import (
@@ -177,7 +184,7 @@ def compare_profiles(
             "compare_profiles",
             "p, q",
             wanted="profiles weighted by the same column",
-            got=f"weights from {quoted(p.weights)} and from {quoted(q.weights)}",
+            got=f"weights from {name_or_none(p.weights)} and from {name_or_none(q.weights)}",
             instead="profile_table(frame, weights=...) with the same column for both",
         )
     settings = Settings(bins, confidence, _random(generator))
@@ -347,7 +354,7 @@ def _chosen_names(
     for argument, name in (("weights", weights), ("cluster", cluster)):
         for side, table in zip("PQ", tables, strict=True):
             if name is not None and name not in table.fields:
-                raise no_column(CALL, argument, name, list(table.fields), f"table {side}")
+                raise no_column(CALL, argument, name, list(table.fields), side)
     wanted = there if columns is None else {*columns, *together}
     return [name for name in there if name in wanted and name not in (weights, cluster)]
 

@@ -26,7 +26,7 @@ from kullback.errors import (
     quoted,
 )
 from kullback.files import write
-from kullback.tables.arguments import check_column, names_of, no_column
+from kullback.tables.arguments import check_column, name_or_none, names_of, no_column
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
@@ -81,7 +81,9 @@ class Profile:
             ArgumentValueError: the two have different columns or weights, or count a column differently.
         """
         if self.weights != other.weights:
-            raise _not_alike(f"weights from {quoted(self.weights)} and from {quoted(other.weights)}")
+            raise _not_alike(
+                f"weights from {name_or_none(self.weights)} and from {name_or_none(other.weights)}"
+            )
         if self.columns.keys() | self.skipped.keys() != other.columns.keys() | other.skipped.keys():
             differing = sorted(self.columns.keys() ^ other.columns.keys())
             raise _not_alike(f"columns that only one of them has: {', '.join(map(quoted, differing))}")
@@ -231,7 +233,7 @@ def _chosen(
     for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
         for name in names:
             if name not in table.fields:
-                raise no_column("profile_table", argument, name, list(table.fields), where="table")
+                raise no_column("profile_table", argument, name, list(table.fields), where="the table")
     fields = [
         field
         for name, field in table.fields.items()

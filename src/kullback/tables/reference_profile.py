@@ -13,6 +13,7 @@ from functools import reduce
 from pathlib import Path
 
 from kullback.errors import LONGEST_MESSAGE, FileError, invalid_value, printable, quoted
+from kullback.tables.arguments import name_or_none
 from kullback.tables.engines import open_table
 from kullback.tables.engines.base import Caller
 from kullback.tables.profile import Profile, profile_opened
@@ -81,8 +82,8 @@ def reference_profile(
         _check_age(reference, saved)
         found = Profile.load(saved)
         if weights != found.weights and weights is not None:
-            instead = f"weights={quoted(found.weights)}, or rebuild=True (--rebuild)"
-            wanted = f"the weights of {printable(saved)}, {quoted(found.weights)}"
+            instead = f"weights={name_or_none(found.weights)}, or rebuild=True (--rebuild)"
+            wanted = f"the weights of {printable(saved)}, {name_or_none(found.weights)}"
             raise invalid_value(
                 "reference_profile", "weights", wanted=wanted, got=quoted(weights), instead=instead
             )
