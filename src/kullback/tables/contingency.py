@@ -433,7 +433,8 @@ def _remark_rare(
     """Say how many rows have rare values, and what that leaves open."""
     of_p, of_q = (side[len(found.frequent) :] / side.sum() for side in (found.p, found.q))
     hidden = float(np.minimum(of_p, of_q).sum())
-    rows = f"{50 * float(of_p.sum() + of_q.sum()):.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
+    share = 50 * float(of_p.sum() + of_q.sum())
+    rows = f"{share:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
     if quantity.value is None:
         remark("too-rare", f"{rows}: how far Q is from P cannot be told")
         return
