@@ -76,7 +76,7 @@ LAYERS = {
     "kullback.report": ({"shared"}, {"predictions", "tables"}, {"__init__"}),
     "kullback.tables": (
         {"columns"},
-        {"choose_bins", "engines", "result"},
+        {"arguments", "choose_bins", "engines", "result"},
         {"inference", "profile"},
         {"findings", "histogram", "reference_profile"},
         {"settings"},

@@ -51,7 +51,7 @@ class Shown:
 
         text = io.StringIO()
         self._report("terminal").render(self, Console(file=text, no_color=True, highlight=False))
-        return text.getvalue().rstrip("\n")
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str | None:
         """Return the main table of the page, for notebooks; None, for the repr, where jinja2 is not installed."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +37,27 @@ if TYPE_CHECKING:
     from kullback.tables.result import TableComparison
 
 __all__ = ["run_table_comparison", "run_watch"]
+
+# An error about an argument of the library that is an option here, and what to write instead.
+_ARGUMENT = re.compile(
+    r"\w+\((columns|weights|cluster|joint|bins|confidence)=\.\.\.\): (.*)\. Write: (.*)", re.DOTALL
+)
+_REMEDY = re.compile(r"(\w+)=\[?\(?'([^']*)'.*", re.DOTALL)
+
+
+@contextmanager
+def _in_options() -> Generator[None]:
+    """Name the option of the command, not the argument of the library, in errors."""
+    try:
+        yield
+    except ArgumentValueError as error:
+        if not (found := _ARGUMENT.fullmatch(str(error))):
+            raise
+        option, body, instead = found.groups()
+        if remedy := _REMEDY.fullmatch(instead):
+            value = "A,B" if option == "joint" else shlex.quote(remedy[2])
+            instead = f"--{remedy[1]} {value}"
+        raise ArgumentValueError(f"--{option}: {body}. Write: {instead}") from None
 
 
 def run_table_comparison(
@@ -74,7 +98,7 @@ def run_table_comparison(
         KullbackError: an input or an output cannot be used; then there is no report.
     """
     check_outputs(outputs, [p, q])
-    with progress_text(show=show_progress) as progress:
+    with _in_options(), progress_text(show=show_progress) as progress:
         found = compare_tables(
             str(p),
             str(q),
@@ -132,7 +156,7 @@ def run_watch(
         KullbackError: an input or an output cannot be used.
     """
     _check_watch(reference, batches, outputs, profile, save_batch, merge=merge, rebuild=rebuild)
-    with progress_text(show=show_progress) as progress:
+    with _in_options(), progress_text(show=show_progress) as progress:
         saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
         )

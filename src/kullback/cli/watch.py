@@ -59,7 +59,8 @@ def watch(
 ) -> None:
     """Check BATCHes, tables or their profiles, against the profile of REFERENCE.
 
-    The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made.
+    The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made. One
+    BATCH is reported in full, several in one line each.
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
     """
     gates = [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)]

@@ -88,6 +88,10 @@ def open_source(
                 instead=f"{CALL}(p, q) without representation",
             )
         return RowSource(TensorReader(given.weights(), name), own)
+    if hasattr(given, "columns") and not isinstance(given, Tensor):
+        got = f"a {type(given).__name__}, which may be a table"
+        instead = f"compare_tables(p, q) to compare tables by column, or {name}=Probs(frame.to_numpy())"
+        raise invalid_type(CALL, name, wanted="a tensor or an array", got=got, instead=instead)
     if isinstance(given, Samples):
         instead = f"{name}=Counts(histogram of the draws)"
         raise invalid_type(CALL, name, wanted="a distribution in each row", got="Samples", instead=instead)

@@ -5,6 +5,7 @@
 | `terminal.render(comparison, console)` | tables on a rich console | rich |
 | `json.dumps(comparison)`, `json.to_dict(comparison)` | strict JSON of a fixed schema | nothing |
 | `html.render(comparison)` | one self-contained page | jinja2, matplotlib |
+| `html.render_table(comparison)` | its main table, for notebooks | jinja2 |
 | `check_writable(path)`, `write(path, text)` | a complete file or none | nothing |
 """
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
 from kullback.tables.columns.log_grid import bucket_ends
@@ -125,7 +125,7 @@ def _category_counts(column: ColumnProfile, bins: Bins) -> list[float]:
         return [*counts, column.other_categories + sum(rest)]
     if column.other_categories or len(column.categories) > sum(count > 0 for count in counts):
         unknown = sorted(column.categories.keys() - set(bins.categories))
-        got = f"categories without a bin, such as {(unknown or [OTHER])[0]!r}"
+        got = f"categories without a bin, such as {quoted((unknown or [OTHER])[0])}"
         instead = "choose_bins(p, q) with both columns"
         raise invalid_value(
             "bin_counts", "column", wanted="categories that have bins", got=got, instead=instead

@@ -431,8 +431,10 @@ def _remark_rare(
     found: _Pooled, quantity: Quantity, remark: Callable[[str, str], None], notes: list[str]
 ) -> None:
     """Say how many rows have rare values, and what that leaves open."""
-    hidden = float(np.minimum(found.p / found.p.sum(), found.q / found.q.sum())[len(found.frequent) :].sum())
-    rows = f"{100 * hidden:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
+    of_p, of_q = (side[len(found.frequent) :] / side.sum() for side in (found.p, found.q))
+    hidden = float(np.minimum(of_p, of_q).sum())
+    share = 50 * float(of_p.sum() + of_q.sum())
+    rows = f"{share:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
     if quantity.value is None:
         remark("too-rare", f"{rows}: how far Q is from P cannot be told")
         return

@@ -15,8 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kullback.errors import ArgumentValueError, FileError, invalid_type, invalid_value
+from kullback.errors import (
+    LONGEST_MESSAGE,
+    LONGEST_NAME,
+    ArgumentValueError,
+    FileError,
+    invalid_type,
+    invalid_value,
+    printable,
+    quoted,
+)
 from kullback.files import check_input, write
+from kullback.tables.arguments import check_column, name_or_none, names_of, no_column
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
@@ -71,10 +81,12 @@ class Profile:
             ArgumentValueError: the two have different columns or weights, or count a column differently.
         """
         if self.weights != other.weights:
-            raise _not_alike(f"weights from {self.weights!r} and from {other.weights!r}")
+            raise _not_alike(
+                f"weights from {name_or_none(self.weights)} and from {name_or_none(other.weights)}"
+            )
         if self.columns.keys() | self.skipped.keys() != other.columns.keys() | other.skipped.keys():
             differing = sorted(self.columns.keys() ^ other.columns.keys())
-            raise _not_alike(f"columns that only one of them has: {', '.join(map(repr, differing))}")
+            raise _not_alike(f"columns that only one of them has: {', '.join(map(quoted, differing))}")
         skipped = self.skipped | other.skipped
         columns = {
             name: column.merged(other.columns[name], name)
@@ -113,7 +125,7 @@ class Profile:
             raise _unreadable(f"no JSON ({error})") from None
         schema = written.get("schema") if isinstance(written, dict) else None
         if schema != SCHEMA:
-            raise _unreadable(f"schema {schema!r}")
+            raise _unreadable(f"schema {printable(repr(schema), LONGEST_NAME)}")
         try:
             return _read(written)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -190,8 +202,21 @@ def profile_table(
         got = type(like).__name__
         instead = "like=profile_table(reference)"
         raise invalid_type("profile_table", "like", wanted="a Profile", got=got, instead=instead)
+    columns = names_of("profile_table", "columns", columns)
+    check_column("profile_table", "weights", weights)
+    return profile_opened(open_table(frame), columns, weights, like=like, progress=progress)
+
+
+def profile_opened(
+    table: Table,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    *,
+    like: Profile | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Count the columns of a table that is open: `profile_table`."""
     tell = progress or (lambda _: None)
-    table = open_table(frame)
     fields, skipped = _chosen(table, columns, weights)
     tell(f"counting {len(fields)} columns")
     counts = table.count([_spec(field, like) for field in fields], weights)
@@ -206,9 +231,10 @@ def _chosen(
     table: Table, columns: Sequence[str] | None, weights: str | None
 ) -> tuple[list[Field], dict[str, str]]:
     """Return the columns to count, and those that are skipped with the reason."""
-    for name in [*(columns or ()), *([weights] if weights is not None else [])]:
-        if name not in table.fields:
-            raise _no_column(name, list(table.fields))
+    for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
+        for name in names:
+            if name not in table.fields:
+                raise no_column("profile_table", argument, name, list(table.fields), where="the table")
     fields = [
         field
         for name, field in table.fields.items()
@@ -217,12 +243,12 @@ def _chosen(
     skipped = {field.name: field.reason for field in fields if field.column_type is None}
     if columns is not None and skipped:
         name, reason = next(iter(skipped.items()))
-        instead = f"columns without {name!r}, or convert it first"
+        instead = f"columns without {quoted(name)}, or convert it first"
         raise invalid_value(
             "profile_table",
             "columns",
             wanted="columns of numbers, dates, booleans or strings",
-            got=f"{name!r}: {reason}",
+            got=printable(f"{quoted(name)}: {reason}", LONGEST_MESSAGE),
             instead=instead,
         )
     return [field for field in fields if field.column_type is not None], skipped
@@ -324,7 +350,9 @@ def _read(written: dict[str, Any]) -> Profile:
     weight, squares, rows = (_count(written[name]) for name in ("weight", "weight_squares", "rows"))
     for name, column in columns.items():
         if not math.isclose(column.total, weight, rel_tol=1e-6, abs_tol=1e-300):
-            raise ValueError(f"the counts of column {name!r} add up to {column.total:g}, not to {weight:g}")
+            raise ValueError(
+                f"the counts of column {quoted(name)} add up to {column.total:g}, not to {weight:g}"
+            )
     weights = written["weights"]
     if weights is not None and not isinstance(weights, str):
         raise ValueError("weights is no name")
@@ -342,20 +370,8 @@ def _count(written: Any) -> float:
     """Return a finite number of 0 or more."""
     value = float(written)
     if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
-        raise ValueError(f"{written!r} is no count")
+        raise ValueError(f"{printable(repr(written), LONGEST_NAME)} is no count")
     return value
-
-
-def _no_column(name: str, names: list[str]) -> ArgumentValueError:
-    shown = ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    instead = f"columns=[{names[0]!r}]" if names else "a table with columns"
-    return invalid_value(
-        "profile_table",
-        "columns",
-        wanted="names of columns of the table",
-        got=f"{name!r}; there are {shown or 'none'}",
-        instead=instead,
-    )
 
 
 def _not_alike(got: str) -> ArgumentValueError:

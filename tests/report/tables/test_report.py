@@ -329,4 +329,4 @@ def test_text_stands_out_in_light_and_dark(open_page, colors):
         "th.p",
         "th.q",
     )
-    assert too_faint(page, (*selectors, ".warning b", ".findings li")) == {}
+    assert too_faint(page, (*selectors, ".limit b", ".limit li", ".findings li")) == {}

@@ -44,6 +44,14 @@ def test_entirely_different_shops_are_as_far_apart_as_can_be():
     assert column.p_value < 1e-3
 
 
+def test_the_remark_on_rare_values_says_how_many_rows_have_them():
+    other = compare(names(np.full(500, 8)), names(np.full(500, 8), "store "))
+    half = compare(names(np.append(np.full(250, 8), 2000)), names(np.append(np.full(250, 8), 2000)))
+    for found, share in ((other, "100 %"), (half, "50 %")):
+        (message,) = [each.message for each in found.findings if each.code in {"rare-categories", "too-rare"}]
+        assert f": {share} of rows have values with fewer than 10 expected rows each" in message
+
+
 @pytest.mark.parametrize("replaced", [0.1, 0.5])
 def test_replaced_shops_are_found_and_measured(replaced):
     random = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
+from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg, power_of_ten
 from kullback.report.tables.wording import percentage, totals
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ ROOM = 34  # characters of all ticks' labels together
 CROWDED = 30  # times the least distance of two values, beyond which bars at their true places are too thin
 MICROSECONDS_A_DAY = 86_400_000_000
 LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970
+FARTHEST = 1e300  # beyond which matplotlib's arithmetic overflows
 UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
 
 
@@ -37,7 +38,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
         name: an id for the drawing, unlike any other on the page.
     """
     inside = [each for each in column.histogram if math.isfinite(each.low) and math.isfinite(each.high)]
-    if len(inside) < 2:
+    if len(inside) < 2 or max(abs(inside[0].low), abs(inside[-1].high)) > FARTHEST:
         return None
     sums = totals(column)
 
@@ -111,10 +112,11 @@ def _draw_stairs(
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=5))
         axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
     else:
         whole = all(isinstance(each.low, int) or each.low.is_integer() for each in bins)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
 
 
 def _labels(values: Sequence[float], column_type: str) -> list[str]:

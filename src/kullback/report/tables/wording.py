@@ -70,17 +70,17 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Meaning:
         >>> meaning(compare_tables(before, after)["x"])
         Meaning(words='large shift', tone='bad')
     """
-    if any(compared.label in verdict.broken_by for verdict in verdicts):
-        return Meaning("over the limit", "bad")
     psi = compared.psi.value
+    # Without an interval few rows are what may hide a shift.
+    hidden = psi is None or (compared.psi.interval is None and len(compared.bins) > 1)
+    if any(compared.label in verdict.broken_by for verdict in verdicts):
+        return Meaning("cannot tell" if hidden else "limit broken", "bad")
     if psi is None:
         return Meaning("cannot tell", "unknown")
     if compared.p_adjusted < SIGNIFICANT:
         if psi >= LARGE:
             return Meaning("large shift", "bad")
         return Meaning("shift", "warning") if psi >= MODERATE else Meaning("small shift", "good")
-    # Without an interval, or with a large estimate, few rows are what hides a shift.
-    hidden = compared.psi.interval is None and len(compared.bins) > 1
     return Meaning("cannot tell", "unknown") if hidden or psi >= MODERATE else Meaning("none seen", "good")
 
 
@@ -112,10 +112,10 @@ def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> st
 def _differences(comparison: TableComparison, unknown: int) -> list[str]:
     number = len(comparison.columns)
     if not number:
-        return ["Nothing was compared"]
+        return ["nothing was compared"]
     different = differing(comparison)
     if not different:
-        return [f"No difference is seen in {_columns(number - unknown)}"] if number > unknown else []
+        return [f"no difference is seen in {_columns(number - unknown)}"] if number > unknown else []
     large = sum(1 for column in different if least(column.psi) >= LARGE)
     verb = "differs" if len(different) == 1 else "differ"
     text = f"{count(len(different))} of {_columns(number)} {verb}"

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
-from kullback.errors import ArgumentValueError, FileError, invalid_value
+from kullback.errors import LONGEST_NAME, ArgumentValueError, FileError, invalid_value, printable, quoted
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import ColumnType
 
@@ -185,7 +185,7 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
 
 def _read(written: dict[str, Any]) -> ColumnProfile:
     if written["column_type"] not in get_args(ColumnType):
-        raise ValueError(f"unknown column type {written['column_type']!r}")
+        raise ValueError(f"unknown column type {printable(repr(written['column_type']), LONGEST_NAME)}")
     numbers = {
         name: bool(written[name]) if name == "integer" else _number(written[name])
         for name in _PLAIN
@@ -230,7 +230,7 @@ def _number(written: Any) -> float:
     """Return a finite number of JSON; large integers stay exact."""
     value = written if isinstance(written, int) and abs(written) >= 2**53 else float(written)
     if isinstance(written, str) or not math.isfinite(value):
-        raise ValueError(f"{written!r} is no number")
+        raise ValueError(f"{printable(repr(written), LONGEST_NAME)} is no number")
     return value
 
 
@@ -250,6 +250,6 @@ def _extreme(choose: Any, first: float | None, second: float | None) -> float | 
 
 def _other_grid(name: str, first: ColumnProfile, second: ColumnProfile) -> ArgumentValueError:
     parts = " and ".join(f"{each.column_type} around {each.center:g}" for each in (first, second))
-    got = f"column {name!r}: {parts}"
+    got = f"column {quoted(name)}: {parts}"
     instead = "profile_table(second, like=first), which counts both alike"
     return invalid_value("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.errors import ArgumentValueError, invalid_value
+from kullback.errors import ArgumentValueError, invalid_value, quoted
 from kullback.tables.columns.log_grid import buckets_of
 from kullback.tables.columns.types import is_arrow_integer
 from kullback.tables.engines.arrow import category_codes, integer_offsets, integers_of, numbers_of
@@ -88,7 +88,7 @@ def unknown_category(name: str) -> ArgumentValueError:
         "contingency_tables",
         "bins",
         wanted="a bin for every value",
-        got=f"values of {name!r} in none",
+        got=f"values of {quoted(name)} in none",
         instead="choose_bins(p, q) with the profiles of both tables",
     )
 

@@ -17,7 +17,7 @@ from kullback.tables.columns.log_grid import PER_OCTAVE, SMALLEST, bucket_ends
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, is_text, narwhals_field
 from kullback.tables.engines.arrow import EXACT_OFFSET
-from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts, bad_weights
+from kullback.tables.engines.base import Caller, ColumnSpec, JointCounts, Table, TableCounts, bad_weights
 from kullback.tables.engines.in_memory import distinct_names
 from kullback.tables.engines.joint_counts import special_bins, unknown_category
 from kullback.tables.engines.timestamps import with_microseconds
@@ -35,9 +35,9 @@ WEIGHT, NAME, VALUE, CODE = "weight", "name", "value", "code"
 class LazyTable(Table):
     """A narwhals LazyFrame, whose engine runs the aggregations."""
 
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         schema = frame.collect_schema()
-        distinct_names(list(schema))
+        distinct_names(list(schema), caller)
         self.fields = {name: narwhals_field(name, dtype) for name, dtype in schema.items()}
         self.inner = {name: name for name in self.fields}
         if frame.implementation.is_spark_like():
