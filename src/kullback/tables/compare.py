@@ -105,6 +105,7 @@ def compare_tables(
     """
     _check_settings("compare_tables", bins, confidence)
     groups = _checked_groups(joint)
+    columns = [columns] if isinstance(columns, str) else columns
     tables = open_table(p), open_table(q)
     names = _chosen_names(tables, columns, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)

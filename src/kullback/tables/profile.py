@@ -190,6 +190,7 @@ def profile_table(
         got = type(like).__name__
         instead = "like=profile_table(reference)"
         raise invalid_type("profile_table", "like", wanted="a Profile", got=got, instead=instead)
+    columns = [columns] if isinstance(columns, str) else columns
     tell = progress or (lambda _: None)
     table = open_table(frame)
     fields, skipped = _chosen(table, columns, weights)
