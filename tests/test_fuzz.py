@@ -1,4 +1,4 @@
-"""Damaged files, damaged profiles and hostile expressions end in an answer or in one line; `make fuzz` tries many more."""
+"""Damaged files and profiles and hostile expressions end in an answer or in one line; `make fuzz` tries many more."""
 
 from __future__ import annotations
 

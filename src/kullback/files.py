@@ -36,7 +36,7 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
-    """Refuse an output that is one of the inputs, or of the files that a pattern (``*``) among them matches, or another.
+    """Refuse an output that is an input, a file that an input with ``*`` stands for, or another output.
 
     Raises:
         FileError: there is such an output.
