@@ -43,6 +43,9 @@ class Case(NamedTuple):
     binary: bool = False
     clustered: bool = False
     truth: float | None = None
+    unseen: bool = (
+        False  # whether samples may hold none of the rows that carry the mean, which no interval can tell
+    )
 
 
 def rows(draw: Callable[[np.random.Generator, int], Any]) -> Draw:
@@ -129,6 +132,8 @@ CASES = [
     ),
     Case("agreement of documents, 90 %, correlation 0.1", agreement(0.9, 0.1), FEW, 0.0, 1.0, True, True, 0.9),
     Case("agreement of documents, 99 %, correlation 0.05", agreement(0.99, 0.05), FEW, 0.0, 1.0, True, True, 0.99),
+    Case("rows, 1 % of them 30 times the others",
+         rows(lambda r, n: r.exponential(size=n) * np.where(r.random(n) < 0.01, 30, 1)), MANY, truth=1.29, unseen=True),
 ]  # fmt: skip
 
 
@@ -182,13 +187,14 @@ def study(case: Case, units: int, repetitions: int, truth: float) -> dict[str, A
 def table(results: list[dict[str, Any]]) -> str:
     """The results in Markdown."""
     lines = [
-        "| case | units | holds the mean, % | open, % | half-width / mean |",
-        "|---|---:|---:|---:|---:|",
+        "| case | units | holds the mean, % | open, % | of the closed, % | half-width / mean |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for found in results:
         width = "" if found["half_width"] is None else f"{found['half_width']:.2g}"
+        closed = "" if found["covers_if_closed"] is None else f"{found['covers_if_closed']:.0f}"
         lines.append(
-            f"| {found['case']} | {found['units']} | {found['covers']:.1f} | {found['open']:.0f} | {width} |"
+            f"| {found['case']} | {found['units']} | {found['covers']:.1f} | {found['open']:.0f} | {closed} | {width} |"
         )
     return "\n".join(lines)
 
@@ -209,7 +215,8 @@ def main() -> None:
             results.append(study(case, units, options.repetitions, truth))
             print(json.dumps(results[-1]), flush=True)
     slack = 2 * math.sqrt(LEAST * (100 - LEAST) / options.repetitions)
-    short = [found for found in results if found["covers"] < LEAST - slack]
+    unseen = {case.name for case in CASES if case.unseen}
+    short = [found for found in results if found["covers"] < LEAST - slack and found["case"] not in unseen]
     print(f"{len(short)} of {len(results)} below {LEAST} % by more than two binomial errors")
     if not options.dry:
         RESULT.write_text(json.dumps({"least": LEAST, "results": results}, indent=1) + "\n")

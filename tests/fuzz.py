@@ -38,7 +38,7 @@ from kullback.errors import KullbackError
 from kullback.io import open_rows, read_clusters, read_labels, write_llama_base
 from kullback.tables import profile_table
 
-MEMORY = 12 << 30
+MEMORY = 8 << 30
 CHUNK = 250
 
 
@@ -402,7 +402,7 @@ def main() -> None:
     parser.add_argument("--worker", nargs=3, metavar=("KIND", "FIRST", "COUNT"))
     options = parser.parse_args()
     if options.worker:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
         kind, first, count = options.worker[0], int(options.worker[1]), int(options.worker[2])
         print(json.dumps(run(kind, range(first, first + count))[1]))
         return

@@ -1,4 +1,4 @@
-"""Damaged files and hostile expressions end in an answer or in one line; `make fuzz` tries many more."""
+"""Damaged files and profiles and hostile expressions end in an answer or in one line; `make fuzz` tries many more."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from tests import fuzz
 
 # Seconds for each kind; seeds are tried in order, so a slow machine tries fewer of the same.
-BUDGET = 14
+BUDGET = 10
 
 
-@pytest.mark.parametrize(("kind", "least"), [("files", 20), ("expressions", 10)])
+@pytest.mark.parametrize(("kind", "least"), [("files", 20), ("profiles", 10), ("expressions", 8)])
 def test_no_seed_ends_in_a_traceback(kind, least):
     done, failures = fuzz.run(kind, range(10**6), budget=BUDGET)
     assert failures == []

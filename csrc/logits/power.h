@@ -50,8 +50,9 @@ KULLBACK_INLINE PowerTerm power_term(double p, double q, double log_p, double lo
   const double value = near ? q * polynomial(c.series, x) * x * x : (box_cox + difference) * c.by_order;
   // A class that makes the value infinite has no derivatives; sums of large ones stay finite.
   const bool is_infinite = d >= c.infinite_from;
-  const double derivative_p = is_infinite ? 0.0 : (change > 1e290 ? 1e290 : change) * c.by_exponent;
-  const double derivative_q = is_infinite ? 0.0 : (difference - c.exponent * derivative_p) * c.by_order;
+  const double bounded = is_infinite ? 0.0 : (change > 1e290 ? 1e290 : change);
+  const double derivative_p = bounded * c.by_exponent;
+  const double derivative_q = is_infinite ? 0.0 : (difference - bounded) * c.by_order;
   return {is_infinite ? kInf<double> : value, derivative_p, derivative_q, is_infinite ? -kInf<double> : log_affinity};
 }
 

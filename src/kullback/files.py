@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import stat
@@ -35,12 +36,12 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
-    """Refuse an output that is one of the inputs or another output.
+    """Refuse an output that is an input, a file that an input with ``*`` stands for, or another output.
 
     Raises:
         FileError: there is such an output.
     """
-    taken = [path for path in inputs if path is not None]
+    taken = [each for path in inputs if path is not None for each in _matched(path)]
     for path in outputs:
         if any(same_file(path, other) for other in taken):
             raise FileError(
@@ -58,6 +59,9 @@ def check_input(path: PathLike, name: str) -> None:
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
+        for each in _matched(path):
+            if each != Path(path):
+                check_input(each, name)
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -241,6 +245,12 @@ class _Output:
 
     def _beside(self) -> Path:
         return self._target.with_name(f".kullback-{secrets.token_hex(8)}.tmp")
+
+
+def _matched(path: PathLike) -> list[Path]:
+    """Return the files that a pattern stands for; any other path stands for itself."""
+    names = [] if os.path.lexists(path) else glob.glob(os.fspath(path), recursive=True)  # noqa: PTH207 - as the tables'
+    return [Path(name) for name in names] or [Path(path)]
 
 
 def _mode(path: PathLike) -> int | None:

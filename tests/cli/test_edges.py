@@ -80,11 +80,15 @@ def contents() -> dict[str, bytes]:
         ("ref.csv", "mon.csv", "--save-batch", "ref.csv.profile.json"),
         ("ref.csv", "mon.csv", "--save-batch", "x", "--json", "folder/../x"),
         ("ref.csv", "mon.csv", "--html", "soft"),
+        ("re*.csv", "mon.csv", "--json", "ref.csv"),
+        ("re?.csv", "mon.csv", "--profile", "ref.csv", "--rebuild"),
+        ("ref.csv", "**/mo*.csv", "--save-batch", "soft2", "--profile", "p.json"),
     ],
 )
 def test_watch_writes_over_none_of_its_inputs(tables, arguments):
     Path("folder").mkdir()
     Path("soft").symlink_to("ref.csv")
+    Path("soft2").symlink_to("mon.csv")
     Path("hard").hardlink_to("mon.csv")
     before = contents()
     one_line(run("watch", *arguments), "one of the other files")
@@ -100,6 +104,34 @@ def test_watch_replaces_a_profile_through_its_link(tables):
     assert run("watch", "ref.csv", "mon.csv", "--profile", "link.json", "--rebuild").exit_code == 0
     assert Path("link.json").is_symlink()
     assert Path("kept/profile.json").stat().st_ino != first
+
+
+@pytest.mark.parametrize("target", ["/dev/null", "link", "pipe"])
+@pytest.mark.parametrize("option", ["--save-batch", "--json", "--html"])
+def test_watch_writes_to_what_a_path_leads_to(tables, target, option):
+    if (option, target) == ("--html", "pipe"):
+        pytest.skip("a page may be more than a pipe holds")
+    os.mkfifo("pipe")
+    Path("link").symlink_to("real")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    result = run("watch", "ref.csv", "mon.csv", option, target)
+    assert (result.exit_code, result.stderr) == (0, "")
+    start = {"--save-batch": b'{"schema"', "--json": b"{", "--html": b"<!"}[option]
+    if target == "link":
+        assert Path("link").is_symlink()
+        assert Path("real").read_bytes().startswith(start)
+    elif target == "pipe":
+        assert Path("pipe").is_fifo()
+        assert os.read(reader, len(start)) == start
+    os.close(reader)
+
+
+@pytest.mark.parametrize("target", ["/dev/null", "pipe", "folder"])
+def test_a_profile_is_kept_in_a_file(tables, target):
+    os.mkfifo("pipe")
+    Path("folder").mkdir()
+    one_line(run("watch", "ref.csv", "mon.csv", "--profile", target, "--rebuild"), target)
+    assert Path("pipe").is_fifo()
 
 
 @pytest.mark.parametrize("target", ["/dev/null", "link", "pipe"])

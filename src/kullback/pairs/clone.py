@@ -14,12 +14,10 @@ from torch.distributions import Distribution, Transform, constraints
 from kullback.errors import NoRuleError, explain, invalid_value
 from kullback.inputs import dense, is_fake, is_ordinary
 from kullback.numeric import upcast
-from kullback.pairs.numerics.parameters import given_logits
 
 __all__ = [
     "are_valid",
     "detached",
-    "expanded",
     "unvalidated",
     "upcast_copy",
     "usable",
@@ -129,18 +127,6 @@ def detached(d: Distribution) -> Any:
 def upcast_copy(d: Distribution) -> Any:
     """Return a copy with parameters of float64."""
     return with_tensors(d, lambda _owner, _name, x: upcast(x) if x.is_floating_point() else x)
-
-
-def expanded(d: Distribution, shape: torch.Size) -> Any:
-    """Return a distribution with another batch shape, made from logits or probabilities as it was.
-
-    To torch's `expand`, one that has computed its logits since is one that was made from them.
-    """
-    new = with_tensors(d, lambda _owner, _name, x: x)
-    for part in (new, *_parts(new)):
-        if {"probs", "logits"} <= vars(part).keys():
-            del vars(part)["probs" if given_logits(part) else "logits"]
-    return new.expand(shape)
 
 
 def unvalidated(d: Distribution) -> Any:

@@ -21,7 +21,7 @@ from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.numeric import upcast
-from kullback.pairs.clone import are_valid, expanded, with_tensors, zero_of_parameters
+from kullback.pairs.clone import are_valid, with_tensors, zero_of_parameters
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
@@ -204,7 +204,7 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
         where = lost.reshape(*shape, *[1] * (x.ndim - len(shape)))
         return torch.where(where, x.detach().flatten(0, len(shape) - 1)[other], x)
 
-    replaced = [with_tensors(expanded(d, shape), change) for d in (p, q)]
+    replaced = [with_tensors(d.expand(shape), change) for d in (p, q)]
     computed = form.function(replaced[0], replaced[1])
     return None if computed is None else torch.where(lost, torch.inf, computed)
 

@@ -148,6 +148,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def _only(profile: Profile, columns: Sequence[str], path: Path) -> Profile:
+    columns = [columns] if isinstance(columns, str) else columns
     missing = [name for name in columns if name not in profile.columns]
     if missing:
         raise FileError(

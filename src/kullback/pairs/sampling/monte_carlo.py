@@ -22,7 +22,7 @@ from torch.distributions.constraints import Constraint, MixtureSameFamilyConstra
 from kullback.control_variate import coefficient, ratio_minus_one
 from kullback.errors import NoRuleError, explain, invalid_value
 from kullback.estimate import Estimate
-from kullback.pairs.clone import detached, expanded
+from kullback.pairs.clone import detached
 from kullback.pairs.options import Options
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
@@ -41,7 +41,7 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
             instead="draws=10_000",
         )
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
-    p, q = (d if d.batch_shape == shape else expanded(d, shape) for d in (p, q))
+    p, q = (d if d.batch_shape == shape else d.expand(shape) for d in (p, q))
     with _drawing_from(options.generator):
         try:
             if isinstance(p, MixtureSameFamily):
