@@ -166,6 +166,7 @@ def weighted(rng: np.random.Generator, n: int) -> Samples:
 
 T3 = StudentT(double(3.0), double(0.0), double(1.0))
 STANDARD = Normal(double(0.0), double(1.0))
+LAPLACE = Laplace(double(0.0), double(1.0))
 NORMAL, THREE, FIVE = st.norm(), st.t(3), st.t(5)
 K, FAR = np.arange(1, 100_001.0), np.arange(400.0)
 FIRST, SECOND = np.array([2.0, 3, 4, 5]), np.full(4, 3.0)
@@ -188,13 +189,15 @@ def cases() -> list[Case]:
         *line("gamma(2) ‖ gamma(3)", st.gamma(2), st.gamma(3), 300, 1000),
         *line("uniform ‖ beta(2, 2)", st.uniform(), st.beta(2, 2), 1000, truth=2 - math.log(6)),
         *line("logistic ‖ normal", st.logistic(0, 0.55), NORMAL, 1000),
-        *line("3 % of a uniform outside Q", st.uniform(), st.uniform(0, 0.97), 1000, 5000, truth=math.inf),
+        *line(
+            "3 % of a uniform outside Q", st.uniform(), st.uniform(0, 0.97), 300, 1000, 5000, truth=math.inf
+        ),
         *line("P = Q, uniform", st.uniform(), st.uniform(), 300, 1000, truth=0.0),
         *line("P = Q, exponential", st.expon(), st.expon(), 1000, truth=0.0),
         Case("P rounded to 0.1, Q continuous", math.inf, rounded, of(NORMAL), 1000),
         Case("both rounded to 0.1", 0.0, rounded, rounded, 1000),
         *categories("a category 0.03 ‖ 1e-9", third, [0.5, 0.5 - 1e-9, 1e-9], 200, 1000, 5000),
-        *categories("1 % of categories outside Q", [0.5, 0.49, 0.01], [0.5, 0.5, 0], 1000, 5000),
+        *categories("1 % of categories outside Q", [0.5, 0.49, 0.01], [0.5, 0.5, 0], 500, 1000, 5000),
         *categories(
             "2 % in 50 categories outside Q", [0.98 / 50] * 50 + [0.02 / 50] * 50, [1] * 50 + [0] * 50, 1000
         ),
@@ -234,7 +237,9 @@ def cases() -> list[Case]:
         Case("a total among three", 0.25, with_total(0, np.float64), with_total(0.5, np.float64), 1000, 0.3),
         Case("a total in float32", 0.25, with_total(0, np.float32), with_total(0.5, np.float32), 1000, 0.3),
         Case("clusters, 20 of 50, P = Q", 0.0, clustered(0, 20), clustered(0, 20), 1000, 0.5),
-        Case("clusters, 50 of 20, shift 0.5", 0.125, clustered(0, 50), clustered(0.5, 50), 1000, 0.5),
+        Case("clusters, 20 of 50, shift 0.5", 0.125, clustered(0, 20), clustered(0.5, 20), 1000),
+        Case("clusters, 50 of 20, shift 0.5", 0.125, clustered(0, 50), clustered(0.5, 50), 1000),
+        Case("clusters, 100 of 10, shift 0.5", 0.125, clustered(0, 100), clustered(0.5, 100), 1000),
         Case("clusters, 3-D, 20 of 50, P = Q", 0.0, clustered(0, 20, 3), clustered(0, 20, 3), 1000, 0.2),
         Case(
             "clusters of categories, P = Q",
@@ -245,9 +250,7 @@ def cases() -> list[Case]:
         ),
         Case("known Q: waves ‖ uniform", 1 - math.log(2), wave, Uniform(double(0.0), double(1.0)), 1000, 0.3),
         Case("known Q: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, 1000, 0.3),
-        Case(
-            "known Q: N(0, 1) ‖ Laplace", 0.0721106, of(NORMAL), Laplace(double(0.0), double(1.0)), 200, 0.5
-        ),
+        Case("known Q: N(0, 1) ‖ Laplace", 0.0721106, of(NORMAL), LAPLACE, 200, 0.5),
         Case("known Q: weighted draws", 0.349910, weighted, Normal(double(1.0), double(1.5)), 1000, 0.3),
         Case(
             "both known: N(0, 1) ‖ t(3)",
@@ -258,7 +261,22 @@ def cases() -> list[Case]:
             1.0,
             by_log_ratio(STANDARD),
         ),
-        Case("both known: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, 1000, 1.0, by_log_ratio(T3)),
+        *[
+            Case("both known: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, n, 1.0, by_log_ratio(T3))
+            for n in (100, 1000)
+        ],
+        *[
+            Case(
+                "both known: N(0, 1) ‖ Laplace",
+                0.0721106,
+                of(NORMAL),
+                LAPLACE,
+                n,
+                1.0,
+                by_log_ratio(STANDARD),
+            )
+            for n in (30, 100, 1000)
+        ],
     ]
 
 

@@ -57,12 +57,17 @@ Draws prove a lower end: what they show cannot be had from P = Q. They prove no 
 likes where it showed no draw and P has a little mass. A finite upper end therefore rests on an assumption, and is given
 only where what the assumption leaves open is small beside the interval; otherwise it is infinite, and a note says why.
 
+No interval can allow for a part of P outside Q of which the draws show nothing: all that follows assumes that there is
+none. Where five to nine draws of such a part are expected, nine of ten intervals are open (below); where fewer, fewer.
+
 * **Categories.** Assumed: what Q never showed is, for P, like what Q showed once or twice. Open above where Q never
-  showed more than 5 % of P's draws, or significantly more of them than it showed once or twice.
-* **`histogram`.** Assumed: Q's tails go on beyond its outermost draws as they do just before (a generalized Pareto
-  tail, of the logarithm where it is heavy), and densities change little within a bin. Open above where twice what these
-  tails add to KL exceeds half of the interval, where P's draws fill a gap or an end of Q's beyond chance, where P has
-  atoms that Q hardly shows, and where 5 % of P's draws are in bins that Q never showed.
+  showed more than 5 % of P's draws, or significantly more of them than it showed once or twice; where Q showed no
+  category so rarely, two draws of P elsewhere suffice if they could matter.
+* **`histogram`.** Assumed: Q's tails go on beyond its outermost draws as they do just before (the generalized Pareto
+  tail nearest to an exponential one that the draws allow), and densities change little within a bin. Open above where
+  twice what these tails add to KL exceeds half of the interval, where P's draws fill a gap of Q's or lie beyond an
+  abrupt end beyond chance, where P has atoms that Q hardly shows, and where 5 % of P's draws are in bins that Q never
+  showed. Where P = Q, chance opens 5 to 10 % of the intervals.
 * **`nearest_neighbors`.** Assumed: the same of every component and of the distance from Q's center, and smooth
   densities. Open above as `histogram`, and where most of P lies where Q has hardly a draw.
 * **`density_ratio`.** Assumed: one of the classifiers has the form of log p / q, and the same of every component. Open

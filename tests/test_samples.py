@@ -340,7 +340,7 @@ def test_equal_vectors_keep_the_level(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "method"),
     [
-        (lambda rng: (rng.normal(size=150), rng.normal(0, 1.5, 150)), "spread_of_ranks"),
+        (lambda rng: (rng.normal(size=300), rng.normal(0, 1.5, 300)), "spread_of_ranks"),
         (lambda rng: (rng.normal(size=(150, 5)), rng.normal(size=(150, 5)) + 0.8 * np.eye(5)[0]), None),
         (lambda rng: (rng.normal(size=(150, 2)), rng.normal(size=(150, 2)) @ [[1, 0.7], [0, 0.71]]), None),
         (lambda rng: (rng.normal(size=(100, 5)), rng.normal(size=(2000, 5)) + 0.7 * np.eye(5)[0]), None),

@@ -109,7 +109,9 @@ def histogram(
 
     Returns:
         value (0 where the estimate is negative), standard error and interval in nats. The interval's upper end is
-        infinite where more than 5 % of P's draws lie in bins that Q never showed.
+        infinite where more than 5 % of P's draws lie in bins that Q never showed, where P's draws fill a gap of Q's or
+        Q's tails may add more than the interval claims, and where P has atoms that Q lacks; a finite one assumes that
+        Q's tails go on as they do among its outermost draws.
 
     Raises:
         ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
@@ -149,7 +151,7 @@ def histogram(
         )
         # A few draws of P alone in a tail are no reason to give up an upper end.
         high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
-        verdict = _beyond_q(first, second, float(table.a.sum()), float(high - interval[0]) / 2)
+        verdict = _beyond_q(p, first, second, float(table.a.sum()), float(high - interval[0]) / 2)
         if verdict.note and bool(high.isfinite()):
             notes.append(verdict.note)
         interval = interval[0], high + verdict.reach
@@ -264,9 +266,9 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
     return total
 
 
-def _beyond_q(first: _Sorted, second: _Sorted, number: float, half_width: float) -> Verdict:
+def _beyond_q(p: Samples, first: _Sorted, second: _Sorted, number: float, half_width: float) -> Verdict:
     """Return by how much the upper end moves for P's draws where Q has none, and why if that is infinite."""
-    atoms = _atoms_of_p_alone(first, second)
+    atoms = _atoms_of_p_alone(p, first, second)
     if atoms > 0:
         return Verdict(
             math.inf,
@@ -276,19 +278,27 @@ def _beyond_q(first: _Sorted, second: _Sorted, number: float, half_width: float)
     return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
 
 
-def _atoms_of_p_alone(first: _Sorted, second: _Sorted) -> float:
-    """Return the share of P's draws at values that several of them have, and ten times fewer of Q's than that."""
-    values, start, count = np.unique(first.values, return_index=True, return_counts=True)
-    atom = count >= _FEWEST_AT_AN_ATOM
-    if not atom.any():
-        return 0.0
-    values, start, count = values[atom], start[atom], count[atom]
+def _atoms_of_p_alone(p: Samples, first: _Sorted, second: _Sorted) -> float:
+    """Return the share of P's draws at values that several of them have, and ten times fewer of Q's than that.
+
+    The draws of one cluster that have a value count as one.
+    """
+    of_p = numpy_of(p)[:, 0] if p.cluster is None else _once_in_a_cluster(p)
+    values, count = np.unique(of_p, return_counts=True)
+    values, count = (side[count >= _FEWEST_AT_AN_ATOM] for side in (values, count))
     of_q = np.searchsorted(second.values, values, "right") - np.searchsorted(second.values, values, "left")
-    of_q, expected = of_q / len(second.values), count / len(first.values)
+    of_q, expected = of_q / len(second.values), count / len(of_p)
     alone = (of_q < expected / 10) & (expected * len(second.values) >= _FEWEST_AT_AN_ATOM)
     if count[alone].sum() < 2 * _FEWEST_AT_AN_ATOM:
         return 0.0
-    return sum(first.share_between(i, i + k) for i, k in zip(start[alone], count[alone], strict=True))
+    start, stop = (np.searchsorted(first.values, values[alone], side) for side in ("left", "right"))
+    return sum(first.share_between(i, j) for i, j in zip(start, stop, strict=True))
+
+
+def _once_in_a_cluster(p: Samples) -> Array:
+    """Return the values of each cluster once."""
+    pairs = np.stack([numpy_of(p)[:, 0], np.asarray(p.cluster, dtype=np.float64)], axis=1)
+    return np.unique(pairs, axis=0)[:, 0]
 
 
 def _distances(x: Array, y: Array) -> Array:

@@ -30,8 +30,12 @@ __all__ = ["LogDensity", "log_ratio"]
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 
 _FEWEST = 4
+# Fewer draws of a half show too little of q / p.
+_FEWEST_TO_FIT = 25
 # q / p is left out where its tail index may be larger: its variance is then all but infinite.
 _LARGEST_TAIL_INDEX = 0.4
+# And where its unseen tail may hold more than this of the standard error of the plain mean.
+_MOST_UNSEEN = 0.25
 # Below this effective number of draws the weights are too uneven for a standard error.
 _FEWEST_EFFECTIVE = 10.0
 
@@ -53,8 +57,9 @@ def log_ratio(
 
     The weights :math:`w_i` add up to one: equal for draws of P, proportional to :math:`p / r` for draws of a proposal
     R (give `log_r`), or those of the `Samples`. The coefficient c is fitted for least variance, each half of the draws
-    with that of the other half; it is 0 where :math:`q / p` may have no finite variance, or a mean that is not 1. The
-    interval's ends move out by what the fitted tails of the terms may hold beyond the outermost of them.
+    with that of the other half; it is 0 where :math:`q / p` may have no finite variance, or a mean that is not 1, where
+    it explains less than three quarters of the variance, and for fewer than 50 draws. The interval's ends move out by
+    what the fitted tails of the terms may hold beyond the outermost of them.
 
     Arguments:
         x: draws of P, or of R; n of them, with their weights and clusters, if any.
@@ -196,7 +201,8 @@ def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Te
     extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0
     multiple = torch.zeros_like(d)
-    if min(int(used[first].sum()), int(used[~first].sum())) > 1 and _has_variance(extra[used]):
+    enough = min(int(used[first].sum()), int(used[~first].sum())) >= _FEWEST_TO_FIT
+    if enough and _is_usable(d[used], extra[used], weights[used]):
         for half in (first, ~first):
             multiple[half] = coefficient(d[~half], extra[~half], weights[~half])
     terms = d + multiple * extra
@@ -205,7 +211,15 @@ def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Te
     return value, variance.sqrt() + torch.finfo(d.dtype).eps * value.abs(), terms
 
 
-def _has_variance(ratio: Tensor) -> bool:
-    """Say whether q / p - 1 has a finite variance, by a tail index with two of its standard errors added."""
-    top = min(0.2 * len(ratio), 3 * len(ratio) ** 0.5)
-    return float(tail_index(ratio)) * (1 + 2 / math.sqrt(top)) < _LARGEST_TAIL_INDEX
+def _is_usable(d: Tensor, extra: Tensor, weights: Tensor) -> bool:
+    """Say whether q / p - 1 has a finite variance, and little of its mean of 0 is in tails that no draw has shown.
+
+    Its tail index is taken with two of its standard errors added.
+    """
+    top = min(0.2 * len(extra), 3 * len(extra) ** 0.5)
+    if float(tail_index(extra)) * (1 + 2 / math.sqrt(top)) >= _LARGEST_TAIL_INDEX:
+        return False
+    shares = (weights / weights.sum()).cpu().numpy()
+    error = math.sqrt(float((weights / weights.sum() * (d - weights @ d / weights.sum())).square().sum()))
+    number = effective_number(weights, len(weights))
+    return tail_allowance(extra.cpu().numpy(), shares, number) <= _MOST_UNSEEN * error

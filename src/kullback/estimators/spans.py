@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kullback.estimators.draws import Array, Integers, numpy_of
+from kullback.estimators.draws import Array, Draws, Integers
 from kullback.optional import load
 from kullback.samples import Samples
 
@@ -36,9 +36,10 @@ class Span:
 def common_span(p: Samples, q: Samples) -> Span:
     """Leave out components that follow from others in P and Q alike, which does not change KL.
 
-    No plane is seen in fewer draws than there are components and two more; these are returned as they are.
+    No plane is seen in fewer draws than there are components and two more; these are returned as they are. Draws of
+    weight 0 are not looked at.
     """
-    x, y = numpy_of(p), numpy_of(q)
+    x, y = Draws.of(p).x, Draws.of(q).x
     d = x.shape[1]
     if d == 1 or min(len(x), len(y)) < d + 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return Span(p, q)
@@ -62,12 +63,19 @@ def common_span(p: Samples, q: Samples) -> Span:
     if any((off > 10 * _FLAT).any() for off in off_plane):
         return Span(p, q)  # atoms may make a plane of what is none
     kept = _independent(np.concatenate([side - means[0] for side in sides]), d - null_p.shape[1])
-    left_out = ", ".join(str(j) for j in range(d) if j not in set(kept.tolist()))
-    note = (
-        f"Component {left_out} follows from the others, in P and Q alike, or is constant, and adds nothing: it is left "
-        "out."
-    )
-    return Span(_columns(p, kept), _columns(q, kept), (note,))
+    left_out = [j for j in range(d) if j not in set(kept.tolist())]
+    fixed = [j for j in left_out if (both[:, j] == both[0, j]).all()]
+    notes = [
+        f"Component {', '.join(map(str, some))} {what} and adds nothing: it is left out."
+        for some, what in (
+            (fixed, "is constant, the same in P and in Q,"),
+            ([j for j in left_out if j not in fixed], "follows from the others, in P and Q alike,"),
+        )
+        if some
+    ]
+    if not len(kept):
+        return Span(p, q)
+    return Span(_columns(p, kept), _columns(q, kept), tuple(notes))
 
 
 def rank_of(centered: Array) -> int:

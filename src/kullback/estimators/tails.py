@@ -22,6 +22,9 @@ __all__ = [
 # The share of draws, and their least number, that a tail is fitted to.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
 
+# From this shape on a tail has no variance, and below 1 it has a mean.
+_NO_VARIANCE = 0.5
+
 
 @dataclass(frozen=True)
 class ParetoTail:
@@ -88,6 +91,8 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
     if not float(beyond[-1]) > 0:
         return 0.0
     shape = fit_tail_by_moments(beyond).shape
+    if shape > _NO_VARIANCE:  # where moments are too low by far
+        shape = max(shape, fit_tail(beyond, 1.0).shape)
     shape = max(shape + (1 + abs(shape)) / math.sqrt(count * number / len(terms)), 0.0)
     weight = float(shares[order[-count:]].sum())
     return math.inf if shape >= 1 else weight * float(beyond.mean()) * max(1 / (1 - shape) - 1, 0.0)

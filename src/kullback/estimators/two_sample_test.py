@@ -51,7 +51,7 @@ class TwoSampleTest:
         permutations: how many shuffles there were.
         method: the statistic that shows the difference most clearly: ``"likelihood_ratio"`` of categories; of numbers
             ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
-            ``"kernel"`` or ``"nearest_neighbors"``.
+            ``"kernel"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
         notes: what a reader has to know about the effect.
 
     Example:
@@ -78,14 +78,17 @@ def two_sample_test(
 ) -> TwoSampleTest:
     r"""Test whether two data sets can come from one distribution, by shuffling which draw came from which.
 
-    .. math:: \text{p-value} = \frac{\#\{b : \pi_b \le \pi_0\}}{1 + B}, \quad
-        \pi_b = \min_j \frac{\#\{b' : T_{j b'} \ge T_{j b}\}}{1 + B}, \quad b, b' = 0, \dots, B
+    .. math:: \text{p-value} = \frac{\#\{b : h_b \ge h_0\}}{1 + B}, \quad
+        h_b = \sum_j \frac1{\pi_{jb}}, \quad
+        \pi_{jb} = \frac{\#\{b' : T_{j b'} \ge T_{j b}\}}{1 + B}, \quad b, b' = 0, \dots, B
 
     with labeling 0 the one that was seen and B shuffles. The level is exact at any size, and with equal values: if both
     have one distribution, every labeling is as likely as what was seen. For categories T is the likelihood ratio of the
     counts. For numbers there are three: the energy distance of the pooled ranks, which sees shifts, their spread, and
-    the :math:`\chi^2` of eight bins. For vectors these are the energy distance, the distance by a Gaussian kernel, and
-    the number of nearest neighbors that come from the same data set, weighted for unequal sizes.
+    the :math:`\chi^2` of eight bins. For vectors there are five: the energy distance; that by a Gaussian kernel; the
+    number of nearest neighbors that come from the same data set, weighted for unequal sizes; the difference of the
+    mean logarithms of the distance from the common center, which sees spreads; and those of the mean products of two
+    components' normal scores, which see correlations. Their p-values are combined by the harmonic mean.
 
     Arguments:
         p: draws of P, shape (n, d); its clusters are shuffled as wholes.
@@ -111,6 +114,7 @@ def two_sample_test(
     References:
         Energy statistics: A class of statistics based on distances (Szekely and Rizzo, 2013)
         A Kernel Two-Sample Test (Gretton et al., 2012)
+        The harmonic mean p-value for combining dependent tests (Wilson, 2019)
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     check_samples(CALL, p, q)
@@ -240,19 +244,34 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     graph = (graph + graph.T) / 2
     scaled = scaled[place]
     some = scaled[rng.choice(n, min(n, 500), replace=False)]
+    moments = _moments(scaled)
     distance = load("scipy.spatial.distance", CALL)
     median = max(float(np.median(distance.pdist(some))), np.finfo(np.float32).tiny)
     if n <= MOST_DISTANCES:
         all_distances = distance.squareform(distance.pdist(scaled)).astype(np.float32) / np.float32(median)
         kernel = np.exp(-np.square(all_distances) / 2)
-        return QuadraticForms({"energy": -all_distances, "kernel": kernel, "nearest_neighbors": graph}, {})
+        matrices = {"energy": -all_distances, "kernel": kernel, "nearest_neighbors": graph}
+        return QuadraticForms(matrices, moments)
     # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a wide one is like energy.
     count = int(min(max(FEATURE_NUMBERS / n, FEWEST_FEATURES), MOST_FEATURES))
     found = {
         name: _features(scaled / (width * median), count, rng)
         for name, width in (("energy", 3.0), ("kernel", 1.0))
     }
-    return QuadraticForms({"nearest_neighbors": graph}, found)
+    return QuadraticForms({"nearest_neighbors": graph}, found | moments)
+
+
+def _moments(points: Array) -> dict[str, np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+    """Return the logarithms of distances from the center, and the products of two components' normal scores."""
+    n, d = points.shape
+    square = np.square(points - np.median(points, axis=0)).sum(1, keepdims=True)
+    found = {"spread": np.log(np.maximum(square, np.finfo(np.float32).tiny)).astype(np.float32)}
+    if n * d * (d - 1) <= 2 * FEATURE_NUMBERS:
+        ranks = load("scipy.stats", CALL).rankdata(points, axis=0)
+        scores = load("scipy.special", CALL).ndtri(ranks / (n + 1))
+        first, second = np.triu_indices(d, 1)
+        found["products"] = (scores[:, first] * scores[:, second]).astype(np.float32)
+    return found
 
 
 def _features(

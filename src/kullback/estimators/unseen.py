@@ -15,7 +15,7 @@ __all__ = ["Unseen", "Verdict", "unseen_by_q", "unseen_in_scores", "upper_end"]
 
 # How many times what Q's tails may add, as far as they can be extrapolated, has to fit into half of the interval.
 _DOUBT = 2.0
-# A tail heavier than this is that of a power, whose logarithm is extrapolated.
+# A tail heavier than this is that of a power, which P's may well have where Q has it.
 _POWER = 0.15
 # No draw adds more nats than this by extrapolation.
 _MOST_NATS = 20.0
@@ -24,8 +24,14 @@ _SEVERAL = 3
 # How often, where P = Q, P's draws may be taken for ones where Q has none.
 _FALSE_ALARMS = 0.05
 _NEIGHBORING_GAPS = 20
+# What chance puts beyond Q's outermost draws more often than this adds nothing.
+_BY_CHANCE = 0.3
 # P's probability beyond a quantile of Q falls at least as this power of Q's there, where P does not end abruptly.
 _SLOWEST = 0.2
+# A tail of this shape, or less, ends abruptly: any of P beyond it is more than a tail that falls more slowly.
+_ABRUPT_END = -0.35
+# A draw so many times as far out as the next one is an error, or says nothing of the tail.
+_FAR = 100.0
 
 
 @dataclass(frozen=True)
@@ -75,48 +81,53 @@ def unseen_by_q(
         if weight == 0:
             continue
         share += weight
-        # A draw or two beyond are chance, however far Q's fitted tail ends before them.
-        most = min(_MOST_NATS, 3 * weight * number)
-        observed = float(its[outside] @ np.minimum(_extrapolated(at[outside], of_q), most))
-        expected = _expected(at, of_q, number) if weight * number >= 1 else 0.0
-        # P's own density falls, too: by one nat on average over its draws beyond any point of a tail.
-        nats += max(observed - weight, expected - weight, 0.0)
         last = of_q[-min(_NEIGHBORING_GAPS, len(of_q) // 2) - 1 :]
         inside = number * float(its[(at > last[0]) & ~outside].sum())
         smooth = inside / (len(last) ** _SLOWEST - 1)
         chance = _log_probability(np.array([weight * number]), np.array([inside]), len(last) - 1)
-        abrupt |= weight * number > smooth and float(chance[0]) < math.log(alarms / 4)
+        if float(chance[0]) > math.log(_BY_CHANCE * alarms / _FALSE_ALARMS):
+            continue  # a draw, or one of many scores, is there by chance
+        # A draw or two beyond are chance, however far Q's fitted tail ends before them.
+        most = min(_MOST_NATS, 2 * weight * number)
+        observed = float(its[outside] @ np.minimum(_extrapolated(at[outside], of_q), most))
+        expected = _expected(at, of_q, number) if weight * number >= 1 else 0.0
+        # P's own density falls, too: by one nat on average over its draws beyond any point of a tail.
+        nats += max(observed - weight, expected - weight, 0.0)
+        ends = _tail(of_q)[0].shape < _ABRUPT_END and float(chance[0]) < math.log(alarms)
+        abrupt |= ends or (weight * number > smooth and float(chance[0]) < math.log(alarms / 4))
     return Unseen(share, share * number, nats, abrupt)
 
 
 def _expected(x: Array, y: Array, number: float) -> float:
     """Return the mean of `_extrapolated` over P's own fitted tail where that is heavier than Q's; 0 elsewhere."""
-    counts = [max(int(TAIL * len(side)), min(FEWEST_IN_TAIL, len(side) - 1)) for side in (x, y)]
-    of_p, of_q = (
-        fit_tail_by_moments(side[-k:] - side[-k - 1]) for side, k in zip((x, y), counts, strict=True)
-    )
-    chance = (1 + abs(of_p.shape)) / math.sqrt(min(counts[0], TAIL * number)) + (
-        1 + abs(of_q.shape)
-    ) / math.sqrt(counts[1])
+    (of_p, count), (of_q, own) = _tail(x), _tail(y)
+    chance = (1 + abs(of_p.shape)) / math.sqrt(min(count, TAIL * number))
+    chance += (1 + abs(of_q.shape)) / math.sqrt(own)
     if of_p.shape - max(of_q.shape, -_POWER) < chance / 2 or of_q.shape > _POWER:
         return 0.0
     levels = np.geomspace(1e-4, 1, 100)
-    farther = of_p.scale * np.expm1(-of_p.shape * np.log(levels)) / of_p.shape
-    at = x[-counts[0] - 1] + farther
+    shape = of_p.shape if abs(of_p.shape) > 1e-9 else 1e-9
+    farther = of_p.scale * np.expm1(-shape * np.log(levels)) / shape
+    at = x[-count - 1] + farther
     beyond = np.where(at > y[-1], _extrapolated(np.maximum(at, y[-1]), y), 0.0)
-    return counts[0] / len(x) * float(np.diff(levels, prepend=0) @ beyond)
+    return count / len(x) * float(np.diff(levels, prepend=0) @ beyond)
+
+
+def _tail(y: Array) -> tuple[ParetoTail, int]:
+    """Fit a tail to the largest of ordered draws, how many are said; one far beyond all others has no part in it."""
+    count = max(int(TAIL * len(y)), min(FEWEST_IN_TAIL, len(y) - 1))
+    beyond = y[-count:] - y[-count - 1]
+    if len(beyond) > 2 and beyond[-1] > _FAR * beyond[-2]:
+        beyond = beyond[:-1]
+    return fit_tail_by_moments(beyond), count
 
 
 def _extrapolated(x: Array, y: Array) -> Array:
     """Return how much less likely Q is, by its fitted tail, beyond x than beyond its last draw, in nats."""
-    center = float(np.median(y))
-    count = max(int(TAIL * len(y)), min(FEWEST_IN_TAIL, len(y) - 1))
-    tail = fit_tail_by_moments(y[-count:] - y[-count - 1])
-    if tail.shape > _POWER and y[-count - 1] > center:
-        x, y = np.log(x - center), np.log(np.maximum(y - center, np.finfo(np.float64).tiny))
-        tail = fit_tail_by_moments(y[-count:] - y[-count - 1])
-    # Shorter tails than Q's only where the draws tell.
-    tail = ParetoTail(min(tail.shape + (1 + abs(tail.shape)) / math.sqrt(4 * count), 0.0), tail.scale)
+    tail, count = _tail(y)
+    # Tails longer or shorter than exponential only where the draws tell.
+    chance = (1 + abs(tail.shape)) / math.sqrt(4 * count)
+    tail = ParetoTail(min(max(0.0, tail.shape - chance), tail.shape + chance), tail.scale)
     last = tail.log_survival(y[-1:] - y[-count - 1])
     # The fitted tail may end before the last draw does.
     beyond = np.maximum(last, -2 * math.log(count + 1)) - tail.log_survival(x - y[-count - 1])

@@ -163,10 +163,14 @@ def variational_estimate(
     low = _lower_end(p, q, at_p, at_q, confidence)
     if low is None or not bool(error.isfinite()):
         notes.append(
-            f"no interval: {held:.1f} effective draws of Q hold the mean of e^T, too few for a standard error; bounds "
-            f"above about log m = {math.log(len(q)):.3g} take more draws"
+            f"no interval: it takes {_FEWEST_EFFECTIVE:g} effective draws of Q, and two clusters of a side"
         )
     else:
+        if held < _FEWEST_EFFECTIVE:
+            notes.append(
+                f"{held:.1f} effective draws of Q hold the mean of e^T, too few for the value and its standard error; "
+                f"bounds above about log m = {math.log(len(q)):.3g} take more draws"
+            )
         interval = (low, torch.full_like(value, math.inf))
     return Estimate(value, None, bound, interval, (len(p), len(q)), tuple(notes), error)
 

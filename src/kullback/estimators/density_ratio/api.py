@@ -8,6 +8,7 @@ by a classifier that has not seen it, and the log-odds are calibrated, so that n
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,6 +51,8 @@ _LEAST_SHARE = 0.05
 _HEAVY = 0.5
 # The share of P's draws with scores above all of Q's from which on the scores' own divergence is all that is known.
 _MOST_BEYOND = 0.25
+# So few draws of P and Q together are fitted on one thread: on a busy machine up to fifty times as fast (measured).
+_DRAWS_FOR_THREADS = 20_000
 # How often the draws are halved to extrapolate from half of them: twice the fits each, of half the size.
 _HALVINGS = 3
 
@@ -122,7 +125,7 @@ def density_ratio(
     seed = seed_of(generator)
     rng = np.random.default_rng(seed)
     deep, halves = _folds(draws, folds, rng), [_folds(draws, 2, rng) for _ in range(_HALVINGS)]
-    with progress_bar("fits") as update:
+    with progress_bar("fits") as update, _few_threads(len(draws.x)):
         work = _Work(draws, deep, halves, update)
         if classifier is not None:
             selected = [_Selected(users_candidate(classifier, seed), 1.0)]
@@ -131,6 +134,12 @@ def density_ratio(
         found = _combined(selected, sides, work)
         scores = work.scores(selected[0])
     return _estimate(found, selected, sides, scores, confidence, (p, q), span.notes)
+
+
+def _few_threads(number: int) -> AbstractContextManager[object]:
+    """Compute with one thread where there is so little to compute that threads wait for each other most of the time."""
+    few = number <= _DRAWS_FOR_THREADS
+    return load("threadpoolctl", "density_ratio").threadpool_limits(1) if few else nullcontext()
 
 
 @dataclass(frozen=True)

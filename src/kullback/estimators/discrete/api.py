@@ -104,8 +104,9 @@ def coverage_adjusted(
     Returns:
         value, standard error and interval in nats. The interval's upper end is infinite where Q never showed the
         categories of more than 5 % of P's draws, or of significantly more than categories that Q showed once or twice
-        have; a finite one assumes that what Q has not shown is like what it has shown so rarely. There is no interval
-        where no category has 10 draws of P and Q together.
+        have (or two draws that matter, where Q showed no category so rarely); a finite one assumes that what Q has not
+        shown is like what it has shown so rarely. There is no interval where no category has 10 draws of P and Q
+        together.
 
     Raises:
         ArgumentValueError: the draws are numbers, not categories, or of different shapes.
@@ -114,7 +115,7 @@ def coverage_adjusted(
         >>> from kullback import Samples
         >>> estimate = coverage_adjusted(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20))
         >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
-        (0.1057, [0.0119, 0.5374])
+        (0.1057, [0.0117, 0.545])
 
     References:
         Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species

@@ -30,14 +30,17 @@ _CAUTION = 1.5
 # By how many standard errors, and draws, P's draws in categories that Q never showed outnumber those in categories that
 # it showed once or twice where the former are not like the latter.
 _UNLIKE, _FEWEST_UNLIKE = 1.7, 3
+# So many nats a draw of P may add where Q is thousands of times less likely than it.
+_NATS_ALONE = 8.0
 
 
-def has_upper_end(a: Tensor, b: Tensor, *, bins: bool = False) -> Tensor:
+def has_upper_end(a: Tensor, b: Tensor, half_width: Tensor | float = 0.0, *, bins: bool = False) -> Tensor:
     """Say whether the draws bound KL from above, if what Q has not shown is like what it has shown once or twice.
 
     They do not where more than 5 % of P's draws are in categories that Q never showed, nor where significantly more are
-    there than in categories that Q showed once or twice: they are then not missing by chance. Of `bins` of a line
-    neighbors tell more than that, and only the first holds.
+    there than in categories that Q showed once or twice: they are then not missing by chance. Nor do they where Q
+    showed none so rarely, and two draws or more would add over half of the interval at a ratio of e^8. Of `bins` of a
+    line neighbors tell more than that, and only the first holds.
     """
     never, once, twice = (unseen_shares(a, (b - k).abs())[0] for k in range(3))
     few = never <= MOST_UNSEEN
@@ -45,7 +48,10 @@ def has_upper_end(a: Tensor, b: Tensor, *, bins: bool = False) -> Tensor:
         return few
     n = a.sum(-1)
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
-    return few & ~((more >= _FEWEST_UNLIKE - 0.5) & (more >= _UNLIKE * variance.sqrt()))
+    unlike = (more >= _FEWEST_UNLIKE - 0.5) & (more >= _UNLIKE * variance.sqrt())
+    # Where Q showed each category several times, two draws of P elsewhere are like none of them.
+    alone = (once + twice == 0) & (n * never >= 1.5)
+    return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 
 
 def kl_interval(
@@ -64,8 +70,9 @@ def kl_interval(
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
     with V and S of `kl_variance`: a variance that grows with t is right from P = Q, where T is distributed as
-    :math:`\chi^2`, to where it is normal. Each end is moved out by the bias that T corrects in its direction, the upper
-    one by half as much again, as little is known of categories that Q has not shown.
+    :math:`\chi^2`, to where it is normal. c is not let far below that of P near Q, :math:`2 (\frac1n + \frac1m)`. Each
+    end is moved out by the bias that T corrects in its direction, the upper one by half as much again, as little is
+    known of categories that Q has not shown.
 
     Where `has_upper_end` says no, the upper end is infinite: the probability under Q of what it never showed may be as
     small as it likes. With more than 5 % of P's draws in such categories, or in ones drawn once, the lower end is that
@@ -85,7 +92,7 @@ def kl_interval(
     Example:
         >>> import torch
         >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
-        (tensor([0.0119, 0.1264], dtype=torch.float64), tensor([0.5374,    inf], dtype=torch.float64))
+        (tensor([0.0117, 0.1264], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
@@ -102,7 +109,7 @@ def kl_interval(
         zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, spread, 0 * estimate
     )
     low = torch.where(torch.maximum(unseen, singletons) > MOST_UNSEEN, bound, low)
-    return low.clamp(min=0), torch.where(has_upper_end(a, b, bins=bins), high, torch.inf)
+    return low.clamp(min=0), torch.where(has_upper_end(a, b, (high - low) / 2, bins=bins), high, torch.inf)
 
 
 def _not_rejected(
@@ -119,7 +126,14 @@ def _not_rejected(
     second = second_order(a, b)
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
-    rate = (from_p * inflation[0] + from_q * inflation[1]) / plain
+    # What draws that depend on each other multiply is the part of the variance that grows with t, not that of P = Q.
+    share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
+    in_p, in_q = (factor + (factor - 1) * share for factor in inflation)
+    rate = (from_p * in_p + from_q * in_q) / plain
+    # Few draws may show next to no variance: near P = Q it is that of a noncentral chi-square, 2 t (1/n + 1/m).
+    scale = 1 / a.sum(-1) + 1 / b.sum(-1)
+    near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
+    rate = torch.maximum(rate, torch.minimum(near, 2 * scale))
     middle = estimate + z**2 * rate / 2
     reach = z * (spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     return middle - reach, middle + reach

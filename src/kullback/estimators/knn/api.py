@@ -17,7 +17,7 @@ from kullback.errors import invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
 from kullback.estimators.draws import Array, Draws
-from kullback.estimators.knn.data import check_independent, prepared
+from kullback.estimators.knn.data import check_independent, check_points, prepared
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
@@ -124,6 +124,7 @@ def nearest_neighbors(
     """
     del generator
     check_confidence("nearest_neighbors", confidence)
+    check_points(p, q)
     span = common_span(p, q)
     if span.infinite:
         return infinite_estimate("nearest_neighbors", (len(p), len(q)), span.infinite, p.tensor.device)

@@ -14,7 +14,7 @@ from kullback.estimators.knn.search import spatial_order
 from kullback.estimators.spans import rank_of
 from kullback.samples import Samples
 
-__all__ = ["RepeatedDrawsError", "check_independent", "prepared"]
+__all__ = ["RepeatedDrawsError", "check_independent", "check_points", "prepared"]
 
 _CALL = "nearest_neighbors"
 # Rounding of real measurements gives a few ties; from here on they decide the result.
@@ -30,11 +30,15 @@ def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> Repeated
     return RepeatedDrawsError(explain(_CALL, argument, wanted=wanted, got=got, instead=instead))
 
 
-def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
-    """Check draws of both sides and return them, without constant coordinates that they share, and notes."""
+def check_points(p: Samples, q: Samples) -> None:
+    """Refuse what are no draws of one space, or have no distances."""
     check_samples(_CALL, p, q)
     for name, samples in (("p", p), ("q", q)):
         _check_points(name, samples)
+
+
+def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
+    """Return draws that `check_points` let pass, without constant coordinates that they share, and notes."""
     first, second = Draws.of(p), Draws.of(q)
     notes: list[str] = []
     first, second = _varying(first, second, notes)
