@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,10 @@ def page(folder: Path) -> str:
     """The page, as Markdown."""
     parts = [INTRODUCTION]
     if document := read(folder / "samples.json"):
-        parts += [describe(document["machine"]), errors(document["rows"]), intervals(document["rows"])]
+        parts += [describe(document["machine"])]
+        if note := document.get("note"):
+            parts.append(f"{textwrap.fill(note, 120)}\n")
+        parts += [errors(document["rows"]), intervals(document["rows"])]
     parts.append(ASSUMPTIONS)
     if document := read(folder / "coverage.json"):
         parts += [hard_cases(document)]
