@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from torch.distributions import MultivariateNormal
 
 from kullback import Samples, kl_estimate, two_sample_test
 
@@ -77,3 +78,19 @@ def test_few_draws_are_fitted_on_one_thread(monkeypatch):
     monkeypatch.setattr(api, "_DRAWS_FOR_THREADS", 50)
     kl_estimate(*vectors(60, 12), generator=seeded())
     assert limits == [1]
+
+
+@pytest.mark.parametrize("name", ["two_sample_test", "kl_estimate of vectors", "kl_estimate with a known Q"])
+def test_without_a_generator_the_global_ones_stay_as_they_were(name: str) -> None:
+    source = torch.Generator().manual_seed(0)
+    p, q = (Samples(torch.randn(60, 12, generator=source)) for _ in range(2))
+    known = MultivariateNormal(torch.zeros(12), torch.eye(12))
+    call = {
+        "two_sample_test": lambda: two_sample_test(p, q, permutations=59),
+        "kl_estimate of vectors": lambda: kl_estimate(p, q),
+        "kl_estimate with a known Q": lambda: kl_estimate(p, known),
+    }[name]
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    call()
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002

@@ -85,9 +85,14 @@ def check_finite(call: str, name: str, samples: Samples) -> None:
 
 
 def seed_of(generator: torch.Generator | None) -> int:
-    """Draw a seed for libraries with generators of their own: the same generator gives the same seed."""
-    device = None if generator is None else generator.device
-    return int(torch.randint(2**31 - 1, (1,), generator=generator, device=device))
+    """Draw a seed for libraries with generators of their own: the same generator gives the same seed.
+
+    Without one it is what torch's own generator would give next, which is left as it was.
+    """
+    if generator is None:
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+    return int(torch.randint(2**31 - 1, (1,), generator=generator, device=generator.device))
 
 
 @contextmanager

@@ -94,7 +94,8 @@ def two_sample_test(
         p: draws of P, shape (n, d); its clusters are shuffled as wholes.
         q: draws of Q, shape (m, d).
         permutations: how many shuffles, B; the smallest p-value is 1 / (B + 1).
-        generator: where the shuffles come from; left out, torch's own.
+        generator: where the shuffles come from; left out, they follow from the state of torch's own, which is left as it
+            was: set it by `torch.manual_seed`.
 
     Returns:
         a `TwoSampleTest` with the p-value and the estimated divergence as effect.
