@@ -94,8 +94,8 @@ def two_sample_test(
         p: draws of P, shape (n, d); its clusters are shuffled as wholes.
         q: draws of Q, shape (m, d).
         permutations: how many shuffles, B; the smallest p-value is 1 / (B + 1).
-        generator: where the shuffles come from; left out, they follow from the state of torch's own, which is left as it
-            was: set it by `torch.manual_seed`.
+        generator: where the shuffles come from; left out, they follow from the state of torch's own, which
+            `torch.manual_seed` sets and this leaves as it was.
 
     Returns:
         a `TwoSampleTest` with the p-value and the estimated divergence as effect.
