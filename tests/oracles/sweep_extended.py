@@ -359,8 +359,8 @@ def truth(p: Spec, q: Spec, direction: list[float]) -> Truth:
     """The divergences of two specifications, and their derivatives along a direction of all parameters."""
     with np.errstate(all="ignore"), mpmath.workdps(30):
         integrator = Integrator(p, q, direction)
-        parts = [integrator.over(piece) for piece in pieces(p, q)]
-        total, error = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        parts: list[Any] = [integrator.over(piece) for piece in pieces(p, q)]
+        total, error = (np.sum([part[i] for part in parts], axis=0) for i in (0, 1))
         unknown = np.logical_or.reduce([part[2] for part in parts])
         values: dict[str, float | None] = {}
         errors: dict[str, float] = {}

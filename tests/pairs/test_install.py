@@ -399,3 +399,23 @@ def test_gpytorchs_own_rules_serve_kullbacks_verb_too() -> None:
         warnings.simplefilter("ignore")
         assert value(kl_divergence(p, q)) == pytest.approx(1.0, rel=1e-5)
         assert value(kullback.kl_divergence(p, q)) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_pyros_mask_gives_0_where_either_side_is_masked() -> None:
+    loc, scale = torch.tensor([0.0, 0.0, 1.0]).double(), torch.tensor([1.0, 1.0, 2.0]).double()
+    p = pyro.distributions.Normal(loc, scale)
+    q = pyro.distributions.Laplace(torch.tensor([1.0, 2.0, 0.0]).double(), torch.ones(3).double())
+    full, mask = kullback.kl_divergence(p, q), torch.tensor([True, False, True])
+    assert bool((full > 0).all())
+    expected = torch.where(mask, full, 0)
+    with kullback.install():
+        assert torch.equal(kl_divergence(p.mask(mask), q.mask(mask)), expected)
+    for a, b in ((p.mask(mask), q.mask(mask)), (p.mask(mask), q), (p, q.mask(mask))):
+        assert torch.equal(kullback.kl_divergence(a, b), expected)
+        for kind in (kullback.JensenShannon(), kullback.Renyi(0.5), kullback.TotalVariation()):
+            each = kullback.divergence(p, q, kind)
+            assert torch.equal(kullback.divergence(a, b, kind), torch.where(mask, each, 0))
+        generator = torch.Generator().manual_seed(1)
+        drawn = kullback.kl_divergence(a, b, method="monte_carlo", draws=400, generator=generator)
+        assert drawn[1] == 0
+        assert torch.allclose(drawn, expected, atol=0.2)

@@ -5,6 +5,8 @@ ranges and tolerances, written anew: Monte Carlo within 0.1, multivariate normal
 whose divergence is infinite, degenerate parameters, shapes, and entropies as KL from a uniform distribution.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import math
