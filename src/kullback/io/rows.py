@@ -229,6 +229,8 @@ class RowSource:
             if seen
             else "pass representation= (--as) logits, log-probs, probs or counts"
         )
+        if self.ref.path.suffix.lower() in {".csv", ".parquet"}:
+            remedy += "; tables are compared by --as table"
         raise self.ref.error(
             wanted="representation= (--as), which says what the numbers are",
             got=f"none, and {describe(first)} in the first {len(first)} rows",
