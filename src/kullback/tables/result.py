@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, overload
 
-from kullback.errors import ColumnNotFoundError, quoted
+from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted
 from kullback.findings import Finding
 from kullback.shown import Shown
 from kullback.tables.columns.types import ColumnType
@@ -231,7 +231,7 @@ class TableComparison(Shown):
         >>> found.p_rows, [column.name for column in found.columns]
         (100, ['plan', 'size'])
         >>> found["plan"]
-        ColumnComparison('plan', psi=0.3517, p_adjusted=4.2e-05)
+        ColumnComparison('plan', psi=0.351..., p_adjusted=3.69...e-05)
     """
 
     _reports: ClassVar[str] = "kullback.report.tables"
@@ -270,9 +270,8 @@ class TableComparison(Shown):
         ]
         there = ", ".join(quoted(column.name) for column in self.columns[:10])
         why = reasons[0] if reasons else f"wanted one of {there or 'no columns'}"
-        raise ColumnNotFoundError(
-            f"no comparison of {quoted(str(name)) if isinstance(name, str) else name!r}: {why}"
-        )
+        asked = quoted(name) if isinstance(name, str) else printable(repr(name), LONGEST_NAME)
+        raise ColumnNotFoundError(f"no comparison of {asked}: {why}")
 
     def __repr__(self) -> str:
         most = "" if not self.columns else f", largest psi: {self.columns[0]!r}"

@@ -96,7 +96,7 @@ def integers_in(bucket: int, center: float = 0.0) -> tuple[float, float]:
 
     Example:
         >>> integers_in(int(buckets_of(np.array([100.0]))[0]))
-        (100, 103)
+        (100, 101)
         >>> integers_in(int(buckets_of(np.array([2.0]))[0]), center=2**60 + 1)
         (1152921504606846979, 1152921504606846979)
     """

@@ -71,13 +71,16 @@ class FileTable(DuckTable):
             return self.connection.read_parquet(self.path)
         if self.how == "csv":
             # All rows decide the types: a column must not turn out to hold strings when half of it is counted.
-            return self.connection.read_csv(
-                self.path,
-                header=True,
-                delimiter=_delimiter(self.path, self.place),
-                quotechar='"',
-                sample_size=-1,
-            )
+            options: dict[str, Any] = {"header": True, "quotechar": '"', "sample_size": -1}
+            options["delimiter"] = _delimiter(self.path, self.place)
+            try:
+                return self.connection.read_csv(self.path, **options)
+            except self.errors:
+                # DuckDB takes a line break in the name of a column for the end of the header, unless it is told to
+                # let things pass; then the lines have been counted here.
+                if not _broken_header(self.path) or _uneven_line(self.path, self.place):
+                    raise
+                return self.connection.read_csv(self.path, strict_mode=False, **options)
         return _narrowed(self.connection.read_json(self.path, format="newline_delimited", sample_size=-1))
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -177,6 +180,17 @@ def _uneven_line(path: str, place: str) -> str | None:
                 if line and len(line) != fields:
                     return f"line {lines.line_num} of {file_path.name} has {len(line)} fields, the header {fields}"
     return None
+
+
+def _broken_header(path: str) -> bool:
+    """Whether the header of a CSV file spans several lines."""
+    first = _files(path)[0]
+    if first.suffix in {".gz", ".zst"}:
+        return False
+    with first.open(newline="", encoding="utf-8", errors="replace") as file:
+        lines = csv.reader(file, delimiter=_delimiter(path, ""))
+        next(lines, [])
+        return lines.line_num > 1
 
 
 def _files(path: str) -> list[Path]:
