@@ -41,7 +41,7 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
     Raises:
         FileError: there is such an output.
     """
-    taken = [each for path in inputs if path is not None for each in _matched(path)]
+    taken: list[PathLike] = [each for path in inputs if path is not None for each in _matched(path)]
     for path in outputs:
         if any(same_file(path, other) for other in taken):
             raise FileError(
