@@ -36,7 +36,7 @@ class FinitePair(NamedTuple):
 
     def swapped(self) -> FinitePair:
         """Return the same pair with P and Q exchanged."""
-        logs = (lambda: (self.log_q(), self.log_p())) if self.log_masses else None
+        logs = (lambda: (self.log_q(), self.log_p())) if self.log_masses is not None else None
         return FinitePair(self.q, self.p, -self.log_ratio, logs)
 
     def log_p(self) -> Tensor:
@@ -113,6 +113,10 @@ class Divergence(ABC):
 
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
+        if isinstance(
+            value, torch.fx.Proxy
+        ):  # torch.compile makes the value again, in place of one that was checked
+            return
         if not low <= number_from(value) <= high:
             error = invalid_value if isinstance(value, Real) else invalid_type
             raise error(

@@ -105,6 +105,11 @@ def cached(name: str, types: TypePair, compute: Callable[[TypePair], Found]) -> 
     return cache[key]
 
 
+def _distances(type_p: type, type_q: type, pair: tuple[type, type]) -> tuple[int, int]:
+    """Return how far up the base classes of two types those of a rule are."""
+    return type_p.__mro__.index(pair[0]), type_q.__mro__.index(pair[1])
+
+
 def rule_without_kullback(type_p: type, type_q: type) -> ThirdPartyRule | None:
     """Return the rule that torch would call for two types if kullback were not installed."""
     rules = {pair: REPLACED.get(pair) if is_ours(rule) else rule for pair, rule in registry().items()}
@@ -114,6 +119,9 @@ def rule_without_kullback(type_p: type, type_q: type) -> ThirdPartyRule | None:
     if not matches:
         return None
     # Torch's order: the closest type of P decides, then that of Q.
-    pair = min(kl._Match(*match) for match in matches).types  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    pair = matches[0]
+    for match in matches[1:]:  # the compiler of torch 2.10 takes no `min` of these
+        if _distances(type_p, type_q, match) < _distances(type_p, type_q, pair):
+            pair = match
     rule = rules[pair]
     return None if rule is None else ThirdPartyRule(rule, pair)
