@@ -367,9 +367,9 @@ def truth(p: Spec, q: Spec, direction: list[float]) -> Truth:
         derivatives: dict[str, float | None] = {}
         for k, kind in enumerate(KINDS):
             i = 2 * k
-            values[kind], errors[kind], derivatives[kind] = _finished(
-                kind, *(None if unknown[j] else total[j] for j in (i, i + 1)), error[i], error[i + 1]
-            )
+            value, slope = (None if unknown[j] else total[j] for j in (i, i + 1))
+            found = _finished(kind, value, slope, error[i], error[i + 1])
+            values[kind], errors[kind], derivatives[kind] = found
     return Truth(values, errors, derivatives)
 
 

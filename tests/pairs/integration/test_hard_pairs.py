@@ -44,8 +44,9 @@ from kullback import (
 )
 from kullback.errors import ConvergenceError
 from kullback.pairs import Options, estimate
-from tests.oracles.sweep import parameters as parameters_of_spec, truth
+from tests.oracles.sweep import parameters as parameters_of_spec
 from tests.oracles.sweep_checks import KINDS
+from tests.oracles.sweep_extended import truth
 
 
 def double(*x: float) -> Tensor:
