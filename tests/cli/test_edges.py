@@ -375,7 +375,9 @@ def test_calc_never_prints_nan(text):
 # Tensors in files of torch.save
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")  # once each
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor"
+)  # once each
 @pytest.mark.parametrize(
     ("make", "answer"),
     [
