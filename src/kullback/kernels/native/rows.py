@@ -6,8 +6,6 @@ a side is float64, else in float32, summing in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import cast
 
 import torch
@@ -89,12 +87,7 @@ def _run(
     code, numbers, swapped = cast(Arguments, arguments_of(kind))
     if swapped:
         p, q, results = q, p, (*results[:2], *results[:1:-1])
-    _operator()(p, q, weights, code, *numbers, temperature, scale, *results)
-
-
-@cache
-def _operator() -> Callable[..., None]:
-    return torch.ops.kullback.value_and_gradient.default
+    torch.ops.kullback.value_and_gradient.default(p, q, weights, code, *numbers, temperature, scale, *results)
 
 
 def _in_float64(weights: Tensor | None) -> Tensor | None:
