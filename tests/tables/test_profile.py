@@ -19,11 +19,9 @@ from kullback.tables import (
     bin_counts,
     choose_bins,
     compare_profiles,
-    compare_tables,
     profile_table,
 )
 from kullback.tables.columns.log_grid import PER_OCTAVE, bucket_ends, buckets_of
-from kullback.tables.reference_profile import batch_profile
 from tests.tables.frames import mixed_table
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -342,14 +340,3 @@ def test_an_empty_part_takes_the_others_type():
     empty = ColumnProfile("categorical", missing=2.0)
     full = ColumnProfile("numeric", 5.0, {1: 3.0}, minimum=6.0, maximum=6.0)
     assert empty.merged(full) == full.merged(empty) == ColumnProfile(**vars(full) | {"missing": 2.0})
-
-
-def test_one_column_may_be_named_alone(tmp_path):
-    table = pa.table({"amount": [1.0, 2.0, 3.0], "b": [1, 2, 3]})
-    assert [each.name for each in compare_tables(table, table, columns="amount").columns] == ["amount"]
-    profile = profile_table(table, columns="amount")
-    assert list(profile.columns) == ["amount"]
-    profile.save(tmp_path / "p.json")
-    assert list(batch_profile(tmp_path / "p.json", profile, columns="amount").columns) == ["amount"]
-    with pytest.raises(ArgumentValueError, match="columns='amount'"):
-        compare_tables(table, table, columns="a")

@@ -34,6 +34,7 @@ from torch.distributions import (
 from torch.distributions.transforms import ExpTransform, PowerTransform, SigmoidTransform, TanhTransform
 
 from kullback import (
+    TotalVariation,
     divergence,
     kl_divergence,
     kl_estimate,
