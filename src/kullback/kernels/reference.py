@@ -43,9 +43,9 @@ def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) ->
     and nearly equal, from their difference, so that it keeps its digits.
     """
     side_p, side_q = _normalize(p, p_in_logs), _normalize(q, q_in_logs)
-    log_ratio = side_p.log_weights - side_q.log_weights
-    # Two logits far from 0 may have nearly equal sums: the peaks cancel exactly, and before anything else.
-    log_ratio_of_sums = (side_p.peak - side_q.peak) + (side_p.log_sum - side_q.log_sum)
+    # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
+    log_ratio = (side_p.log_weights - side_q.log_weights) - (side_p.peak - side_q.peak)
+    log_ratio_of_sums = side_p.log_sum - side_q.log_sum
     if not p_in_logs and not q_in_logs:
         log_ratio = _log_quotient(p, q, log_ratio)
         sum_p, sum_q = p.sum(-1, keepdim=True), q.sum(-1, keepdim=True)
