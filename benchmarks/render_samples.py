@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,54 @@ times. No method sees a divergence as large as that of N(0, 1) ‖ N(5, 1) in so
 where Q was never seen. **Bold** is a case in which a peer is better than ours by more than chance explains.
 """
 
+ASSUMPTIONS = """\
+## What an interval assumes
+
+Draws prove a lower end: what they show cannot be had from P = Q. They prove no upper end, since Q may be as small as it
+likes where it showed no draw and P has a little mass. A finite upper end therefore rests on an assumption, and is given
+only where what the assumption leaves open is small beside the interval; otherwise it is infinite, and a note says why.
+
+No interval can allow for a part of P outside Q of which the draws show nothing: all that follows assumes that there is
+none. Where five to nine draws of such a part are expected, nine of ten intervals are open (below); where fewer, fewer.
+
+* **Categories.** Assumed: what Q never showed is, for P, like what Q showed once or twice. Open above where Q never
+  showed more than 5 % of P's draws, or significantly more of them than it showed once or twice; where Q showed no
+  category so rarely, two draws of P elsewhere suffice if they could matter.
+* **`histogram`.** Assumed: Q's tails go on beyond its outermost draws as they do just before (the generalized Pareto
+  tail nearest to an exponential one that the draws allow), and densities change little within a bin. Open above where
+  twice what these tails add to KL exceeds half of the interval, where P's draws fill a gap of Q's or lie beyond an
+  abrupt end beyond chance, where P has atoms that Q hardly shows, and where 5 % of P's draws are in bins that Q never
+  showed. Where P = Q, chance opens 5 to 10 % of the intervals.
+* **`nearest_neighbors`.** Assumed: the same of every component and of the distance from Q's center, and smooth
+  densities. Open above as `histogram`, and where most of P lies where Q has hardly a draw.
+* **`density_ratio`.** Assumed: one of the classifiers has the form of log p / q, and the same of every component. Open
+  above as `histogram`, and where the classifier gives many of P's draws larger scores than any of Q's; where these
+  scores say nothing beyond, value and lower end are those of the scores, which KL is at least.
+* **`from_density`, `log_ratio`.** Assumed: under P, log p / q has the tail that its largest values show (generalized
+  Pareto, its shape taken larger by its standard error). Open above where that tail may have no mean.
+* **`variational_estimate`.** Always open above: a critic's bound is a lower one.
+
+With clusters, all standard errors are those of independent clusters, with Student's t. Vectors whose components follow
+from others, as proportions and totals do, are compared in the components that are left; if P's and Q's planes differ,
+KL is infinite. `auto` takes nearest neighbors up to ten dimensions, and the classifiers beyond, for clusters, for
+rounded vectors, and wherever neighbors cannot bound KL.
+"""
+
+HARD = """\
+## Hard cases
+
+How often the 95 % interval covers on pairs that are meant to break it: tails of P beyond Q's, categories that Q lacks,
+atoms, planes, clusters, waves (`python benchmarks/coverage.py`). An interval without an upper end covers where its
+lower end is below the truth. **Bold** would be coverage below 93 % by more than chance explains.
+"""
+
+TWO_SAMPLES = """\
+## One distribution or two?
+
+How often `two_sample_test` rejects at the level 0.05, beside tests that see the same draws
+(`python benchmarks/bench_two_sample.py`). Where P = Q, 5 % is right; χ² is that of ten bins, or of signs about medians.
+"""
+
 COVERAGE = """\
 ## Intervals
 
@@ -81,7 +130,15 @@ def page(folder: Path) -> str:
     """The page, as Markdown."""
     parts = [INTRODUCTION]
     if document := read(folder / "samples.json"):
-        parts += [describe(document["machine"]), errors(document["rows"]), intervals(document["rows"])]
+        parts += [describe(document["machine"])]
+        if note := document.get("note"):
+            parts.append(f"{textwrap.fill(note, 120)}\n")
+        parts += [errors(document["rows"]), intervals(document["rows"])]
+    parts.append(ASSUMPTIONS)
+    if document := read(folder / "coverage.json"):
+        parts += [hard_cases(document)]
+    if document := read(folder / "two_sample.json"):
+        parts += [two_samples(document)]
     if document := read(folder / "neighbors.json"):
         parts.append(speed(document))
     if document := read(folder / "tables.json"):
@@ -146,6 +203,31 @@ def coverage(row: Row) -> list[str]:
     if row["coverage"] < LEAST_COVERAGE - 2 * chance:
         covers = f"**{covers}**"
     return [covers, width, *(f"{100 * x:.0f} %" if x else "" for x in (row["one_sided"], refused))]
+
+
+def hard_cases(document: dict[str, Any]) -> str:
+    body = []
+    for row in document["rows"]:
+        truth = "∞" if row["truth"] is None else f"{row['truth']:.3f}"
+        covers = "–" if row["coverage"] is None else f"{100 * row['coverage']:.1f} %"
+        refused = 1 - row["intervals"] / row["repetitions"]
+        shares = [f"{100 * x:.0f} %" if x else "" for x in (row["open"], refused)]
+        width = "–" if row["width"] is None else f"{row['width']:.3f}"
+        cells = [row["case"], f"{row['n']:,}", truth, str(row["repetitions"])]
+        body.append([*cells, covers if row["holds"] else f"**{covers}**", width, *shares])
+    head = ["", "n", "KL", "repetitions", "covers", "median width", "no upper end", "refused"]
+    return f"{HARD}\n{describe(document['machine'])}\n{table(head, body)}"
+
+
+def two_samples(document: dict[str, Any]) -> str:
+    tests = list(dict.fromkeys(test for row in document["rows"] for test in row["rejects"]))
+    body = []
+    for row in document["rows"]:
+        sizes = " and ".join(f"{size:,}" for size in row["sizes"])
+        shares = [f"{100 * row['rejects'][test]:.0f} %" if test in row["rejects"] else "" for test in tests]
+        body.append([row["case"], sizes, "P = Q" if row["equal"] else "", str(row["repetitions"]), *shares])
+    head = ["", "draws", "", "repetitions", *tests]
+    return f"{TWO_SAMPLES}\n{describe(document['machine'])}\n{table(head, body)}"
 
 
 def speed(document: dict[str, Any]) -> str:

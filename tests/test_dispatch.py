@@ -14,10 +14,13 @@ from kullback import (
     Alpha,
     Counts,
     Jeffreys,
+    JensenShannon,
     Logits,
     LogProbs,
     Probs,
+    Renyi,
     ReverseKL,
+    SkewKL,
     TotalVariation,
     dispatch,
     divergence,
@@ -137,8 +140,8 @@ def test_base_changes_the_unit() -> None:
             ValueError,
             ["one device", "cpu and meta"],
         ),
-        (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=1), ValueError, ["other than 1"]),
-        (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=-2), ValueError, ["positive"]),
+        (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=1), ValueError, ["above 1"]),
+        (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=-2), ValueError, ["above 1"]),
         (
             lambda: divergence(Probs([1.0]), Probs([1.0]), TotalVariation(), base=2),
             ValueError,
@@ -282,3 +285,60 @@ def test_values_are_not_looked_at_under_transforms_or_without_data() -> None:
     x = torch.randn(3, 4).softmax(-1)
     assert torch.func.vmap(lambda row: kl_divergence(Probs(row), Probs(row.flip(-1))))(x).shape == (3,)
     assert kl_divergence(Probs(x.to("meta")), Probs(x.to("meta"))).shape == (3,)
+
+
+@pytest.mark.parametrize("family", [td.Categorical, td.OneHotCategorical])
+@pytest.mark.parametrize("given", ["probs", "logits"])
+def test_a_categorical_meets_tensors_that_say_what_they_hold(
+    family: type[td.Distribution], given: str
+) -> None:
+    p, q = torch.tensor([[0.2, 0.3, 0.5], [0.9, 0.1, 0.0]]), torch.tensor([0.3, 0.3, 0.4])
+    known = family(**{given: p if given == "probs" else p.log()})
+    for other in (Probs(q), Logits(q.log() + 3), LogProbs(q.log()), Counts(q * 7)):
+        for kind in (KL(), ReverseKL(), TotalVariation(), Jeffreys()):
+            torch.testing.assert_close(divergence(known, other, kind), divergence(Probs(p), other, kind))
+            torch.testing.assert_close(divergence(other, known, kind), divergence(other, Probs(p), kind))
+        found = kl_estimate(known, other)
+        assert found.method == "summation"
+        assert found.error is not None
+    with pytest.raises(errors.NoRuleError):
+        kl_divergence(td.Normal(0.0, 1.0), Probs(q))
+
+
+@pytest.mark.parametrize("base", [0.5, 1, 0, -2.0, math.inf, math.nan, "2", True])
+def test_a_base_that_makes_no_unit_is_refused(base: object) -> None:
+    with pytest.raises(errors.ArgumentValueError, match=r"\(base=...\): wanted a number above 1"):
+        kl_divergence(Probs([0.5, 0.5]), Probs([0.25, 0.75]), base=base)
+
+
+@pytest.mark.parametrize("kind", [Renyi, Alpha, SkewKL, JensenShannon])
+def test_an_order_that_is_no_number_is_refused(kind: type) -> None:
+    with pytest.raises(errors.ArgumentTypeError, match="wanted a number"):
+        kind("x")
+
+
+def test_every_method_of_an_estimate_is_a_word_that_method_takes_back() -> None:
+    pairs = [
+        (Probs([0.5, 0.5]), Probs([0.25, 0.75])),
+        (td.Normal(0.0, 1.0), td.Normal(1.0, 1.0)),
+        (td.Normal(0.0, 1.0), td.StudentT(3.0)),
+        (td.Poisson(2.0), td.Geometric(0.5)),
+        (td.RelaxedOneHotCategorical(torch.tensor(1.0), torch.ones(3)),) * 2,
+        (td.Categorical(torch.ones(3)), Counts([1, 2, 3])),
+    ]
+    for p, q in pairs:
+        found = kl_estimate(p, q)
+        again = kl_estimate(p, q, method=found.method)
+        assert again.method == found.method != "auto"
+        assert torch.equal(again.value, found.value)
+
+
+def test_the_standard_error_of_draws_is_in_the_unit_of_the_value() -> None:
+    p, q = td.Normal(0.0, 1.0), td.StudentT(3.0)
+    nats, bits = (
+        kl_estimate(p, q, method="monte_carlo", base=base, generator=torch.Generator().manual_seed(1))
+        for base in (None, 2)
+    )
+    assert nats.standard_error is not None
+    torch.testing.assert_close(bits.standard_error * math.log(2), nats.standard_error)
+    torch.testing.assert_close(bits.value * math.log(2), nats.value)

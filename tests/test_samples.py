@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 
@@ -27,7 +28,9 @@ from kullback import (
 )
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
 from kullback.estimators import EstimateWarning
+from kullback.estimators.permutations import Labeling, p_value, permuted
 
+two_sample = importlib.import_module("kullback.estimators.two_sample_test")
 N = 2000
 
 
@@ -311,3 +314,53 @@ def test_the_effect_is_left_out_where_no_estimator_serves() -> None:
     found = two_sample_test(Samples(x), Samples(x.clone()))
     assert found.effect is None
     assert "among those of q" in found.notes[0]
+
+
+TIED = {
+    "zero rows": lambda rng: tuple(
+        Samples(rng.standard_normal((120, 2)) * (rng.random((120, 1)) > 0.6)) for _ in "pq"
+    ),
+    "rounded vectors": lambda rng: tuple(Samples(rng.standard_normal((120, 2)).round()) for _ in "pq"),
+    "yes or no": lambda rng: tuple(Samples((rng.random((120, 3)) < 0.5).astype(float)) for _ in "pq"),
+}
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_equal_vectors_keep_the_level(name: str) -> None:
+    found = []
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        p, q = TIED[name](rng)
+        statistics = two_sample._statistics(p, q, rng)
+        found.append(p_value(*permuted(statistics, Labeling.of(p, q), 99, rng))[0])
+    # Binomial(120, 0.05) is below 15 with probability 0.999.
+    assert (np.array(found) <= 0.05).sum() <= 14
+
+
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [
+        (lambda rng: (rng.normal(size=300), rng.normal(0, 1.5, 300)), "spread_of_ranks"),
+        (lambda rng: (rng.normal(size=(150, 5)), rng.normal(size=(150, 5)) + 0.8 * np.eye(5)[0]), None),
+        (lambda rng: (rng.normal(size=(150, 2)), rng.normal(size=(150, 2)) @ [[1, 0.7], [0, 0.71]]), None),
+        (lambda rng: (rng.normal(size=(100, 5)), rng.normal(size=(2000, 5)) + 0.7 * np.eye(5)[0]), None),
+        (lambda rng: (rng.normal(size=(1500, 5)), rng.normal(size=(1500, 5)) + 0.3 * np.eye(5)[0]), None),
+    ],
+)
+def test_each_sort_of_difference_is_found(make, method: str | None) -> None:
+    rng = np.random.default_rng(0)
+    p, q = map(Samples, make(rng))
+    statistics = two_sample._statistics(p, q, rng)
+    found, best = p_value(*permuted(statistics, Labeling.of(p, q), 199, rng))
+    assert found <= 0.02
+    assert method in (None, statistics.names[best])
+
+
+def test_the_least_of_several_p_values_is_compared_with_the_others() -> None:
+    rng = np.random.default_rng(0)
+    tables = rng.random((2000, 40, 3))
+    found = np.array([p_value(table[0], table[1:])[0] for table in tables])
+    for level in (0.05, 0.1, 0.5):
+        assert (found <= level).mean() <= level + 3 * math.sqrt(level * (1 - level) / 2000)
+    single = rng.random((20, 1))
+    assert p_value(single[0], single[1:])[0] == pytest.approx((single >= single[0]).mean())

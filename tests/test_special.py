@@ -141,8 +141,23 @@ def test_equal_arguments_give_0_with_gradient_0(name: str) -> None:
             assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
-def test_an_overflow_leaves_a_finite_number_and_no_nan() -> None:
+def test_an_overflow_is_infinite_and_leaves_no_nan_in_gradients() -> None:
     d = torch.tensor([1e4, 1e300, -1e300], dtype=torch.float64, requires_grad=True)
-    value = special.expm1mx(d)
-    assert bool(value.isfinite().all())
-    assert bool(torch.autograd.grad(0 * value.sum(), d)[0].eq(0).all())
+    c = torch.full_like(d, 2.0).detach().requires_grad_()
+    for value in (special.expm1mx(d), special.scaled_expm1mx(c, d)):
+        assert value.tolist() == [mpmath.inf, mpmath.inf, pytest.approx(1e300, rel=1.1)]
+        kept = torch.where(value.isinf(), 0, value).sum()
+        for gradient in torch.autograd.grad(
+            kept, [x for x in (d, c) if x is d or value.grad_fn is not None], allow_unused=True
+        ):
+            assert gradient is None or gradient[:2].eq(0).all()
+
+
+def test_a_small_factor_takes_the_exponential_beyond_its_range() -> None:
+    c, d = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (1e-30, 715.0))
+    value = special.scaled_expm1mx(c, d)
+    with mpmath.workdps(50):
+        truth = mpf(1e-30) * (mp.exp(715) - 716)
+    assert value.item() == pytest.approx(float(truth), rel=1e-12)
+    (by_d,) = torch.autograd.grad(value, d)
+    assert by_d.item() == pytest.approx(float(truth), rel=1e-12)

@@ -11,7 +11,8 @@ constexpr double kInfinity = kInf<double>;
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 // What a parameter may be for the arithmetic to stay within float64.
-enum class Range { kReal, kPositive, kLogit, kProbability, kCount };
+// Those between two families have squares of quotients, and need more room.
+enum class Range { kReal, kPositive, kLogit, kProbability, kCount, kMild, kMildPositive };
 
 KULLBACK_INLINE bool is_within(Range range, double x) {
   switch (range) {
@@ -19,6 +20,8 @@ KULLBACK_INLINE bool is_within(Range range, double x) {
     case Range::kLogit: return (x >= -340.0) & (x <= 340.0);
     case Range::kProbability: return (x <= 1.0) & ((x >= 1e-75) | (x == 0.0));
     case Range::kCount: return (x >= 0.0) & (x <= 1e75);
+    case Range::kMild: return (x >= -1e30) & (x <= 1e30);
+    case Range::kMildPositive: return (x >= 1e-30) & (x <= 1e30);
     default: return (x >= -1e75) & (x <= 1e75);
   }
 }

@@ -1,6 +1,7 @@
 // Sweeps over the elements of a batch. Plain loops, which the compiler vectorizes.
 #include "../common/convert.h"
 #include "elements.h"
+#include "mixed.h"
 #include "task.h"
 
 namespace kullback {
@@ -21,7 +22,7 @@ template <class Form, bool with_derivatives>
 static void sweep_elements(const Block& block) {
   constexpr int count = sizeof(Form::ranges) / sizeof(Range);
   const double *a = block.parameter[0], *b = block.parameter[1];
-  const double *c = block.parameter[count > 2 ? 2 : 0], *d = block.parameter[count > 2 ? 3 : 0];
+  const double *c = block.parameter[count > 2 ? 2 : 0], *d = block.parameter[count > 3 ? 3 : 0];
   double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1];
   double *by_c = block.derivative[2], *by_d = block.derivative[3];
 #pragma omp simd
@@ -31,10 +32,8 @@ static void sweep_elements(const Block& block) {
     if constexpr (with_derivatives) {
       by_a[i] = answer.derivative[0];
       by_b[i] = answer.derivative[1];
-      if constexpr (count > 2) {
-        by_c[i] = answer.derivative[2];
-        by_d[i] = answer.derivative[3];
-      }
+      if constexpr (count > 2) by_c[i] = answer.derivative[2];
+      if constexpr (count > 3) by_d[i] = answer.derivative[3];
     }
   }
 }
@@ -150,12 +149,40 @@ static void sweep_beta(const Block& block) {
   }
 }
 
+struct BetaUniformForm {
+  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild};
+};
+
+// KL to Beta(1, 1), plus the logarithm of the interval's width.
+template <bool with_derivatives>
+static void sweep_beta_uniform(const Block& block) {
+  double one[kElements];
+  const double *low = block.parameter[2], *high = block.parameter[3];
+  for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
+  Block of_beta = block;
+  of_beta.parameter[2] = of_beta.parameter[3] = one;
+  sweep_beta<with_derivatives>(of_beta);
+  for (int64_t i = 0; i < block.size; ++i) {
+    const double margin = (high[i] - 1.0) - low[i];
+    const bool outside = (low[i] > 0.0) | (high[i] < 1.0);
+    block.value[i] = outside ? kInfinity : block.value[i] + log1p_of(margin).value();
+    if constexpr (with_derivatives) {
+      const double by_high = outside ? 0.0 : 1.0 / (1.0 + margin);
+      for (int j = 0; j < 2; ++j) block.derivative[j][i] = outside ? 0.0 : block.derivative[j][i];
+      block.derivative[2][i] = -by_high;
+      block.derivative[3][i] = by_high;
+    }
+  }
+}
+
 template <class Form, bool with_derivatives>
 static void sweep(const Block& block) {
   if constexpr (__is_same(Form, GammaForm)) {
     sweep_gamma<with_derivatives>(block);
   } else if constexpr (__is_same(Form, BetaForm)) {
     sweep_beta<with_derivatives>(block);
+  } else if constexpr (__is_same(Form, BetaUniformForm)) {
+    sweep_beta_uniform<with_derivatives>(block);
   } else {
     sweep_elements<Form, with_derivatives>(block);
   }
@@ -275,6 +302,25 @@ bool compute_form(const FormTask& task) {
     case ElementForm::kGeometricLogits: return run_form<GeometricLogitsForm>(task);
     case ElementForm::kGeometricProbs: return run_form<GeometricProbsForm>(task);
     case ElementForm::kPoisson: return run_form<PoissonForm>(task);
+    case ElementForm::kNormalLaplace: return run_form<NormalLaplaceForm>(task);
+    case ElementForm::kLaplaceNormal: return run_form<LaplaceNormalForm>(task);
+    case ElementForm::kNormalGumbel: return run_form<NormalGumbelForm>(task);
+    case ElementForm::kGumbelNormal: return run_form<GumbelNormalForm>(task);
+    case ElementForm::kUniformNormal: return run_form<UniformNormalForm>(task);
+    case ElementForm::kUniformExponential: return run_form<UniformExponentialForm>(task);
+    case ElementForm::kUniformGumbel: return run_form<UniformGumbelForm>(task);
+    case ElementForm::kUniformPareto: return run_form<UniformParetoForm>(task);
+    case ElementForm::kUniformGamma: return run_form<UniformGammaForm>(task);
+    case ElementForm::kUniformBeta: return run_form<UniformBetaForm>(task);
+    case ElementForm::kGammaNormal: return run_form<GammaNormalForm>(task);
+    case ElementForm::kGammaGumbel: return run_form<GammaGumbelForm>(task);
+    case ElementForm::kBetaGamma: return run_form<BetaGammaForm>(task);
+    case ElementForm::kBetaNormal: return run_form<BetaNormalForm>(task);
+    case ElementForm::kBetaUniform: return run_form<BetaUniformForm>(task);
+    case ElementForm::kParetoGamma: return run_form<ParetoGammaForm>(task);
+    case ElementForm::kParetoNormal: return run_form<ParetoNormalForm>(task);
+    case ElementForm::kBernoulliPoisson: return run_form<BernoulliPoissonForm>(task);
+    case ElementForm::kBernoulliLogitsPoisson: return run_form<BernoulliLogitsPoissonForm>(task);
   }
   return false;
 }
@@ -282,4 +328,5 @@ bool compute_form(const FormTask& task) {
 }  // namespace KULLBACK_ISA
 }  // namespace kullback
 
+#include "normals.h"
 #include "rows.h"

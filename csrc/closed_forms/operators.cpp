@@ -42,11 +42,11 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
                     const Optional& d, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                     const Optional& by_d) {
   static const auto compute = KULLBACK_BEST(compute_form);
-  STD_TORCH_CHECK(form >= 0 && form <= static_cast<int64_t>(ElementForm::kPoisson), "kullback: no such closed form");
+  STD_TORCH_CHECK(form >= 0 && form < kElementForms, "kullback: no such closed form");
   FormTask task{};
   task.form = static_cast<ElementForm>(form);
   task.parameters = parameters_of(task.form);
-  STD_TORCH_CHECK(task.parameters == 2 || (c && d), "kullback: four parameters expected");
+  STD_TORCH_CHECK((task.parameters < 3 || c) && (task.parameters < 4 || d), "kullback: more parameters expected");
   check_values(values);
   task.dtype = dtype_of(values);
   task.size = values.numel();
@@ -77,7 +77,7 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
 int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p, const Tensor& q, const Optional& by_p,
                             const Optional& by_q) {
   static const auto compute = KULLBACK_BEST(compute_form_rows);
-  STD_TORCH_CHECK(form >= 0 && form <= static_cast<int64_t>(RowForm::kCategoricalProbs),
+  STD_TORCH_CHECK(form >= 0 && form < kRowForms,
                   "kullback: no such closed form");
   check_values(values);
   STD_TORCH_CHECK(p.is_cpu() && q.is_cpu() && p.dim() > 0, "kullback: rows of parameters on the CPU expected");
@@ -91,7 +91,8 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   task.dtype = dtype_of(values);
   task.rows = values.numel();
   task.classes = p.size(p.dim() - 1);
-  STD_TORCH_CHECK(p.numel() == task.rows * task.classes, "kullback: a value for each row expected");
+  STD_TORCH_CHECK(p.dim() == values.dim() + 1 && begins_with_shape_of(p, values),
+                  "kullback: a value for each row expected");
   task.p = p.const_data_ptr();
   task.q = q.const_data_ptr();
   task.values = values.mutable_data_ptr();
@@ -114,6 +115,61 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
     run(0, task.rows);
   } else {
     torch::stable::parallel_for(0, task.rows, grain, run);
+  }
+  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+}
+
+// Writes the divergence of each pair of multivariate normals, of means and of Cholesky factors of covariances, and its
+// derivatives where they are wanted; returns as above.
+int64_t closed_form_of_normals(const Tensor& values, const Tensor& loc_p, const Tensor& root_p, const Tensor& loc_q,
+                               const Tensor& root_q, const Optional& by_loc_p, const Optional& by_root_p,
+                               const Optional& by_loc_q, const Optional& by_root_q) {
+  static const auto compute = KULLBACK_BEST(compute_normals);
+  check_values(values);
+  STD_TORCH_CHECK(loc_p.dim() == values.dim() + 1 && begins_with_shape_of(loc_p, values) &&
+                      root_p.dim() == loc_p.dim() + 1 && begins_with_shape_of(root_p, loc_p) &&
+                      root_p.size(loc_p.dim()) == loc_p.size(values.dim()),
+                  "kullback: a mean and a square matrix for each value expected");
+  for (const Tensor* x : {&loc_p, &root_p, &loc_q, &root_q}) {
+    STD_TORCH_CHECK(x->is_cpu() && x->scalar_type() == values.scalar_type() &&
+                        has_shape_of(*x, x == &loc_p || x == &loc_q ? loc_p : root_p),
+                    "kullback: parameters of one shape and dtype on the CPU expected");
+    if (!x->is_contiguous()) return number_of(Outcome::kOtherLayout);
+  }
+  NormalsTask task{};
+  task.dtype = dtype_of(values);
+  task.size = values.numel();
+  task.dimensions = loc_p.size(values.dim());
+  task.loc_p = loc_p.const_data_ptr();
+  task.root_p = root_p.const_data_ptr();
+  task.loc_q = loc_q.const_data_ptr();
+  task.root_q = root_q.const_data_ptr();
+  task.values = values.mutable_data_ptr();
+  task.by_loc_p = write_like(by_loc_p, loc_p);
+  task.by_root_p = write_like(by_root_p, root_p);
+  task.by_loc_q = write_like(by_loc_q, loc_p);
+  task.by_root_q = write_like(by_root_q, root_p);
+  const int64_t d = task.dimensions, bytes = size_of(task.dtype), grain = 1 + 8 * kGrain / (d * d * d + 1);
+  std::atomic<bool> done = true;
+  const auto run = [&](int64_t begin, int64_t end) {
+    NormalsTask mine = task;
+    const int64_t means = begin * d * bytes, matrices = means * d;
+    mine.size = end - begin;
+    mine.loc_p = moved(task.loc_p, means);
+    mine.root_p = moved(task.root_p, matrices);
+    mine.loc_q = moved(task.loc_q, means);
+    mine.root_q = moved(task.root_q, matrices);
+    mine.values = moved(task.values, begin * bytes);
+    mine.by_loc_p = moved(task.by_loc_p, means);
+    mine.by_root_p = moved(task.by_root_p, matrices);
+    mine.by_loc_q = moved(task.by_loc_q, means);
+    mine.by_root_q = moved(task.by_root_q, matrices);
+    if (!compute(mine)) done = false;
+  };
+  if (task.size <= grain) {
+    run(0, task.size);
+  } else {
+    torch::stable::parallel_for(0, task.size, grain, run);
   }
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
@@ -154,7 +210,7 @@ bool scale_derivatives(const Tensor& grad, const Optional& by_a, const Optional&
   for (const Optional* by : {&by_a, &by_b, &by_c, &by_d}) {
     if (!*by) continue;
     check_like(**by, **by, grad.scalar_type());
-    STD_TORCH_CHECK((*by)->numel() % grad.numel() == 0, "kullback: derivatives of each value expected");
+    STD_TORCH_CHECK(begins_with_shape_of(**by, grad), "kullback: derivatives of each value expected");
   }
   const void* data = grad.const_data_ptr();
   if (!step && (is_double ? *static_cast<const double*>(data) : *static_cast<const float*>(data)) == 1) return true;
@@ -175,6 +231,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
       "closed_form_of_rows(int form, Tensor(a!) values, Tensor p, Tensor q, Tensor(b!)? by_p=None, "
       "Tensor(c!)? by_q=None) -> int");
   m.def(
+      "closed_form_of_normals(Tensor(a!) values, Tensor loc_p, Tensor root_p, Tensor loc_q, Tensor root_q, "
+      "Tensor(b!)? by_loc_p=None, Tensor(c!)? by_root_p=None, Tensor(d!)? by_loc_q=None, "
+      "Tensor(e!)? by_root_q=None) -> int");
+  m.def(
       "scale_derivatives(Tensor grad, Tensor(a!)? by_a, Tensor(b!)? by_b, Tensor(c!)? by_c=None, "
       "Tensor(d!)? by_d=None) -> bool");
 }
@@ -182,5 +242,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
 STABLE_TORCH_LIBRARY_IMPL(kullback, CPU, m) {
   m.impl("closed_form", TORCH_BOX(&kullback::closed_form));
   m.impl("closed_form_of_rows", TORCH_BOX(&kullback::closed_form_of_rows));
+  m.impl("closed_form_of_normals", TORCH_BOX(&kullback::closed_form_of_normals));
   m.impl("scale_derivatives", TORCH_BOX(&kullback::scale_derivatives));
 }

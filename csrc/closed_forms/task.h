@@ -34,6 +34,14 @@ struct FormRowTask {
   void *values, *by_p, *by_q;
 };
 
+// Means, and lower triangular factors of covariances, contiguous; derivatives as in the others.
+struct NormalsTask {
+  Dtype dtype;
+  int64_t size, dimensions;
+  const void *loc_p, *root_p, *loc_q, *root_q;
+  void *values, *by_loc_p, *by_root_p, *by_loc_q, *by_root_q;
+};
+
 // The number of parameters of both sides.
 constexpr int parameters_of(ElementForm form) {
   switch (form) {
@@ -44,13 +52,17 @@ constexpr int parameters_of(ElementForm form) {
     case ElementForm::kBernoulliProbs:
     case ElementForm::kGeometricLogits:
     case ElementForm::kGeometricProbs:
-    case ElementForm::kPoisson: return 2;
+    case ElementForm::kPoisson:
+    case ElementForm::kBernoulliPoisson:
+    case ElementForm::kBernoulliLogitsPoisson: return 2;
+    case ElementForm::kUniformExponential: return 3;
     default: return 4;
   }
 }
 
-// Both return false where some parameter is so extreme, or no number, that the results are of no use.
+// All return false where some parameter is so extreme, or no number, that the results are of no use.
 KULLBACK_DECLARE_VARIANTS(bool compute_form(const FormTask&))
 KULLBACK_DECLARE_VARIANTS(bool compute_form_rows(const FormRowTask&))
+KULLBACK_DECLARE_VARIANTS(bool compute_normals(const NormalsTask&))
 
 }  // namespace kullback

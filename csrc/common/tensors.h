@@ -31,12 +31,17 @@ inline bool is_single_or_double(const Tensor& x) {
   return x.scalar_type() == ScalarType::Double || x.scalar_type() == ScalarType::Float;
 }
 
-inline bool has_shape_of(const Tensor& x, const Tensor& like) {
-  if (x.dim() != like.dim()) return false;
-  for (int64_t i = 0; i < x.dim(); ++i) {
+// Whether the shape of `x` begins with that of `like`.
+inline bool begins_with_shape_of(const Tensor& x, const Tensor& like) {
+  if (x.dim() < like.dim()) return false;
+  for (int64_t i = 0; i < like.dim(); ++i) {
     if (x.size(i) != like.size(i)) return false;
   }
   return true;
+}
+
+inline bool has_shape_of(const Tensor& x, const Tensor& like) {
+  return x.dim() == like.dim() && begins_with_shape_of(x, like);
 }
 
 inline void check_like(const Tensor& x, const Tensor& like, ScalarType dtype) {
@@ -63,10 +68,12 @@ inline void check_numbers_of_rows(const Tensor& x, int64_t rows) {
                   "kullback: one float64 number for each row expected");
 }
 
-// Writes a number to a tensor that holds one, of float32 or float64.
-inline void write_number(const Tensor& x, double number) {
-  STD_TORCH_CHECK(x.is_cpu() && x.numel() == 1 && is_single_or_double(x),
+inline void check_number(const Optional& x) {
+  STD_TORCH_CHECK(!x || (x->is_cpu() && x->dim() == 0 && is_single_or_double(*x)),
                   "kullback: a total of one number in float32 or float64 expected");
+}
+
+inline void write_number(const Tensor& x, double number) {
   if (x.scalar_type() == ScalarType::Double) {
     *static_cast<double*>(x.mutable_data_ptr()) = number;
   } else {

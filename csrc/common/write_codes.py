@@ -19,4 +19,5 @@ for name in codes["__all__"]:
             for code in codes[name]
         )
         lines.append(f"enum class {name} : int64_t {{ {members} }};")
+        lines.append(f"constexpr int64_t k{name}s = {len(codes[name])};")
 Path(sys.argv[2]).write_text("\n".join([*lines, "", "}  // namespace kullback", ""]))

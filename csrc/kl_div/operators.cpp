@@ -18,6 +18,7 @@ void kl_terms(const Tensor& log_q, const Tensor& target, const Optional& logs, c
   const ScalarType dtype = log_q.scalar_type();
   check_like(log_q, log_q, dtype);
   check_like(target, log_q, dtype);
+  check_number(total);
   TermTask task{};
   task.dtype = dtype_of(log_q);
   task.log_q = log_q.const_data_ptr();

@@ -1,123 +1,47 @@
 // One row of logits of P and one of Q: their divergence and its gradients. Plain loops, which the compiler vectorizes.
-#include "../common/convert.h"
-#include "task.h"
+#include "power.h"
+#include "rows.h"
 #include "terms.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Lanes are summed in their own precision over a block, blocks in float64.
-constexpr int64_t kBlock = 1024;
-
-// Where a row is; a gradient that is not wanted is null, and may be the same memory as the logits it belongs to.
-template <class Real>
-struct Row {
-  const Real* p;
-  const Real* q;
-  Real* exp_p;
-  Real* exp_q;
-  Real* spare;  // may be that of p's logits, or of its gradient
-  Real* gradient_p;
-  Real* gradient_q;
-};
-
-struct Statistics {
-  double peak;
-  double sum;
-};
-
-// Peak and sum of exponentials of one row; the exponentials themselves stay in `e`.
-template <class Real>
-KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inverse_temperature) {
-  Real peak = -kInf<Real>;
-#pragma omp simd reduction(max : peak)
-  for (int64_t i = 0; i < n; ++i) peak = x[i] > peak ? x[i] : peak;
-  double sum = 0;
-  for (int64_t start = 0; start < n; start += kBlock) {
-    const int64_t stop = start + kBlock < n ? start + kBlock : n;
-    Real part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t i = start; i < stop; ++i) {
-      const Real value = exp_of_negative((x[i] - peak) * inverse_temperature);
-      e[i] = value;
-      part += value;
-    }
-    sum += part;
-  }
-  return {peak, sum};
-}
-
-// Whether differences of logits would be rounded to more than a few units of the last place of small logits.
-KULLBACK_INLINE bool far_apart(double peak_p, double peak_q) {
-  const double distance = std::fabs(peak_p - peak_q);
-  return distance > 4 && distance < 1e30;
-}
-
-template <class Real>
-static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) to[i] = x[i] - offset;
-  return to;
-}
-
-// What a gradient is finished with: the sum of the derivatives by log-probabilities, and the sum of their sizes.
-struct DerivativeSums {
-  double sum = 0, size = 0;
-};
-
-template <class Real>
-static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Real weight) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
-}
-
-// Derivatives by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at
-// once; their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
-template <bool at_once, class Real>
-static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, DerivativeSums sums, Real weight) {
-  const Real factor = scale * static_cast<Real>(sums.sum);
-  if constexpr (!at_once) {
-    project(derivatives, e, n, factor, weight);
-  } else if (std::fabs(sums.sum) > (kIsDouble<Real> ? 1e-15 : 1e-6) * sums.size) {
-    project(derivatives, e, n, weight * factor, Real(1));
-  }
-}
-
 template <class Real, int form, bool to_p, bool to_q>
 static void sweep(const Row<Real>& row, RowTask& t) {
   const int64_t n = t.classes;
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
-  const Statistics p = normalize(row.p, row.exp_p, n, inverse_temperature);
-  const Statistics q = normalize(row.q, row.exp_q, n, inverse_temperature);
-  const Real scale_p = static_cast<Real>(1.0 / p.sum), scale_q = static_cast<Real>(1.0 / q.sum);
-  // log p - log q = (a - b) / T - shift. The shift is subtracted in two parts, as one alone would round it. Sides far
-  // apart are brought together first, as a - b would be rounded.
-  const Real offset = far_apart(p.peak, q.peak) ? static_cast<Real>(p.peak - q.peak) : Real(0);
-  const Real* logits_p = offset == 0 ? row.p : shifted(row.p, offset, row.spare, n);
-  const Real* logits_q = row.q;
-  const double shift = (p.peak - q.peak - offset) * t.inverse_temperature + std::log(p.sum / q.sum);
-  const Real high = static_cast<Real>(shift), low = static_cast<Real>(shift - high);
+  const Normalized<Real> r = normalize_both(row, t);
+  const Real scale_p = r.scale_p, scale_q = r.scale_q, high = r.high, low = r.low;
+  const Real *logits_p = r.a, *logits_q = r.b;
   // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.
   constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
   constexpr bool is_variation = form == kTotalVariationForm;
+  // Where one side alone is -inf these are infinite, even if the mass of the other side underflows.
+  constexpr bool p_needs_q = form == kKLForm || form == kJeffreysForm;
+  constexpr bool q_needs_p = form == kReverseKLForm || form == kJeffreysForm;
   const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
   const Real *exp_p = row.exp_p, *exp_q = row.exp_q;
   Real *out_p = row.gradient_p, *out_q = row.gradient_q;
   const Sides<Real> sides{Side<Real>(t.p), Side<Real>(t.q)};
   double value = 0, sum_p = 0, sum_q = 0, size = 0, difference = 0;
+  Real most = 0, least = 0;  // of a - b
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t stop = start + kBlock < n ? start + kBlock : n;
     Real part = 0, part_p = 0, part_q = 0, part_size = 0, part_difference = 0;
-#pragma omp simd reduction(+ : part, part_p, part_q, part_size, part_difference)
+#pragma omp simd reduction(+ : part, part_p, part_q, part_size, part_difference) reduction(max : most) \
+    reduction(min : least)
     for (int64_t i = start; i < stop; ++i) {
       const Real mass_p = exp_p[i] * scale_p, mass_q = exp_q[i] * scale_q;
-      const Real d = ((logits_p[i] - logits_q[i]) * inverse_temperature - high) - low;
+      const Real apart = logits_p[i] - logits_q[i];
+      const Real d = (apart * inverse_temperature - high) - low;
       const Term<Real> term = term_of<form>(mass_p, mass_q, d, sides);
       part += term.value;
       if constexpr (to_p) part_p += term.derivative_p;
       if constexpr (is_variation || to_q) part_q += term.derivative_q;
       if constexpr (to_p && p_at_once) part_size += std::fabs(term.derivative_p);
       if constexpr (to_q && q_at_once) part_size += std::fabs(term.derivative_q);
+      if constexpr (p_needs_q) most = apart > most ? apart : most;
+      if constexpr (q_needs_p) least = apart < least ? apart : least;
       if constexpr (is_variation) part_difference += difference_of(mass_p, mass_q, d);
       if constexpr (to_p) out_p[i] = p_at_once ? weight * term.derivative_p : term.derivative_p;
       if constexpr (to_q) out_q[i] = q_at_once ? weight * term.derivative_q : term.derivative_q;
@@ -130,6 +54,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   }
   // Only this kind feels the rounding of `shift`, which shows in that q - p does not sum to zero, in first order.
   if constexpr (is_variation) value -= difference * sum_q;
+  if (most == kInf<Real> || least == -kInf<Real>) value += kInf<double>;
   t.value = value > 0 ? value : (value == value ? 0.0 : value);
   if constexpr (to_p) finish<p_at_once>(out_p, exp_p, n, scale_p, {sum_p, size}, weight);
   if constexpr (to_q) finish<q_at_once>(out_q, exp_q, n, scale_q, {sum_q, size}, weight);
@@ -150,7 +75,11 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
     case DivergenceCode::kReverseKL: return sweep_as_wanted<Real, kReverseKLForm>(row, t);
     case DivergenceCode::kJeffreys: return sweep_as_wanted<Real, kJeffreysForm>(row, t);
     case DivergenceCode::kTotalVariation: return sweep_as_wanted<Real, kTotalVariationForm>(row, t);
-    default: break;
+    case DivergenceCode::kPower:
+    case DivergenceCode::kRenyi:
+      if constexpr (kIsDouble<Real>) sweep_powers(row, t);
+      return;
+    case DivergenceCode::kMixture: break;
   }
   if constexpr (!kIsDouble<Real>) {
     const bool even = t.p.share == 0.5 && t.q.share == 0.5 && t.p.weight == t.q.weight;
@@ -160,33 +89,53 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   return sweep_as_wanted<Real, kMixtureForm>(row, t);
 }
 
+// How many classes are computed with: a short row is filled up with classes without mass to whole vectors.
+template <class Real>
+KULLBACK_INLINE int64_t padded(int64_t classes) {
+  constexpr int64_t lanes = 64 / sizeof(Real);
+  return classes < kShortRow ? (classes + lanes - 1) / lanes * lanes : classes;
+}
+
+template <class Real>
+static const Real* load_padded(const RowView& x, int64_t classes, int64_t n, Real* buffer) {
+  const Real* row = load(x.dtype, x.data, x.stride, classes, buffer);
+  if (n == classes) return row;
+  if (row != buffer) std::memcpy(buffer, row, classes * sizeof(Real));
+  for (int64_t i = classes; i < n; ++i) buffer[i] = -kInf<Real>;
+  return buffer;
+}
+
 // Logits of another dtype are converted into scratch, which then takes the gradient before it is rounded once.
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
-  const int64_t n = t.classes;
-  const auto target = [](const RowView& out, Real* buffer) -> Real* {
+  const int64_t classes = t.classes, n = padded<Real>(classes);
+  const auto target = [&](const RowView& out, Real* buffer) -> Real* {
     if (!out.data) return nullptr;
-    return out.dtype == kDtypeOf<Real> ? static_cast<Real*>(out.data) : buffer;
+    return out.dtype == kDtypeOf<Real> && n == classes ? static_cast<Real*>(out.data) : buffer;
   };
   Row<Real> row;
   row.exp_p = scratch;
   row.exp_q = scratch + n;
-  row.spare = scratch + 2 * n;
-  row.p = load(v.p.dtype, v.p.data, v.p.stride, n, scratch + 2 * n);
-  row.q = load(v.q.dtype, v.q.data, v.q.stride, n, scratch + 3 * n);
-  row.gradient_p = target(v.gradient_p, scratch + 2 * n);
-  row.gradient_q = target(v.gradient_q, scratch + 3 * n);
+  row.spare_p = scratch + 2 * n;
+  row.spare_q = scratch + 3 * n;
+  row.affinities = scratch + 4 * n;
+  row.p = load_padded(v.p, classes, n, row.spare_p);
+  row.q = load_padded(v.q, classes, n, row.spare_q);
+  row.gradient_p = target(v.gradient_p, row.spare_p);
+  row.gradient_q = target(v.gradient_q, row.spare_q);
+  t.classes = n;
   sweep_of_divergence(row, t);
+  t.classes = classes;
   if (t.weight == 0) {  // such a row gives 0 whatever it holds
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
   }
-  if (row.gradient_p) store(row.gradient_p, n, v.gradient_p.dtype, v.gradient_p.data);
-  if (row.gradient_q) store(row.gradient_q, n, v.gradient_q.dtype, v.gradient_q.data);
+  if (row.gradient_p) store(row.gradient_p, classes, v.gradient_p.dtype, v.gradient_p.data);
+  if (row.gradient_q) store(row.gradient_q, classes, v.gradient_q.dtype, v.gradient_q.data);
 }
 
 void compute_row(const RowViews& v, RowTask& t, void* scratch) {
-  if (v.in_float64()) {
+  if (in_float64(v, t.divergence)) {
     compute(v, t, static_cast<double*>(scratch));
   } else {
     compute(v, t, static_cast<float*>(scratch));

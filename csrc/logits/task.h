@@ -11,6 +11,12 @@ struct Mixing {
   double weight, share, rest;
 };
 
+// The power divergence of an order of at least 1/2, other than 1, times a weight; or the weight times the logarithm of
+// sum p^order q^(1 - order), which is Renyi's.
+struct Power {
+  double weight, order;
+};
+
 // What is asked about a row, and the answer.
 struct RowTask {
   int64_t classes;
@@ -18,6 +24,7 @@ struct RowTask {
   double weight;
   DivergenceCode divergence;
   Mixing p, q;
+  Power power;
   double value;
 };
 
@@ -31,12 +38,22 @@ struct RowView {
 // A gradient may be the same memory as the logits it belongs to.
 struct RowViews {
   RowView p, q, gradient_p, gradient_q;
-
-  // Else the arithmetic is in float32, with sums in float64.
-  bool in_float64() const { return p.dtype == Dtype::kFloat64 || q.dtype == Dtype::kFloat64; }
 };
 
-constexpr int64_t kScratchPerClass = 4;  // numbers of the format that is computed in
+// Whether the arithmetic is in float64: powers of p / q leave the range of float32. Else it is in float32, with sums in
+// float64.
+inline bool in_float64(const RowViews& row, DivergenceCode divergence) {
+  return row.p.dtype == Dtype::kFloat64 || row.q.dtype == Dtype::kFloat64 ||
+         divergence == DivergenceCode::kPower || divergence == DivergenceCode::kRenyi;
+}
+
+// Shorter rows are filled up to whole vectors, of at most this many numbers.
+constexpr int64_t kShortRow = 256, kMostLanes = 16;
+
+// How many numbers `scratch` holds, in the format that is computed in.
+constexpr int64_t scratch_size(DivergenceCode divergence, int64_t classes) {
+  return (divergence == DivergenceCode::kRenyi ? 5 : 4) * (classes + kMostLanes);
+}
 
 KULLBACK_DECLARE_VARIANTS(void compute_row(const RowViews&, RowTask&, void* scratch))
 

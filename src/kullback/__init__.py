@@ -1,31 +1,40 @@
-"""Kullback-Leibler divergences for PyTorch: for tensors, distributions, losses, metrics and files of predictions."""
+"""Kullback-Leibler divergences for PyTorch: for tensors, distributions, losses, metrics and files of predictions.
 
-from kullback import errors, estimators, functional, io, metrics, nn, tables
-from kullback.diagnosis import diagnose
-from kullback.dispatch import divergence, kl_divergence, kl_estimate
-from kullback.estimate import Estimate
-from kullback.estimators import TwoSampleTest, two_sample_test
-from kullback.generators import (
-    KL,
-    Alpha,
-    ChiSquared,
-    Divergence,
-    Jeffreys,
-    JensenShannon,
-    Renyi,
-    ReverseKL,
-    SkewKL,
-    SquaredHellinger,
-    TotalVariation,
-)
-from kullback.kernels.backends import backends
-from kullback.pairs import register_kl
-from kullback.pairs.bounds import Bounds, kl_bounds
-from kullback.pairs.install import install, uninstall
-from kullback.predictions import compare_predictions
-from kullback.representations import Counts, Logits, LogProbs, Probs
-from kullback.samples import Samples
-from kullback.tables import compare_tables
+Each public name is imported when it is first used, so that ``import kullback`` takes no time of its own.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kullback import errors, estimators, functional, io, metrics, nn, tables
+    from kullback.diagnosis import diagnose
+    from kullback.dispatch import divergence, kl_divergence, kl_estimate
+    from kullback.estimate import Estimate
+    from kullback.estimators import TwoSampleTest, two_sample_test
+    from kullback.generators import (
+        KL,
+        Alpha,
+        ChiSquared,
+        Divergence,
+        Jeffreys,
+        JensenShannon,
+        Renyi,
+        ReverseKL,
+        SkewKL,
+        SquaredHellinger,
+        TotalVariation,
+    )
+    from kullback.kernels.backends import backends
+    from kullback.pairs import register_kl
+    from kullback.pairs.bounds import Bounds, kl_bounds
+    from kullback.pairs.install import install, uninstall
+    from kullback.predictions import compare_predictions
+    from kullback.representations import Counts, Logits, LogProbs, Probs
+    from kullback.samples import Samples
+    from kullback.tables import compare_tables
 
 __all__ = [
     "KL",
@@ -70,3 +79,48 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# The public names by the module that defines them.
+_NAMES = {
+    "kullback.diagnosis": ("diagnose",),
+    "kullback.dispatch": ("divergence", "kl_divergence", "kl_estimate"),
+    "kullback.estimate": ("Estimate",),
+    "kullback.estimators": ("TwoSampleTest", "two_sample_test"),
+    "kullback.generators": (
+        "KL",
+        "Alpha",
+        "ChiSquared",
+        "Divergence",
+        "Jeffreys",
+        "JensenShannon",
+        "Renyi",
+        "ReverseKL",
+        "SkewKL",
+        "SquaredHellinger",
+        "TotalVariation",
+    ),
+    "kullback.kernels.backends": ("backends",),
+    "kullback.pairs": ("register_kl",),
+    "kullback.pairs.bounds": ("Bounds", "kl_bounds"),
+    "kullback.pairs.install": ("install", "uninstall"),
+    "kullback.predictions": ("compare_predictions",),
+    "kullback.representations": ("Counts", "Logits", "LogProbs", "Probs"),
+    "kullback.samples": ("Samples",),
+    "kullback.tables": ("compare_tables",),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    elif name in __all__:
+        value = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

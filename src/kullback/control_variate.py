@@ -16,6 +16,8 @@ __all__ = ["coefficient", "ratio_minus_one", "tail_index"]
 
 # q / p is left out beyond this tail index, at which its variance is all but infinite.
 _LARGEST_TAIL_INDEX = 0.4
+# It has to explain so much of the variance of d: for less, what it adds to the tails is not worth it (measured).
+_LEAST_EXPLAINED = 0.75
 
 
 def ratio_minus_one(d: Tensor) -> Tensor:
@@ -28,7 +30,7 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
 
     That is where Q shows mass that P has not, as the mean of q / p - 1 is then not 0, or where the largest q / p hint
     at a variance that is not finite: a few draws would then decide the coefficient, and the standard error would be
-    too small.
+    too small. It is 0, too, where q / p - 1 explains less than three quarters of the variance of d.
 
     Arguments:
         d: log p - log q at draws of P, shape (draws, ...).
@@ -45,8 +47,10 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
     usable = usable & (tail_index(ratio) < _LARGEST_TAIL_INDEX)
     centered = ratio - (counted * ratio).sum(0)
     spread = (counted * centered**2).sum(0)
-    regression = (counted * (d - (counted * d).sum(0)) * centered).sum(0) / torch.where(usable, spread, 1)
-    return torch.where(usable & regression.isfinite(), -regression, 0)
+    rest = d - (counted * d).sum(0)
+    regression = (counted * rest * centered).sum(0) / torch.where(usable, spread, 1)
+    explained = regression.square() * spread >= _LEAST_EXPLAINED * (counted * rest.square()).sum(0)
+    return torch.where(usable & explained & regression.isfinite(), -regression, 0)
 
 
 def tail_index(ratio: Tensor) -> Tensor:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, OneHotCategorical
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators import METHODS as SAMPLE_METHODS, EstimateWarning, estimate_from_samples
+from kullback.estimators import EstimateWarning
+from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.inputs import number_from
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
+from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence
+from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
-from kullback.representations import Counts, Representation
+from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.samples import Samples
 
 __all__ = ["divergence", "kl_divergence", "kl_estimate"]
@@ -53,8 +58,8 @@ def kl_divergence(
         p: P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes); or a torch distribution, or a frozen
             one of SciPy's, such as ``scipy.stats.norm(0, 1)``, which has no gradient and counts as float64; or
             `Samples`, draws of an unknown P.
-        q: Q: any of the first four with as many classes, or a distribution if P is one. Batch shapes broadcast. For
-            draws of P: draws of Q, or a Q that is known.
+        q: Q: any of the first four, or a Categorical, with as many classes, or a distribution if P is one. Batch
+            shapes broadcast. For draws of P: draws of Q, or a Q that is known.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule to use: ``"auto"`` takes the most exact there is of
             ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
@@ -93,9 +98,19 @@ def kl_divergence(
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
     numbers = (atol, max_evaluations, draws)
-    is_default = method == "auto" and base is rtol is generator is None and numbers == _DEFAULTS
+    is_default = (
+        method == "auto"
+        and base is rtol is generator is None
+        and type(atol) is float
+        and type(max_evaluations) is type(draws) is int
+        and numbers == _DEFAULTS
+    )
     if is_default:
-        value = fused_divergence(p, q)  # at once: for a small batch, checking the options takes longer
+        # At once: for a small batch, checking the options takes longer.
+        if _are_rows_of_one_shape(p, q):
+            value = row_divergence(_KL, cast(Representation, p), cast(Representation, q))
+        else:
+            value = fused_divergence(p, q)
         if value is not None:
             return value
     options = _options(
@@ -209,6 +224,7 @@ def kl_estimate(
     """
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
     options = options._replace(confidence=confidence)
+    p, q = _operands("kl_estimate", p, q)
     answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
     if not (isinstance(p, Representation) and isinstance(q, Representation)):
         return answer
@@ -240,8 +256,13 @@ def _options(
             got=repr(method),
             instead="method='auto', which takes the most exact rule there is",
         )
-    for name, number in (("rtol", rtol), ("atol", atol), ("max_evaluations", max_evaluations)):
-        if number is not None and not number >= 0:
+    for name, number in (
+        ("rtol", rtol),
+        ("atol", atol),
+        ("max_evaluations", max_evaluations),
+        ("draws", draws),
+    ):
+        if number is not None and not number_from(number) >= 0:
             raise invalid_value(
                 call,
                 name,
@@ -249,6 +270,14 @@ def _options(
                 got=repr(number),
                 instead=f"{call}(p, q) without it",
             )
+    if generator is not None and not isinstance(generator, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            call,
+            "generator",
+            wanted="a torch.Generator or None",
+            got=repr(generator),
+            instead="generator=torch.Generator().manual_seed(0)",
+        )
     return Options(method, rtol, atol, max_evaluations, draws, generator, wants_error)
 
 
@@ -263,10 +292,7 @@ def _answer(
     exact: bool = False,
 ) -> Estimate:
     unit = _unit(call, kind, base)
-    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
-    for argument, operand in (("p", p), ("q", q)):
-        if not isinstance(operand, Representation | Samples | Distribution):
-            raise _bare(call, argument, operand)
+    p, q = _operands(call, p, q)
     if isinstance(p, Samples) or isinstance(q, Samples):
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
@@ -284,10 +310,32 @@ def _answer(
                 "p, q",
                 wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
                 got=f"{type(p).__name__} and {type(q).__name__}, for which there is no rule by {options.method}",
-                instead=f"{call}(Logits(d.logits), ...) for a Categorical d; histograms of draws as Counts(...)",
+                instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
             )
         )
     return answer if unit == 1 else _in_units(answer, unit)
+
+
+def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
+    """Convert SciPy's distributions to torch's, and a Categorical beside a representation to one; refuse the rest."""
+    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
+    for argument, operand in (("p", p), ("q", q)):
+        if not isinstance(operand, Representation | Samples | Distribution):
+            raise _bare(call, argument, operand)
+    if isinstance(p, Representation) != isinstance(q, Representation):
+        p, q = _of_classes(p), _of_classes(q)
+    p, q = (usable(call, name, x) if isinstance(x, Distribution) else x for name, x in (("p", p), ("q", q)))
+    return p, q
+
+
+def _of_classes(d: object) -> object:
+    """Return the logits or probabilities of a Categorical or OneHotCategorical; anything else as it is."""
+    part = getattr(d, "_categorical", d) if isinstance(d, OneHotCategorical) else d
+    if not isinstance(part, Categorical):
+        return d
+    if given_logits(part):
+        return Logits(part.logits, validate=False)
+    return Probs(part.probs, validate=False)
 
 
 def _in_units(answer: Estimate, unit: float) -> Estimate:
@@ -360,15 +408,24 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
             got=f"base={base!r} with {kind!r}",
             instead=f"{call}(...) without base",
         )
-    if not (0 < base < math.inf) or base == 1:
+    if not 1 < number_from(base) < math.inf:
         raise invalid_value(
             call,
             "base",
-            wanted="a positive number other than 1",
+            wanted="a number above 1",
             got=repr(base),
             instead="base=2 for bits, base=10 for hartleys, or no base for nats",
         )
     return math.log(base)
+
+
+def _are_rows_of_one_shape(p: object, q: object) -> bool:
+    """Tell whether two representations have the same type, shape, dtype and device, and no labels."""
+    if type(p) is not type(q) or type(p) not in (Logits, LogProbs, Probs):
+        return False
+    left, right = cast(Representation, p), cast(Representation, q)
+    a, b = left.tensor, right.tensor
+    return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and left.dim == right.dim
 
 
 def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
+    "ColumnNotFoundError",
     "ConvergenceError",
     "FileError",
     "IncompatibleTensorError",
@@ -129,6 +130,22 @@ class FileError(KullbackError, ValueError):
     """
 
 
+class ColumnNotFoundError(KullbackError, KeyError):
+    """A comparison of tables has no such column.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50})
+        >>> compare_tables(table, table)["y"]
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ColumnNotFoundError: no comparison of 'y': wanted one of 'x'
+    """
+
+    __str__ = Exception.__str__  # KeyError's would show the repr
+
+
 class OptionalDependencyError(KullbackError, ImportError):
     """A feature needs a package that is not installed.
 
@@ -146,7 +163,7 @@ def explain(call: str, argument: str, *, wanted: str, got: str, instead: str) ->
         "Counts(prior=...): wanted a number; got 'half'. Write: prior=0.5"
     """
     arguments = ", ".join(f"{name}=..." for name in argument.split(", "))
-    return f"{call}({arguments}): wanted {wanted}; got {got}. Write: {instead}"
+    return f"{call}({arguments}): wanted {wanted}; got {printable(got, LONGEST_GOT)}. Write: {instead}"
 
 
 def invalid_value(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
@@ -157,3 +174,36 @@ def invalid_value(call: str, argument: str, *, wanted: str, got: str, instead: s
 def invalid_type(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type, in the words of `explain`."""
     return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))
+
+
+# A name in a message is cut to this many characters, what an argument was to so many, a message to that many.
+LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
+
+
+def printable(text: object, longest: int | None = None) -> str:
+    r"""Escape the control characters and undecodable bytes of a name or sentence, and cut it in the middle.
+
+    A terminal would execute control characters, line breaks could forge lines, and UTF-8 cannot encode undecodable
+    bytes of file names.
+
+    Example:
+        >>> print(printable("a\x1b[2Jb\udcff"))
+        a\x1b[2Jb\udcff
+        >>> printable("abcdefghij", longest=7)
+        'abc...j'
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    if longest is not None and len(shown) > longest:
+        end = (longest - 3) // 3
+        shown = f"{shown[: longest - 3 - end]}...{shown[len(shown) - end :]}"
+    return shown
+
+
+def quoted(name: object) -> str:
+    r"""Return a name that may come from anywhere in quotation marks: escaped, and cut where it is very long.
+
+    Example:
+        >>> print(quoted("size\n"))
+        'size\n'
+    """
+    return f"'{printable(name, LONGEST_NAME)}'"

@@ -21,6 +21,13 @@ class Finding:
             ``"note"``: nothing is wrong.
         advice: what to do about it; empty where there is nothing to do.
         column: the column of a table that it is about; None for everything else.
+
+    Example:
+        >>> import torch, kullback
+        >>> p = torch.tensor([[0.7, 0.2, 0.1]])
+        >>> finding = kullback.diagnose(p, p.flip(-1), reduction="sum").findings[0]
+        >>> finding.code, finding.level
+        ('input-is-probabilities', 'error')
     """
 
     code: str

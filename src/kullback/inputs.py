@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Hashable, Mapping
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -11,13 +14,25 @@ from torch import Tensor
 
 from kullback.errors import invalid_type
 
-__all__ = ["as_tensor", "split_labels"]
+__all__ = [
+    "as_tensor",
+    "check_dense",
+    "dense",
+    "is_fake",
+    "is_ordinary",
+    "number_from",
+    "recordable",
+    "split_labels",
+]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def as_tensor(call: str, argument: str, x: object) -> Tensor:
     """Return `x` as a tensor; raise an error in the name of `call` where that is impossible."""
     if isinstance(x, Tensor):
-        return x
+        return dense(call, argument, x)
     try:
         if isinstance(x, np.ndarray) and not x.flags.writeable:
             x = x.copy()  # a tensor must not share read-only memory
@@ -30,6 +45,95 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
             got=f"{type(x).__name__} ({error})",
             instead=f"{call}(torch.tensor(...))",
         ) from None
+
+
+def number_from(x: object) -> float:
+    """Return a real number as a float; NaN, which no check of a range passes, for whatever is none.
+
+    A tensor is none: it may require a gradient, which a number has not.
+    """
+    if type(x) is float:
+        return x
+    try:
+        return float(x) if isinstance(x, Real) else math.nan
+    except OverflowError:  # an integer beyond floats
+        return math.nan
+
+
+def dense(call: str, argument: str, x: Tensor) -> Tensor:
+    """Return `x` or a copy that autograd can save; raise unless it is dense."""
+    check_dense(call, argument, x)
+    return recordable(x)
+
+
+def recordable(x: Tensor) -> Tensor:
+    """Return `x`; if it was made under ``torch.inference_mode`` and a gradient may be recorded, a copy.
+
+    Autograd refuses to save tensors of inference mode, and nothing would notice if they changed before the backward
+    pass.
+    """
+    if torch.compiler.is_compiling() or not x.is_inference():
+        return x
+    return x.clone() if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() else x
+
+
+def check_dense(call: str, argument: str, x: Tensor) -> None:
+    """Raise unless `x` is a dense tensor of a dtype that torch computes with."""
+    if torch.compiler.is_compiling() or _is_plain(x):
+        return
+    found = _unusual(x)
+    if found is not None:
+        got, instead = found
+        wanted = "a dense tensor of numbers"
+        raise invalid_type(call, argument, wanted=wanted, got=got, instead=f"{argument}.{instead}")
+
+
+def is_ordinary(x: Tensor) -> bool:
+    """Tell whether `x` is a dense tensor with values, of which autograd takes note."""
+    return _is_plain(x) and not x.is_meta and not x.is_inference()
+
+
+def _is_plain(x: Tensor) -> bool:
+    return (
+        type(x) in _PLAIN
+        and x.layout is torch.strided
+        and not x.is_nested
+        and (x.dtype in _FLOATS or not (x.dtype.is_floating_point or x.is_quantized))
+    )
+
+
+def _unusual(x: Tensor) -> tuple[str, str] | None:
+    """Return what `x` is and the method that makes it dense; None where it is dense or of an unknown class."""
+    module, dtype = type(x).__module__, x.dtype
+    found = (
+        (module.startswith("torch.distributed.tensor"), "a DTensor", "full_tensor()"),
+        (
+            module.startswith("torch.masked"),
+            "a MaskedTensor",
+            "get_data(), and leave masked rows out by indexing or mask=",
+        ),
+        (
+            x.is_nested,
+            "a nested tensor",
+            "to_padded_tensor(padding), and leave the padding out by indexing or mask=",
+        ),
+        (x.is_quantized, f"a quantized tensor, dtype {dtype}", "dequantize()"),
+        (x.layout is not torch.strided, f"a tensor of layout {x.layout}", "to_dense()"),
+        (
+            dtype.is_floating_point and dtype not in _FLOATS,
+            f"dtype {dtype}, which has no arithmetic",
+            "float()",
+        ),
+    )
+    return next(((got, instead) for is_so, got, instead in found if is_so), None)
+
+
+def is_fake(x: Tensor) -> bool:
+    """Tell whether `x` is a tensor of ``FakeTensorMode``, which has a shape and no values."""
+    if type(x) in _PLAIN:
+        return False
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    return fake is not None and isinstance(x, fake.FakeTensor)
 
 
 def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:

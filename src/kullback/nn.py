@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide
-from kullback.functional.positions import Vocabulary
+from kullback.functional.positions import Vocabulary, check_kind, check_temperature, check_vocabulary
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
-from kullback.reduction import Reduction
+from kullback.reduction import Reduction, check_reduction
 
 __all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
 
@@ -34,7 +34,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
         Called with ``(input, target)``, what `kl_div` returns: the terms, or a scalar.
 
     Raises:
-        KullbackError: At the call, as `kl_div` does.
+        ArgumentValueError: `reduction` is not one of the four words; and what `kl_div` raises, at the call.
 
     Gradient:
         That of `kl_div`: 0, never NaN, at a class without mass in the target.
@@ -47,6 +47,17 @@ class KLDivLoss(torch.nn.KLDivLoss):
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951).
     """
+
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        log_target: bool = False,
+    ) -> None:
+        super().__init__(size_average, reduce, reduction, log_target)
+        if self.reduction != "elementwise_mean":  # torch's old name for "mean"
+            check_reduction("KLDivLoss", self.reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of log-probabilities `input` against `target`."""
@@ -72,7 +83,7 @@ class DistillationLoss(torch.nn.Module):
         ``normalizer=``, what `distillation_loss` returns.
 
     Raises:
-        KullbackError: At the call, as `distillation_loss` does.
+        KullbackError: an invalid kind, temperature, reduction or vocabulary; at the call, see `distillation_loss`.
 
     Gradient:
         That of `distillation_loss`.
@@ -99,6 +110,10 @@ class DistillationLoss(torch.nn.Module):
         inplace_backward: bool = False,
     ) -> None:
         super().__init__()
+        check_kind("DistillationLoss", kind)
+        check_temperature("DistillationLoss", temperature)
+        check_reduction("DistillationLoss", reduction)
+        check_vocabulary("DistillationLoss", vocabulary)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction
@@ -166,7 +181,7 @@ class LinearDistillationLoss(torch.nn.Module):
         `linear_distillation_loss` returns.
 
     Raises:
-        KullbackError: At the call, as `linear_distillation_loss` does.
+        KullbackError: an invalid kind, temperature or vocabulary; at the call, see `linear_distillation_loss`.
 
     Gradient:
         That of `linear_distillation_loss`.
@@ -197,6 +212,10 @@ class LinearDistillationLoss(torch.nn.Module):
         float32_logits: bool = False,
     ) -> None:
         super().__init__()
+        check_kind("LinearDistillationLoss", kind)
+        check_temperature("LinearDistillationLoss", temperature)
+        check_reduction("LinearDistillationLoss", reduction)
+        check_vocabulary("LinearDistillationLoss", vocabulary)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction

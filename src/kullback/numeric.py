@@ -1,11 +1,14 @@
-"""The dtypes in which kullback computes."""
+"""The dtypes in which kullback computes, and numbers as strict JSON has them."""
 
 from __future__ import annotations
+
+import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["accurate_dtype", "upcast"]
+__all__ = ["accurate_dtype", "json_safe", "upcast"]
 
 
 def accurate_dtype(device: torch.device) -> torch.dtype:
@@ -21,3 +24,19 @@ def upcast(x: Tensor) -> Tensor:
         torch.float64
     """
     return x if x.dtype == torch.float64 else x.to(accurate_dtype(x.device))
+
+
+def json_safe(value: Any) -> Any:
+    """Replace the floats that JSON lacks by strings, at any depth, and tuples by lists.
+
+    Example:
+        >>> json_safe({"value": (1.5, float("inf"))})
+        {'value': [1.5, 'Infinity']}
+    """
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -10,21 +10,7 @@ from kullback.errors import OptionalDependencyError
 
 __all__ = ["is_installed", "load"]
 
-# Which extra of kullback brings a package.
-_EXTRAS = {
-    "click": "cli",
-    "duckdb": "tables",
-    "jinja2": "report",
-    "matplotlib": "report",
-    "narwhals": "tables",
-    "pyarrow": "tables",
-    "rich": "cli",
-    "safetensors": "cli",
-    "scipy": "samples",
-    "sklearn": "samples",
-    "torchmetrics": "metrics",
-}
-# Where a package is not installed by the name that it is imported by.
+# The name that a package is installed by, where it is imported by another.
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 
 
@@ -46,8 +32,7 @@ def load(module: str, feature: str) -> Any:
         why = (
             "which is not installed" if find_spec(package) is None else f"which cannot be imported ({error})"
         )
-        remedy = f"kullback[{_EXTRAS[package]}]" if package in _EXTRAS else name
-        raise OptionalDependencyError(f"{feature} needs {name}, {why}. Run: pip install '{remedy}'") from None
+        raise OptionalDependencyError(f"{feature} needs {name}, {why}. Run: pip install {name}") from None
 
 
 def is_installed(*packages: str) -> bool:

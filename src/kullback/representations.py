@@ -6,6 +6,7 @@ reading is a plausible number that means nothing. The classes say which it is, a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, cast
@@ -14,10 +15,20 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.inputs import as_tensor, split_labels
+from kullback.inputs import as_tensor, is_fake, number_from, split_labels
 from kullback.numeric import accurate_dtype, upcast
+from kullback.words import RepresentationName
 
-__all__ = ["Counts", "LogProbs", "Logits", "Probs", "Representation", "can_inspect", "first_of"]
+__all__ = [
+    "REPRESENTATIONS",
+    "Counts",
+    "LogProbs",
+    "Logits",
+    "Probs",
+    "Representation",
+    "can_inspect",
+    "first_of",
+]
 
 # torch has no public way to ask whether a tensor stands for a batch, as it does under vmap and in batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
@@ -28,9 +39,12 @@ _is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
+_WIDE = (torch.float32, torch.float64)
+
+
 def can_inspect(x: Tensor) -> bool:
-    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or on the meta device."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or where it has none."""
+    if torch.compiler.is_compiling() or x.is_meta or is_fake(x):
         return False
     return not (_is_wrapped(x) or _is_legacy_batch(x))
 
@@ -73,7 +87,7 @@ class Representation(ABC):
 
     def weights(self) -> Tensor:
         """The tensor with its classes moved to the last dimension: log-weights if `in_logs`, else weights."""
-        return self.tensor.movedim(self.dim, -1)
+        return self.tensor if self.dim == -1 else self.tensor.movedim(self.dim, -1)
 
     @property
     def _call(self) -> str:
@@ -100,7 +114,7 @@ class Representation(ABC):
                 got="a single number",
                 instead=f"{self._call}(torch.stack([...])) with one entry for each class",
             )
-        if not -x.ndim <= dim < x.ndim:
+        if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_value(
                 self._call,
                 "dim",
@@ -194,8 +208,13 @@ class Logits(Representation):
     """
 
     def _check(self, x: Tensor) -> None:
-        if bool(x.amax(self.dim).isfinite().all()):
-            return  # a row's largest score shows whatever is wrong: NaN, +inf, or nothing but -inf
+        # A finite sum says that every score is finite, at once for small batches, where every operation counts.
+        if x.numel() <= 4096 and x.dtype in _WIDE and math.isfinite(x.detach().sum().item()):
+            return
+        # A row's largest score shows whatever is wrong: NaN, +inf, or nothing but -inf; their sum shows whether one is.
+        peaks = x.detach().amax(self.dim)
+        if math.isfinite(peaks.sum(dtype=accurate_dtype(x.device)).item()) or bool(peaks.isfinite().all()):
+            return
         self._no_nan(x)
         self._no_infinity(x, "scores below +inf", x == torch.inf)
         self._some_mass((x == -torch.inf).all(self.dim), "nothing but -inf")
@@ -326,7 +345,7 @@ class Counts(Representation):
     ) -> None:
         found, values = split_labels(x)
         self.labels = found if labels is None else tuple(labels)
-        self.prior = float(prior)
+        self.prior = number_from(prior)
         if not 0 <= self.prior < float("inf"):
             raise invalid_value(
                 "Counts",
@@ -404,3 +423,11 @@ class Counts(Representation):
                 got=f"{len(self.labels)} labels, {distinct} of them different",
                 instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
             )
+
+
+REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
+    "logits": Logits,
+    "log-probs": LogProbs,
+    "probs": Probs,
+    "counts": Counts,
+}

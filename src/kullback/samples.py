@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.inputs import as_tensor
+from kullback.inputs import as_tensor, is_fake
 from kullback.representations import can_inspect, first_of
 
 __all__ = ["Samples"]
@@ -58,6 +58,7 @@ class Samples:
     ) -> None:
         self.labels, values = _encoded(x)
         draws = as_tensor("Samples", "x", values)
+        _check_present("x", draws)
         _check_shape(draws, dim)
         self.tensor = draws[:, None] if draws.ndim == 1 else draws.movedim(dim, -1)
         self.dim = -1
@@ -105,6 +106,17 @@ def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
     return tuple(labels.tolist()), torch.from_numpy(codes.astype(np.int64))
 
 
+def _check_present(argument: str, x: Tensor) -> None:
+    if x.is_meta or is_fake(x):
+        raise invalid_value(
+            "Samples",
+            argument,
+            wanted="a tensor with values",
+            got="one that has a shape only",
+            instead="real tensors, outside of FakeTensorMode and of the meta device",
+        )
+
+
 def _check_shape(draws: Tensor, dim: int) -> None:
     if draws.is_complex():
         raise invalid_type(
@@ -133,7 +145,12 @@ def _check_shape(draws: Tensor, dim: int) -> None:
 
 
 def _checked_weights(weights: object, n: int) -> Tensor:
-    found = as_tensor("Samples", "weights", weights).to(torch.float64)
+    found = as_tensor("Samples", "weights", weights)
+    _check_present("weights", found)
+    # A list became float32, which large and small numbers are beyond.
+    found = (
+        torch.tensor(weights, dtype=torch.float64) if isinstance(weights, list) else found.to(torch.float64)
+    )
     bad = ~(found.isfinite() & (found >= 0))
     if found.shape != (n,) or bool(bad.any()) or not bool((found > 0).any()):
         reason = f", not finite or negative: {first_of(bad)}" if bool(bad.any()) else ""
@@ -144,11 +161,14 @@ def _checked_weights(weights: object, n: int) -> Tensor:
             got=f"shape {tuple(found.shape)}{reason}, sum {float(found.sum()):g}",
             instead="weights=None where every draw counts the same",
         )
-    return found
+    # Sums of the weights, and of their squares, must neither overflow nor lose digits.
+    peak = found.max()
+    return found if 1e-100 < peak < 1e100 else found / peak
 
 
 def _cluster_codes(cluster: object, n: int) -> Tensor:
-    names = cluster.cpu().numpy() if isinstance(cluster, Tensor) else np.asarray(cluster)
+    is_tensor = isinstance(cluster, Tensor)
+    names = as_tensor("Samples", "cluster", cluster).cpu().numpy() if is_tensor else np.asarray(cluster)
     if names.shape != (n,):
         raise invalid_value(
             "Samples",

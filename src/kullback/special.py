@@ -33,6 +33,7 @@ __all__ = [
     "polynomial",
     "safe_log",
     "safe_logsumexp",
+    "scaled_expm1mx",
     "scaled_e1",
     "scaled_e1_from_2",
     "stirling_bregman",
@@ -62,6 +63,8 @@ _NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.86
 _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
 # How near a and b are, in |b - a| / (a + b), for that rule to have thirteen digits.
 _RULE_NEAR = 0.05
+# Below this x log x is nothing beside log x.
+_TINY = 1e-75
 # Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., to float64's last digit for y up to 2.
 _EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
 _E1_DEPTH = 50
@@ -76,10 +79,21 @@ def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def expm1mx(d: Tensor) -> Tensor:
-    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; not negative, and 0 at 0; at most about e^709."""
+    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; not negative, and 0 at 0.
+
+    It is +inf, with derivative 0, beyond e^709.
+    """
     small = d.clamp(-_EXPM1MX_NEAR, _EXPM1MX_NEAR)
     large = d.clamp(max=_LARGEST)
-    return torch.where(small == d, small * small * polynomial(_EXPM1MX, small), torch.expm1(large) - large)
+    far = torch.where(d > _LARGEST, torch.inf, torch.expm1(large) - large)
+    return torch.where(small == d, small * small * polynomial(_EXPM1MX, small), far)
+
+
+def scaled_expm1mx(c: Tensor, d: Tensor) -> Tensor:
+    """Return c (e^d - 1 - d) for c > 0; +inf, with derivative 0, beyond e^709."""
+    large = d > _LARGEST
+    beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
+    return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
 
 
 def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
@@ -91,8 +105,8 @@ def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """Return e^x, at most e^709: finite, so that its gradient is 0 where the value is not taken."""
-    return torch.exp(x.clamp(max=_LARGEST))
+    """Return e^x; +inf, with derivative 0, beyond e^709."""
+    return torch.where(x > _LARGEST, torch.inf, torch.exp(x.clamp(max=_LARGEST)))
 
 
 def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
@@ -189,11 +203,14 @@ def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Te
     `distance` is b - a where that is known better than from a and b.
     """
     distance = b - a if distance is None else distance
+    # Where both are tiny the function is -log x, whose second derivative may overflow.
+    tiny = (a < _TINY) & (b < _TINY)
+    of_logs = itakura_saito(torch.where(tiny, b, 1), torch.where(tiny, a, 1), torch.where(tiny, distance, 0))
+    a, b, distance = torch.where(tiny, 1, a), torch.where(tiny, 1, b), torch.where(tiny, 0, distance)
     near = distance.abs() < _RULE_NEAR * (a + b)
     close = bregman_by_quadrature(trigamma_minus_inverse, a, torch.where(near, distance, 0))
-    return torch.where(
-        near, close, stirling_remainder(b) - stirling_remainder(a) - distance * digamma_minus_log(a)
-    )
+    far = stirling_remainder(b) - stirling_remainder(a) - distance * digamma_minus_log(a)
+    return torch.where(tiny, of_logs, torch.where(near, close, far))
 
 
 def lgamma_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:

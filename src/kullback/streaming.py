@@ -174,25 +174,18 @@ class QuantileSketch:
         device: torch.device | str = "cpu",
     ) -> None:
         if not 0 < relative_error < 1:
-            got = relative_error
-            raise invalid_value(
-                "QuantileSketch",
-                "relative_error",
-                wanted="a number between 0 and 1",
-                got=str(got),
-                instead="relative_error=0.005",
-            )
+            wanted, got, instead = "a number between 0 and 1", str(relative_error), "relative_error=0.005"
+            raise invalid_value("QuantileSketch", "relative_error", wanted=wanted, got=got, instead=instead)
         if not 0 < lowest < highest < math.inf:
-            got = lowest, highest
-            raise invalid_value(
-                "QuantileSketch",
-                "lowest, highest",
-                wanted="0 < lowest < highest < inf",
-                got=str(got),
-                instead="lowest=1e-15, highest=1e6",
-            )
+            wanted, got = "0 < lowest < highest < inf", str((lowest, highest))
+            instead = "lowest=1e-15, highest=1e6"
+            raise invalid_value("QuantileSketch", "lowest, highest", wanted=wanted, got=got, instead=instead)
         self._grid = relative_error, lowest, highest
-        self.state = _empty_state(self._edges(torch.device(device))) if state is None else state
+        if state is None:
+            edges = self._edges(torch.device(device))
+            counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
+            state = SketchState(counts, edges.new_tensor(torch.inf), edges.new_tensor(-torch.inf))
+        self.state = state
 
     def __repr__(self) -> str:
         names = zip(("relative_error", "lowest", "highest"), self._grid, strict=True)
@@ -234,13 +227,8 @@ class QuantileSketch:
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
             got = f"{int(bad.sum())} others of {values.numel()}, first {float(values[first])} at position {first}"
-            raise invalid_value(
-                "QuantileSketch.add",
-                "values",
-                wanted="values of 0 or more",
-                got=got,
-                instead="sketch.add(values[values >= 0])",
-            )
+            wanted, instead = "values of 0 or more", "sketch.add(values[values >= 0])"
+            raise invalid_value("QuantileSketch.add", "values", wanted=wanted, got=got, instead=instead)
         bucket = torch.bucketize(values, self._edges(values.device), right=True)
         self.state = SketchState(
             self.counts.scatter_add(0, bucket, torch.ones_like(bucket)),
@@ -251,13 +239,8 @@ class QuantileSketch:
     def merge(self, other: QuantileSketch) -> None:
         """Add all the values that another sketch has seen; another grid is an error."""
         if self._grid != other._grid:
-            raise invalid_value(
-                "QuantileSketch.merge",
-                "other",
-                wanted=f"a sketch like {self!r}",
-                got=repr(other),
-                instead="the same grid for both",
-            )
+            wanted, got, instead = f"a sketch like {self!r}", repr(other), "the same grid for both"
+            raise invalid_value("QuantileSketch.merge", "other", wanted=wanted, got=got, instead=instead)
         self.state = SketchState(
             self.counts + other.counts,
             torch.minimum(self.minimum, other.minimum),
@@ -285,12 +268,9 @@ class QuantileSketch:
         """
         at = torch.as_tensor(probabilities, dtype=self.minimum.dtype, device=self.counts.device)
         if not bool(((at >= 0) & (at <= 1)).all()):
+            wanted, got, instead = "numbers from 0 to 1", str(at.tolist()), "[0.5] for 50%"
             raise invalid_value(
-                "QuantileSketch.quantile",
-                "probabilities",
-                wanted="numbers from 0 to 1",
-                got=str(at.tolist()),
-                instead="[0.5] for 50%",
+                "QuantileSketch.quantile", "probabilities", wanted=wanted, got=got, instead=instead
             )
         filled = self.counts.cumsum(0)
         last = filled[-1] - 1
@@ -307,7 +287,12 @@ class QuantileSketch:
     def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
         """Return the values of the given ranks, counted from 0 in increasing order; `filled` accumulates the counts."""
         bucket = torch.searchsorted(filled, rank, right=True)
-        value = _answers(self._edges(rank.device))[bucket].clamp(self.minimum, self.maximum)
+        edges = self._edges(rank.device)
+        grid = edges[:-1]
+        # The harmonic mean of a bucket's ends halves the relative error.
+        inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
+        answers = torch.cat([edges.new_zeros(1), inner, grid[-1:], edges[-1:]])
+        value = answers[bucket].clamp(self.minimum, self.maximum)
         value = torch.where(rank == 0, self.minimum, value)
         return torch.where(rank == filled[-1] - 1, self.maximum, value)
 
@@ -322,15 +307,3 @@ def _grid_edges(relative_error: float, lowest: float, highest: float, device: to
     buckets = math.ceil(math.log(highest / lowest) / step)
     grid = lowest * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))
     return torch.cat([grid, grid.new_tensor([torch.inf])]).to(device, accurate_dtype(device))
-
-
-def _answers(edges: Tensor) -> Tensor:
-    """Return the value of each bucket: the harmonic mean of its ends halves the relative error."""
-    grid = edges[:-1]
-    inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
-    return torch.cat([edges.new_zeros(1), inner, grid[-1:], edges[-1:]])
-
-
-def _empty_state(edges: Tensor) -> SketchState:
-    counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
-    return SketchState(counts, edges.new_tensor(torch.inf), edges.new_tensor(-torch.inf))

@@ -47,17 +47,45 @@ def nearest_neighbors(x, y):
     return np.log(other / own).mean(0) + math.log(len(y) / (len(x) - 1))
 
 
-@pytest.mark.parametrize("name", ["gauss1", "exponential", "cauchy1", "pareto"])
+@pytest.mark.parametrize("name", ["gauss1", "cauchy1"])
 def test_intervals_hold_the_divergence_as_often_as_they_say(name):
     _, found = estimates(name, 1000, 150)
     assert 0.92 <= coverage(name, found) <= 0.985
-    assert np.mean([e.interval[1] == math.inf for e in found]) < 0.1
+    assert np.mean([e.interval[1] == math.inf for e in found]) < 0.05
+
+
+@pytest.mark.parametrize("name", ["exponential", "pareto"])
+def test_intervals_are_open_or_wide_where_three_draws_of_a_hundred_lie_beyond_q(name):
+    """They carry 0.12 of the 0.31 nats, all of it extrapolated: half the intervals at most are open."""
+    _, found = estimates(name, 1000, 150)
+    assert coverage(name, found) >= 0.92
+    finite = [e for e in found if e.interval[1] < math.inf]
+    assert len(finite) > 75
+    assert np.median([float(e.interval[1] - e.interval[0]) for e in finite]) < 0.3
+    # The lower end, which needs no tail, is neither idle nor too high.
+    lows = np.array([float(e.interval[0]) for e in found])
+    assert np.mean(lows > ON_THE_LINE[name].truth) < 0.05
+    assert np.median(lows) > 0.15
 
 
 def test_intervals_hold_a_divergence_of_zero():
     _, found = estimates("equal", 1000, 150)
     assert 0.93 <= coverage("equal", found) <= 0.995
-    assert all(e.interval[0] >= 0 and e.interval[1] < 0.2 for e in found)
+    highs = np.array([float(e.interval[1]) for e in found])
+    # Two or three of P's draws may lie far beyond Q's by chance.
+    assert np.mean(np.isinf(highs)) < 0.1
+    assert all(e.interval[0] >= 0 for e in found)
+    assert highs[np.isfinite(highs)].max() < 0.2
+
+
+@pytest.mark.parametrize(("n", "least"), [(300, 0.87), (1000, 0.99)])
+def test_a_part_of_a_uniform_outside_q_opens_the_interval(n, least):
+    """3 % of P: nine draws of 300, where one or two are chance and five are not."""
+    rng = np.random.default_rng(0)
+    found = [histogram(Samples(rng.random(n)), Samples(0.97 * rng.random(n))) for _ in range(60)]
+    assert np.mean([e.interval[1] == math.inf for e in found]) >= least
+    equal = [histogram(Samples(rng.random(n)), Samples(rng.random(n))) for _ in range(60)]
+    assert np.mean([e.interval[1] == math.inf for e in equal]) <= 0.15
 
 
 def test_a_divergence_that_the_draws_cannot_show_has_no_upper_end():

@@ -154,14 +154,15 @@ def test_the_standard_error_is_the_deviation_over_repetitions(bound):
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_lower_end_is_below_kl_as_often_as_it_says(bound):
     """With the best critic, where the bound is tight."""
-    below = sum(
-        float(
+    lows = torch.stack(
+        [
             variational_estimate(*shifted_gaussians(1000, seed), lambda z: 0.5 - z, bound=bound).interval[0]
-        )
-        < 0.5
-        for seed in range(500)
+            for seed in range(500)
+        ]
     )
-    assert 0.92 <= below / 500 <= 0.98
+    # Either mean has half of the error probability, so that it holds more often than 95 %; it is no idle 0 for that.
+    assert float((lows < 0.5).double().mean()) >= 0.95
+    assert float(lows.median()) > 0.3
 
 
 def test_the_estimate_is_the_bound():
@@ -179,8 +180,16 @@ def test_the_estimate_has_no_gradient():
     assert not variational_estimate(*shifted_gaussians(50), network).value.requires_grad
 
 
-def test_no_interval_where_few_draws_hold_the_mean():
+def test_where_few_draws_hold_the_mean_the_interval_proves_nothing_and_a_note_says_so():
     estimate = variational_estimate(*shifted_gaussians(1000), lambda z: -20 * z)
+    assert tuple(map(float, estimate.interval)) == (0.0, math.inf)
+    assert any("effective draws of Q hold the mean" in note for note in estimate.notes)
+
+
+def test_few_draws_of_q_give_no_interval():
+    p, q = shifted_gaussians(1000)
+    few = Samples(q.tensor[:20])
+    estimate = variational_estimate(p, few, lambda z: 0.5 - z)
     assert estimate.interval is None
     assert any("no interval" in note for note in estimate.notes)
 

@@ -67,6 +67,19 @@ def test_positions_that_do_not_count_change_nothing(dtype: torch.dtype, garbage:
     torch.testing.assert_close(torch.autograd.grad(loss, spoilt_student)[0], want)
 
 
+def test_student_and_teacher_may_be_columns_of_one_matrix() -> None:
+    weights, _ = pair(5, 12, dtype=torch.float32)
+    outputs = weights * 1
+    student, teacher = outputs[:, :6], outputs[:, 6:].detach()
+    want = torch.autograd.grad(distillation_loss(student=student, teacher=teacher), student)[0]
+    loss = distillation_loss(student=student, teacher=teacher, inplace_backward=True)
+    kept = teacher.clone()
+    (got,) = torch.autograd.grad(loss, student)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(student.detach(), want)
+    assert torch.equal(teacher, kept)
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_nothing_counted_gives_zero_with_zero_gradient(reduction: str, dtype: torch.dtype) -> None:
@@ -350,10 +363,23 @@ def test_rows_that_share_memory_are_not_overwritten() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(x, weights)[0] for x in (loss, want)))
 
 
+def of_one_memory() -> dict[str, Tensor]:
+    """Student and teacher whose columns overlap."""
+    both = torch.zeros(2, 5, requires_grad=True) * 1
+    return {"student": both[:, :3], "teacher": both.detach()[:, 2:]}
+
+
 @pytest.mark.parametrize(
     ("wanted", "change"),
     [
         ("a reduction", {"reduction": "none"}),
+        ("a student that some operation made", {"student": torch.zeros(6, requires_grad=True).view(2, 3)}),
+        ("a student that some operation made", {"student": torch.zeros(2, 5, requires_grad=True)[:, 1:4]}),
+        ("a student that shares no memory", of_one_memory()),
+        (
+            "a student whose rows do not overlap",
+            {"student": (torch.zeros(4, requires_grad=True) * 1).unfold(0, 3, 1)},
+        ),
         ("a student that some operation made", {"student": torch.zeros(2, 3, requires_grad=True)}),
         ("a teacher that requires no gradient", {"teacher": torch.zeros(2, 3, requires_grad=True)}),
     ],

@@ -1,4 +1,4 @@
-"""The divergences of finite distributions: values and gradients against 50 digits, edges, laws, and transforms."""
+"""The divergences of finite distributions: values and gradients against 50 digits, edges, identities and transforms."""
 
 from __future__ import annotations
 
@@ -53,6 +53,11 @@ EDGE_ROWS = {
     "masked in each": ([-INF, 1.0, 1.0, 2.0], [0.5, -INF, 0.0, 1.0]),
     "disjoint": ([0.0, 0.0, -INF, -INF], [-INF, -INF, 0.0, 1.0]),
     "certain": ([0.0, -INF, -INF], [0.1, 0.2, 0.3]),
+    "underflows on both sides": ([0.0, -1000.0, -900.0], [0.0, -1900.0, -950.0]),
+    "underflows on both sides, of another size": ([0.0, -3000.0, 1.0], [0.0, -7000.0, 1.0]),
+    "underflows in P where Q has none": ([0.0, -800.0, 0.0], [0.0, -INF, 1.0]),
+    "underflows in Q where P has none": ([0.0, -INF, 0.0], [0.0, -800.0, 1.0]),
+    "underflows where P has any": ([-INF, 0.0, 1.0], [0.0, -800.0, -801.0]),
 }
 
 
@@ -67,13 +72,69 @@ def assert_close(got: float, want: float, relative: float, absolute: float = 0.0
 @pytest.mark.parametrize("name", EDGE_ROWS)
 def test_value_of_logits_is_right_to_the_last_digits(kind: Divergence, name: str) -> None:
     a, b = EDGE_ROWS[name]
+    p, q = (Logits(torch.tensor(row, dtype=torch.float64)) for row in (a, b))
     want = float(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
-    got = float(
-        divergence(
-            Logits(torch.tensor(a, dtype=torch.float64)), Logits(torch.tensor(b, dtype=torch.float64)), kind
-        )
-    )
-    assert_close(got, want, 1e-12, 1e-15 if kind in FIRST_ORDER else 0)
+    rounding_of_truth = 1e-40 if name.startswith("underflows") else 0
+    values = [row_divergence(kind, p, q, exact=True)]
+    if not name.startswith("underflows in"):
+        values.append(divergence(p, q, kind))
+    for got in values:
+        assert_close(got.item(), want, 1e-12, 1e-15 if kind in FIRST_ORDER else rounding_of_truth)
+
+
+@pytest.mark.parametrize("kind", [KL(), ReverseKL(), Jeffreys()], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_kernel_sees_a_mass_that_underflows_where_the_other_side_has_none(
+    kind: Divergence, dtype: torch.dtype
+) -> None:
+    logits = torch.tensor([0.0, -800.0 if dtype == torch.float64 else -90.0], dtype=dtype)
+    p, q = Logits(logits), Logits(torch.tensor([0.0, -INF], dtype=dtype))
+    p, q = (q, p) if kind == ReverseKL() else (p, q)
+    assert divergence(p, q, kind) == row_divergence(kind, p, q, exact=True) == INF
+
+
+# Differences of these logits, or sums of these counts, overflow.
+HUGE_ROWS = (
+    ([1e308, -1e308], [-1e308, 1e308]),
+    ([1e308, -1e308], [-1e308, -1e308]),
+    ([1e308, 1e308, -1e308], [1e308, 1e308, -1e308]),
+    ([-1e308, -1e308, -1e308], [1e308, 1e308, 1e308]),
+)
+
+
+@KINDS
+@pytest.mark.parametrize(("a", "b"), HUGE_ROWS, ids=str)
+def test_logits_whose_differences_overflow_give_the_divergence_of_their_softmax(
+    kind: Divergence, a: list[float], b: list[float]
+) -> None:
+    p, q = (Logits(torch.tensor(row, dtype=torch.float64, requires_grad=True)) for row in (a, b))
+    got = row_divergence(kind, p, q, exact=True)
+    if kind == Renyi(
+        0
+    ):  # no class is masked, but a difference beyond the largest number counts as one that is
+        assert got >= 0
+    else:
+        masked = [[x if x > max(row) - 1e300 else -INF for x in row] for row in (a, b)]
+        want = float(truth.divergence(kind, *(truth.softmax(row) for row in masked)))
+        assert got > 1e307 if math.isinf(want) else abs(got - want) < 1e-12
+    for gradient in torch.autograd.grad(got, (p.tensor, q.tensor)):
+        assert not gradient.isnan().any()
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([1e308] * 3, [1.0] * 3), ([1e308, 1e308, 0.0], [1e-300, 3e-300, 0.0]), ([1e308] * 4, [3e307] * 4)],
+)
+def test_counts_whose_sum_overflows_give_the_divergence_of_their_shares(
+    kind: Divergence, a: list[float], b: list[float]
+) -> None:
+    p, q = (torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in (a, b))
+    shares = [truth.normalized(truth.exact(row)) for row in (a, b)]
+    for left, right, (one, other) in ((p, q, shares), (q, p, shares[::-1])):
+        value = divergence(Counts(left), Counts(right), kind)
+        assert_close(value.item(), float(truth.divergence(kind, one, other)), 1e-12, 1e-12)
+        assert not any(g.isnan().any() for g in torch.autograd.grad(value, (p, q)))
 
 
 @KINDS
@@ -92,7 +153,7 @@ def test_value_of_probabilities_keeps_its_digits_when_they_are_close(kind: Diver
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lower_precision_is_rounded_once(kind: Divergence, name: str, dtype: torch.dtype) -> None:
     a, b = (torch.tensor(row).to(dtype) for row in EDGE_ROWS[name])
-    want = divergence(Logits(a.double()), Logits(b.double()), kind)
+    want = row_divergence(kind, Logits(a.double()), Logits(b.double()), exact=True)
     got = row_divergence(kind, Logits(a), Logits(b), exact=True)
     assert got.dtype == dtype
     assert got == want.to(dtype)
@@ -147,12 +208,38 @@ def test_equal_arguments_give_exactly_zero_with_zero_gradient(kind: Divergence) 
             assert (gradient == 0).all()
 
 
+def terms_at_zero(kind: Divergence) -> tuple[float, float]:
+    """f(0) and the limit of f(r)/r, by the formulas of the docstrings."""
+    match kind:
+        case SkewKL(alpha):
+            return 1 - alpha, alpha - 1 - math.log(alpha) if alpha else INF
+        case JensenShannon(0.0, True):
+            return terms_at_zero(KL())
+        case JensenShannon(1.0, True):
+            return terms_at_zero(ReverseKL())
+        case JensenShannon(beta, scaled):
+            scale = beta * (1 - beta) if scaled else 1
+            return -(1 - beta) * math.log(1 - beta) / scale, -beta * math.log(beta) / scale
+        case Alpha(alpha):
+            return 1 / alpha if alpha > 0 else INF, 1 / (1 - alpha) if alpha < 1 else INF
+        case _:
+            return {
+                KL(): (1, INF),
+                ReverseKL(): (INF, 1),
+                Jeffreys(): (INF, INF),
+                ChiSquared(): (1, INF),
+                SquaredHellinger(): (0.5, 0.5),
+                TotalVariation(): (0.5, 0.5),
+            }[kind]
+
+
 @pytest.mark.parametrize(
     "kind", [k for k in truth.KINDS if not isinstance(k, Renyi)], ids=repr
 )  # Renyi's is no sum of terms
-def test_stated_limits_are_the_terms_at_the_edges(kind: Divergence) -> None:
+def test_terms_at_zero_are_the_limits(kind: Divergence) -> None:
     pair = finite_pair(Probs([1.0, 0.0, 0.0]), Probs([0.0, 0.25, 0.75]))
-    want = torch.tensor([kind.at_zero_q, 0.25 * kind.at_zero_p, 0.75 * kind.at_zero_p], dtype=torch.float64)
+    at_zero_p, at_zero_q = terms_at_zero(kind)
+    want = torch.tensor([at_zero_q, 0.25 * at_zero_p, 0.75 * at_zero_p], dtype=torch.float64)
     torch.testing.assert_close(kind.terms(pair), want, rtol=1e-14, atol=0)
 
 
@@ -200,7 +287,7 @@ def test_rows_do_not_depend_on_the_block_they_are_computed_in(monkeypatch: pytes
     assert torch.equal(torch.autograd.grad(blocks.sum(), a)[0], whole_gradient)
 
 
-# ---- laws, over all kinds and random rows -------------------------------------------------------------------------
+# ---- identities, over all kinds and random rows -------------------------------------------------------------------
 
 LOGITS = st.one_of(st.floats(-30, 30), st.just(-INF))
 

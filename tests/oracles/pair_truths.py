@@ -2,6 +2,10 @@
 
 python -m tests.oracles.pair_truths            # all pairs, some ten minutes
 python -m tests.oracles.pair_truths Gamma      # those whose name contains a word; the others are kept
+python -m tests.oracles.pair_truths --check    # compute all that are there again, and print what differs
+
+A derivative is a difference quotient: it is known up to NOISE times the value over the length of a step in the
+parameter, and one smaller than that is 0 as far as it can tell.
 
 The parameters are doubles; those that float32 holds exactly are cases of both dtypes.
 """
@@ -31,6 +35,7 @@ DATA = Path(__file__).parents[1] / "data" / "pair_truths.npz"
 MEMORY = 8 << 30
 SECONDS = 4  # for one case; what mpmath cannot do in that time is not drawn
 STEP = mpf(10) ** -40
+NOISE = 1e-60
 ROOM = 90  # digits of the value beyond those that must agree: differences over STEP lose as many as STEP has
 
 
@@ -144,6 +149,33 @@ def with_gradient(pair: Pair, at: list[float], digits: int, step: Number) -> tup
         return float(value), gradient
 
 
+def differs(pair: Pair, at: list[float], value: float, gradient: np.ndarray) -> str | None:
+    """What comes out otherwise when a truth is computed again; None if nothing does."""
+    found = truth(pair, at)
+    if found is None:
+        return "no truth"
+    if not math.isclose(found[0], value, rel_tol=1e-13):
+        return f"value {found[0]!r} instead of {value!r}"
+    noise = NOISE * value / np.abs(pair.steps(at)) if math.isfinite(value) else 0.0
+    allowed = (1e-7 if pair.integral else 1e-12) * np.abs(gradient) + noise
+    same = np.isnan(found[1]) & np.isnan(gradient)
+    if not (same | (np.array(found[1]) == gradient) | (np.abs(found[1] - gradient) <= allowed)).all():
+        return f"gradient {found[1]} instead of {gradient.tolist()}"
+    return None
+
+
+def check(truths: dict[str, Truth]) -> int:
+    """Compute all truths again; print those that differ and return how many."""
+    count = 0
+    for name, (parameters, values, gradients) in truths.items():
+        for at, value, gradient in zip(parameters.tolist(), values.tolist(), gradients, strict=True):
+            found = differs(PAIRS[name], at, value, gradient)
+            if found is not None:
+                count += 1
+                print(f"  {name} {at}: {found}", flush=True)
+    return count
+
+
 def drawn(pair: Pair, rng: random.Random, index: int) -> tuple[list[float], tuple[float, list[float]] | None]:
     """Parameters that torch takes, and their truth, None where there is none."""
     at = draw(pair, rng, index)
@@ -196,6 +228,10 @@ def main(words: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))  # exp of a huge number may want all there is
     truths = load() if words and DATA.exists() else {}
     truths = {name: known for name, known in truths.items() if name in PAIRS}
+    if words == ["--check"]:
+        known = load()
+        print(f"{check(known)} of {sum(len(values) for _, values, _ in known.values())} truths differ")
+        return
     started = saved = time.perf_counter()
     for name, pair in sorted(PAIRS.items(), key=lambda item: item[1].integral):
         if words and not any(word in name for word in words):

@@ -113,9 +113,8 @@ def _alpha(kind: Alpha, p: Row, q: Row) -> mpf:
 def _renyi(kind: Renyi, p: Row, q: Row) -> mpf:
     if kind.alpha == 0:
         outside = mpmath.fsum(b for a, b in zip(p, q, strict=True) if a == 0)
-        return (
-            -mpmath.log1p(-outside) if any(a > 0 and b > 0 for a, b in zip(p, q, strict=True)) else mpmath.inf
-        )
+        inside = mpmath.fsum(b for a, b in zip(p, q, strict=True) if a > 0)
+        return -mpmath.log(inside) if 2 * inside < 1 else -mpmath.log1p(-outside)
     if kind.alpha == 1:
         return _kl(p, q)
     if kind.alpha == float("inf"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from tests.oracles.audit import Measured, cases_in, measure, own_divergence
-from tests.oracles.pair_truths import load, truth
+from tests.oracles.pair_truths import differs, load, truth
 from tests.oracles.pairs import PAIRS
 
 TRUTHS = load()
@@ -66,8 +65,12 @@ def test_a_sample_of_the_truths_comes_out_again() -> None:
     for name in rng.choices(names, k=SAMPLE):
         parameters, values, gradients = TRUTHS[name]
         i = rng.randrange(len(values))
-        found = truth(PAIRS[name], parameters[i].tolist())
-        assert found is not None, (name, parameters[i])
-        value, gradient = found
-        assert math.isclose(value, values[i], rel_tol=1e-13) or value == values[i], (name, parameters[i])
-        np.testing.assert_allclose(gradient, gradients[i], rtol=1e-12, err_msg=f"{name} {parameters[i]}")
+        assert differs(PAIRS[name], parameters[i].tolist(), float(values[i]), gradients[i]) is None, name
+
+
+def test_a_derivative_below_what_its_difference_quotient_resolves_counts_as_0() -> None:
+    pair, at = PAIRS["ContinuousBernoulli|Uniform"], [0.5, -1.96e-28, 1.0]
+    value, gradient = truth(pair, at)
+    assert differs(pair, at, value, np.array(gradient)) is None
+    assert differs(pair, at, value, np.array([1e-150, *gradient[1:]])) is None
+    assert differs(pair, at, value, np.array([1e-50, *gradient[1:]])) is not None

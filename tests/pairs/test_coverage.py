@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Gamma, Normal
 
 from kullback import kl_estimate
 from kullback.cli.commands import kullback as command
-from kullback.cli.pairs import page
+from kullback.cli.pairs_table import page
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.pairs.coverage import MEANING, families, is_univariate, matrix, rule_of
 

@@ -5,10 +5,13 @@ Those of discrete distributions are in closed_forms/test_discrete.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import mpmath
 import pytest
 import torch
+from mpmath import mpf
 from torch.distributions import (
     Beta,
     Categorical,
@@ -19,11 +22,13 @@ from torch.distributions import (
     Distribution,
     Exponential,
     Gamma,
+    Geometric,
     Gumbel,
     HalfCauchy,
     Independent,
     Laplace,
     Normal,
+    StudentT,
     TransformedDistribution,
     Uniform,
     Wishart,
@@ -34,6 +39,7 @@ from kullback import kl_divergence
 from kullback.errors import KullbackError
 
 F32, F64 = torch.float32, torch.float64
+F64_ZERO = torch.zeros((), dtype=torch.float64)
 Given = tuple[float | None, ...]
 
 # dtype, P and its arguments, Q and its arguments, the divergence by mpmath.
@@ -177,3 +183,78 @@ def test_an_infinite_pair_broadcasts() -> None:
     value = kl_divergence(p, q)
     assert value.shape == (4, 2)
     assert value.isposinf().all()
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "formula", "variables"),
+    [
+        (Cauchy, Cauchy, "cauchy", (1e120, 1e-100, 0.0, 1.0)),
+        (Cauchy, Cauchy, "cauchy", (0.0, 1e-120, 0.0, 1e120)),
+        (Cauchy, Cauchy, "cauchy", (1e160, 1e-100, -1e160, 1e-60)),
+        (StudentT, Normal, "student_t", (3.0, 0.0, 1e-120, 0.0, 1e120)),
+        (StudentT, Normal, "student_t", (3.0, 0.5, 1e-120, 0.0, 1.0)),
+    ],
+)
+def test_scales_at_the_ends_of_the_range_leave_a_value_and_its_gradient(
+    p: type[Distribution], q: type[Distribution], formula: str, variables: tuple[float, ...]
+) -> None:
+    x = [torch.tensor(v, dtype=F64, requires_grad=True) for v in variables]
+    split = 2 if p is Cauchy else 3
+    value = kl_divergence(p(*x[:split]), q(*x[split:]))
+    gradient = torch.autograd.grad(value, x)
+    with mpmath.workdps(700):
+        at = [mpmath.mpf(v) for v in variables]
+        assert float(abs(value.item() / FORMULAS[formula](*at) - 1)) < 1e-12
+        for i, found in enumerate(gradient):
+            step = abs(at[i]) * mpmath.mpf(10) ** -300 or mpmath.mpf(10) ** -500
+            sides = [FORMULAS[formula](*at[:i], at[i] + s * step, *at[i + 1 :]) for s in (1, -1)]
+            truth = (sides[0] - sides[1]) / (2 * step)
+            assert found.item() == pytest.approx(float(truth), rel=1e-7, abs=1e-250), (i, float(truth))
+
+
+def true_cauchy(x: mpf, s: mpf, y: mpf, t: mpf) -> mpf:
+    return mpmath.log(((s + t) ** 2 + (x - y) ** 2) / (4 * s * t))
+
+
+def true_student_t_to_normal(df: mpf, x: mpf, s: mpf, y: mpf, t: mpf) -> mpf:
+    half = df / 2
+    entropy = (
+        (half + 0.5) * (mpmath.digamma(half + 0.5) - mpmath.digamma(half))
+        + mpmath.log(df) / 2
+        + mpmath.log(mpmath.beta(half, mpmath.mpf(1) / 2))
+        + mpmath.log(s)
+    )
+    variance = s**2 * df / (df - 2)
+    return mpmath.log(2 * mpmath.pi * t**2) / 2 + (variance + (x - y) ** 2) / (2 * t**2) - entropy
+
+
+FORMULAS = {"cauchy": true_cauchy, "student_t": true_student_t_to_normal}
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (Normal(F64_ZERO, 1.0), Gumbel(F64_ZERO, 0.026)),
+        (Geometric(torch.tensor(5e-324, dtype=F64)), Geometric(torch.tensor(0.5, dtype=F64))),
+        (Gamma(torch.tensor(2.0, dtype=F64), 1e-200), Gamma(torch.tensor(2.0, dtype=F64), 1e110)),
+        (Gumbel(F64_ZERO, 1e120), Gumbel(F64_ZERO, 1e-120)),
+        (Laplace(F64_ZERO - 800, 0.5), Gumbel(F64_ZERO, 1.0)),
+        (StudentT(3.0, F64_ZERO, 1e120), Normal(F64_ZERO, 1e-120)),
+    ],
+    ids=str,
+)
+def test_what_overflows_is_infinite_and_not_the_largest_number(p: Distribution, q: Distribution) -> None:
+    assert kl_divergence(p, q) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "truth"),
+    [
+        (1e-305, 0.5, 6.931471805599453e304),
+        (1e-309, 2e-309, 0.3068528194400547),
+        (2e-309, 1e-309, 0.1931471805599453),
+    ],
+)
+def test_trials_with_odds_beyond_the_range_have_their_divergence(p: float, q: float, truth: float) -> None:
+    found = kl_divergence(Geometric(torch.tensor(p, dtype=F64)), Geometric(torch.tensor(q, dtype=F64)))
+    assert found.item() == pytest.approx(truth, rel=1e-9)

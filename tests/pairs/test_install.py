@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from torch.distributions import (
 
 import kullback
 from kullback.pairs import torch_registry
+from kullback.pairs.coverage import families
+from kullback.pairs.install import _is_served
 
 with warnings.catch_warnings():  # their own imports use what torch and Python call out of date
     warnings.simplefilter("ignore")
@@ -84,7 +87,11 @@ def test_installing_twice_is_installing_once_and_taking_back_restores_every_entr
     once = list(torch_registry.registry().items())
     kullback.install()
     assert list(torch_registry.registry().items()) == once
-    assert len(once) > 2 * len(before)
+    served = [(a, b) for a in families() for b in families() if _is_served(a, b)]
+    assert len(served) > 10 * len(before)
+    for pair in served:
+        rule = torch.distributions.kl._dispatch_kl(*pair)
+        assert torch_registry.is_ours(rule) or rule.__module__ == "pyro.distributions.kl"
     kullback.uninstall()
     assert list(torch_registry.registry().items()) == before
     kullback.uninstall()
@@ -193,6 +200,85 @@ def test_user_rules_are_handed_over_too() -> None:
         assert value(kl_divergence(p, p)) == 4
     with pytest.raises(NotImplementedError):
         kl_divergence(p, p)
+
+
+WHO_AND_WHEN = list(itertools.product(("torch", "kullback"), ("before", "during")))
+
+
+def _register(who: str, kind: type, answer: float) -> None:
+    register = register_with_torch if who == "torch" else kullback.register_kl
+    register(kind, kind)(lambda p, q: torch.tensor(answer))
+
+
+@pytest.mark.parametrize("parent", [Distribution, Normal, Gauge])
+@pytest.mark.parametrize("general", WHO_AND_WHEN, ids="-".join)
+@pytest.mark.parametrize("special", WHO_AND_WHEN, ids="-".join)
+def test_the_most_specific_rule_answers_whoever_registered_it_and_whenever(parent, general, special) -> None:
+    class General(parent):
+        arg_constraints: ClassVar = {}
+
+    class Special(General):
+        pass
+
+    def member(kind: type) -> Distribution:
+        return kind(0.0, 1.0) if issubclass(kind, Normal) else kind(validate_args=False)
+
+    register_with_torch(Gauge, Gauge)(lambda p, q: torch.tensor(7.0))
+    rules = {General: (*general, 1.0), Special: (*special, 2.0)}
+    for kind, (who, when, answer) in rules.items():
+        if when == "before":
+            _register(who, kind, answer)
+    before = list(torch_registry.registry().items())
+    with kullback.install():
+        for kind, (who, when, answer) in rules.items():
+            if when == "during":
+                _register(who, kind, answer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns of what is ambiguous
+            for p, q, answer in (
+                (General, General, 1.0),
+                (Special, General, 1.0),
+                (General, Special, 1.0),
+                (Special, Special, 2.0),
+            ):
+                assert value(kl_divergence(member(p), member(q))) == answer
+                assert value(kullback.kl_divergence(member(p), member(q))) == answer
+    after = list(torch_registry.registry().items())
+    assert after[: len(before)] == before
+    assert {pair for pair, _ in after[len(before) :]} == {
+        (kind, kind) for kind, (who, when, _) in rules.items() if (who, when) == ("torch", "during")
+    }
+    assert not [pair for pair, rule in after if torch_registry.is_ours(rule)]
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_of_two_rules_for_the_same_types_that_of_kullback_answers_until_torch_has_its_table_back(
+    when,
+) -> None:
+    class Twice(Normal):
+        """A class with a rule in either table."""
+
+    register_with_torch(Twice, Twice)(lambda p, q: torch.tensor(3.0))
+    p = Twice(0.0, 1.0)
+    if when == "before":
+        kullback.register_kl(Twice, Twice)(lambda p, q: torch.tensor(4.0))
+    with kullback.install():
+        if when == "during":
+            kullback.register_kl(Twice, Twice)(lambda p, q: torch.tensor(4.0))
+        assert value(kl_divergence(p, p)) == value(kullback.kl_divergence(p, p)) == 4
+    assert value(kl_divergence(p, p)) == 3
+
+
+def test_a_third_partys_rule_for_any_p_and_its_own_q_stays_in_force() -> None:
+    class Prior(Normal):
+        """Another package's class."""
+
+    register_with_torch(Distribution, Prior)(lambda p, q: torch.tensor(6.0))
+    with kullback.install(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for p in (StudentT(5.0), Cauchy(0.0, 1.0)):
+            assert value(kl_divergence(p, Prior(0.0, 1.0))) == 6
+            assert value(kullback.kl_divergence(p, Prior(0.0, 1.0))) == 6
 
 
 def test_what_cannot_be_compared_stays_torchs_not_implemented() -> None:
@@ -313,3 +399,24 @@ def test_gpytorchs_own_rules_serve_kullbacks_verb_too() -> None:
         warnings.simplefilter("ignore")
         assert value(kl_divergence(p, q)) == pytest.approx(1.0, rel=1e-5)
         assert value(kullback.kl_divergence(p, q)) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_pyros_mask_gives_0_where_either_side_is_masked() -> None:
+    loc, scale = torch.tensor([0.0, 0.0, 1.0]).double(), torch.tensor([1.0, 1.0, 2.0]).double()
+    p = pyro.distributions.Normal(loc, scale)
+    q = pyro.distributions.Laplace(torch.tensor([1.0, 2.0, 0.0]).double(), torch.ones(3).double())
+    full, mask = kullback.kl_divergence(p, q), torch.tensor([True, False, True])
+    assert bool((full > 0).all())
+    expected = torch.where(mask, full, 0)
+    with kullback.install():
+        assert torch.equal(kl_divergence(p.mask(mask), q.mask(mask)), expected)
+    for a, b in ((p.mask(mask), q.mask(mask)), (p.mask(mask), q), (p, q.mask(mask))):
+        # Two masked ones are served by Pyro's own rule, which takes torch's formula.
+        torch.testing.assert_close(kullback.kl_divergence(a, b), expected, rtol=1e-14, atol=0)
+        for kind in (kullback.JensenShannon(), kullback.Renyi(0.5), kullback.TotalVariation()):
+            each = kullback.divergence(p, q, kind)
+            assert torch.equal(kullback.divergence(a, b, kind), torch.where(mask, each, 0))
+        generator = torch.Generator().manual_seed(1)
+        drawn = kullback.kl_divergence(a, b, method="monte_carlo", draws=400, generator=generator)
+        assert drawn[1] == 0
+        assert torch.allclose(drawn, expected, atol=0.2)

@@ -18,7 +18,6 @@ from hypothesis.extra import numpy as hnp
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.io import open_rows, write_llama_base
 from kullback.predictions import Comparison, collect, compare_predictions
-from kullback.predictions.bootstrap import GROUPS, Resampler
 from kullback.predictions.measure import measure
 from kullback.predictions.statistics import CONFIDENCE_EDGES, SEGMENTS, Histogram, Quantiles, Segments
 from kullback.representations import Counts, Logits, LogProbs, Probs
@@ -59,17 +58,28 @@ def labels():
     return values
 
 
+CLUSTERS = np.arange(ROWS) // 20
+
+
+def jackknife(values, clusters) -> float:
+    """The delete-one-cluster jackknife's standard error of the mean of rows."""
+    left_out = np.array([values[clusters != c].mean() for c in np.unique(clusters)])
+    count = len(left_out)
+    return math.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum())
+
+
 @pytest.fixture(scope="module")
 def found(logits, labels) -> Comparison:
-    clusters = np.arange(ROWS) // 20
-    return compare_predictions(*logits, representation="logits", labels=labels, cluster=clusters, worst=7)
+    return compare_predictions(*logits, representation="logits", labels=labels, cluster=CLUSTERS, worst=7)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mean_error_and_quantiles_are_numpys(found, logits, name):
     rows, summary = truth(*logits)[name], found.divergences[name]
     assert summary.mean == pytest.approx(rows.mean(), rel=1e-12)
-    assert summary.standard_error == pytest.approx(rows.std(ddof=1) / math.sqrt(ROWS), rel=1e-10)
+    assert summary.standard_error == pytest.approx(jackknife(rows, CLUSTERS), rel=1e-9)
+    by_rows = compare_predictions(*logits, representation="logits", bootstrap=0).divergences[name]
+    assert by_rows.standard_error == pytest.approx(rows.std(ddof=1) / math.sqrt(ROWS), rel=1e-10)
     levels = np.quantile(rows, [0.5, 0.9, 0.95, 0.99, 0.999, 1.0])
     ours = [summary.median, summary.p90, summary.p95, summary.p99, summary.p999, summary.maximum]
     np.testing.assert_allclose(ours, levels, rtol=1e-11)
@@ -85,7 +95,7 @@ def test_sizes_and_names(found):
 def test_top1_agreement_is_a_proportion(found, logits):
     same = truth(*logits)["same_top"]
     assert found.top1_agreement.value == pytest.approx(same.mean(), rel=1e-12)
-    assert found.top1_agreement.standard_error == pytest.approx(same.std(ddof=1) / math.sqrt(ROWS), rel=1e-10)
+    assert found.top1_agreement.standard_error == pytest.approx(jackknife(same, CLUSTERS), rel=1e-9)
 
 
 def test_ties_go_to_the_lowest_class_on_both_sides():
@@ -98,7 +108,7 @@ def test_label_statistics_are_numpys(found, logits, labels):
     known = labels != -100
     log_p, log_q = (scipy.special.log_softmax(x, -1)[known, labels[known]] for x in logits)
     change = np.exp(log_q) - np.exp(log_p)
-    n, stats = known.sum(), found.labels
+    n, stats, clusters = known.sum(), found.labels, CLUSTERS[known]
     assert stats.labeled == n
     for ours, rows in (
         (stats.cross_entropy_p, -log_p),
@@ -107,11 +117,11 @@ def test_label_statistics_are_numpys(found, logits, labels):
         (stats.delta_prob_mean, change),
     ):
         assert ours.mean == pytest.approx(rows.mean(), rel=1e-11)
-        assert ours.standard_error == pytest.approx(rows.std(ddof=1) / math.sqrt(n), rel=1e-9)
+        assert ours.standard_error == pytest.approx(jackknife(rows, clusters), rel=1e-9)
         assert ours.interval[0] < ours.mean < ours.interval[1]
     assert stats.delta_prob_rms.mean == pytest.approx(math.sqrt((change**2).mean()), rel=1e-11)
     squares = change**2
-    by_derivative = squares.std(ddof=1) / math.sqrt(n) / (2 * math.sqrt(squares.mean()))
+    by_derivative = jackknife(squares, clusters) / (2 * math.sqrt(squares.mean()))
     assert stats.delta_prob_rms.standard_error == pytest.approx(by_derivative, rel=1e-9)
 
 
@@ -271,7 +281,17 @@ def test_equal_predictions_are_exactly_zero_apart(logits, kind):
     p = logits[0] if kind == "logits" else scipy.special.softmax(logits[0], -1)
     found = compare_predictions(p, p.copy(), representation=kind, labels=np.zeros(ROWS, int))
     for name in NAMES:
-        assert set(asdict(found.divergences[name]).values()) == {0.0, (0.0, 0.0)}
+        summary = asdict(found.divergences[name])
+        low, high = summary.pop("interval")
+        reason = summary.pop("reason")
+        assert set(summary.values()) == {0.0}
+        # That no row differs bounds how many do, and with it a bounded divergence; KL has no bound.
+        assert low == 0
+        if name.startswith("kl"):
+            assert (high, reason) == (math.inf, "few nonzero units")
+        else:
+            assert 0 < high < 0.01
+            assert reason is None
     assert found.top1_agreement.value == 1
     assert found.histogram == [(0.0, 0.0, ROWS)]
     stats = found.labels
@@ -349,55 +369,6 @@ def test_a_comparison_beyond_the_limit_says_that_its_quantiles_are_approximate(m
 # Intervals
 
 
-def test_the_interval_over_rows_is_scipys_percentile_bootstrap(logits):
-    rows = truth(*logits)["kl_pq"]
-    ours = compare_predictions(*logits, representation="logits", bootstrap=4000).divergences["kl_pq"].interval
-    theirs = scipy.stats.bootstrap((rows,), np.mean, method="percentile", n_resamples=4000, rng=0)
-    width = theirs.confidence_interval.high - theirs.confidence_interval.low
-    assert ours == pytest.approx(tuple(theirs.confidence_interval), abs=0.06 * width)
-
-
-def test_the_interval_over_clusters_of_unequal_size_draws_whole_clusters(logits):
-    rows = truth(*logits)["kl_pq"]
-    random = np.random.default_rng(3)
-    clusters = np.sort(random.integers(0, 30, ROWS) ** 2)
-    sums = np.array([rows[clusters == c].sum() for c in np.unique(clusters)])
-    sizes = np.array([(clusters == c).sum() for c in np.unique(clusters)])
-    picks = random.integers(0, len(sums), (4000, len(sums)))
-    theirs = np.quantile(sums[picks].sum(-1) / sizes[picks].sum(-1), [0.025, 0.975])
-    found = compare_predictions(*logits, representation="logits", cluster=clusters, bootstrap=4000)
-    assert found.divergences["kl_pq"].interval == pytest.approx(
-        tuple(theirs), abs=0.06 * (theirs[1] - theirs[0])
-    )
-
-
-def test_clusters_cover_the_mean_where_rows_alone_do_not():
-    random = np.random.default_rng(4)
-    covered = {"clusters": 0, "rows": 0}
-    repeats, clusters, size = 200, 40, 20
-    numbers = torch.arange(clusters).repeat_interleave(size)
-    for seed in range(repeats):
-        effect = random.normal(size=(clusters, 1)) + 0.5 * random.normal(size=(clusters, size))
-        for name, given_clusters in (("clusters", numbers), ("rows", None)):
-            resampler = Resampler(1, 300, torch.Generator().manual_seed(seed), given_clusters)
-            resampler.add(torch.from_numpy(effect.reshape(-1, 1)))
-            low, high = resampler.interval(0)
-            covered[name] += low <= 0 <= high
-    assert covered["clusters"] >= 0.88 * repeats
-    assert covered["rows"] <= 0.6 * repeats
-
-
-def test_more_units_than_groups_give_the_same_spread():
-    values = np.random.default_rng(5).exponential(size=(3 * GROUPS, 1))
-    resampler = Resampler(1, 2000, None, None)
-    for part in torch.from_numpy(values).split(4096):
-        resampler.add(part)
-    low, high = resampler.interval(0)
-    error = values.std() / math.sqrt(len(values))
-    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.06)
-    assert (high + low) / 2 == pytest.approx(values.mean(), abs=0.2 * error)
-
-
 def test_the_generator_decides_the_intervals(logits):
     def interval(seed: int) -> tuple[float, float] | None:
         generator = torch.Generator().manual_seed(seed)
@@ -409,6 +380,18 @@ def test_the_generator_decides_the_intervals(logits):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_the_standard_error_and_interval_are_those_of_the_clusters(logits):
+    rows = truth(*logits)["kl_pq"]
+    clusters = np.sort(np.random.default_rng(3).integers(0, 30, ROWS) ** 2)
+    found = compare_predictions(*logits, representation="logits", cluster=clusters).divergences["kl_pq"]
+    error = jackknife(rows, clusters)
+    assert found.standard_error == pytest.approx(error, rel=1e-9)
+    student = scipy.stats.t.ppf(0.975, len(np.unique(clusters)) - 1) * error
+    assert found.interval[0] <= rows.mean() - 0.999 * student
+    assert found.interval[1] >= rows.mean() + 0.999 * student
+    assert found.interval[1] - found.interval[0] < 4 * student
+
+
 @pytest.mark.parametrize("settings", [{"bootstrap": 0}, {"cluster": [7] * ROWS}])
 def test_no_interval_without_draws_or_with_a_single_cluster(logits, settings):
     found = compare_predictions(*logits, representation="logits", **settings)
@@ -416,12 +399,14 @@ def test_no_interval_without_draws_or_with_a_single_cluster(logits, settings):
     assert found.top1_agreement.interval is None
 
 
-def test_the_notes_say_where_the_intervals_come_from(logits):
+def test_the_notes_say_what_the_intervals_assume(logits):
     by_rows = compare_predictions(*logits, representation="logits").notes
-    assert "cluster ids" in by_rows[0]
-    few = compare_predictions(*logits, representation="logits", cluster=np.arange(ROWS) % 5).notes
-    assert "of 5 whole clusters" in few[0]
-    assert "too narrow" in few[0]
+    assert "take the 700 rows to be independent; if neighboring rows belong together" in by_rows[0]
+    few = compare_predictions(*logits, representation="logits", cluster=np.arange(ROWS) % 5)
+    assert "take the 5 clusters to be independent." in few.notes[0]
+    assert "The error cannot be told of KL(P||Q), KL(Q||P), JS, TV" in few.notes[2]
+    assert "fewer than 10 clusters" in few.notes[2]
+    assert {summary.reason for summary in few.divergences.values()} == {"few units"}
 
 
 # Sources

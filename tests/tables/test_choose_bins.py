@@ -90,9 +90,9 @@ def test_new_categories_get_bins_and_wrong_columns_are_refused():
     with pytest.raises(ArgumentValueError, match="categories without a bin, such as 'c'"):
         bin_counts(q, choose_bins(p, p))
     numbers, _ = columns_of([1], [1])
-    with pytest.raises(ArgumentValueError, match="numeric around 0 for bins of categorical"):
+    with pytest.raises(ArgumentValueError, match="numeric around 1 for bins of categorical"):
         bin_counts(numbers, bins)
-    with pytest.raises(ArgumentValueError, match="numeric around 0 and categorical"):
+    with pytest.raises(ArgumentValueError, match="numeric around 1 and categorical"):
         choose_bins(numbers, p)
     with pytest.raises(ArgumentTypeError, match="got int"):
         choose_bins(p, 20)

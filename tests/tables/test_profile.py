@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from kullback.errors import ArgumentValueError, FileError
-from kullback.tables import ColumnProfile, Profile, bin_counts, choose_bins, profile_table
+from kullback.tables import (
+    ColumnProfile,
+    Profile,
+    bin_counts,
+    choose_bins,
+    compare_profiles,
+    profile_table,
+)
 from kullback.tables.columns.log_grid import PER_OCTAVE, bucket_ends, buckets_of
 from tests.tables.frames import mixed_table
 
@@ -172,7 +179,7 @@ def test_many_long_strings_are_text_and_identifiers_are_not():
         "short": "categorical",
         "few": "categorical",
     }
-    assert profile.columns["text"].buckets == {bucket_by_hand(40.0): 257}
+    assert (profile.columns["text"].center, profile.columns["text"].buckets) == (40, {0: 257})
 
 
 def test_a_column_is_text_or_categories_like_the_one_before():
@@ -260,8 +267,72 @@ def test_a_damaged_column_is_refused():
             Profile.from_json(text.replace(old, new))
 
 
+GOOD = profile_table(
+    pa.table({"x": [1.5, 2.5, None], "s": ["a", "b", "a"], "t": [True, False, True]})
+).to_json()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"missing":1', '"missing":1e400'),
+        ('"missing":1', '"missing":NaN'),
+        ('"missing":1', '"missing":-1'),
+        ('"missing":1', '"missing":7'),
+        ('"missing":1', '"missing":"1"'),
+        ('"rows":3', '"rows":-3'),
+        ('"rows":3', '"rows":1e400'),
+        ('"weight":3', '"weight":0'),
+        ('"weight_squares":3', '"weight_squares":[3]'),
+        ('"a":2', '"a":0'),
+        ('"true":2}', '"true":2},"buckets":{"steps":[1],"weights":[1]}'),
+        ('"minimum":1.5', '"minimum":9'),
+        ('"minimum":1.5', '"minimal":1.5'),
+        ('"steps":[', '"steps":[99999999,'),
+        ('"columns":{', '"columns":' + "[" * 100_000),
+        ('"columns":{', '"columns":7,"more":{'),
+        ('"column_type":"numeric"', '"column_type":["numeric"]'),
+        ('"skipped":{}', '"skipped":3'),
+        ('"weights":null', '"weights":[]'),
+    ],
+)
+def test_a_profile_of_impossible_counts_is_refused_in_a_sentence(old, new):
+    assert old in GOOD
+    with pytest.raises(FileError, match="profile"):
+        Profile.from_json(GOOD.replace(old, new, 1))
+
+
+def test_a_profile_with_one_character_changed_is_read_or_refused():
+    random = np.random.default_rng(0)
+    alphabet = list('0123456789{}[]",:.-eE+ntf\\ ')
+    refused = 0
+    for _ in range(2000):
+        text = list(GOOD)
+        for place in random.integers(0, len(text), random.integers(1, 4)):
+            text[place] = str(random.choice(alphabet))
+        try:
+            profile = Profile.from_json("".join(text))
+        except FileError:
+            refused += 1
+        else:
+            compare_profiles(profile, profile)
+    assert refused > 500
+
+
+def test_a_profile_that_is_written_through_a_link_keeps_the_link(tmp_path):
+    profile = Profile.from_json(GOOD)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FileError, match="loop"):
+        profile.save(tmp_path / "loop")
+    (tmp_path / "file.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("file.json")
+    profile.save(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert Profile.load(tmp_path / "file.json") == profile
+
+
 def test_an_unwritable_place_is_an_error(tmp_path):
-    with pytest.raises(FileError, match="wanted a file to write"):
+    with pytest.raises(FileError, match=r"cannot write .*nowhere"):
         profile_table(pa.table({"x": [1]})).save(tmp_path / "nowhere" / "p.json")
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.gates import Limit
-from kullback.cli.tables import parse_table_gate
+from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import Profile, profile_table
 from kullback.tables.compare import compare_tables
@@ -135,7 +135,7 @@ def test_a_damaged_profile_is_refused(files):
 
 
 def test_a_like_batch_passes_and_a_shifted_one_fails(files):
-    gate = ("--fail-above", "psi=0.2")
+    gate = ("--fail-above", "psi=0.2", "--columns", "number,fruit,user")
     passed = run("watch", "reference.parquet", "like.parquet", *gate)
     assert passed.exit_code == 0, passed.output
     assert "passed: psi at most 0.2" in passed.stdout
@@ -149,7 +149,7 @@ def test_identifiers_do_not_seem_to_drift_because_their_profile_is_short(files):
     """A saved profile names 1000 of 2000 identifiers, each once: none of them can be expected in a batch."""
     result = run("watch", "reference.parquet", "like.parquet", "--json")
     ids = next(each for each in json.loads(result.stdout)["columns"] if each["name"] == "id")
-    assert ids["psi"]["value"] == 0
+    assert (ids["psi"]["value"], ids["psi"]["interval"]) == (None, [0, "Infinity"])
     assert "unnamed-categories" in {each["code"] for each in json.loads(result.stdout)["findings"]}
 
 
@@ -158,7 +158,9 @@ def test_several_batches_are_checked_one_by_one(files):
         "watch", "reference.parquet", "like.parquet", "shifted.ndjson", "--fail-above", "psi[fruit]=0.2"
     )
     assert result.exit_code == 1
-    assert result.stdout.count("How far is Q from P?") == 2
+    lines = result.stdout.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["like.parquet", "shifted.ndjson"]
+    assert [line.split(": ")[1] for line in lines] == ["Passed", "Failed"]
     assert "shifted.ndjson: psi of 'fruit'" in result.stderr
     assert "like.parquet" not in result.stderr
 
@@ -218,7 +220,10 @@ def test_the_page_has_no_row_of_the_data(files):
         (("like.parquet", "half1.parquet", "--html", "page.html"), ("--html", "--merge")),
         (("--json",), ("--json", "wanted a batch")),
         (("like.parquet", "--save-batch", "like.parquet"), ("like.parquet", "one of the other files")),
-        (("like.parquet", "--html", "reference.parquet"), ("reference.parquet", "one of the files to read")),
+        (
+            ("like.parquet", "--html", "reference.parquet"),
+            ("reference.parquet", "one of the other files to read"),
+        ),
         (("like.parquet", "--save-batch", "nowhere/batch.json"), ("nowhere/batch.json",)),
         (("nowhere.parquet",), ("nowhere.parquet",)),
         (("like.parquet", "--fail-above", "mean=0.1"), ("--fail-above", "psi")),
@@ -267,6 +272,7 @@ def test_compare_gives_what_the_library_gives(files):
 
 def test_compare_writes_its_page_and_ends_with_the_gate(files):
     arguments = ("reference.parquet", "shifted.ndjson", "--as", "table", "--html", "page.html")
+    arguments += ("--columns", "number,fruit")
     assert run("compare", *arguments, "--fail-above", "tv[fruit]=0.6").exit_code == 0
     assert Path("page.html").read_text().startswith("<!doctype html>")
     failed = run("compare", *arguments, "--fail-below", "p_adjusted=0.01", "--fail-above", "kl_pq=100")
@@ -331,3 +337,72 @@ def test_where_nothing_was_compared_no_gate_holds():
     found = compare_tables(table, table)
     assert parse_table_gate("psi[b]=1", "above").verdict(found).failures
     assert not parse_table_gate("psi[a]=1", "above").verdict(found).failures
+
+
+def failures(text: str, p, q, **settings) -> tuple[str, ...]:
+    found = compare_tables(p, q, generator=torch.Generator().manual_seed(0), **settings)
+    return parse_table_gate(text, "below" if text.startswith("p_") else "above").verdict(found).failures
+
+
+@pytest.mark.parametrize("metric", ["psi", "kl_pq", "kl_qp", "js", "tv", "p_value", "p_adjusted"])
+def test_a_gate_that_could_not_look_has_failed(metric):
+    limit = f"{metric}=0" if metric.startswith("p_") else f"{metric}=1000"
+    before = pd.DataFrame({name: [1, 2] * 60 for name in "abcd"})
+    after = before[["a"]]
+    assert failures(limit, before, before) == ()
+    assert failures(limit, before, after) == (f"{metric} is not known of 'b', 'c', 'd': not compared",)
+    assert failures(limit, after, before) == (f"{metric} is not known of 'b', 'c', 'd': not compared",)
+    assert failures(limit, before, after, columns=["a"]) == ()
+    assert failures(limit, before, after, columns=["a", "b"])
+    # Of another type, of one that cannot be compared, without rows.
+    assert failures(limit, before, before.assign(b="x")) == (f"{metric} is not known of 'b': not compared",)
+    assert failures(limit, before, before.assign(b=[[1]] * 120))
+    assert failures(limit, before, before[:0]) == (f"{metric} is not known: nothing was compared",)
+    assert failures(limit.replace("=", "[b]="), before, after)
+    assert failures(limit.replace("=", "[a]="), before, after) == ()
+    # Values of which nothing is known.
+    ids = before.assign(d=[f"id {row}" for row in range(120)])
+    others = before.assign(d=[f"other {row}" for row in range(120)])
+    assert failures(limit, ids, others) == (
+        f"{metric} of 'd' is not known: most values are too rare to be compared",
+    )
+
+
+def test_a_gate_on_few_rows_has_failed():
+    few = pd.DataFrame({"a": [1.0, 2, 3] * 3})
+    assert failures("psi=1000", few, few) == (
+        "psi of 'a' is not known: too few independent rows or clusters",
+    )
+    same = pd.DataFrame({"a": [1.0] * 9})
+    assert failures("psi=1000", same, same) == ()
+
+
+def test_a_gate_holds_groups_of_columns_to_its_limit():
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(2, 2000))
+    before, after = pd.DataFrame({"x": x, "y": x}), pd.DataFrame({"x": y, "y": -y})
+    settings = {"joint": [("x", "y")]}
+    assert failures("psi=0.5", before, after) == ()
+    (failure,) = failures("psi=0.5", before, after, **settings)
+    assert failure.startswith("psi of 'x,y' is ")
+    assert failures("psi[x,y]=0.5", before, after, **settings) == (failure,)
+    assert failures("psi[x]=0.5", before, after, **settings) == ()
+    gone = failures("psi=1000", before, after[["x"]], **settings)
+    assert gone == ("psi is not known of 'y', 'x,y': not compared",)
+
+
+def test_a_watch_of_a_batch_without_the_columns_fails(files):
+    frame(1, 1500, 0)[["number"]].to_parquet("poor.parquet")
+    result = run("watch", "reference.parquet", "poor.parquet", "--fail-above", "psi=10")
+    assert result.exit_code == 1
+    assert "psi is not known of 'fruit', 'id', 'weight', 'user': not compared" in result.stderr
+    asked = run("watch", "reference.parquet", "poor.parquet", "--columns", "fruit", "--fail-above", "psi=10")
+    assert asked.exit_code == 2
+
+
+def test_what_is_no_file_is_no_profile(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        assert not is_profile(path)
+        with pytest.raises(FileError, match="wanted a"):
+            Profile.load(path)

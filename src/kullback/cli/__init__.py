@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from io import TextIOWrapper
+from types import FrameType
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command with the arguments of this process, or say what to install for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character of a name
+    for number in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, number):
+            signal.signal(getattr(signal, number), _end)
     try:
         from kullback.cli.commands import kullback
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
-        sys.stderr.write(f"kullback: {error.name} is not installed. Run: pip install 'kullback[cli]'\n")
+        sys.stderr.write(f"kullback: {error.name} is not installed. Run: pip install click rich\n")
         sys.exit(2)
     kullback(prog_name="kullback")
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End the process in order, so that temporary files are removed."""
+    sys.exit(128 + number)

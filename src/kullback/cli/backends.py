@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import click
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
-from kullback.kernels.backends import Backend, backends as known_backends
+import click
+
+if TYPE_CHECKING:
+    from kullback.kernels.backends import Backend
 
 __all__ = ["backends"]
 
@@ -14,6 +15,11 @@ __all__ = ["backends"]
 @click.command()
 def backends() -> None:
     """Show which implementation runs for which device and dtype, and why others do not."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from kullback.kernels.backends import backends as known_backends
+
     table = Table("backend", "runs", "devices", "dtypes", "computes", "why")
     for cells in map(_cells, known_backends()):
         table.add_row(*cells)

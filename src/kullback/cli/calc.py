@@ -2,49 +2,75 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.expressions import Operand, parse_distribution
-from kullback.dispatch import kl_estimate
-from kullback.errors import ArgumentValueError, NoRuleError
+from kullback.cli.options import FiniteRange
+from kullback.errors import ArgumentValueError, KullbackError, NoRuleError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kullback.cli.expressions import Operand
+
 __all__ = ["calc"]
 
+LONGEST = 1_000
 UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
 
 
 @click.command()
 @click.argument("p")
 @click.argument("q")
-@click.option("--base", type=float, help="The base of the logarithm: 2 gives bits. Without it: nats.")
+@click.option(
+    "--base",
+    type=FiniteRange(0, min_open=True),
+    help="The base of the logarithm: 2 gives bits. Without it: nats.",
+)
 def calc(p: str, q: str, base: float | None) -> None:
     """Print KL(P || Q) and KL(Q || P) of two distributions, such as 'Normal(0, 1)' and 'Laplace(0, 1)'.
 
     Any distribution of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]), Logits([...]),
     LogProbs([...]), Counts([...]). Numbers are taken in float64.
     """
+    from kullback.cli.expressions import parse_distribution
+
+    warnings.simplefilter("ignore")  # of torch's, on parameters at the edge
     first, second = parse_distribution(p), parse_distribution(q)
+    names = printable(p, LONGEST), printable(q, LONGEST)
     found = {
-        f"KL({p} || {q})": _describe(first, second, base),
-        f"KL({q} || {p})": _describe(second, first, base),
+        f"KL({a} || {b})": _describe(f"KL({a} || {b})", x, y, base)
+        for a, b, x, y in ((*names, first, second), (*reversed(names), second, first))
     }
     if not any(found.values()):
-        raise ArgumentValueError(f"there is no rule for KL between {p} and {q}, in neither direction")
+        raise ArgumentValueError(
+            f"there is no rule for KL between {names[0]} and {names[1]}, in neither direction"
+        )
     for name, value in found.items():
         click.echo(f"{name} = {value or 'not known: there is no rule for this pair'}")
 
 
-def _describe(p: Operand, q: Operand, base: float | None) -> str | None:
-    """Say what KL(P || Q) is and how it was obtained, or None where there is no rule."""
+def _describe(name: str, p: Operand, q: Operand, base: float | None) -> str | None:
+    """Return KL(P || Q) and how it was obtained, or None where there is no rule."""
+    from kullback.dispatch import kl_estimate
+
     try:
         estimate = kl_estimate(p, q, base=base)
     except NoRuleError:
         return None
+    except KullbackError:
+        raise
+    except Exception as error:  # of torch's, for parameters that it accepted and cannot compute with
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ArgumentValueError(f"{name} cannot be computed: {reason}") from error
+    if estimate.value.numel() == 0:
+        raise ArgumentValueError(f"{name}: wanted at least one distribution on each side; got an empty batch")
+    if bool(estimate.value.isnan().any()):
+        raise ArgumentValueError(
+            f"{name} is beyond the range of float64: its parameters are too small or too large"
+        )
     unit = UNITS.get(base, f"in base {base:g}") if base else "nats"
     method = estimate.method.replace("_", " ")
     error = "" if estimate.error is None else f", error at most {float(estimate.error.max()):.1g}"
@@ -52,7 +78,7 @@ def _describe(p: Operand, q: Operand, base: float | None) -> str | None:
 
 
 def _numbers(value: Tensor) -> str:
-    """One number, or those of a batch in brackets."""
+    """Format a number, or those of a batch in brackets."""
     if value.ndim == 0:
         return f"{float(value):.10g}"
     return "[" + ", ".join(map(_numbers, value)) + "]"

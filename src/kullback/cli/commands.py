@@ -1,7 +1,11 @@
-"""The command group `kullback`, and how its commands report errors."""
+"""The command group `kullback`, and how its commands report errors.
+
+A command imports what it computes with when it runs, so that help and errors of usage need no torch.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,7 +19,7 @@ from kullback.cli.compare import compare
 from kullback.cli.convert import convert
 from kullback.cli.pairs import pairs
 from kullback.cli.watch import watch
-from kullback.errors import KullbackError
+from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 
 __all__ = ["kullback"]
 
@@ -26,18 +30,34 @@ class _Failure(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"kullback: {' '.join(self.format_message().split())}", file=file or sys.stderr)
+        click.echo(f"kullback: {printable(self.format_message(), LONGEST_MESSAGE)}", file=file or sys.stderr)
 
 
 @contextmanager
 def _errors_in_one_line() -> Generator[None, None, None]:
+    """Turn every error into one line and exit status 2: 1 is for a gate that fails."""
     try:
         yield
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "kullback"
         raise _Failure(f"{error.format_message()} See: {command} --help") from error
+    except BrokenPipeError:
+        # Whoever read the output has gone; the interpreter must not try to write the rest at its end.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        raise click.exceptions.Exit(_Failure.exit_code) from None
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
+    except (click.ClickException, click.exceptions.Exit, click.exceptions.Abort):
+        raise
     except (KullbackError, OSError) as error:
         raise _Failure(str(error)) from error
+    except Exception as error:
+        if os.environ.get("KULLBACK_DEBUG"):
+            raise
+        what = " ".join(str(error).split())
+        raise _Failure(
+            f"unexpected {type(error).__name__}: {what}; set KULLBACK_DEBUG=1 to see where, and please report it"
+        ) from error
 
 
 class _Commands(click.Group):
@@ -49,7 +69,9 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with _errors_in_one_line():
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # so that a closed pipe shows here
+            return result
 
 
 @click.group(

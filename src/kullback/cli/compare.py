@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
-import torch
 
-from kullback import report
-from kullback.cli.gates import METRICS_IN_WORDS, Gate, parse_gate
+from kullback.cli.gates import METRICS_IN_WORDS, TABLE_METRICS_IN_WORDS, parse_gate, parse_table_gate
 from kullback.cli.options import (
     BINS,
     COLUMNS,
@@ -21,19 +19,18 @@ from kullback.cli.options import (
     REPRESENTATIONS,
     SEED,
     WEIGHTS,
+    FiniteRange,
     fail_above,
     fail_below,
     finish,
     given_limits,
     split_names,
 )
-from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.cli.tables import TABLE_METRICS_IN_WORDS, parse_table_gate, run_table_comparison
+from kullback.cli.outputs import Outputs
 from kullback.errors import ArgumentValueError
-from kullback.io import RepresentationName
-from kullback.predictions import compare_predictions
-from kullback.predictions.compare import BLOCK_BYTES
-from kullback.progress import progress_bar
+
+if TYPE_CHECKING:
+    from kullback.words import RepresentationName
 
 __all__ = ["compare"]
 
@@ -85,7 +82,7 @@ MEBIBYTE = 1024 * 1024
 @fail_below("top1=0.99")
 @click.option(
     "--bootstrap",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 100_000),
     default=1000,
     show_default=True,
     help="Bootstrap draws for the intervals.",
@@ -105,8 +102,8 @@ MEBIBYTE = 1024 * 1024
 @NO_PROGRESS
 @click.option(
     "--block-mb",
-    type=click.FloatRange(0, min_open=True),
-    default=BLOCK_BYTES / MEBIBYTE,
+    type=FiniteRange(0, 2**20, min_open=True),
+    default=40.0,
     show_default=True,
     help="MiB of each file to read at a time.",
 )
@@ -140,28 +137,36 @@ def compare(
         ctx, OF_PREDICTIONS if representation == TABLE else OF_TABLES, of_tables=representation == TABLE
     )
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
-    outputs = Outputs(json_path, html_path)
+    limits = given_limits(fail_above, fail_below)
     if representation == TABLE:
         cluster = settings["cluster"]
+        table_gates = [parse_table_gate(text, side) for side, text in limits]
+        from kullback.cli.tables import run_table_comparison
+
         failures = run_table_comparison(
             p,
             q,
-            outputs,
-            [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)],
+            Outputs(json_path, html_path),
+            table_gates,
             cluster=None if cluster is None else str(cluster),
             seed=seed,
             show_progress=not no_progress,
             **of_tables,
         )
     else:
-        gates = [parse_gate(text, side) for side, text in given_limits(fail_above, fail_below)]
+        gates = [parse_gate(text, side) for side, text in limits]
+        from kullback.cli.predictions import Inputs, run_prediction_comparison
+
         representations = representation_p or representation, representation_q or representation
-        inputs = _Inputs(p, q, representations, (key_p or key, key_q or key))
-        settings |= {
-            "block_bytes": max(1, int(block_mb * MEBIBYTE)),
-            "generator": torch.Generator().manual_seed(seed),
-        }
-        failures = _compare_predictions(inputs, outputs, gates, settings, show_progress=not no_progress)
+        failures = run_prediction_comparison(
+            Inputs(p, q, representations, (key_p or key, key_q or key)),
+            Outputs(json_path, html_path),
+            gates,
+            block_bytes=max(1, int(block_mb * MEBIBYTE)),
+            seed=seed,
+            show_progress=not no_progress,
+            **settings,
+        )
     finish(failures)
 
 
@@ -174,47 +179,3 @@ def _refuse_options(ctx: click.Context, names: tuple[str, ...], *, of_tables: bo
             remedy = "leave it out" if of_tables else "--as table, if P and Q are tables"
             what = "predictions" if of_tables else "tables"
             raise ArgumentValueError(f"{option} is for comparing {what}; {remedy}")
-
-
-class _Inputs(NamedTuple):
-    """The two files and how to read them, P's first."""
-
-    p: Path
-    q: Path
-    representations: tuple[RepresentationName | None, RepresentationName | None]
-    keys: tuple[str | None, str | None]
-
-
-def _compare_predictions(
-    inputs: _Inputs, outputs: Outputs, gates: list[Gate], settings: dict[str, Any], *, show_progress: bool
-) -> list[str]:
-    """Compare two files, write the reports, and say which gates fail.
-
-    Arguments:
-        inputs: the files to compare.
-        outputs: where the reports go.
-        gates: the limits to keep.
-        settings: further arguments of `compare_predictions`.
-        show_progress: whether to show a progress bar, if there is a terminal.
-
-    Returns:
-        a sentence for each gate that fails.
-    """
-    check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"]])
-    with progress_bar("rows", show=show_progress, patience=0) as progress:
-        found = compare_predictions(
-            inputs.p,
-            inputs.q,
-            representation=inputs.representations,
-            key=inputs.keys,
-            progress=progress,
-            **settings,
-        )
-    failures = [failure for gate in gates if (failure := gate.failure(found))]
-    write_reports(
-        outputs,
-        json=lambda: report.json.dumps(found),
-        html=lambda: report.html.render(found),
-        table=lambda console: report.terminal.render(found, console),
-    )
-    return failures

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import torch
-from torch import Tensor
 
-from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS
+from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.errors import ArgumentValueError
-from kullback.io import RepresentationName, RowSource, open_rows, read_labels, write_llama_base
+from kullback.files import check_input, check_writable, refuse_overwriting
 from kullback.progress import progress_bar
-from kullback.report import check_writable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kullback.io import RowSource
+    from kullback.words import RepresentationName
 
 __all__ = ["convert"]
 
@@ -37,7 +41,7 @@ BLOCK_BYTES = 16 * 1024 * 1024
 )
 @click.option(
     "--floor",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=16.0,
     show_default=True,
     help="Nats below a row's largest that are kept: 16 for llama.cpp, 24 for ik_llama.cpp.",
@@ -59,8 +63,11 @@ def convert(
     """Write the predictions in SRC as a base file for llama-perplexity --kl-divergence, so that a GGUF model can be
     compared with them.
     """
-    if target.resolve() in (source.resolve(), tokens.resolve()):
-        raise ArgumentValueError(f"cannot write {target}: it is one of the files to read; name another one")
+    from kullback.io import open_rows, read_labels, write_llama_base
+
+    for path, name in ((source, "SRC"), (tokens, "--tokens")):
+        check_input(path, name)
+    refuse_overwriting([target], [source, tokens])
     check_writable(target)
     with (
         open_rows(source, representation=representation, key=key, name="SRC") as rows,
@@ -81,6 +88,8 @@ def _log_weights(
     source: RowSource, window: int | None, progress: Callable[[int, int | None], None] | None
 ) -> Iterator[Tensor]:
     """Yield the rows as log-weights; of windows given whole, the scored positions."""
+    import torch
+
     done = 0
     for block in source.blocks(BLOCK_BYTES):
         logs = block.double().log() if source.representation in ("probs", "counts") else block

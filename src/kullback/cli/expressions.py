@@ -1,4 +1,4 @@
-"""Distributions written as text, ``Normal(0, 1)``, read without running any of it."""
+"""Distributions written as text, ``Normal(0, 1)``, parsed without evaluating it as code."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ HINT = (
     "write a torch distribution of numbers, lists and keyword arguments, such as Normal(0, 1), Gamma(2, rate=3), "
     "Categorical([0.2, 0.8]), or Probs([...]), Logits([...]), LogProbs([...]), Counts([...])"
 )
+# Classes that describe others and have no distribution of their own.
+ABSTRACT = ("Distribution", "ExponentialFamily", "Transform")
 LONGEST = 10_000
 SHOWN = 60
 
@@ -38,18 +40,18 @@ Operand = Distribution | Probs | Logits | LogProbs | Counts
 
 
 def _constructors() -> dict[str, type]:
-    """What may be called, by name."""
+    """Return the classes that an expression may call, by name."""
     public = {name: getattr(torch_distributions, name) for name in torch_distributions.__all__}
     found: dict[str, type] = {
         name: value
         for name, value in public.items()
-        if isinstance(value, type) and issubclass(value, Distribution | Transform)
+        if isinstance(value, type) and issubclass(value, Distribution | Transform) and name not in ABSTRACT
     }
     return found | {kind.__name__: kind for kind in (Counts, LogProbs, Logits, Probs)}
 
 
 def parse_distribution(text: str) -> Operand:
-    """Read a distribution: constructors of torch.distributions and of kullback, numbers, lists and + - * / alone.
+    """Parse a distribution: constructors of torch.distributions and of kullback, numbers, lists and + - * / alone.
 
     Numbers are taken in float64.
 
@@ -64,7 +66,7 @@ def parse_distribution(text: str) -> Operand:
         value = _evaluate(_syntax(text))
     except KullbackError as error:  # from the constructor of a representation, which says what to write
         raise ArgumentValueError(f"{_shown(text)}: {error}") from None
-    except (SyntaxError, ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+    except Exception as error:  # noqa: BLE001 - of the parser, or of a constructor that was given something strange
         raise _refusal(text, " ".join(str(error).split()) or type(error).__name__) from None
     if not isinstance(value, Operand):
         raise _refusal(text, "it is no distribution")
@@ -127,7 +129,7 @@ def _construct(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> 
 
 
 def _as_parameter(name: str, value: Any) -> Any:
-    """Numbers and lists of numbers as float64 tensors; counts, flags and distributions as they are."""
+    """Convert numbers and lists of numbers to float64 tensors; return counts, flags and distributions as they are."""
     if isinstance(value, bool) or name in WHOLE or not isinstance(value, int | float | list):
         return value
     held = cast("list[Any] | int | float", value)

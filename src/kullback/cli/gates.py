@@ -5,13 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from kullback.errors import ArgumentValueError
-from kullback.predictions import Comparison, Summary
-from kullback.predictions.measure import DIVERGENCES
+from kullback.errors import ArgumentValueError, quoted
+from kullback.words import DIVERGENCE_NAMES
 
-__all__ = ["METRICS", "METRICS_IN_WORDS", "Gate", "Limit", "Side", "parse_gate", "parse_limit"]
+if TYPE_CHECKING:
+    from kullback.predictions import Comparison, Mean, Proportion, Summary
+    from kullback.report.tables.wording import Verdict
+    from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
+
+__all__ = [
+    "METRICS",
+    "METRICS_IN_WORDS",
+    "TABLE_METRICS_IN_WORDS",
+    "Gate",
+    "Limit",
+    "Side",
+    "TableGate",
+    "parse_gate",
+    "parse_limit",
+    "parse_table_gate",
+]
 
 Side = Literal["above", "below"]
 
@@ -23,17 +38,25 @@ STATISTICS: dict[str, Callable[[Summary], float]] = {
     "p99": lambda summary: summary.p99,
     "p99.9": lambda summary: summary.p999,
     "max": lambda summary: summary.maximum,
+    "upper": lambda summary: summary.interval[1] if summary.interval else math.nan,
 }
 DEFAULT = "kl_pq"
-OTHERS: dict[str, Callable[[Comparison], float]] = {
-    "top1": lambda found: found.top1_agreement.value,
-    "labels.difference": lambda found: found.labels.difference.mean if found.labels else math.nan,
-    "labels.delta_prob_rms": lambda found: found.labels.delta_prob_rms.mean if found.labels else math.nan,
-}
-METRICS = (*STATISTICS, *(f"{name}.{statistic}" for name in DIVERGENCES for statistic in STATISTICS), *OTHERS)
+OTHERS = ("top1", "top1.lower", "labels.difference", "labels.delta_prob_rms")
+METRICS = (
+    *STATISTICS,
+    *(f"{name}.{statistic}" for name in DIVERGENCE_NAMES for statistic in STATISTICS),
+    *OTHERS,
+)
 METRICS_IN_WORDS = (
-    f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCES)} and so on; "
-    f"{', '.join(OTHERS)}"
+    f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)} and so on; "
+    f"{', '.join(OTHERS)}; upper and lower are ends of the 95 % interval"
+)
+QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
+P_VALUES = ("p_value", "p_adjusted")
+WHOLE = "findings"
+TABLE_METRICS_IN_WORDS = (
+    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column and joint group; of one: psi[COLUMN]), "
+    f"{WHOLE} (their number)"
 )
 
 
@@ -113,18 +136,90 @@ class Gate:
             raise ArgumentValueError(
                 f"--fail-{self.limit.side} {metric}=...: there are no labels. Write: --labels FILE"
             )
-        return self.limit.failure(metric, self._value(found))
+        value, mean = self._number(found)
+        return self.limit.failure(metric, value) or self._undetermined(metric, value, mean)
 
-    def _value(self, found: Comparison) -> float:
-        metric = self.limit.metric
-        if metric in OTHERS:
-            return OTHERS[metric](found)
+    def _number(self, found: Comparison) -> tuple[float, Mean | Proportion | None]:
+        """Return the number, and the estimate whose error it has, if it is a mean."""
+        metric, labels = self.limit.metric, found.labels
+        if metric.startswith("top1"):
+            top1 = found.top1_agreement
+            if metric == "top1":
+                return top1.value, top1
+            return top1.interval[0] if top1.interval else math.nan, None
+        if metric.startswith("labels.") and labels is not None:
+            mean = getattr(labels, metric.removeprefix("labels."))
+            return mean.mean, mean
         name, _, statistic = metric.partition(".")
-        if name not in DIVERGENCES:
+        if name not in DIVERGENCE_NAMES:
             name, statistic = DEFAULT, metric
-        return STATISTICS[statistic](found.divergences[name])
+        summary = found.divergences[name]
+        mean = summary if statistic == "mean" and summary.maximum > 0 else None
+        return STATISTICS[statistic](summary), mean
+
+    def _undetermined(self, metric: str, value: float, mean: Mean | Proportion | None) -> str | None:
+        """Return the failure of a mean whose interval is open on the side of the limit; rows that are equal pass."""
+        if mean is None or mean.reason is None:
+            return None
+        end = None if mean.interval is None else mean.interval[self.limit.side == "above"]
+        if end is not None and end not in (math.inf, 1.0, math.log(2), 0.0, -1.0, -math.inf):
+            return None
+        return (
+            f"{metric} is {value:.6g}, but its error cannot be told ({mean.reason}): more rows or clusters are needed; "
+            "--bootstrap 0 checks the value alone"
+        )
 
 
 def parse_gate(text: str, side: Side) -> Gate:
     """Parse ``METRIC=LIMIT`` for a comparison of predictions."""
     return Gate(parse_limit(text, side, METRICS, METRICS_IN_WORDS, example=0.01))
+
+
+@dataclass(frozen=True)
+class TableGate:
+    """A limit on a number of every column, or of one."""
+
+    limit: Limit
+
+    def verdict(self, found: TableComparison) -> Verdict:
+        """Return the limit in words and how the comparison violates it; what is not known violates it too."""
+        from kullback.report.tables.wording import Verdict
+
+        metric, column, side = self.limit.metric, self.limit.column, self.limit.side
+        words = metric if column is None else f"{metric} of {quoted(column)}"
+        words += f" {'at most' if side == 'above' else 'at least'} {self.limit.limit:g}"
+        if metric == WHOLE:
+            failure = self.limit.failure(WHOLE, float(len(found.findings)))
+            return Verdict(words, () if failure is None else (failure,))
+        compared = {each.label: each for each in (*found.columns, *found.joint)}
+        looked = {
+            name: self._failure(name, each) for name, each in compared.items() if column in (None, name)
+        }
+        failures = {name: failure for name, failure in looked.items() if failure is not None}
+        unknown = [name for name in found.not_compared if column in (None, name)]
+        if column is not None and column not in compared and not unknown:
+            unknown = [column]
+        sentences = list(failures.values())
+        if unknown:
+            sentences.append(f"{metric} is not known of {', '.join(map(quoted, unknown))}: not compared")
+        elif not looked:
+            sentences.append(f"{metric} is not known: nothing was compared")
+        return Verdict(words, tuple(sentences), tuple(failures))
+
+    def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
+        what, found = f"{self.limit.metric} of {quoted(name)}", getattr(compared, self.limit.metric)
+        value = found if self.limit.metric in P_VALUES else found.value
+        if value is None or math.isnan(value):
+            return f"{what} is not known: most values are too rare to be compared"
+        if self.limit.metric in QUANTITIES and found.interval is None and len(compared.bins) > 1:
+            return f"{what} is not known: too few independent rows or clusters"
+        return self.limit.failure(what, value)
+
+
+def parse_table_gate(text: str, side: Side) -> TableGate:
+    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
+    of_columns = (*QUANTITIES, *P_VALUES)
+    metrics = (*of_columns, WHOLE)
+    return TableGate(
+        parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kullback.cli.gates import Side
-from kullback.io import REPRESENTATION_NAMES
+from kullback.errors import LONGEST_MESSAGE, printable
+from kullback.words import REPRESENTATION_NAMES
 
 __all__ = [
     "BINS",
@@ -21,12 +23,25 @@ __all__ = [
     "REPRESENTATIONS",
     "SEED",
     "WEIGHTS",
+    "FiniteRange",
     "fail_above",
     "fail_below",
     "finish",
     "given_limits",
     "split_names",
 ]
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without infinity and NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a text, or fail with the name of the option."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
 
 FILE = click.Path(path_type=Path)
 REPRESENTATIONS = click.Choice(REPRESENTATION_NAMES)
@@ -61,7 +76,7 @@ BINS = click.option(
 )
 CONFIDENCE = click.option(
     "--confidence",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
     help="Tables: the coverage probability of the intervals.",
@@ -98,6 +113,6 @@ def given_limits(fail_above: tuple[str, ...], fail_below: tuple[str, ...]) -> li
 def finish(failures: list[str]) -> None:
     """Print the gates that failed, and exit with status 1 if there are any."""
     for failure in failures:
-        click.echo(f"kullback: gate failed: {failure}", err=True)
+        click.echo(f"kullback: gate failed: {printable(failure, LONGEST_MESSAGE)}", err=True)
     if failures:
         raise click.exceptions.Exit(1)

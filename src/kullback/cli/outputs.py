@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from rich.console import Console
 
-from kullback import report
-from kullback.errors import FileError
+from kullback.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.optional import load
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Outputs", "check_outputs", "write_reports"]
 
@@ -31,17 +32,24 @@ class Outputs(NamedTuple):
         return json + ([self.html] if self.html else [])
 
 
-def check_outputs(outputs: Outputs, inputs: Sequence[Path | None]) -> None:
-    """Refuse outputs that cannot be written, before the computation."""
+def check_outputs(outputs: Outputs, inputs: Sequence[Path | None], others: Sequence[Path] = ()) -> None:
+    """Refuse inputs that cannot be read and outputs that cannot be written, before the computation.
+
+    Arguments:
+        outputs: the reports.
+        inputs: the files to read.
+        others: further files to write.
+    """
     if outputs.html:
         for library in ("jinja2", "matplotlib"):
             load(library, "--html")
-    read = {path.resolve() for path in inputs if path}
-    for path in outputs.files:
-        if path.resolve() in read:
-            raise FileError(f"cannot write {path}: it is one of the files to read; name another one")
-        report.check_writable(path)
-        read.add(path.resolve())
+    for path in inputs:
+        if path is not None:
+            check_input(path, "input")
+    written = [*outputs.files, *others]
+    refuse_overwriting(written, inputs)
+    for path in written:
+        check_writable(path)
 
 
 def write_reports(
@@ -52,18 +60,12 @@ def write_reports(
     table: Callable[[Console], object],
 ) -> None:
     """Write all files or none, and print the table unless standard output carries the JSON."""
+    from rich.console import Console
+
     texts = [json()] if outputs.json else []
     texts += [html()] if outputs.html else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
-    written: list[Path] = []
-    try:
-        for path, text in zip(outputs.files, texts, strict=True):
-            report.write(path, text)
-            written.append(path)
-    except FileError:
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
+    write_all(dict(zip(outputs.files, texts, strict=True)))
     if printed is None:
         table(Console())
     else:

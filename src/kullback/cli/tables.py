@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import shlex
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import torch
 
-from kullback import report
-from kullback.cli.gates import Limit, Side, parse_limit
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.errors import ArgumentValueError, FileError
+from kullback.errors import ArgumentValueError, printable
+from kullback.files import check_writable, refuse_overwriting
 from kullback.progress import progress_text
-from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
-from kullback.report.tables.wording import Verdict
+from kullback.report.tables import (
+    html as tables_html,
+    json as tables_json,
+    terminal as tables_terminal,
+    wording as tables_wording,
+)
 from kullback.tables.compare import compare_profiles, compare_tables
 from kullback.tables.reference_profile import (
     batch_profile,
@@ -27,55 +32,32 @@ from kullback.tables.reference_profile import (
 )
 
 if TYPE_CHECKING:
+    from kullback.cli.gates import TableGate
     from kullback.tables.profile import Profile
-    from kullback.tables.result import ColumnComparison, TableComparison
+    from kullback.tables.result import TableComparison
 
-__all__ = ["TABLE_METRICS_IN_WORDS", "TableGate", "parse_table_gate", "run_table_comparison", "run_watch"]
+__all__ = ["run_table_comparison", "run_watch"]
 
-QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
-P_VALUES = ("p_value", "p_adjusted")
-WHOLE = "findings"
-TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column; of one: psi[COLUMN]), {WHOLE} (their number)"
+# An error about an argument of the library that is an option here, and what to write instead.
+_ARGUMENT = re.compile(
+    r"\w+\((columns|weights|cluster|joint|bins|confidence)=\.\.\.\): (.*)\. Write: (.*)", re.DOTALL
 )
+_REMEDY = re.compile(r"(\w+)=\[?\(?'([^']*)'.*", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class TableGate:
-    """A limit on a number of every column, or of one."""
-
-    limit: Limit
-
-    def verdict(self, found: TableComparison) -> Verdict:
-        """Say where the limit is broken; where nothing was compared, nothing is kept."""
-        metric, column, side = self.limit.metric, self.limit.column, self.limit.side
-        bound = "at most" if side == "above" else "at least"
-        of = "" if column is None else f" of '{column}'"
-        failures = tuple(filter(None, (self.limit.failure(*each) for each in self._values(found))))
-        if not failures and metric != WHOLE and not self._columns(found):
-            failures = (f"{metric}{of} is not known: {'it was' if column else 'nothing was'} not compared",)
-        return Verdict(f"{metric}{of} {bound} {self.limit.limit:g}", failures)
-
-    def _columns(self, found: TableComparison) -> list[ColumnComparison]:
-        return [column for column in found.columns if self.limit.column in (None, column.name)]
-
-    def _values(self, found: TableComparison) -> list[tuple[str, float]]:
-        metric = self.limit.metric
-        if metric == WHOLE:
-            return [(WHOLE, float(len(found.findings)))]
-        values = [(column.name, getattr(column, metric)) for column in self._columns(found)]
-        return [
-            (f"{metric} of '{name}'", value if metric in P_VALUES else value.value) for name, value in values
-        ]
-
-
-def parse_table_gate(text: str, side: Side) -> TableGate:
-    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
-    of_columns = (*QUANTITIES, *P_VALUES)
-    metrics = (*of_columns, WHOLE)
-    return TableGate(
-        parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)
-    )
+@contextmanager
+def _in_options() -> Generator[None]:
+    """Name the option of the command, not the argument of the library, in errors."""
+    try:
+        yield
+    except ArgumentValueError as error:
+        if not (found := _ARGUMENT.fullmatch(str(error))):
+            raise
+        option, body, instead = found.groups()
+        if remedy := _REMEDY.fullmatch(instead):
+            value = "A,B" if option == "joint" else shlex.quote(remedy[2])
+            instead = f"--{remedy[1]} {value}"
+        raise ArgumentValueError(f"--{option}: {body}. Write: {instead}") from None
 
 
 def run_table_comparison(
@@ -116,7 +98,7 @@ def run_table_comparison(
         KullbackError: an input or an output cannot be used; then there is no report.
     """
     check_outputs(outputs, [p, q])
-    with progress_text(show=show_progress) as progress:
+    with _in_options(), progress_text(show=show_progress) as progress:
         found = compare_tables(
             str(p),
             str(q),
@@ -173,8 +155,8 @@ def run_watch(
     Raises:
         KullbackError: an input or an output cannot be used.
     """
-    _check_watch(reference, batches, outputs, profile, save_batch, merge=merge)
-    with progress_text(show=show_progress) as progress:
+    _check_watch(reference, batches, outputs, profile, save_batch, merge=merge, rebuild=rebuild)
+    with _in_options(), progress_text(show=show_progress) as progress:
         saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
         )
@@ -191,8 +173,11 @@ def run_watch(
     failures: list[str] = []
     for name, batch in found:
         compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
-        broken = _reported(compared, gates, outputs)
-        failures += broken if len(found) == 1 else [f"{name}: {failure}" for failure in broken]
+        if len(found) == 1:
+            return _reported(compared, gates, outputs)
+        verdicts = [gate.verdict(compared) for gate in gates]
+        click.echo(f"{printable(name)}: {printable(tables_wording.summary(compared, verdicts))}")
+        failures += [f"{name}: {failure}" for verdict in verdicts for failure in verdict.failures]
     return failures
 
 
@@ -211,6 +196,7 @@ def _check_watch(
     save_batch: Path | None,
     *,
     merge: bool,
+    rebuild: bool,
 ) -> None:
     """Refuse before the work what could not be written after it."""
     single = {"--json": outputs.json, "--html": outputs.html, "--save-batch": save_batch}
@@ -223,15 +209,13 @@ def _check_watch(
             raise ArgumentValueError(
                 f"{option}: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
             )
-    check_outputs(outputs, [reference, *batches, *([profile] if profile else [])])
-    if save_batch is not None:
-        read = {
-            path.resolve()
-            for path in (reference, *batches, *outputs.files, profile or profile_path(reference))
-        }
-        if save_batch.resolve() in read:
-            raise FileError(f"cannot write {save_batch}: it is one of the other files; name another one")
-        report.check_writable(save_batch)
+    place = profile or profile_path(reference)
+    # The profile is read, and written too where it is made; whatever else is written must not be one of these.
+    check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
+    if not is_profile(reference):
+        refuse_overwriting([place], [reference, *batches])
+        if rebuild or not place.exists():
+            check_writable(place)
 
 
 def _reported(found: TableComparison, gates: Sequence[TableGate], outputs: Outputs) -> list[str]:

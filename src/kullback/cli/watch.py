@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kullback.cli.gates import TABLE_METRICS_IN_WORDS, parse_table_gate
 from kullback.cli.options import (
     BINS,
     COLUMNS,
@@ -23,7 +24,6 @@ from kullback.cli.options import (
     given_limits,
 )
 from kullback.cli.outputs import Outputs
-from kullback.cli.tables import TABLE_METRICS_IN_WORDS, parse_table_gate, run_watch
 
 __all__ = ["watch"]
 
@@ -59,15 +59,19 @@ def watch(
 ) -> None:
     """Check BATCHes, tables or their profiles, against the profile of REFERENCE.
 
-    The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made.
+    The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made. One
+    BATCH is reported in full, several in one line each.
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
     """
+    gates = [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)]
+    from kullback.cli.tables import run_watch
+
     finish(
         run_watch(
             reference,
             batches,
             Outputs(json_path, html_path),
-            [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)],
+            gates,
             show_progress=not no_progress,
             **settings,
         )

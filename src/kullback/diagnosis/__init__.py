@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kullback.diagnosis.case import examine
+from kullback.diagnosis.case import Case
 from kullback.diagnosis.checks import findings_of
 from kullback.diagnosis.report import Diagnosis, TensorSummary, conclude
 from kullback.diagnosis.suggestion import Suggestion, suggest
@@ -66,28 +66,23 @@ def diagnose(
     """
     word = check_reduction("diagnose", reduction)
     if not isinstance(log_target, bool):
-        got = repr(log_target)
-        raise invalid_type(
-            "diagnose", "log_target", wanted="True or False", got=got, instead="log_target=True"
-        )
+        got, instead = repr(log_target), "log_target=True"
+        raise invalid_type("diagnose", "log_target", wanted="True or False", got=got, instead=instead)
     a, b = _readable("input", input), _readable("target", target)
     if not -max(a.ndim, 1) <= dim < max(a.ndim, 1):
         wanted = f"a dimension of input, which has shape {tuple(a.shape)}"
         instead = "dim=-1 when the last dimension holds the classes"
         raise invalid_value("diagnose", "dim", wanted=wanted, got=str(dim), instead=instead)
     with torch.no_grad():
-        case = examine(a, b, word, log_target, dim)
+        case = Case(a, b, word, log_target, dim)
         return conclude(case, findings_of(case), suggest(case))
 
 
 def _readable(name: str, x: object) -> Tensor:
     tensor = as_tensor("diagnose", name, x).detach()
     if tensor.layout is not torch.strided or tensor.is_complex() or not can_inspect(tensor):
-        raise invalid_type(
-            "diagnose",
-            name,
-            wanted="a dense tensor of real numbers whose values can be read",
-            got=f"one of layout {tensor.layout}, dtype {tensor.dtype}, on {tensor.device}",
-            instead="diagnose(...) outside torch.compile and vmap, with x.to_dense() if it is sparse",
-        )
+        wanted = "a dense tensor of real numbers whose values can be read"
+        got = f"one of layout {tensor.layout}, dtype {tensor.dtype}, on {tensor.device}"
+        instead = "diagnose(...) outside torch.compile and vmap, with x.to_dense() if it is sparse"
+        raise invalid_type("diagnose", name, wanted=wanted, got=got, instead=instead)
     return tensor

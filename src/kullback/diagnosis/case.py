@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
 
-import torch
 from torch import Tensor
 
 from kullback.diagnosis.reading import Reading, read, read_labels
-from kullback.diagnosis.scan import Spots, Spotter
-from kullback.diagnosis.shapes import IGNORED, Fit, fit, labels_of
-from kullback.diagnosis.values import Overlap, Reductions, RowValues, row_values, torch_values
+from kullback.diagnosis.scan import Occurrences
+from kullback.diagnosis.shapes import IGNORED, fit, labels_of
+from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
 from kullback.reduction import Reduction
 
-__all__ = ["Case", "examine"]
+__all__ = ["Case"]
 
 
-@dataclass(frozen=True)
 class Case:
-    """The arguments of a call and the facts about them. P is `target`, Q is `input`."""
+    """The arguments of a call and the facts about them. P is `target`, Q is `input`.
 
-    input: Tensor
-    target: Tensor
-    reduction: Reduction
-    log_target: bool
-    asked_dim: int
-    dim: int
-    """The dimension of the classes: the given one, or another along which both tensors are normalized."""
-    values: Reductions
-    fit: Fit | None = None
-    labels: str | None = None
-    read_input: Reading | None = None
-    read_target: Reading | None = None
-    paired: tuple[Tensor, Tensor] | None = None
-    """`input` and `target` with their rows matched."""
-    forward: RowValues | None = None
-    """KL(target || input)."""
-    backward: RowValues | None = None
-    overlap: Overlap | None = None
+    `paired` holds both with their rows matched by `repair`, `forward` KL(target || input), `backward`
+    KL(input || target). `dim` is negative, and becomes another one where both are normalized along that.
+    """
+
+    def __init__(
+        self, input: Tensor, target: Tensor, reduction: Reduction, log_target: bool, dim: int
+    ) -> None:
+        self.input, self.target, self.log_target = input, target, log_target
+        self.reduction: Reduction = reduction
+        self.asked_dim = self.dim = dim = dim - input.ndim if dim >= 0 else dim
+        self.values, self.error = torch_values(input, target, log_target, dim)
+        self.labels = self.broadcasts = self.repair = None
+        self.paired: tuple[Tensor, Tensor] | None = None
+        self.read_input: Reading | None = None
+        self.read_target: Reading | None = None
+        self.forward: RowValues | None = None
+        self.backward: RowValues | None = None
+        self.overlap: Overlap | None = None
+        if not (input.ndim and input.numel() and target.numel()):
+            return
+        self.labels = labels_of(input, target, dim)
+        if self.labels:
+            self.read_input, self.read_target = read(input, dim, logs_expected=True), read_labels(target)
+            return
+        self.broadcasts, self.repair = fit(input, target, dim)
+        if self.repair:
+            self.paired = self.repair.on_input(input), self.repair.on_target(target)
+        self._read()
+        if self.paired and self.read_input and self.read_target:
+            q, p = self.paired
+            self.forward, self.backward, self.overlap = row_values(
+                p, q, self.read_target, self.read_input, self.dim
+            )
+
+    def _read(self) -> None:
+        """Infer what both tensors hold; before truncation, since truncated rows do not sum to one."""
+        whole = not (self.paired and self.repair) or self.repair.how == "cut-classes"
+        a, b = (self.input, self.target) if whole or not self.paired else self.paired
+        self.read_input = read(a, self.dim, logs_expected=True)
+        if b.ndim < -self.dim:
+            return
+        self.read_target = read(b, self.dim, logs_expected=self.log_target)
+        other = self.read_input.other_dim
+        if other is not None and other == self.read_target.other_dim and not whole:
+            self.dim = other
+            self.read_input = read(a, other, logs_expected=True)
+            self.read_target = read(b, other, logs_expected=self.log_target)
 
     @property
     def call(self) -> str:
@@ -54,7 +81,7 @@ class Case:
     @property
     def rows(self) -> int:
         """The number of pairs of rows in torch's result."""
-        return torch.Size(self.values.none).numel() // max(self.classes, 1) if self.values.none else 1
+        return math.prod(self.values["none"]) // max(self.classes, 1) if self.values else 1
 
     @property
     def batch_size(self) -> int:
@@ -62,84 +89,21 @@ class Case:
         return self.input.shape[0] if self.input.ndim else 1
 
     @property
-    def rows_match(self) -> bool:
-        """Whether broadcasting pairs each row with its own."""
-        return (
-            self.fit is not None and self.fit.repair is not None and self.fit.repair.how in ("same", "expand")
-        )
-
-    @property
-    def stray_labels(self) -> Spots:
+    def stray_labels(self) -> Occurrences:
         """Class indices outside the range of the classes."""
-        labels = self.target.long()
-        outside = ((labels < 0) & (labels != IGNORED)) | (labels >= self.classes)
-        spotter = Spotter()
-        spotter.add(outside, 0)
-        return spotter.spots(tuple(self.target.shape), -1) if self.target.ndim else Spots(spotter.count, None)
+        labels = self.target.long().reshape(self.target.shape or (1,))
+        occurrences = Occurrences(tuple(labels.shape), -1)
+        occurrences.add(((labels < 0) & (labels != IGNORED)) | (labels >= self.classes), 0)
+        return occurrences
 
     @property
     def reversed(self) -> bool:
         """Whether the arguments are probably exchanged."""
-        if not (self.read_input and self.read_target) or self.log_target:
-            return False
-        return self.read_input.normalized and not self.read_input.in_logs and self.read_target.in_logs
+        a, b = self.read_input, self.read_target
+        return bool(a and b and not self.log_target and a.normalized and not a.in_logs and b.in_logs)
 
     @property
     def as_expected(self) -> bool:
         """Whether both tensors hold distributions in the form that torch expects."""
         a, b = self.read_input, self.read_target
-        if not (a and b and a.normalized and b.normalized):
-            return False
-        return a.in_logs and b.in_logs == self.log_target
-
-
-def examine(input: Tensor, target: Tensor, reduction: Reduction, log_target: bool, dim: int) -> Case:
-    """Gather the facts about a call."""
-    dim = dim - input.ndim if dim >= 0 else dim
-    case = Case(input, target, reduction, log_target, dim, dim, torch_values(input, target, log_target, dim))
-    if not (input.ndim and input.numel() and target.numel()):
-        return case
-    labels = labels_of(input, target, dim)
-    if labels:
-        return replace(
-            case,
-            labels=labels,
-            read_input=read(input, dim, logs_expected=True),
-            read_target=read_labels(target),
-        )
-    case = replace(case, fit=fit(input, target, dim))
-    return _with_values(_with_readings(_with_pairs(case)))
-
-
-def _with_pairs(case: Case) -> Case:
-    repair = case.fit.repair if case.fit else None
-    if repair is None:
-        return case
-    return replace(case, paired=(repair.on_input(case.input), repair.on_target(case.target)))
-
-
-def _with_readings(case: Case) -> Case:
-    repair = case.fit.repair if case.fit else None
-    # Truncated rows do not sum to one: read the tensors before truncation.
-    whole = case.paired is None or (repair is not None and repair.how == "cut-classes")
-    a, b = (case.input, case.target) if whole or case.paired is None else case.paired
-    read_a = read(a, case.dim, logs_expected=True)
-    read_b = read(b, case.dim, logs_expected=case.log_target) if b.ndim >= -case.dim else None
-    if (
-        read_b is not None
-        and read_a.other_dim is not None
-        and read_a.other_dim == read_b.other_dim
-        and not whole
-    ):
-        dim = read_a.other_dim
-        read_a, read_b = read(a, dim, logs_expected=True), read(b, dim, logs_expected=case.log_target)
-        return replace(case, dim=dim, read_input=read_a, read_target=read_b)
-    return replace(case, read_input=read_a, read_target=read_b)
-
-
-def _with_values(case: Case) -> Case:
-    if case.paired is None or case.read_input is None or case.read_target is None:
-        return case
-    a, b = case.paired
-    forward, backward, overlap = row_values(b, a, case.read_target, case.read_input, case.dim)
-    return replace(case, forward=forward, backward=backward, overlap=overlap)
+        return bool(a and b and a.normalized and b.normalized and a.in_logs and b.in_logs == self.log_target)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from kullback.diagnosis.scan import RowSums, Scan, Spots, normalized_along, scan
+from kullback.diagnosis.scan import Occurrences, RowSums, Scan, normalized_along
 
 __all__ = ["Representation", "Reading", "interval", "number", "read", "read_labels"]
 
 Representation: TypeAlias = Literal[
-    "log-probabilities",
-    "probabilities",
-    "one-hot rows",
-    "logits",
-    "counts",
-    "weights",
-    "class indices",
-    "nothing",
-]
-
-_IN_LOGS: tuple[Representation, ...] = ("log-probabilities", "logits")
-_NORMALIZED: tuple[Representation, ...] = ("log-probabilities", "probabilities", "one-hot rows")
+    "log-probabilities", "probabilities", "one-hot rows", "logits", "counts", "weights", "class indices", "nothing"
+]  # fmt: skip
 
 # The logarithm of the probability, one in ten thousand, below which an event is not taken for chance.
 _LOG_SIGNIFICANCE = -9.2
@@ -42,12 +32,12 @@ class Reading:
     @property
     def in_logs(self) -> bool:
         """Whether the values are logarithms of weights."""
-        return self.representation in _IN_LOGS
+        return self.representation in ("log-probabilities", "logits")
 
     @property
     def normalized(self) -> bool:
         """Whether the rows are distributions, up to rounding and stray rows."""
-        return self.representation in _NORMALIZED
+        return self.representation in ("log-probabilities", "probabilities", "one-hot rows")
 
     @property
     def sums(self) -> RowSums:
@@ -55,10 +45,15 @@ class Reading:
         return self.scan.masses if self.in_logs else self.scan.sums
 
     @property
-    def empty_rows(self) -> Spots:
+    def empty_rows(self) -> Occurrences:
         """Rows in which every class has probability 0."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
         return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
+
+    @property
+    def zeros(self) -> Occurrences:
+        """The entries with probability 0."""
+        return self.scan.minus_infinity if self.in_logs else self.scan.zero
 
     @property
     def invalid(self) -> int:
@@ -80,17 +75,19 @@ class Reading:
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
     """Infer what `x` holds, with its classes along `dim`."""
-    found = scan(x, dim)
+    found = Scan(x, dim)
     representation = _representation(found, logs_expected)
     reading = Reading(found, representation, _why(found, representation))
-    if representation == "nothing" or _all_exact(reading.sums):
+    if representation == "nothing" or reading.sums.exact == reading.sums.rows > 0:
         return reading
-    return Reading(found, representation, reading.why, _other_dimension(x, reading))
+    others = (other for other in range(-x.ndim, 0) if other != dim and x.shape[other] != 1)
+    normalized = (other for other in others if normalized_along(x, other, in_logs=reading.in_logs))
+    return replace(reading, other_dim=next(normalized, None))
 
 
 def read_labels(x: Tensor) -> Reading:
     """Describe class indices."""
-    found = scan(x.reshape(-1), -1)
+    found = Scan(x.reshape(-1), -1)
     return Reading(found, "class indices", _why(found, "class indices"))
 
 
@@ -113,20 +110,6 @@ def _representation(found: Scan, logs_expected: bool) -> Representation:
 def _are_one(sums: RowSums) -> bool:
     """Return whether rows are distributions: half of them within rounding, or all of them approximately."""
     return sums.rows > 0 and (2 * sums.exact >= sums.rows or sums.near == sums.rows)
-
-
-def _all_exact(sums: RowSums) -> bool:
-    return sums.exact == sums.rows > 0
-
-
-def _other_dimension(x: Tensor, reading: Reading) -> int | None:
-    """Return a dimension along which all of `x` is normalized, as a negative number; None where there is none."""
-    for dim in range(-x.ndim, 0):
-        if dim == reading.scan.dim or x.shape[dim] == 1:
-            continue
-        if normalized_along(x, dim, in_logs=reading.in_logs):
-            return dim
-    return None
 
 
 def _why(found: Scan, representation: Representation) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.suggestion import Suggestion
-from kullback.diagnosis.values import Reductions, RowValues
+from kullback.diagnosis.values import RowValues
 from kullback.findings import Finding
+from kullback.numeric import json_safe
 from kullback.reduction import REDUCTIONS, Reduction
 
 __all__ = ["Diagnosis", "TensorSummary", "conclude"]
@@ -100,15 +100,12 @@ class Diagnosis:
 
         Infinities and NaN, which JSON lacks, become ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
         """
-        return _plain({**asdict(self), "ok": self.ok, "codes": self.codes})
+        return json_safe({**asdict(self), "ok": self.ok, "codes": self.codes})
 
     def __repr__(self) -> str:
-        kl = (
-            f"KL(target || input) = {self.kl_target_input.mean:.4g} per row"
-            if self.kl_target_input
-            else "no value"
-        )
-        return f"<Diagnosis: {', '.join(self.codes) or 'nothing to object to'}; {kl}>"
+        kl = self.kl_target_input
+        value = f"KL(target || input) = {kl.mean:.4g} per row" if kl else "no value"
+        return f"<Diagnosis: {', '.join(self.codes) or 'nothing to object to'}; {value}>"
 
     def __str__(self) -> str:
         sections = [self._head(), self._values(), self._findings(), self._code()]
@@ -139,12 +136,9 @@ class Diagnosis:
             lines += _wrapped(f"torch raises: {self.raises}", "  ")
         if self.kl_target_input:
             lines += ["", "  From what the tensors seem to hold, by kullback:"]
-        for name, kl in (
-            ("KL(target || input)", self.kl_target_input),
-            ("KL(input || target)", self.kl_input_target),
-        ):
-            if kl:
-                lines += _wrapped(f"{name}  {_described(kl)}", "    ")
+            lines += _wrapped(f"KL(target || input)  {_described(self.kl_target_input)}", "    ")
+        if self.kl_input_target:
+            lines += _wrapped(f"KL(input || target)  {_described(self.kl_input_target)}", "    ")
         return lines
 
     def _findings(self) -> list[str]:
@@ -170,27 +164,22 @@ class Diagnosis:
 
 def conclude(case: Case, findings: list[Finding], suggestion: Suggestion | None) -> Diagnosis:
     """Return the diagnosis of a call."""
-    q = "exp(input)"
     p = "exp(target)" if case.log_target else "target"
     return Diagnosis(
         call=case.call,
-        direction=f"computes KL(target || input), in nats: how far P = {p} is from Q = {q}, averaged over P",
+        direction=f"computes KL(target || input), in nats: how far P = {p} is from Q = exp(input), averaged over P",
         input=_summary(case.input, case.read_input),
         target=_summary(case.target, case.read_target),
         dim=case.dim,
-        values=_by_name(case.values),
-        raises=case.values.error,
-        meanings=_meanings(case) if case.values.none is not None else {},
+        values=case.values,
+        raises=case.error,
+        meanings=_meanings(case) if case.values else {},
         kl_target_input=case.forward,
         kl_input_target=case.backward,
         findings=tuple(findings),
         suggestion=suggestion,
         reduction=case.reduction,
     )
-
-
-def _by_name(values: Reductions) -> dict[str, Any]:
-    return {name: getattr(values, name) for name in REDUCTIONS} if values.none is not None else {}
 
 
 def _meanings(case: Case) -> dict[str, str]:
@@ -213,10 +202,10 @@ def _summary(x: Any, reading: Reading | None) -> TensorSummary:
     if reading is None:
         return TensorSummary(*basics)
     scan, sums = reading.scan, reading.sums
-    spots = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
+    occurrences = (scan.zero, scan.minus_infinity, scan.plus_infinity, scan.nan)
     row_sums = (sums.low, sums.high) if sums.rows and reading.representation != "class indices" else None
     return TensorSummary(
-        *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in spots)
+        *basics, reading.representation, reading.why, row_sums, *((s.count, s.first) for s in occurrences)
     )
 
 
@@ -240,13 +229,3 @@ def _described(kl: RowValues) -> str:
 def _wrapped(text: str, indent: str) -> list[str]:
     lines = textwrap.TextWrapper(_WIDTH, indent, indent, break_long_words=False, break_on_hyphens=False)
     return lines.wrap(text)
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, dict):
-        return {key: _plain(value) for key, value in x.items()}
-    if isinstance(x, list | tuple):
-        return [_plain(value) for value in x]
-    if isinstance(x, float) and not math.isfinite(x):
-        return "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
-    return x

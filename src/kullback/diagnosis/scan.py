@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE
 
-__all__ = [
-    "Index",
-    "RowSums",
-    "Scan",
-    "Spots",
-    "Spotter",
-    "aligned_blocks",
-    "normalized_along",
-    "row_blocks",
-    "scan",
-]
+__all__ = ["Index", "RowSums", "Scan", "Occurrences", "aligned_blocks", "normalized_along", "row_blocks"]
 
 Index = tuple[int, ...]
 
@@ -32,70 +22,6 @@ _BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 24
 
 # Rows whose sum is this close to one are distributions with rounding errors.
 _NEARLY_ONE = 0.05
-
-
-@dataclass(frozen=True)
-class Spots:
-    """How many entries (or rows) have a property, and the index of the first of them."""
-
-    count: int
-    first: Index | None
-
-    @property
-    def where(self) -> str:
-        """The index of the first one, in words."""
-        return f"the first at index {self.first}"
-
-
-@dataclass(frozen=True)
-class RowSums:
-    """The sums of rows: their extremes, and how many are one within tolerance or approximately."""
-
-    rows: int
-    low: float
-    high: float
-    exact: int
-    near: int
-    first_off: Index | None
-
-
-@dataclass(frozen=True)
-class Scan:
-    """The results of one pass. `sums` takes the values as weights, `masses` as logarithms of weights."""
-
-    shape: Index
-    dtype: torch.dtype
-    device: torch.device
-    dim: int
-    nan: Spots
-    plus_infinity: Spots
-    minus_infinity: Spots
-    negative: Spots
-    zero: Spots
-    zero_rows: Spots
-    masked_rows: Spots
-    low: float
-    high: float
-    whole: bool
-    sums: RowSums
-    masses: RowSums
-    log_probability_of_floor: float
-    """The logarithm of the probability that scores of this variance are all as close to each other as these."""
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return self.shape[self.dim]
-
-    @property
-    def size(self) -> int:
-        """The number of entries."""
-        return math.prod(self.shape)
-
-    @property
-    def tolerance(self) -> float:
-        """How far from one the sum of a row may be, by the rounding of its dtype."""
-        return SUM_TOLERANCE.get(self.dtype, 1e-6)
 
 
 def row_blocks(x: Tensor, dim: int, limit: int | None = None) -> Iterator[Tensor]:
@@ -120,62 +46,59 @@ def aligned_blocks(a: Tensor, b: Tensor, dim: int) -> Iterator[tuple[Tensor, Ten
         yield one, other.to(one.device)
 
 
-def _place(shape: Index, dim: int, flat: int, *, row: bool = False) -> Index:
-    """Return the index in a tensor of `shape` of the `flat`-th entry (or row), counted with the classes last."""
-    axis = dim % len(shape)
-    sizes = [size for i, size in enumerate(shape) if i != axis] + ([] if row else [shape[axis]])
-    index: list[int] = []
-    for size in reversed(sizes):
-        flat, place = divmod(flat, size)
-        index.insert(0, place)
-    if not row:
-        index.insert(axis, index.pop())
-    return tuple(index)
+class Occurrences:
+    """Counts the entries (or rows) of a tensor that have a property, and keeps the index of the first of them."""
 
-
-class Spotter:
-    """Counts where masks are true, and remembers the first place."""
-
-    def __init__(self) -> None:
+    def __init__(self, shape: Index, dim: int, *, rows: bool = False) -> None:
         self.count = 0
-        self.first: int | None = None
+        self.first: Index | None = None
+        self._shape, self._axis, self._rows = shape, dim % len(shape), rows
+
+    @property
+    def where(self) -> str:
+        """The index of the first one, in words."""
+        return f"the first at index {self.first}"
 
     def add(self, mask: Tensor, offset: int) -> None:
         """Count in a block whose entries (or rows) come after `offset` others."""
         found = int(mask.count_nonzero())
         if found and self.first is None:
-            self.first = offset + int(mask.flatten().to(torch.uint8).argmax())
+            self.first = self._index(offset + int(mask.flatten().to(torch.uint8).argmax()))
         self.count += found
 
-    def spots(self, shape: Index, dim: int, *, row: bool = False) -> Spots:
-        """Return the count and the first index in a tensor of `shape` with its classes along `dim`."""
-        return Spots(self.count, None if self.first is None else _place(shape, dim, self.first, row=row))
+    def _index(self, flat: int) -> Index:
+        """Return the index of the `flat`-th entry (or row), counted with the classes last."""
+        before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
+        classes = () if self._rows else (self._shape[self._axis],)
+        index = [int(i) for i in np.unravel_index(flat, (*before, *after, *classes))]
+        if not self._rows:
+            index.insert(self._axis, index.pop())
+        return tuple(index)
 
 
-class _Sums:
-    """Accumulates the sums of rows, block by block."""
+class RowSums:
+    """The sums of rows: their extremes, and how many are one within the tolerance or approximately."""
 
-    def __init__(self, tolerance: float) -> None:
-        self.tolerance = tolerance
+    def __init__(self, shape: Index, dim: int, tolerance: float) -> None:
         self.low, self.high = math.inf, -math.inf
-        self.rows = self.exact = self.near = 0
-        self.off = Spotter()
+        self.rows = self.near = 0
+        self.off = Occurrences(shape, dim, rows=True)
+        self._tolerance = tolerance
+
+    @property
+    def exact(self) -> int:
+        """How many sums are one within the tolerance."""
+        return self.rows - self.off.count
 
     def add(self, sums: Tensor, counted: Tensor, offset: int) -> None:
+        """Add the sums of the rows of a block, those that `counted` marks."""
         if not bool(counted.any()):
             return
-        distance = (sums - 1).abs()
-        off = ~(distance <= self.tolerance) & counted
-        kept = sums[counted]
-        self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
-        self.rows += kept.numel()
-        self.exact += kept.numel() - int(off.count_nonzero())
+        distance, selected = (sums - 1).abs(), sums[counted]
+        self.low, self.high = min(self.low, float(selected.min())), max(self.high, float(selected.max()))
+        self.rows += selected.numel()
         self.near += int(((distance <= _NEARLY_ONE) & counted).count_nonzero())
-        self.off.add(off, offset)
-
-    def result(self, shape: Index, dim: int) -> RowSums:
-        first = self.off.spots(shape, dim, row=True).first
-        return RowSums(self.rows, self.low, self.high, self.exact, self.near, first)
+        self.off.add(~(distance <= self._tolerance) & counted, offset)
 
 
 class _Floor:
@@ -194,15 +117,12 @@ class _Floor:
 
     def add(self, x: Tensor, judged: Tensor) -> None:
         classes = x.shape[-1]
-        if not self.respected or classes == 1:
+        if not self.respected or classes == 1 or not bool(judged.any()):
             return
         x = x[judged]
-        if not x.numel():
-            return
         logs = x if bool((x < 0).any()) else x.log()
         away = logs - logs.mean(-1, keepdim=True)
-        rounding = 2 * self.eps * (1 + logs.abs().amax(-1))
-        depth = 1 / classes + rounding
+        depth = 1 / classes + 2 * self.eps * (1 + logs.abs().amax(-1))
         self.respected = bool((away.amin(-1) >= -depth).all())
         self.squares += float(away.square().sum()) / (classes - 1)
         self.depth = max(self.depth, float(depth.max()))
@@ -212,89 +132,65 @@ class _Floor:
         if not self.respected or not self.rows or not self.squares:
             return 0.0
         spread = math.sqrt(self.squares / self.rows)
-        one = 0.5 * math.erfc(-self.depth / spread / math.sqrt(2))
-        return self.rows * (classes - 1) * math.log(one)
+        return self.rows * (classes - 1) * math.log(0.5 * math.erfc(-self.depth / spread / math.sqrt(2)))
 
 
-class _Tally:
-    """Accumulates the results of `scan`, block by block."""
+class Scan:
+    """What one pass over `x` finds, with its classes along `dim`; `x` has at least one element.
 
-    def __init__(self, x: Tensor) -> None:
-        self.entries = {
-            name: Spotter() for name in ("nan", "plus_infinity", "minus_infinity", "negative", "zero")
-        }
-        self.empty = {name: Spotter() for name in ("zero_rows", "masked_rows")}
-        tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
-        self.sums, self.masses = _Sums(tolerance), _Sums(tolerance)
-        self.floor = _Floor(torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
-        self.low, self.high, self.whole, self.rows = math.inf, -math.inf, True, 0
+    `sums` takes the values as weights, `masses` as logarithms of weights.
+    """
 
-    def add(self, rows: Tensor) -> None:
+    def __init__(self, x: Tensor, dim: int) -> None:
+        shape = tuple(x.shape)
+        self.dtype, self.dim, self.classes, self.size = x.dtype, dim, shape[dim], x.numel()
+        self.nan, self.plus_infinity, self.minus_infinity = (Occurrences(shape, dim) for _ in range(3))
+        self.negative, self.zero = Occurrences(shape, dim), Occurrences(shape, dim)
+        self.zero_rows, self.masked_rows = (
+            Occurrences(shape, dim, rows=True),
+            Occurrences(shape, dim, rows=True),
+        )
+        self.tolerance = SUM_TOLERANCE.get(x.dtype, 1e-6)
+        self.sums, self.masses = RowSums(shape, dim, self.tolerance), RowSums(shape, dim, self.tolerance)
+        self.low, self.high, self.whole = math.inf, -math.inf, True
+        floor, rows = _Floor(torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0), 0
+        for block in row_blocks(x, dim):
+            upcasted = upcast(block)
+            floor.add(upcasted, self._add(upcasted, rows))
+            rows += block.shape[0]
+        self.whole = self.whole and self.low <= self.high
+        # Of the event that scores of this variance are all as close to each other as these.
+        self.log_probability_of_floor = floor.log_probability(self.classes)
+
+    def _add(self, rows: Tensor, before: int) -> Tensor:
+        """Add a block that comes after `before` rows; return which of its rows are weights with a sum."""
+        numbers, first = rows, before * self.classes
         low, high = (float(end) for end in rows.aminmax())  # NaN if there is any
-        if math.isfinite(low) and math.isfinite(high):
-            self._add_numbers(rows, low, high)
-        else:
-            self._add_any(rows)
-        self.rows += rows.shape[0]
-
-    def _add_numbers(self, rows: Tensor, low: float, high: float) -> None:
-        self._note_range(rows, low, high)
-        place = self.rows * rows.shape[-1]
+        has_sum = has_mass = torch.ones_like(rows[:, 0], dtype=torch.bool)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nan, above, below = rows.isnan(), rows == math.inf, rows == -math.inf
+            self.nan.add(nan, first)
+            self.plus_infinity.add(above, first)
+            self.minus_infinity.add(below, first)
+            self.masked_rows.add(below.all(-1), before)
+            usable = ~(nan | above).any(-1)
+            has_sum, has_mass = usable & ~below.any(-1), usable & ~below.all(-1)
+            numbers = rows[rows.isfinite()]
+            low, high = (
+                (float(end) for end in numbers.aminmax()) if numbers.numel() else (math.inf, -math.inf)
+            )
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.whole = self.whole and bool((numbers == numbers.round()).all())
         if low < 0:
-            self.entries["negative"].add(rows < 0, place)
-        usable = torch.ones_like(rows[:, 0], dtype=torch.bool)
-        weighty = usable
+            self.negative.add((rows < 0) & (rows > -math.inf), first)
         if low <= 0 <= high:
             zero = rows == 0
-            self.entries["zero"].add(zero, place)
-            weighty = ~zero.all(-1)
-            self.empty["zero_rows"].add(~weighty, self.rows)
-        self._add_sums(rows, weighty, usable)
-
-    def _add_any(self, rows: Tensor) -> None:
-        numbers = rows.isfinite()
-        finite = rows[numbers]
-        if finite.numel():
-            self._note_range(finite, *(float(end) for end in finite.aminmax()))
-        nan, above, below = rows.isnan(), rows == math.inf, rows == -math.inf
-        zero = rows == 0
-        masks = (nan, above, below, numbers & (rows < 0), zero)
-        for spotter, mask in zip(self.entries.values(), masks, strict=True):
-            spotter.add(mask, self.rows * rows.shape[-1])
-        usable = ~(nan | above).any(-1)
-        for spotter, mask in zip(self.empty.values(), (zero.all(-1), below.all(-1)), strict=True):
-            spotter.add(mask, self.rows)
-        self._add_sums(rows, usable & ~below.any(-1) & ~zero.all(-1), usable & ~below.all(-1))
-
-    def _note_range(self, finite: Tensor, low: float, high: float) -> None:
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        self.whole = self.whole and bool((finite == finite.round()).all())
-
-    def _add_sums(self, rows: Tensor, weighty: Tensor, possible: Tensor) -> None:
-        self.sums.add(rows.sum(-1), weighty, self.rows)
-        self.masses.add(torch.logsumexp(rows, -1).exp(), possible, self.rows)
-        self.floor.add(rows, weighty)
-
-
-def scan(x: Tensor, dim: int) -> Scan:
-    """Read `x` once, with its classes along `dim`. `x` has at least one element."""
-    tally, shape = _Tally(x), tuple(x.shape)
-    for block in row_blocks(x, dim):
-        tally.add(upcast(block))
-    return Scan(
-        shape,
-        x.dtype,
-        x.device,
-        dim,
-        **{name: spotter.spots(shape, dim) for name, spotter in tally.entries.items()},
-        **{name: spotter.spots(shape, dim, row=True) for name, spotter in tally.empty.items()},
-        low=tally.low,
-        high=tally.high,
-        whole=tally.whole and tally.low <= tally.high,
-        sums=tally.sums.result(shape, dim),
-        masses=tally.masses.result(shape, dim),
-        log_probability_of_floor=tally.floor.log_probability(shape[dim]),
-    )
+            self.zero.add(zero, first)
+            self.zero_rows.add(zero.all(-1), before)
+            has_sum = has_sum & ~zero.all(-1)
+        self.sums.add(rows.sum(-1), has_sum, before)
+        self.masses.add(torch.logsumexp(rows, -1).exp(), has_mass, before)
+        return has_sum
 
 
 def normalized_along(x: Tensor, dim: int, *, in_logs: bool) -> bool:

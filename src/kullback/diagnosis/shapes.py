@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from kullback.diagnosis.scan import Index
 
-__all__ = ["IGNORED", "Fit", "Repair", "fit", "labels_of"]
+__all__ = ["IGNORED", "Repair", "fit", "labels_of"]
 
 # The class index that `F.cross_entropy` leaves out.
 IGNORED = -100
@@ -20,6 +22,7 @@ IGNORED = -100
 How: TypeAlias = Literal[
     "same", "expand", "reshape", "move", "cut-classes", "cut-rows", "unsqueeze", "binary"
 ]
+_Change: TypeAlias = tuple[How, str, Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -33,40 +36,35 @@ class Repair:
     on_target: Callable[[Tensor], Tensor] = lambda x: x
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How two shapes go together: whether torch would broadcast them, and the repair that pairs the rows."""
-
-    broadcasts: Index | None
-    repair: Repair | None
-
-
-def fit(input: Tensor, target: Tensor, dim: int) -> Fit:
-    """Find how the rows of `target` belong to those of `input`, both with their classes along `dim` (negative)."""
+def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair | None]:
+    """Return the shape to which torch broadcasts, and the repair that pairs the rows; classes are along `dim` < 0."""
     a, b = tuple(input.shape), tuple(target.shape)
     try:
         broadcasts = np.broadcast_shapes(a, b)  # torch's own imports all of sympy
     except ValueError:
         broadcasts = None
     if a == b:
-        return Fit(broadcasts, Repair("same"))
-    one_sided = broadcasts in (a, b)
+        return broadcasts, Repair("same")
     same_classes = len(a) >= -dim <= len(b) and a[dim] == b[dim]
-    if one_sided and same_classes:
-        return Fit(broadcasts, Repair("expand"))
-    repair = _change(a, b, dim, "target") or _mirrored(_change(b, a, dim, "input")) or _cut(a, b, dim)
-    repair = repair or _binary(input, target, dim)
+    if same_classes and broadcasts in (a, b):
+        return broadcasts, Repair("expand")
+    if change := _change(a, b, dim, "input"):
+        how, code, function = change
+        return broadcasts, Repair(how, target=f"target{code}", on_target=function)
+    if change := _change(b, a, dim, "target"):
+        how, code, function = change
+        return broadcasts, Repair(how, input=f"input{code}", on_input=function)
+    repair = _cut(a, b, dim) or _binary(input, target, dim)
     if repair is None and broadcasts is not None and same_classes:
         repair = Repair("expand")
-    return Fit(broadcasts, repair)
+    return broadcasts, repair
 
 
 def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
     """Return code for the class indices that `target` holds, one for each row of `input`; None if it holds none."""
     if not target.numel() or input.ndim < -dim or input.shape[dim] == 1:
         return None
-    batch = _without(tuple(input.shape), dim)
-    single = _with(tuple(input.shape), dim, 1)
+    batch, single = _batch_shapes(input, dim)
     if target.shape not in (batch, single):
         return None
     if target.is_floating_point():
@@ -78,88 +76,58 @@ def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
     return code if target.dtype == torch.int64 else f"{code}.long()"
 
 
-def _change(kept: Index, moved: Index, dim: int, name: str) -> Repair | None:
-    """Find how the tensor `name` of shape `moved` takes the shape `kept` without losing an entry."""
-    for axis in range(len(kept)):
-        if (
-            len(moved) == len(kept) - 1
-            and _without(kept, axis - len(kept)) == moved
-            and axis - len(kept) != dim
-        ):
-            return _on_target("unsqueeze", name, f".unsqueeze({axis})", lambda x, a=axis: x.unsqueeze(a))
-    last = dim == -1 and kept[-1:] == moved[-1:]
-    if last and len(kept) != len(moved) and torch.Size(kept).numel() == torch.Size(moved).numel():
-        other = "input" if name == "target" else "target"
-        return _on_target("reshape", name, f".reshape({other}.shape)", lambda x: x.reshape(kept))
-    if len(kept) == len(moved):
-        for source in range(len(kept)):
-            for place in range(len(kept)):
-                if _moved(moved, source, place) == kept:
-                    code = ".T" if len(kept) == 2 else f".movedim({source}, {place})"
-                    return _on_target("move", name, code, lambda x, s=source, p=place: x.movedim(s, p))
-    return None
-
-
-def _on_target(how: How, name: str, code: str, change: Callable[[Tensor], Tensor]) -> Repair:
-    return Repair(how, target=name + code, on_target=change)
-
-
-def _mirrored(repair: Repair | None) -> Repair | None:
-    if repair is None:
+def _change(wanted: Index, shape: Index, dim: int, other: str) -> _Change | None:
+    """Find how a tensor of `shape` takes the shape `wanted`, that of `other`, without losing an entry."""
+    n = len(wanted)
+    for axis in range(n):
+        if wanted[:axis] + wanted[axis + 1 :] == shape and axis - n != dim:
+            return "unsqueeze", f".unsqueeze({axis})", lambda x, a=axis: x.unsqueeze(a)
+    if n != len(shape):
+        if dim == -1 and wanted[-1:] == shape[-1:] and math.prod(wanted) == math.prod(shape):
+            return "reshape", f".reshape({other}.shape)", lambda x: x.reshape(wanted)
         return None
-    return Repair(repair.how, input=repair.target, on_input=repair.on_target)
+    for source, place in product(range(n), repeat=2):
+        if np.moveaxis(np.broadcast_to(0, shape), source, place).shape == wanted:
+            code = ".T" if n == 2 else f".movedim({source}, {place})"
+            return "move", code, lambda x, s=source, p=place: x.movedim(s, p)
+    return None
 
 
 def _cut(a: Index, b: Index, dim: int) -> Repair | None:
     """Cut both to what they share along the single dimension in which they differ."""
-    if len(a) != len(b):
-        return None
-    differing = [axis for axis in range(len(a)) if a[axis] != b[axis]]
+    differing = [axis for axis in range(len(a)) if a[axis] != b[axis]] if len(a) == len(b) else []
     if len(differing) != 1:
         return None
     axis = differing[0]
-    shared = min(a[axis], b[axis])
-    classes = axis == len(a) + dim
+    shared, classes = min(a[axis], b[axis]), axis == len(a) + dim
     if shared == 1 and classes:
         return None
-    cut = "[..., :" if axis == len(a) - 1 else "[" + ":, " * axis + ":"
-    code = [
-        name + (f"{cut}{shared}]" if shape[axis] > shared else "")
-        for name, shape in (("input", a), ("target", b))
-    ]
+    cut = ("[..., :" if axis == len(a) - 1 else "[" + ":, " * axis + ":") + f"{shared}]"
+    input, target = (name + cut * (shape[axis] > shared) for name, shape in (("input", a), ("target", b)))
 
     def narrow(x: Tensor) -> Tensor:
         return x.narrow(axis, 0, shared)
 
-    return Repair("cut-classes" if classes else "cut-rows", code[0], code[1], narrow, narrow)
+    return Repair("cut-classes" if classes else "cut-rows", input, target, narrow, narrow)
 
 
 def _binary(input: Tensor, target: Tensor, dim: int) -> Repair | None:
     """Read one number within [0, 1] for each row, against two classes, as the probability of the second."""
-    shape = tuple(input.shape)
-    if len(shape) < -dim or shape[dim] != 2 or not target.is_floating_point() or not target.numel():
+    if input.ndim < -dim or input.shape[dim] != 2 or not target.is_floating_point() or not target.numel():
         return None
     if not bool(((target >= 0) & (target <= 1)).all()):
         return None
-    if target.shape == _without(shape, dim):
-        code = f"torch.stack([1 - target, target], {dim})"
-        return Repair("binary", target=code, on_target=lambda x: torch.stack([1 - x, x], dim))
-    if target.shape == _with(shape, dim, 1):
-        code = f"torch.cat([1 - target, target], {dim})"
-        return Repair("binary", target=code, on_target=lambda x: torch.cat([1 - x, x], dim))
+    for name, join, shape in zip(
+        ("stack", "cat"), (torch.stack, torch.cat), _batch_shapes(input, dim), strict=True
+    ):
+        if target.shape == shape:
+            code = f"torch.{name}([1 - target, target], {dim})"
+            return Repair("binary", target=code, on_target=lambda x, j=join: j([1 - x, x], dim))
     return None
 
 
-def _without(shape: Index, dim: int) -> Index:
-    axis = len(shape) + dim
-    return shape[:axis] + shape[axis + 1 :]
-
-
-def _with(shape: Index, dim: int, size: int) -> Index:
-    axis = len(shape) + dim
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _moved(shape: Index, source: int, place: int) -> Index:
-    rest = [*shape[:source], *shape[source + 1 :]]
-    return (*rest[:place], shape[source], *rest[place:])
+def _batch_shapes(x: Tensor, dim: int) -> tuple[Index, Index]:
+    """Return the shapes of one number for each row of `x`: without the dimension of the classes, and with size 1."""
+    axis = x.ndim + dim
+    before, after = tuple(x.shape[:axis]), tuple(x.shape[axis + 1 :])
+    return before + after, (*before, 1, *after)

@@ -67,11 +67,9 @@ def suggest(case: Case) -> Suggestion | None:
     if case.labels and a:
         usable = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
         return _cross_entropy(case, case.labels, a) if usable else None
-    if (
-        not (case.paired and a and b)
-        or "nothing" in (a.representation, b.representation)
-        or case.classes == 1
-    ):
+    if not (case.paired and a and b) or case.classes == 1:
+        return None
+    if "nothing" in (a.representation, b.representation):
         return None
     lines, codes, dim, picked = _prepared(case, a, b)
     q, p = (_side(name, code, case, r, dim) for name, code, r in zip(_NAMES, codes, (a, b), strict=True))
@@ -79,21 +77,16 @@ def suggest(case: Case) -> Suggestion | None:
     if case.reversed:
         p, q, first = q, p, 1
     needs = tuple(side.needs for side in (q, p) if side.needs)
+    kl = case.backward if case.reversed else case.forward
+    value = kl.mean * (kl.rows if case.reduction == "sum" else 1) if kl and kl.rows else None
     rows = torch.broadcast_tensors(*case.paired)[0].numel() // case.classes
     one_by_one = not picked and case.paired[first].shape[0] != rows
     return Suggestion(
         "\n".join([*lines, f"kl_divergence({p.wrapped}, {q.wrapped}){_REDUCED[case.reduction]}"]),
         "\n".join([*lines, _torch_call(p, q, case, one_by_one)]),
         needs,
-        None if needs else _value(case),
+        None if needs or case.reduction == "none" else value,
     )
-
-
-def _value(case: Case) -> float | None:
-    value = case.backward if case.reversed else case.forward
-    if value is None or not value.rows or case.reduction == "none":
-        return None
-    return value.mean * value.rows if case.reduction == "sum" else value.mean
 
 
 _NAMES = ("input", "target")
@@ -102,7 +95,7 @@ _REDUCED: dict[Reduction, str] = {"none": "", "sum": ".sum()", "mean": ".mean()"
 
 def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str, str], int, bool]:
     """Return lines to come first, the tensors' code and class dimension, and whether rows were left out."""
-    repair = case.fit.repair if case.fit else None
+    repair = case.repair
     codes = (repair.input, repair.target) if repair else _NAMES
     if case.input.device != case.target.device:
         codes = codes[0], f"{codes[1]}.to(input.device)"
@@ -131,10 +124,10 @@ def _row_tests(code: str, reading: Reading) -> list[str]:
 def _cast(code: str, case: Case, reading: Reading) -> str:
     """Bring both tensors to one dtype, of 32 bits or more; counts may stay whole numbers."""
     floating = [x.dtype for x in (case.input, case.target) if x.is_floating_point()]
-    wide = torch.float64 if torch.float64 in floating else torch.float32
-    if reading.scan.dtype == wide:
+    dtype = torch.float64 if torch.float64 in floating else torch.float32
+    if reading.scan.dtype == dtype:
         return code
-    return f"{code}.double()" if wide == torch.float64 else f"{code}.float()"
+    return f"{code}.double()" if dtype == torch.float64 else f"{code}.float()"
 
 
 def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Side:
@@ -143,15 +136,10 @@ def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Side
         return _Side(f"{name}_logits", in_logs=True, exact=False, has_zeros=False, dim=dim, needs=needs)
     if not reading.in_logs and reading.scan.negative.count:
         code = f"{code}.clamp(min=0)"
-    cut = case.fit is not None and case.fit.repair is not None and case.fit.repair.how == "cut-classes"
-    zeros = reading.scan.minus_infinity if reading.in_logs else reading.scan.zero
-    exact = (reading.exact or _would_be_exact(reading)) and not cut
-    return _Side(code, reading.in_logs, exact, zeros.count > 0, dim)
-
-
-def _would_be_exact(reading: Reading) -> bool:
-    """Whether a cast to floating point is all that one-hot rows of whole numbers lack."""
-    return reading.representation == "one-hot rows" and reading.sums.exact == reading.sums.rows
+    cut = case.repair is not None and case.repair.how == "cut-classes"
+    # A cast to floating point is all that one-hot rows of whole numbers lack.
+    one_hot = reading.representation == "one-hot rows" and reading.sums.exact == reading.sums.rows
+    return _Side(code, reading.in_logs, (reading.exact or one_hot) and not cut, reading.zeros.count > 0, dim)
 
 
 def _torch_call(p: _Side, q: _Side, case: Case, one_by_one: bool) -> str:
@@ -176,16 +164,16 @@ def _cross_entropy(case: Case, labels: str, reading: Reading) -> Suggestion:
     scores = "input" if reading.in_logs else "input.log()"
     moved = scores if classes_second else f"{scores}.movedim({case.dim}, 1)"
     reduction = f', reduction="{case.reduction}"' if case.reduction in ("none", "sum") else ""
-    lines, picked = [], ""
+    lines, picked = "", ""
     if bool((case.target.long() == IGNORED).any()):
         lines, picked = (
-            [f"keep = {labels} != {IGNORED}  # which F.cross_entropy leaves out by itself"],
+            f"keep = {labels} != {IGNORED}  # which F.cross_entropy leaves out by itself\n",
             "[keep]",
         )
     rows = "input" if case.dim == -1 else f"input.movedim({case.dim}, -1)"
     wrapper = "Logits" if reading.in_logs else "Counts"
     one_hot = f"Counts(F.one_hot({labels}{picked}, {case.classes}))"
     return Suggestion(
-        "\n".join([*lines, f"kl_divergence({one_hot}, {wrapper}({rows}{picked})){_REDUCED[case.reduction]}"]),
+        f"{lines}kl_divergence({one_hot}, {wrapper}({rows}{picked})){_REDUCED[case.reduction]}",
         f"F.cross_entropy({moved}, {labels}{reduction})",
     )

@@ -10,7 +10,6 @@ from kullback.estimators.discrete.api import (
     plugin,
     zhang_grabchak,
 )
-from kullback.estimators.dispatch import METHODS, estimate_from_samples
 from kullback.estimators.histogram import histogram
 from kullback.estimators.importance import log_ratio
 from kullback.estimators.knn.api import nearest_neighbors
@@ -19,14 +18,12 @@ from kullback.estimators.two_sample_test import TwoSampleTest, two_sample_test
 from kullback.estimators.variational import variational_bound, variational_estimate
 
 __all__ = [
-    "METHODS",
     "EstimateWarning",
     "TwoSampleTest",
     "augmented_plugin",
     "coverage_adjusted",
     "density_ratio",
     "dirichlet",
-    "estimate_from_samples",
     "from_density",
     "histogram",
     "log_ratio",

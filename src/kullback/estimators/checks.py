@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_type, invalid_value
+from kullback.inputs import number_from
 from kullback.samples import Samples
 
-__all__ = ["EstimateWarning", "check_confidence", "check_finite", "check_samples", "seed_of"]
+__all__ = ["EstimateWarning", "check_confidence", "check_finite", "check_samples", "seed_of", "seeded"]
 
 
 class EstimateWarning(UserWarning):
@@ -25,6 +30,15 @@ class EstimateWarning(UserWarning):
 
 def check_samples(call: str, p: Samples, q: Samples) -> None:
     """Refuse draws from two spaces: other dimensions, categories against numbers, labels on one side only."""
+    for name, draws in (("p", p), ("q", q)):
+        if not isinstance(draws, Samples):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise invalid_type(
+                call,
+                name,
+                wanted="draws",
+                got=type(draws).__name__,
+                instead=f"{call}(Samples(x), Samples(y))",
+            )
     if p.tensor.shape[1] != q.tensor.shape[1]:
         raise invalid_value(
             call,
@@ -46,7 +60,7 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
 
 def check_confidence(call: str, confidence: float) -> None:
     """Refuse a confidence that is not strictly between 0 and 1."""
-    if not 0 < confidence < 1:
+    if not 0 < number_from(confidence) < 1:
         raise invalid_value(
             call,
             "confidence",
@@ -71,6 +85,24 @@ def check_finite(call: str, name: str, samples: Samples) -> None:
 
 
 def seed_of(generator: torch.Generator | None) -> int:
-    """Draw a seed for libraries with generators of their own: the same generator gives the same seed."""
-    device = None if generator is None else generator.device
-    return int(torch.randint(2**31 - 1, (1,), generator=generator, device=device))
+    """Draw a seed for libraries with generators of their own: the same generator gives the same seed.
+
+    Without one it is what torch's own generator would give next, which is left as it was.
+    """
+    if generator is None:
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+    return int(torch.randint(2**31 - 1, (1,), generator=generator, device=generator.device))
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Draw from a seed what takes no generator, and leave torch's and NumPy's global states as they were."""
+    state = np.random.get_state()  # noqa: NPY002  # the legacy state is the one that others may use
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002

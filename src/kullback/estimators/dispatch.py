@@ -50,6 +50,7 @@ METHODS = ("auto", *CATEGORICAL, *CONTINUOUS, "from_density")
 
 # Beyond, neighbors are all about equally far, and no number of draws makes their ratio right.
 MOST_DIMENSIONS_FOR_NEIGHBORS = 10
+FEWEST_FOR_CLASSIFIER = 50
 
 
 def estimate_from_samples(
@@ -112,13 +113,26 @@ def _kl(settings: _Settings, p: object, q: object) -> Estimate:
 
 
 def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
+    estimator = _estimator(settings, p)
+    if settings.method != "auto" or estimator is not nearest_neighbors:
+        return estimator(p, q, **settings.options)
+    if p.cluster is not None or q.cluster is not None:
+        return density_ratio(p, q, **settings.options)
     try:
-        return _estimator(settings, p)(p, q, **settings.options)
+        found = nearest_neighbors(p, q, **settings.options)
     except RepeatedDrawsError as refusal:
-        if settings.method != "auto":
-            raise
         found = density_ratio(p, q, **settings.options)
         return replace(found, notes=(*found.notes, f"Not by nearest neighbors: {refusal}"))
+    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or _is_bounded(found):
+        return found
+    return density_ratio(p, q, **settings.options)
+
+
+def _is_bounded(found: Estimate) -> bool:
+    """Say whether neighbors sufficed for an interval, or the value is infinite."""
+    if bool(found.value.isinf()):
+        return True
+    return found.interval is not None and bool(found.interval[1].isfinite())
 
 
 def _estimator(settings: _Settings, p: Samples) -> Estimator:

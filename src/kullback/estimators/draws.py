@@ -150,7 +150,7 @@ def number_from_scores(scores: Array, draws: Draws) -> float:
     return draws.effective / max(effect, 1.0)
 
 
-def few_clusters(clusters: int, quantile: float) -> float:
+def few_clusters(clusters: float, quantile: float) -> float:
     """Return by how much a normal quantile has to be multiplied where the variance comes from so many clusters.
 
     It turns the quantile into that of Student's t with one degree of freedom less than there are clusters, by the first

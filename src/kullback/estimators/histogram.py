@@ -18,10 +18,12 @@ from kullback.errors import invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, check_samples
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import CategoryCounts, describe, tabulate
+from kullback.estimators.discrete.api import describe
+from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
 from kullback.estimators.normal_interval import note_on_sign
+from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
 from kullback.samples import Samples
 
 __all__ = ["histogram"]
@@ -35,6 +37,9 @@ _DRAWS_IN_A_TAIL = 5
 # How many quantiles of each side stand in for its draws, for every bin, when the edges are laid.
 _QUANTILES_IN_A_BIN = 4
 
+# Draws with one value that make it an atom.
+_FEWEST_AT_AN_ATOM = 4
+
 # Below this share of draws that equal another, ties are rounding's.
 _FEW_TIES = 0.01
 
@@ -45,6 +50,13 @@ class _Sorted:
 
     values: Array
     below: Array | None
+
+    @property
+    def each(self) -> Array:
+        """The share of each draw."""
+        if self.below is None:
+            return np.full(len(self.values), 1 / len(self.values))
+        return np.diff(self.below)
 
     def quantiles(self, levels: Array) -> Array:
         """Return the smallest draw that has at least this share of the weight at or below it."""
@@ -97,7 +109,9 @@ def histogram(
 
     Returns:
         value (0 where the estimate is negative), standard error and interval in nats. The interval's upper end is
-        infinite where more than 5 % of P's draws lie in bins that Q never showed.
+        infinite where more than 5 % of P's draws lie in bins that Q never showed, where P's draws fill a gap of Q's or
+        Q's tails may add more than the interval claims, and where P has atoms that Q lacks; a finite one assumes that
+        Q's tails go on as they do among its outermost draws.
 
     Raises:
         ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
@@ -131,11 +145,22 @@ def histogram(
         tails = _count(p, q, first, second, _with_tails(first.values, edges))
         lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - corrected
         in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
-        high = kl_interval(tails.a, tails.b, confidence, tails.inflation)[1] + 2 * in_tails
+        high = (
+            kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
+            + 2 * in_tails
+        )
         # A few draws of P alone in a tail are no reason to give up an upper end.
-        high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1])
-        interval = interval[0], high + lost
-    notes = [*note_on_sign(float(raw)), *notes, *_notes_on_ties(first, second), *table.notes]
+        high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
+        verdict = _beyond_q(p, first, second, float(table.a.sum()), float(high - interval[0]) / 2)
+        if verdict.note and bool(high.isfinite()):
+            notes.append(verdict.note)
+        interval = interval[0], high + verdict.reach
+    notes = [
+        *note_on_sign(float(raw), float(error) if error is not None else math.inf),
+        *notes,
+        *_notes_on_ties(first, second),
+        *table.notes,
+    ]
     device = p.tensor.device
     return Estimate(
         value.to(device),
@@ -178,6 +203,7 @@ def _sorted(samples: Samples) -> _Sorted:
 
 
 def _number_of_bins(n: float) -> int:
+    n *= 1 + 1e-12  # rounded weights must not cost a bin
     return max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
 
 
@@ -220,7 +246,7 @@ def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array
             torch.from_numpy(np.diff(s.places(edges), prepend=0, append=len(s.values)).astype(np.float64))
             for s in (first, second)
         )
-        return CategoryCounts(a, b, (1.0, 1.0), (len(p), len(q)))
+        return CategoryCounts(a, b, (1.0, 1.0), 1.0, (len(p), len(q)))
     codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
     return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
 
@@ -238,6 +264,41 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
             farther = float(np.mean(np.log(_distances(x, second.values)))) - math.log(half_width)
             total += first.share_between(int(ends[i]), int(ends[i + 1])) * max(0.0, farther)
     return total
+
+
+def _beyond_q(p: Samples, first: _Sorted, second: _Sorted, number: float, half_width: float) -> Verdict:
+    """Return by how much the upper end moves for P's draws where Q has none, and why if that is infinite."""
+    atoms = _atoms_of_p_alone(p, first, second)
+    if atoms > 0:
+        return Verdict(
+            math.inf,
+            f"{100 * atoms:.3g} % of P's draws are at repeated values that Q hardly shows: if they are atoms, KL is "
+            "infinite, so the interval has no upper end; if rounding made them, round Q's draws alike.",
+        )
+    return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
+
+
+def _atoms_of_p_alone(p: Samples, first: _Sorted, second: _Sorted) -> float:
+    """Return the share of P's draws at values that several of them have, and ten times fewer of Q's than that.
+
+    The draws of one cluster that have a value count as one.
+    """
+    of_p = numpy_of(p)[:, 0] if p.cluster is None else _once_in_a_cluster(p)
+    values, count = np.unique(of_p, return_counts=True)
+    values, count = (side[count >= _FEWEST_AT_AN_ATOM] for side in (values, count))
+    of_q = np.searchsorted(second.values, values, "right") - np.searchsorted(second.values, values, "left")
+    of_q, expected = of_q / len(second.values), count / len(of_p)
+    alone = (of_q < expected / 10) & (expected * len(second.values) >= _FEWEST_AT_AN_ATOM)
+    if count[alone].sum() < 2 * _FEWEST_AT_AN_ATOM:
+        return 0.0
+    start, stop = (np.searchsorted(first.values, values[alone], side) for side in ("left", "right"))
+    return sum(first.share_between(i, j) for i, j in zip(start, stop, strict=True))
+
+
+def _once_in_a_cluster(p: Samples) -> Array:
+    """Return the values of each cluster once."""
+    pairs = np.stack([numpy_of(p)[:, 0], np.asarray(p.cluster, dtype=np.float64)], axis=1)
+    return np.unique(pairs, axis=0)[:, 0]
 
 
 def _distances(x: Array, y: Array) -> Array:

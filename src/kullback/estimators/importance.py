@@ -1,24 +1,26 @@
 r"""KL from draws at which both log-densities are known: the mean of their difference, with less noise.
 
 With :math:`d = \log p - \log q` at draws of P, every mean of :math:`d + c (q / p - 1)` estimates KL(P || Q). c = 0
-is the plain mean; c = 1 makes every single term non-negative; the c of least variance is fitted here, each half of the
-draws with that of the other half, so that it adds no bias.
+is the plain mean; the c of least variance is fitted here, each half of the draws with that of the other half, so that
+it adds no bias.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.control_variate import coefficient, ratio_minus_one
+from kullback.control_variate import coefficient, ratio_minus_one, tail_index
 from kullback.errors import invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
-from kullback.estimators.draws import effective_number, shares_of, variance_of_sum
-from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.estimators.draws import effective_number, few_clusters, shares_of, variance_of_sum
+from kullback.estimators.normal_interval import note_on_sign, standard_normal_quantile
+from kullback.estimators.tails import tail_allowance
 from kullback.inputs import as_tensor
 from kullback.representations import first_of
 from kullback.samples import Samples
@@ -28,6 +30,12 @@ __all__ = ["LogDensity", "log_ratio"]
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 
 _FEWEST = 4
+# Fewer draws of a half show too little of q / p.
+_FEWEST_TO_FIT = 25
+# q / p is left out where its tail index may be larger: its variance is then all but infinite.
+_LARGEST_TAIL_INDEX = 0.4
+# And where its unseen tail may hold more than this of the standard error of the plain mean.
+_MOST_UNSEEN = 0.25
 # Below this effective number of draws the weights are too uneven for a standard error.
 _FEWEST_EFFECTIVE = 10.0
 
@@ -49,8 +57,9 @@ def log_ratio(
 
     The weights :math:`w_i` add up to one: equal for draws of P, proportional to :math:`p / r` for draws of a proposal
     R (give `log_r`), or those of the `Samples`. The coefficient c is fitted for least variance, each half of the draws
-    with that of the other half; it is 0 where :math:`q / p` has no finite variance or a mean that is not 1. Should the
-    result be negative, which KL is not, it is replaced by that of c = 1, of which every term is non-negative.
+    with that of the other half; it is 0 where :math:`q / p` may have no finite variance, or a mean that is not 1, where
+    it explains less than three quarters of the variance, and for fewer than 50 draws. The interval's ends move out by
+    what the fitted tails of the terms may hold beyond the outermost of them.
 
     Arguments:
         x: draws of P, or of R; n of them, with their weights and clusters, if any.
@@ -62,7 +71,8 @@ def log_ratio(
         generator: unused: nothing is random here.
 
     Returns:
-        the estimate in nats, float64. Notes tell the effective number of weighted draws.
+        the estimate in nats, float64, 0 where it is negative. The interval's upper end is infinite where the terms have
+        so heavy a tail that their mean may be. Notes tell the effective number of weighted draws.
 
     Raises:
         ArgumentValueError: fewer than four draws, or log-densities of another number, NaN, or impossible: P gives a
@@ -103,15 +113,24 @@ def log_ratio(
         return _infinite(of_q, used, len(x))
     d = torch.where(used, of_p - of_q, 0)
     units = torch.arange(len(d), device=d.device) if x.cluster is None else x.cluster.to(d.device)
-    value, error = _mean(d, weights, units)
+    value, error, terms = _mean(d, weights, units)
     n = effective_number(weights, len(x))
     interval = None
     if n < _FEWEST_EFFECTIVE:
         notes.append(f"no interval: the weights leave {n:.1f} effective draws, too few for a standard error")
     else:
-        reach = standard_normal_quantile(confidence) * error
-        interval = ((value - reach).clamp(min=0), value + reach)
-    return Estimate(value, None, "log_ratio", interval, (len(x), 0), tuple(notes), error)
+        quantile = standard_normal_quantile(confidence)
+        reach = quantile * few_clusters(len(units[used].unique()), quantile) * error
+        counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
+        more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
+        interval = ((value - reach - less).clamp(min=0), (value + reach).clamp(min=0) + more)
+        if more > float(reach):
+            notes.append(
+                "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
+                + ("infinite" if math.isinf(more) else "that of a Pareto tail")
+            )
+    notes = [*note_on_sign(float(value), float(error)), *notes]
+    return Estimate(value.clamp(min=0), None, "log_ratio", interval, (len(x), 0), tuple(notes), error)
 
 
 def _values(call: str, name: str, log: LogDensity, x: Samples) -> Tensor:
@@ -176,19 +195,31 @@ def _infinite(of_q: Tensor, used: Tensor, n: int) -> Estimate:
     return Estimate(infinity, None, "log_ratio", (infinity, infinity), (n, 0), (note,), of_q.new_zeros(()))
 
 
-def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean of d with the fitted multiple of q / p - 1, and its standard error."""
-    extra = torch.where(weights > 0, ratio_minus_one(d), 0)
+def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weighted mean of d with the fitted multiple of q / p - 1, its standard error, and the terms."""
+    used = weights > 0
+    extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0
     multiple = torch.zeros_like(d)
-    if bool((weights[first] > 0).sum() > 1) and bool((weights[~first] > 0).sum() > 1):
+    enough = min(int(used[first].sum()), int(used[~first].sum())) >= _FEWEST_TO_FIT
+    if enough and _is_usable(d[used], extra[used], weights[used]):
         for half in (first, ~first):
             multiple[half] = coefficient(d[~half], extra[~half], weights[~half])
     terms = d + multiple * extra
     value = weights @ terms
-    if value < 0:
-        terms = d + extra
-        value = weights @ terms
-    used = weights > 0
     variance = variance_of_sum((weights * (terms - value))[used], units[used])
-    return value, variance.sqrt() + torch.finfo(d.dtype).eps * value.abs()
+    return value, variance.sqrt() + torch.finfo(d.dtype).eps * value.abs(), terms
+
+
+def _is_usable(d: Tensor, extra: Tensor, weights: Tensor) -> bool:
+    """Say whether q / p - 1 has a finite variance, and little of its mean of 0 is in tails that no draw has shown.
+
+    Its tail index is taken with two of its standard errors added.
+    """
+    top = min(0.2 * len(extra), 3 * len(extra) ** 0.5)
+    if float(tail_index(extra)) * (1 + 2 / math.sqrt(top)) >= _LARGEST_TAIL_INDEX:
+        return False
+    shares = (weights / weights.sum()).cpu().numpy()
+    error = math.sqrt(float((weights / weights.sum() * (d - weights @ d / weights.sum())).square().sum()))
+    number = effective_number(weights, len(weights))
+    return tail_allowance(extra.cpu().numpy(), shares, number) <= _MOST_UNSEEN * error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ from torch.distributions.constraints import Constraint
 
 from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_finite, seed_of
+from kullback.estimators.checks import check_confidence, check_finite, seed_of, seeded
 from kullback.estimators.draws import Array, Draws, clusters_in, numpy_of
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
-from kullback.estimators.normal_interval import normal_estimate
+from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
+from kullback.estimators.tails import tail_allowance
+from kullback.estimators.unseen import Verdict
 from kullback.optional import load
 from kullback.samples import Samples
 from kullback.special import HALF_LOG_2PI
@@ -34,6 +36,8 @@ __all__ = ["from_density"]
 _FEWEST = 16
 # The k-th distances of draws that have a neighbor in common vary together: by so much of their own variance more.
 _SHARED = 0.6
+# Neighbors to count where the density changes within more of them.
+_FEWEST_NEIGHBORS = 3
 
 
 def from_density(
@@ -136,31 +140,61 @@ def _from_neighbors(
     generator: torch.Generator | None,
 ) -> Estimate:
     """Return the mean of log p - log q over continuous draws, less its bias."""
-    n, d = draws.groups, draws.x.shape[1]
-    numbers = neighbor_numbers(n * draws.effective / len(draws))
+    n = draws.groups
     rng = np.random.default_rng(seed_of(generator))
+    usual = neighbor_numbers(n * draws.effective / len(draws))
+    found = _by_neighbors(draws, log_q, q, usual, rng)
+    if isinstance(found, _Found) and found.left > found.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
+        # The density changes within so many neighbors: fewer see it better.
+        found = _by_neighbors(draws, log_q, q, (_FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS), rng)
+    if not isinstance(found, _Found):
+        return _infinite(p, found)
+    notes = list(_notes(draws, found.left, found.error))
+    estimate = _estimate(p, found.value, found.error, confidence, notes)
+    more = tail_allowance(found.terms, draws.shares, n * draws.effective / len(draws))
+    note = ""
+    if more > half_width(estimate):
+        note = (
+            "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
+            + ("infinite" if math.isinf(more) else "that of a Pareto tail")
+        )
+    return opened(estimate, Verdict(more, note))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A value, its standard error, the bias that it may be left with, and the log-ratio at each draw."""
+
+    value: float
+    error: float
+    left: float
+    terms: Array
+
+
+def _by_neighbors(
+    draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
+) -> _Found | str:
+    """Return the estimate by these numbers of neighbors, or why KL is infinite."""
+    n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
         log_p = local_log_density(draws.x, numbers, draws.weights, units, rng)
     except FlatError:
-        return _infinite(
-            p,
+        return (
             "the draws lie in a space of fewer dimensions (a constant component, or one that others determine), where "
-            "P has no density and Q has: KL is infinite",
+            "P has no density and Q has: KL is infinite"
         )
     if np.isinf(log_p).any():
-        return _infinite(
-            p,
+        return (
             f"a draw is repeated more than {numbers[0]} times: an atom of P, where Q has a density, makes KL infinite; "
-            "if rounding made it, Q has to be rounded alike",
+            "if rounding made it, Q has to be rounded alike"
         )
     terms = log_p - log_q[:, None]
     means = draws.shares @ terms
     bias, spread, left = _bias(q, means, numbers, n, d, rng)
     shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
     variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + spread**2 + left**2
-    error = math.sqrt(variance)
-    return _estimate(p, float(means[0]) - bias, error, confidence, list(_notes(draws, left, error)))
+    return _Found(float(means[0]) - bias, math.sqrt(variance), left, terms[:, 0])
 
 
 def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
@@ -184,11 +218,12 @@ def _bias(
 ) -> tuple[float, float, float]:
     """Measure the bias on reference draws; return it, its standard error, and what may be left of P's own.
 
-    Biases fall with k as k^(2 / d), so what P's estimate changes beyond the reference's from k to 4 k tells the rest.
+    Biases fall with k as k^(2 / d), or slower, so what P's estimate changes beyond the reference's from k to 4 k tells
+    the rest.
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     references = [[_gaussian_bias(rng, n, d, numbers) for _ in range(times)]]
-    with _seeded(int(rng.integers(2**31))):
+    with seeded(int(rng.integers(2**31))):
         own = [_own_bias(q, n, d, numbers) for _ in range(times)]
     if all(bias is not None for bias in own):
         references.append([bias for bias in own if bias is not None])
@@ -200,7 +235,7 @@ def _bias(
         chance = float(changes.var(ddof=1)) * (1 + 1 / times)
         fits.append((float(change - changes.mean()), biases[:, 0], chance))
     difference, biases, chance = min(fits, key=lambda fit: abs(fit[0]))
-    left = math.sqrt(max(difference**2 - chance, 0)) / (4 ** (2 / d) - 1)
+    left = math.sqrt(max(difference**2 - chance, 0)) / (4 ** min(2 / d, 1) - 1)
     return float(biases.mean()), float(biases.std(ddof=1)) / math.sqrt(times), left
 
 
@@ -217,14 +252,6 @@ def _own_bias(q: Distribution, n: int, d: int, numbers: tuple[int, int]) -> Arra
     except (NotImplementedError, FlatError):
         return None
     return bias if np.isfinite(bias).all() else None
-
-
-@contextmanager
-def _seeded(seed: int) -> Generator[None]:
-    """Draw from a seed: the draws of torch's distributions take no generator."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def _log_prob(call: str, q: Distribution, x: Array) -> Array:
@@ -324,9 +351,7 @@ def _check_draws(call: str, p: Samples, *, discrete: bool) -> None:
 
 
 def _infinite(p: Samples, note: str) -> Estimate:
-    infinity = torch.tensor(torch.inf, dtype=torch.float64, device=p.tensor.device)
-    zero = torch.zeros_like(infinity)
-    return Estimate(infinity, None, "from_density", (infinity, infinity), (len(p), 0), (note,), zero)
+    return infinite_estimate("from_density", (len(p), 0), note, p.tensor.device)
 
 
 def _estimate(p: Samples, value: float, error: float, confidence: float, notes: list[str]) -> Estimate:
@@ -338,4 +363,5 @@ def _estimate(p: Samples, value: float, error: float, confidence: float, notes: 
         n=(len(p), 0),
         notes=notes,
         device=p.tensor.device,
+        groups=clusters_in(p),
     )

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from kullback.errors import invalid_value
+from kullback.estimators.draws import Array, Integers, clusters_in
 from kullback.progress import progress_bar
 from kullback.samples import Samples
 
-__all__ = ["Cells", "Graph", "Labeling", "Statistic", "permuted"]
+__all__ = ["BinCounts", "Labeling", "QuadraticForms", "Statistics", "p_value", "permuted"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK_BYTES = 32 * 1024 * 1024
+# Equal in exact arithmetic counts as equal: the sums of a shuffle may round differently.
+ROUNDING = 1e-9
 
 
 class Labeling(NamedTuple):
     """Which unit each pooled draw belongs to, and which units came from P."""
 
-    unit_of: Array | None  # None: each draw is a unit of its own
-    from_p: Array
+    unit_of: Integers | None  # None: each draw is a unit of its own
+    from_p: np.ndarray[Any, np.dtype[np.bool_]]
 
     @classmethod
     def of(cls, p: Samples, q: Samples) -> Labeling:
@@ -30,109 +32,171 @@ class Labeling(NamedTuple):
         if p.cluster is None and q.cluster is None:
             return cls(None, np.arange(n + m) < n)
         x, y = (np.arange(len(side)) if side.cluster is None else side.cluster.numpy() for side in (p, q))
-        first = int(x.max()) + 1
-        units = first + int(y.max()) + 1
-        if first < 2 or units - first < 2:
+        first, second = clusters_in(p) or n, clusters_in(q) or m
+        if min(first, second) < 2:
             raise invalid_value(
                 "two_sample_test",
                 "p, q",
                 wanted="at least two clusters on both sides",
-                got=f"{first} in p and {units - first} in q",
-                instead="Samples(x) without clusters, where the draws are independent",
+                got=f"{first} in p and {second} in q",
+                instead="Samples(x) without cluster=, where the draws are independent",
             )
-        return cls(np.concatenate([x, first + y]), np.arange(units) < first)
+        return cls(np.concatenate([x, first + y]), np.arange(first + second) < first)
 
-    @property
-    def draws(self) -> int:
-        """How many pooled draws there are."""
-        return len(self.from_p if self.unit_of is None else self.unit_of)
-
-    def of_draws(self, units: Array) -> Array:
+    def of_draws(self, units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Spread labels of units, along the last dimension, over their draws."""
         return units if self.unit_of is None else units[..., self.unit_of]
 
-    def shuffles(self, rows: int, rng: np.random.Generator) -> Array:
+    def shuffles(self, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
         """Return which draws count as P's in some shuffles, shape (rows, draws)."""
         units = np.broadcast_to(self.from_p, (rows, len(self.from_p)))
         return self.of_draws(rng.permuted(units, axis=1))
 
 
-class Statistic(Protocol):
-    """A difference of two data sets that can be computed for many labelings of the pooled draws."""
+class Statistics(Protocol):
+    """Differences of two data sets that can be computed for many labelings of the pooled draws."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What they are called."""
+        ...
 
     @property
     def width(self) -> int:
         """How many numbers one shuffle takes."""
         ...
 
-    def observed(self, labeling: Labeling) -> float:
-        """Return its value for the draws as they are."""
+    def observed(self, labeling: Labeling) -> Array:
+        """Return their values for the draws as they are, shape (statistics,)."""
         ...
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
-        """Return its values for some shuffles."""
+        """Return their values for some shuffles, shape (rows, statistics)."""
         ...
 
 
-class Cells(NamedTuple):
-    """A statistic of how many of P's draws fall into each cell; without clusters these counts are drawn directly."""
+class BinCounts(NamedTuple):
+    """Statistics of how many of P's draws fall into each bin; without clusters these counts are drawn directly."""
 
-    codes: Array  # of each pooled draw
-    totals: Array  # draws in each cell
-    of_counts: Callable[[Array], Array]  # from (rows, cells) to (rows,)
+    codes: Integers  # the bin of each pooled draw
+    totals: Integers  # draws in each bin
+    of_counts: dict[str, Callable[[Array], Array]]  # each from (rows, bins) to (rows,)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self.of_counts)
 
     @property
     def width(self) -> int:
         return max(len(self.codes), len(self.totals))
 
-    def observed(self, labeling: Labeling) -> float:
-        return float(self.of_counts(self._counts(labeling.of_draws(labeling.from_p)[None]))[0])
+    def observed(self, labeling: Labeling) -> Array:
+        return self._values(self._counts(labeling.of_draws(labeling.from_p)[None]))[0]
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
         if labeling.unit_of is not None:
-            return self.of_counts(self._counts(labeling.shuffles(rows, rng)))
+            return self._values(self._counts(labeling.shuffles(rows, rng)))
         drawn = int(labeling.from_p.sum())
-        return self.of_counts(
-            rng.multivariate_hypergeometric(self.totals, drawn, size=rows, method="marginals").astype(float)
-        )
+        counts = rng.multivariate_hypergeometric(self.totals, drawn, size=rows, method="marginals")
+        return self._values(counts.astype(float))
 
-    def _counts(self, from_p: Array) -> Array:
-        cells = len(self.totals)
-        return np.stack([np.bincount(self.codes[row], minlength=cells) for row in from_p]).astype(float)
+    def _counts(self, from_p: np.ndarray[Any, Any]) -> Array:
+        bins = len(self.totals)
+        return np.stack([np.bincount(self.codes[row], minlength=bins) for row in from_p]).astype(float)
+
+    def _values(self, counts: Array) -> Array:
+        return np.stack([of(counts) for of in self.of_counts.values()], axis=1)
 
 
-class Graph(NamedTuple):
-    """The share of the edges that join draws of one data set."""
+class QuadraticForms(NamedTuple):
+    """Statistics of sums of similarities within P, within Q and between the two.
 
-    adjacency: Any  # a sparse matrix, float32; its rows sum to the number of neighbors
+    A similarity is a symmetric matrix, dense or sparse, or the features whose products it is the sum of.
+    """
+
+    matrices: dict[str, Any]
+    features: dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [*self.matrices, *self.features]
 
     @property
     def width(self) -> int:
-        return 4 * self.adjacency.shape[0]
+        return 4 * next(iter([*self.matrices.values(), *self.features.values()])).shape[0]
 
-    def observed(self, labeling: Labeling) -> float:
-        return float(self._shares(labeling.of_draws(labeling.from_p)[None])[0])
+    def observed(self, labeling: Labeling) -> Array:
+        return self._values(labeling.of_draws(labeling.from_p)[None])[0]
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
-        return self._shares(labeling.shuffles(rows, rng))
+        return self._values(labeling.shuffles(rows, rng))
 
-    def _shares(self, from_p: Array) -> Array:
-        sign = np.where(from_p.T, np.float32(1), np.float32(-1))
-        # The product counts edges within minus edges across.
-        balance = np.einsum("ij,ij->j", sign, self.adjacency @ sign, dtype=float)
-        return (1 + balance / self.adjacency.nnz) / 2
+    def _values(self, from_p: np.ndarray[Any, Any]) -> Array:
+        labels = np.ascontiguousarray(from_p.T, dtype=np.float32)
+        n = labels.sum(0, dtype=float)
+        m = len(labels) - n
+        found: list[Array] = []
+        for name, matrix in self.matrices.items():
+            product = np.asarray(matrix @ labels)
+            within_p = np.einsum("ij,ij->j", labels, product, dtype=float)
+            all_p = np.einsum("ij,i->j", labels, np.asarray(matrix.sum(1)).ravel(), dtype=float)
+            within_q = float(matrix.sum(dtype=float)) - 2 * all_p + within_p
+            if name == "nearest_neighbors":
+                # Edges of either side, weighted so that the smaller one does not drown (Chen, Chen and Su, 2018).
+                found.append((m * within_p + n * within_q) / len(labels))
+            else:
+                found.append(within_p / n**2 + within_q / m**2 - 2 * (all_p - within_p) / (n * m))
+        for features in self.features.values():
+            sums = labels.T @ features
+            means = sums / n[:, None] - (features.sum(0) - sums) / m[:, None]
+            found.append(np.square(means).sum(1, dtype=float))
+        return np.stack(found, axis=1)
 
 
 def permuted(
-    statistic: Statistic, labeling: Labeling, permutations: int, rng: np.random.Generator
-) -> tuple[float, Array]:
-    """Return the statistic of the draws as they are, and of each shuffle."""
+    statistics: Statistics, labeling: Labeling, permutations: int, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Return the statistics of the draws as they are, and of each shuffle."""
     found: list[Array] = []
-    block = max(1, BLOCK_BYTES // (8 * statistic.width))
+    block = max(1, BLOCK_BYTES // (8 * statistics.width))
     with progress_bar("permutations") as update:
         for start in range(0, permutations, block):
             rows = min(block, permutations - start)
-            found.append(statistic.shuffled(labeling, rows, rng))
+            found.append(statistics.shuffled(labeling, rows, rng))
             if update:
                 update(start + rows, permutations)
-    return statistic.observed(labeling), np.concatenate(found)
+    return statistics.observed(labeling), np.concatenate(found)
+
+
+def p_value(observed: Array, shuffled: Array) -> tuple[float, int]:
+    """Return the p-value of the statistics together, and which of them is the most extreme.
+
+    Every labeling, the one observed among them, has for each statistic the share of labelings that are at least as
+    large. The mean of the inverses of these shares is compared with that of the other labelings, so that the level is
+    exact. Of several statistics with the least share the one of the largest normal score is the most extreme.
+    """
+    values = np.concatenate([observed[None], shuffled])
+    size = np.abs(values).max(0)
+    values = np.round(values / np.where(size > 0, size, 1.0) / ROUNDING) * ROUNDING
+    ordered = np.sort(values, axis=0)
+    as_large = np.stack(
+        [
+            len(values) - np.searchsorted(column, value)
+            for column, value in zip(ordered.T, values.T, strict=True)
+        ],
+        axis=1,
+    )
+    evidence = np.round((1 / as_large).sum(1) / ROUNDING) * ROUNDING
+    best = np.where(as_large[0] == as_large[0].min(), _normal_score(observed, shuffled), -np.inf).argmax()
+    return float((evidence >= evidence[0]).mean()), int(best)
+
+
+def _normal_score(observed: Array, shuffled: Array) -> Array:
+    """Return by how many standard deviations each statistic is above its mean, made normal by the skewness.
+
+    The distribution of chi-square (Wilson and Hilferty, 1931)
+    """
+    mean, spread = shuffled.mean(0), shuffled.std(0)
+    spread = np.where(spread > 0, spread, np.inf)
+    skewness = np.maximum((((shuffled - mean) / spread) ** 3).mean(0), 1e-3)
+    return 6 / skewness * (np.cbrt(skewness * (observed - mean) / spread / 2 + 1) - 1) + skewness / 6

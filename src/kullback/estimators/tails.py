@@ -1,4 +1,4 @@
-"""Tails of draws: how heavy they are, and generalized Pareto distributions fitted beyond a threshold."""
+"""Tails of draws: generalized Pareto distributions, and what a mean may owe to draws not seen."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from kullback.control_variate import tail_index
 from kullback.estimators.draws import Array
 
-__all__ = ["ParetoTail", "fit_tail", "heaviness"]
+__all__ = [
+    "FEWEST_IN_TAIL",
+    "TAIL",
+    "ParetoTail",
+    "fit_tail",
+    "fit_tail_by_moments",
+    "heaviness",
+    "tail_allowance",
+]
 
+# The share of draws, and their least number, that a tail is fitted to.
+TAIL, FEWEST_IN_TAIL = 0.1, 10
 
-def heaviness(values: Array) -> float:
-    """Estimate k where P(|f - median| > t) falls as t^(-1 / k): the mean of f has a standard error for k below 1 / 2.
-
-    A Simple General Approach to Inference About the Tail of a Distribution (Hill, 1975)
-    """
-    size = np.abs(values - np.median(values))
-    largest = float(size.max())
-    if largest == 0:
-        return 0.0
-    relative = np.maximum(size / largest, np.finfo(np.float64).tiny)
-    return float(tail_index(torch.from_numpy(relative - 1)))
+# From this shape on a tail has no variance, and below 1 it has a mean.
+_NO_VARIANCE = 0.5
 
 
 @dataclass(frozen=True)
 class ParetoTail:
-    """A generalized Pareto distribution of what lies beyond a threshold, its shape not negative."""
+    """A generalized Pareto distribution of what lies beyond a threshold."""
 
     shape: float
     scale: float
 
     def log_survival(self, beyond: Array) -> Array:
-        """Return the log-probability of lying farther beyond the threshold."""
+        """Return the log-probability of lying farther beyond the threshold, -inf from the end of its support on."""
         if self.shape == 0:
             return -beyond / self.scale
-        return -np.log1p(self.shape * beyond / self.scale) / self.shape
+        with np.errstate(divide="ignore"):
+            return -np.log1p(np.maximum(self.shape * beyond / self.scale, -1)) / self.shape
 
 
 def fit_tail(beyond: Array, spread: float) -> ParetoTail:
-    """Fit a tail to distances beyond a threshold by maximum likelihood over the ratio of shape and scale.
+    """Fit a tail of no negative shape to distances beyond a threshold by maximum likelihood.
 
     Draws cut off at a value leave no tail to fit: `spread` is then the scale. Parameter and Quantile Estimation for the
     Generalized Pareto Distribution (Hosking and Wallis, 1987)
@@ -57,3 +57,42 @@ def fit_tail(beyond: Array, spread: float) -> ParetoTail:
     if best == 0 or likelihood[best] <= -math.log(mean) - 1:
         return ParetoTail(0.0, mean)
     return ParetoTail(float(shape[best]), float(shape[best] / ratio[best]))
+
+
+def fit_tail_by_moments(beyond: Array) -> ParetoTail:
+    """Fit a tail of any shape to ordered distances by probability-weighted moments (Hosking and Wallis, 1987)."""
+    n = len(beyond)
+    first = float(beyond.mean())
+    second = float((beyond * (n - np.arange(1, n + 1) + 0.35) / n).mean())
+    if not first > 2 * second > 0:
+        return ParetoTail(0.0, max(first, np.finfo(np.float64).tiny))
+    return ParetoTail(2 - first / (first - 2 * second), 2 * first * second / (first - 2 * second))
+
+
+def heaviness(values: Array) -> float:
+    """Return the k of P(|f - median| > t) falling as t^(-1 / k): a mean has a standard error for k below 1 / 2."""
+    size = np.sort(np.abs(values - np.median(values)))
+    count = min(max(int(TAIL * len(size)), FEWEST_IN_TAIL), len(size) - 1)
+    return fit_tail_by_moments(size[-count:] - size[-count - 1]).shape
+
+
+def tail_allowance(terms: Array, shares: Array, number: float) -> float:
+    """Return by how much the mean of terms may exceed that of these draws for the tail that they have not shown.
+
+    A generalized Pareto distribution is fitted to the largest terms, and its mean taken with a shape that is larger by
+    its standard error; infinite where that has no mean.
+    """
+    count = int(max(TAIL * number, min(FEWEST_IN_TAIL, number / 4)) * len(terms) / number)
+    if count < 4:
+        return math.inf if number < 2 else 0.0
+    order = np.argsort(terms)
+    threshold = float(terms[order[-count - 1]])
+    beyond = terms[order[-count:]] - threshold
+    if not float(beyond[-1]) > 0:
+        return 0.0
+    shape = fit_tail_by_moments(beyond).shape
+    if shape > _NO_VARIANCE:  # where moments are too low by far
+        shape = max(shape, fit_tail(beyond, 1.0).shape)
+    shape = max(shape + (1 + abs(shape)) / math.sqrt(count * number / len(terms)), 0.0)
+    weight = float(shares[order[-count:]].sum())
+    return math.inf if shape >= 1 else weight * float(beyond.mean()) * max(1 / (1 - shape) - 1, 0.0)

@@ -20,7 +20,7 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
-from kullback.estimators.draws import clusters_in, effective_number, shares_of, variance_of_sum
+from kullback.estimators.draws import clusters_in, effective_number, few_clusters, shares_of, variance_of_sum
 from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.representations import can_inspect, first_of
 from kullback.samples import Samples
@@ -30,8 +30,10 @@ __all__ = ["Bound", "Critic", "variational_bound", "variational_estimate"]
 Critic = Callable[[Tensor], Tensor]
 Bound = Literal["donsker_varadhan", "nwj"]
 
-# Below this effective number of draws of Q, a few of them hold E_Q[e^T], and its standard error means nothing.
+# Below this effective number of draws of Q no lower end is given.
 _FEWEST_EFFECTIVE = 30.0
+# The critic's exponential is clipped, for the lower end, at this power of the number of draws times its mean.
+_CLIP = 0.5
 
 
 def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = "donsker_varadhan") -> Tensor:
@@ -103,7 +105,9 @@ def variational_estimate(
     .. math:: s^2 = \frac{\mathrm{Var}_P(T)}{n} + \frac{\mathrm{Var}_Q(e^{T})}{m \, (E_Q[e^T])^2}
 
     for donsker_varadhan; for nwj without the denominator's square. The interval is one-sided, from below: how far KL
-    is above the critic's bound is not in the draws.
+    is above the critic's bound is not in the draws. Its lower end is that of Donsker and Varadhan's bound with the
+    critic clipped above, at :math:`\tfrac12 \log m` over the log-mean of its exponential: a critic as well, of which
+    few draws cannot hold the mean.
 
     Arguments:
         p: held-out draws of P, shape (n, d), with their weights and clusters, if any.
@@ -114,8 +118,8 @@ def variational_estimate(
         generator: unused: nothing is random here.
 
     Returns:
-        the bound, its standard error and the interval (lower end, infinity); None in the interval's place where a few
-        draws of Q hold the mean of :math:`e^T`.
+        the bound, its standard error and the interval (lower end, infinity); None in the interval's place with fewer
+        than 30 effective draws of Q.
 
     Raises:
         ArgumentValueError: as `variational_bound`, and fewer than two draws of a side.
@@ -153,18 +157,54 @@ def variational_estimate(
     variance = variance_of_sum(torch.where(shares_p > 0, shares_p * (at_p - mean_p), 0), p.cluster)
     variance = variance + scale**2 * variance_of_sum(shares_q * (relative - 1), q.cluster)
     error = variance.sqrt()
-    held = effective_number(shares_q * relative, len(q))
     notes = ["a lower bound, as good as the critic: KL may be any amount above it"]
     interval = None
-    if held < _FEWEST_EFFECTIVE or not bool(error.isfinite()):
+    held = effective_number(shares_q * relative, len(q))
+    low = _lower_end(p, q, at_p, at_q, confidence)
+    if low is None or not bool(error.isfinite()):
         notes.append(
-            f"no interval: {held:.1f} effective draws of Q hold the mean of e^T, too few for a standard error; bounds "
-            f"above about log m = {math.log(len(q)):.3g} take more draws"
+            f"no interval: it takes {_FEWEST_EFFECTIVE:g} effective draws of Q, and two clusters of a side"
         )
     else:
-        reach = standard_normal_quantile(2 * confidence - 1) * error
-        interval = (value - reach, torch.full_like(value, math.inf))
+        if held < _FEWEST_EFFECTIVE:
+            notes.append(
+                f"{held:.1f} effective draws of Q hold the mean of e^T, too few for the value and its standard error; "
+                f"bounds above about log m = {math.log(len(q)):.3g} take more draws"
+            )
+        interval = (low, torch.full_like(value, math.inf))
     return Estimate(value, None, bound, interval, (len(p), len(q)), tuple(notes), error)
+
+
+def _lower_end(p: Samples, q: Samples, at_p: Tensor, at_q: Tensor, confidence: float) -> Tensor | None:
+    """Return a lower confidence limit of KL: that of the bound of the critic clipped where few draws of Q hold it.
+
+    Any function is a critic, the clipped one too, and its exponential has a variance that the draws show. Each mean has
+    half of the error probability and a normal limit corrected for skewness (Johnson, Modified t Tests and Confidence
+    Intervals for Asymmetrical Populations, 1978).
+    """
+    shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
+    number = effective_number(shares_q, len(q)) * (clusters_in(q) or len(q)) / len(q)
+    if number < _FEWEST_EFFECTIVE:
+        return None
+    top = torch.logsumexp(at_q + shares_q.log(), 0) + _CLIP * math.log(number)
+    clipped_p, clipped_q = at_p.clamp(max=float(top)), (at_q - top).clamp(max=0).exp()
+    quantile = standard_normal_quantile(confidence)  # two-sided: one of each side's tails
+    mean_p, error_p, _ = _moments(p, shares_p, clipped_p)
+    mean_q, error_q, skewness = _moments(q, shares_q, clipped_q)
+    upper_q = mean_q + error_q * (quantile + skewness * (1 + 2 * quantile**2) / 6)
+    reach_p = quantile * few_clusters(clusters_in(p) or len(p), quantile) * error_p
+    return (mean_p - reach_p - upper_q.log() - top).clamp(min=0)
+
+
+def _moments(side: Samples, shares: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a mean, its standard error, and the skewness of its distribution."""
+    mean = _mean(shares, values)
+    terms = torch.where(shares > 0, shares * (values - mean), 0)
+    if side.cluster is not None:
+        cluster = side.cluster.to(terms.device)
+        terms = terms.new_zeros(int(cluster.max()) + 1).index_add(0, cluster, terms)
+    error = variance_of_sum(terms).sqrt()
+    return mean, error, (terms**3).sum() / error.clamp(min=torch.finfo(error.dtype).tiny) ** 3
 
 
 def _check(call: str, p: Samples, q: Samples, bound: str) -> None:

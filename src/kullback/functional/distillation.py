@@ -19,9 +19,11 @@ from kullback.functional.positions import (
 )
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
+from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence, weighted_total
+from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.reduction import Reduction, check_reduction
-from kullback.representations import Logits
+from kullback.representations import Logits, can_inspect
 
 __all__ = ["distillation_loss"]
 
@@ -72,7 +74,8 @@ def distillation_loss(
             normalize anew (``"truncate"``), or give no mass to the classes a side lacks (``"mask"``), by which KL is
             +inf wherever the teacher has more classes than the student.
         inplace_backward: let the backward pass overwrite `student` with its gradient, which then needs no memory. Only
-            for logits that nothing else reads afterwards, and not with ``reduction="none"``.
+            for logits that nothing else reads afterwards, that are no parameter or a view of one, and that share no
+            memory with `teacher`; and not with ``reduction="none"``.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
@@ -106,19 +109,22 @@ def distillation_loss(
         if inplace_backward:
             _check_inplace(student, teacher, word)
         values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
-        weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
+        weights = position_weights(
+            _CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device, values.dtype
+        )
         return _reduce(values, weights, word, normalizer)
     _check_logits(student, teacher)
     if inplace_backward:
         _check_inplace(student, teacher, word)
-    weights = position_weights(_CALL, student.shape[:-1], mask, weight, labels, ignore_index)
-    teacher, student = _same_vocabulary(teacher, student, vocabulary)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
+    positions, device = student.shape[:-1], student.device
+    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, device, dtype)
+    teacher, student = _same_vocabulary(teacher, student, vocabulary)
     if word == "none":
-        p, q = Logits(teacher, validate=False), Logits(student, validate=False)
+        p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
         values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
         return _reduce(values, weights, word, normalizer)
-    weights, factor = divided(weights, normalizer, word, student.shape[:-1])
+    weights, factor = divided(_CALL, weights, normalizer, word, positions, device, dtype)
     return weighted_total(
         kind,
         _as_matrix(teacher),
@@ -137,7 +143,7 @@ def _reduce(
     """Reduce the values of the positions; one of weight 0 counts nothing, whatever its value."""
     factor = 1.0
     if word != "none":
-        weights, factor = divided(weights, normalizer, word, values.shape)
+        weights, factor = divided(_CALL, weights, normalizer, word, values.shape, values.device, values.dtype)
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
     return values if word == "none" else (values * factor).sum()
@@ -153,6 +159,14 @@ def _as_matrix(logits: Tensor) -> Tensor:
 def _check_inplace(student: Tensor, teacher: Tensor | TopK, word: Reduction) -> None:
     """Raise unless the gradient may overwrite the student's logits."""
     is_top_k = isinstance(teacher, TopK)
+    # Tensors of other types, such as torch's fake ones, may have no addresses.
+    has_memory = all(
+        type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
+    )
+    shares = has_memory and not is_top_k and may_overlap(student, teacher)
+    overlaps = (
+        has_memory and may_overlap_itself(student) and not is_expanded(student)
+    )  # that one is not overwritten
     for refused, wanted, got in (
         (is_top_k, "a teacher of all classes", "a TopK"),
         (
@@ -165,6 +179,13 @@ def _check_inplace(student: Tensor, teacher: Tensor | TopK, word: Reduction) -> 
             "a student that some operation made, as its values are lost",
             "a leaf",
         ),
+        (
+            student._base is not None and student._base.is_leaf,  # noqa: SLF001
+            "a student that some operation made, as its values are lost",
+            "a view of a leaf",
+        ),
+        (shares, "a student that shares no memory with the teacher", "two that overlap"),
+        (overlaps, "a student whose rows do not overlap in memory", f"strides {student.stride()}"),
         (
             not is_top_k and teacher.requires_grad,
             "a teacher that requires no gradient",
@@ -201,6 +222,8 @@ def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -
 
 def _check_logits(student: Tensor, teacher: Tensor) -> None:
     for name, x in (("student", student), ("teacher", teacher)):
+        if isinstance(x, Tensor):
+            check_dense(_CALL, name, x)
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise invalid_type(

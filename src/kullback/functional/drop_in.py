@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from kullback.errors import IncompatibleTensorError, explain, invalid_type
+from kullback.inputs import check_dense, recordable
 from kullback.kernels import kl_div_terms
 from kullback.kernels.native import terms
 from kullback.reduction import Reduction, reduce_terms, torch_reduction
@@ -80,6 +81,9 @@ def kl_div(
         On Information and Sufficiency (Kullback and Leibler, 1951).
     """
     if has_torch_function((input, target)):
+        for name, x in (("input", input), ("target", target)):
+            if isinstance(x, Tensor) and not x.is_nested:
+                check_dense("kl_div", name, x)
         return handle_torch_function(
             kl_div,
             (input, target),
@@ -90,6 +94,7 @@ def kl_div(
             reduction=reduction,
             log_target=log_target,
         )
+    input, target = (recordable(x) if isinstance(x, Tensor) else x for x in (input, target))
     if size_average is None and reduce is None and isinstance(log_target, bool) and _is_native(input, target):
         return _native(input, target, torch_reduction(reduction, None, None), log_target)
     _check_tensor("input", input, instead="kl_div(logits.log_softmax(dim=-1), target)")
@@ -140,13 +145,22 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
     if not isinstance(value, Tensor):
         got = type(value).__name__
         raise invalid_type("kl_div", name, wanted="a tensor", got=got, instead=instead)
+    if value.is_nested and value.layout is not torch.jagged:
+        check_dense("kl_div", name, value)
     if not value.is_floating_point() or value.layout not in (torch.strided, torch.jagged):
         wanted = "a dense tensor of real floating-point numbers"
         got = f"{_described(value)} and layout {value.layout}"
         raise IncompatibleTensorError(explain("kl_div", name, wanted=wanted, got=got, instead=instead))
+    if not value.is_nested:
+        check_dense("kl_div", name, value)
 
 
 def _check_match(log_q: Tensor, target: Tensor) -> None:
+    if log_q.is_nested != target.is_nested:
+        wanted = f"{'a' if log_q.is_nested else 'no'} nested tensor, as input is"
+        instead = "kl_div(input, target) with x.to_padded_tensor(0.0) in place of each nested tensor x"
+        got = f"{'a' if target.is_nested else 'no'} nested tensor"
+        raise IncompatibleTensorError(explain("kl_div", "target", wanted=wanted, got=got, instead=instead))
     sizes = zip(reversed(log_q.shape), reversed(target.shape), strict=False)
     if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"

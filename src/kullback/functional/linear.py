@@ -21,6 +21,7 @@ from kullback.functional.positions import (
     position_weights,
 )
 from kullback.generators import KL, Divergence
+from kullback.inputs import check_dense, recordable
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import can_inspect
 
@@ -122,6 +123,7 @@ def linear_distillation_loss(
     """
     tensors = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
     _check_tensors(tensors)
+    tensors = [None if x is None else recordable(x) for x in tensors]
     check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
@@ -130,18 +132,18 @@ def linear_distillation_loss(
     student_head, teacher_head = _heads(softcap, logit_scale, float32_logits)
     _check_bytes(chunk_bytes)
     positions = student.shape[:-1]
-    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index)
-    tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
-    tensors[::3] = [None if x is None else x.reshape(-1, x.shape[-1]) for x in tensors[::3]]
     dtype = (
         torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
     )
+    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, student.device, dtype)
+    tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
+    tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     scale = float(temperature**2) if temperature_squared else 1.0
     chunked = all(_is_ordinary(x) for x in [*tensors, weights] if x is not None)
     counted = _counted(weights) if chunked else None
     shares = None
     if word != "none":
-        shares, factor = divided(weights, normalizer, word, positions)
+        shares, factor = divided(_CALL, weights, normalizer, word, positions, student.device, dtype)
         scale *= factor
     constant = None if shares is None else shares.reshape(-1)
     spec = HeadSpec(
@@ -176,7 +178,9 @@ def _counted(weights: Tensor | None) -> Tensor | None:
 
 
 def _is_autocast_on(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    # torch 2.10 does not compile the question whether a device has autocast; what it compiles for has.
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return is_available and torch.is_autocast_enabled(device)
 
 
 def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:
@@ -271,6 +275,8 @@ def _check_tensors(tensors: list[Tensor | None]) -> None:
 
 
 def _check_tensor(name: str, x: object, ndim: int | None) -> None:
+    if isinstance(x, Tensor):
+        check_dense(_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
         return
     shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]

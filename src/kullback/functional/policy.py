@@ -11,6 +11,7 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import position_weights
 from kullback.generators.base import NEAR, SERIES_TERMS, power_series
+from kullback.inputs import check_dense, recordable
 from kullback.reduction import Reduction, check_reduction
 
 __all__ = ["Direction", "Estimator", "kl_from_log_probs", "kl_surrogate"]
@@ -88,7 +89,8 @@ def kl_from_log_probs(
     word = check_reduction(call, reduction)
     _check_choice(call, "estimator", estimator, get_args(Estimator), "estimator='k1', which has no bias")
     _check_log_probs(call, log_p, log_q)
-    weights = position_weights(call, log_p.shape, mask, None, None, -100)
+    log_p, log_q = recordable(log_p), recordable(log_q)
+    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     log_ratio = -_log_quotient(log_p, log_q, mask)
     return _reduce(_estimate(log_ratio, estimator), weights, word)
 
@@ -160,7 +162,8 @@ def kl_surrogate(
     _check_log_probs(call, log_p, log_q)
     if log_ratio is not None:
         _check_log_probs(call, log_p, log_ratio, second="log_ratio")
-    weights = position_weights(call, log_p.shape, mask, None, None, -100)
+    log_p, log_q = recordable(log_p), recordable(log_q)
+    weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     first, second = (log_p, log_q) if direction == "pq" else (log_q, log_p)
     values = _surrogate(first, second, log_ratio, mask)
     return _reduce(values, weights, word)
@@ -235,6 +238,8 @@ def _check_choice(call: str, name: str, given: object, words: tuple[str, ...], i
 
 def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
     for name, x in (("log_p", log_p), (second, other)):
+        if isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            check_dense(call, name, x)
         if not isinstance(x, Tensor) or not x.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_type(
                 call,

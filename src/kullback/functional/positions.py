@@ -10,7 +10,9 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
+from kullback.inputs import check_dense, dense, number_from, recordable
 from kullback.reduction import Reduction
+from kullback.representations import can_inspect, first_of
 
 __all__ = [
     "Vocabulary",
@@ -22,11 +24,14 @@ __all__ = [
     "position_weights",
 ]
 
+# Logits divided by less, and the square of more, leave the range of float32.
+_COLDEST = 1e-16
+
 Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
 
 def check_kind(call: str, kind: object) -> None:
-    """Raise unless `kind` is a divergence."""
+    """Raise unless `kind` is a divergence that is not 0 for all distributions."""
     if not isinstance(kind, Divergence):
         raise invalid_type(
             call,
@@ -35,15 +40,23 @@ def check_kind(call: str, kind: object) -> None:
             got=repr(kind),
             instead="kind=KL() or another of kullback's kinds",
         )
+    if kind.instead_of_zero is not None:
+        raise invalid_value(
+            call,
+            "kind",
+            wanted="a divergence that is not 0 whatever the distributions are",
+            got=repr(kind),
+            instead=f"kind={kind.instead_of_zero!r}",
+        )
 
 
-def check_temperature(call: str, temperature: float) -> None:
+def check_temperature(call: str, temperature: object) -> None:
     """Raise unless `temperature` is a positive number."""
-    if not 0 < temperature < math.inf:
+    if not _COLDEST <= number_from(temperature) <= 1 / _COLDEST:
         raise invalid_value(
             call,
             "temperature",
-            wanted="a positive number",
+            wanted=f"a positive number, from {_COLDEST:g} to {1 / _COLDEST:g}",
             got=repr(temperature),
             instead="temperature=2.0",
         )
@@ -62,14 +75,35 @@ def check_vocabulary(call: str, vocabulary: object) -> None:
 
 
 def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) -> None:
-    """Raise if there is a normalizer with ``reduction="none"``, which divides by nothing."""
-    if normalizer is not None and word == "none":
+    """Raise unless a normalizer is a positive number, and the reduction divides by something."""
+    if normalizer is None:
+        return
+    if word == "none":
         raise invalid_value(
             call,
             "normalizer",
             wanted="none with reduction='none', which divides by nothing",
             got=f"{type(normalizer).__name__}",
             instead="reduction='sum' with it, or reduction='none' without",
+        )
+    if isinstance(normalizer, Tensor):
+        check_dense(call, "normalizer", normalizer)
+        known = can_inspect(normalizer) and normalizer.is_cpu  # an accelerator would have to be waited for
+        good = normalizer.numel() == 1 and (not known or 0 < normalizer.item() < math.inf)
+        got = (
+            f"{normalizer.item()}"
+            if known and normalizer.numel() == 1
+            else f"shape {tuple(normalizer.shape)}"
+        )
+    else:
+        good, got = 0 < number_from(normalizer) < math.inf, repr(normalizer)
+    if not good:
+        raise invalid_value(
+            call,
+            "normalizer",
+            wanted="a positive number, such as the number of counted positions of a step",
+            got=got,
+            instead="normalizer=None to divide by those of this call, or normalizer=mask.sum().clamp(min=1)",
         )
 
 
@@ -80,17 +114,17 @@ def position_weights(
     weight: Tensor | None,
     labels: Tensor | None,
     ignore_index: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor | None:
-    """Return the weight of each position, 0 where it does not count; None where all weigh 1."""
-    for name, given in (("mask", mask), ("weight", weight), ("labels", labels)):
-        if given is not None and given.shape != positions:
-            raise invalid_value(
-                call,
-                name,
-                wanted=f"a value for each position, shape {tuple(positions)}",
-                got=f"shape {tuple(given.shape)}",
-                instead=f"{name}={name}.expand({tuple(positions)}) or {name}.reshape(...)",
-            )
+    """Return the weight of each position, 0 where it does not count; None where all weigh 1.
+
+    They are of `dtype`, or of that of `weight` if it is more exact.
+    """
+    mask, weight, labels = (
+        None if x is None else _of_positions(call, name, x, positions, device)
+        for name, x in (("mask", mask), ("weight", weight), ("labels", labels))
+    )
     if mask is not None and mask.dtype != torch.bool:
         raise invalid_type(
             call,
@@ -99,23 +133,109 @@ def position_weights(
             got=f"dtype {mask.dtype}",
             instead="mask=mask.bool(), or weight=mask",
         )
-    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if labels is not None:
+        _check_ignore_index(call, ignore_index)
+    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
-            weights = counted.float() if weights is None else torch.where(counted, weights, 0)
+            weights = counted.to(dtype) if weights is None else torch.where(counted, weights, 0)
+    if weight is not None and weights is not None:
+        _check_weights(call, weights)
     return weights
 
 
+def _check_ignore_index(call: str, ignore_index: object) -> None:
+    """Raise unless `ignore_index` is an integer that labels can have."""
+    if not isinstance(ignore_index, int) or not -(2**63) <= ignore_index < 2**63:
+        raise invalid_type(
+            call,
+            "ignore_index",
+            wanted="an integer of 64 bits",
+            got=repr(ignore_index),
+            instead="ignore_index=-100",
+        )
+
+
+def _check_weights(call: str, weights: Tensor) -> None:
+    """Raise where a position that counts has a weight that is negative, infinite or no number."""
+    known = can_inspect(weights) and weights.is_cpu  # an accelerator would have to be waited for
+    wrong = ~((weights >= 0) & (weights < math.inf)) if known and not weights.is_complex() else None
+    if weights.is_complex() or (wrong is not None and bool(wrong.any())):
+        raise invalid_value(
+            call,
+            "weight",
+            wanted="finite numbers, none negative, at the positions that count",
+            got=f"dtype {weights.dtype}"
+            if wrong is None
+            else f"{float(weights[wrong][0])} ({first_of(wrong)})",
+            instead="weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0), or mask= for positions that do not count",
+        )
+
+
+def _of_positions(call: str, name: str, given: object, positions: torch.Size, device: torch.device) -> Tensor:
+    """Return a tensor with a value for each position, or raise."""
+    if not isinstance(given, Tensor):
+        got, instead = type(given).__name__, f"{name}=torch.as_tensor({name})"
+        raise invalid_type(call, name, wanted="a tensor", got=got, instead=instead)
+    given = dense(call, name, given)
+    if given.shape != positions:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a value for each position, shape {tuple(positions)}",
+            got=f"shape {tuple(given.shape)}",
+            instead=_fitting(name, given, positions),
+        )
+    _check_device(call, name, given, device)
+    return given
+
+
+def _check_device(call: str, name: str, given: Tensor, device: torch.device) -> None:
+    if given.device != device:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a tensor on {device}, where the positions are",
+            got=f"one on {given.device}",
+            instead=f"{name}={name}.to({str(device)!r})",
+        )
+
+
+def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
+    """Return what to write for a tensor that does not have the shape of the positions."""
+    if given.ndim == len(positions) > 0 and given.shape[-1] == positions[-1] + 1:
+        return f"{name}={name}[..., 1:], as the logits of a position are those of the token after it"
+    if given.ndim <= len(positions) and all(
+        a in (1, b) for a, b in zip(reversed(given.shape), reversed(positions), strict=False)
+    ):
+        return f"{name}={name}.expand({tuple(positions)})"
+    if given.numel() == positions.numel():
+        return f"{name}={name}.reshape({tuple(positions)})"
+    return f"{name} of shape {tuple(positions)}"
+
+
 def divided(
-    weights: Tensor | None, normalizer: Tensor | float | None, word: Reduction, positions: torch.Size
+    call: str,
+    weights: Tensor | None,
+    normalizer: Tensor | float | None,
+    word: Reduction,
+    positions: torch.Size,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor | None, float]:
     """Divide the weights of the positions by what `word` or the normalizer says: return weights and a common factor."""
     if isinstance(normalizer, Tensor):
-        ones = torch.ones(positions, device=normalizer.device) if weights is None else weights
-        return ones / normalizer, 1.0
+        if not normalizer.is_cpu:  # a number of the CPU divides tensors of every device
+            _check_device(call, "normalizer", normalizer, device)
+        divisor = recordable(normalizer).to(torch.promote_types(normalizer.dtype, dtype)).reshape(())
+        shares = (torch.ones(positions, dtype=dtype, device=device) if weights is None else weights) / divisor
+        return shares if weights is None else torch.where(weights == 0, 0, shares), 1.0
     if normalizer is not None:
-        return weights, 1 / normalizer
+        return weights, 1 / float(normalizer)
     if word == "mean" and weights is not None:
+        if weights.numel():  # the sum of large weights must not overflow, nor that of small ones lose digits
+            peak = weights.detach().amax()
+            weights = weights / torch.where(peak == 0, 1, peak)
         counted = weights.sum()
         return weights / torch.where(counted == 0, 1, counted), 1.0
     divisor = {"mean": positions.numel(), "batchmean": positions[0] if positions else 1}.get(word, 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import check_kind, check_temperature
 from kullback.generators import Divergence
+from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence
 from kullback.kernels.reference import pair_from_weights
 from kullback.numeric import upcast
@@ -149,9 +150,9 @@ def top_k_divergence(
     if dtype is None:
         dtype = torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
     positions = student.shape[:-1]
-    indices = teacher.indices.reshape(positions.numel(), teacher.indices.shape[-1]).long()
-    log_probs = upcast(teacher.log_probs).reshape(indices.shape)
-    logits = student.reshape(positions.numel(), student.shape[-1])
+    indices = recordable(teacher.indices).reshape(positions.numel(), teacher.indices.shape[-1]).long()
+    log_probs = upcast(recordable(teacher.log_probs)).reshape(indices.shape)
+    logits = recordable(student).reshape(positions.numel(), student.shape[-1])
     padding = log_probs == -torch.inf
     q = cast("Tensor", _Split.apply(logits, indices, padding, temperature))
     if teacher.tail == "renormalize":
@@ -270,6 +271,8 @@ def _check_form(teacher: TopK) -> None:
         ("indices", indices, _is_integer, "an integer tensor of class indices"),
         ("log_probs", log_probs, Tensor.is_floating_point, "a floating-point tensor of log-probabilities"),
     ):
+        if isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            check_dense("TopK", name, x)
         if not isinstance(x, Tensor) or not right(x) or x.ndim == 0 or x.shape[-1] == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_type(
@@ -380,6 +383,8 @@ def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: f
             got=type(teacher).__name__,
             instead="teacher=TopK(indices, log_probs)",
         )
+    if isinstance(student, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        check_dense(_CALL, "student", student)
     if not isinstance(student, Tensor) or not student.is_floating_point() or student.ndim == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         got = (
             f"dtype {student.dtype}, shape {tuple(student.shape)}"

@@ -11,8 +11,9 @@ nearly equal numbers, and an error in the normalization enters only in second or
 * ``terms`` are :math:`q f(e^d)`;
 * ``derivatives`` are the partial derivatives of a term by :math:`\log p` and :math:`\log q`, namely :math:`p f'` and
   :math:`q f - p f'`;
-* ``at_zero_p`` is :math:`f(0)`, what a term is per unit of q where p = 0, and ``at_zero_q`` is
-  :math:`\lim_{r \to \infty} f(r)/r`, what it is per unit of p where q = 0. At p = q = 0 every term is 0.
+
+Where p = 0 a term is :math:`q f(0)`, and where q = 0 it is :math:`p \lim_{r \to \infty} f(r)/r`. At p = q = 0 every
+term is 0.
 """
 
 from kullback.generators.base import Divergence, FinitePair

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_type, invalid_value
+from kullback.inputs import number_from
 
 __all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
 
@@ -28,10 +31,27 @@ class FinitePair(NamedTuple):
     p: Tensor
     q: Tensor
     log_ratio: Tensor
+    log_masses: Callable[[], tuple[Tensor, Tensor]] | None = None
+    """Returns log p and log q, also where p and q underflow; without it they are the logarithms of p and q."""
 
     def swapped(self) -> FinitePair:
         """Return the same pair with P and Q exchanged."""
-        return FinitePair(self.q, self.p, -self.log_ratio)
+        logs = (lambda: (self.log_q(), self.log_p())) if self.log_masses is not None else None
+        return FinitePair(self.q, self.p, -self.log_ratio, logs)
+
+    def log_p(self) -> Tensor:
+        """Return log p, -inf where P has no mass."""
+        return torch.log(self.p) if self.log_masses is None else self.log_masses()[0]
+
+    def log_q(self) -> Tensor:
+        """Return log q, -inf where Q has no mass."""
+        return torch.log(self.q) if self.log_masses is None else self.log_masses()[1]
+
+    def p_log_ratio(self) -> Tensor:
+        """Return p log(p/q): 0 where P has no mass, +inf where Q has none and P has, even if p underflows."""
+        return torch.where(
+            self.log_ratio.isinf(), self.log_ratio.clamp(min=0), self.p * finite(self.log_ratio)
+        )
 
     def q_minus_p(self) -> Tensor:
         """Return q - p, to full relative precision also where they agree."""
@@ -60,7 +80,7 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """The base class of all divergences; a subclass defines `terms`, `derivatives` and the two limits.
+    """The base class of all divergences; a subclass defines `terms` and `derivatives`.
 
     The docstring of `kullback.generators` says what these mean.
 
@@ -69,22 +89,15 @@ class Divergence(ABC):
         >>> from kullback.kernels import finite_pair
         >>> KL().terms(finite_pair(Counts([1.0, 0.0]), Counts([1.0, 1.0])))
         tensor([0.1931, 0.5000], dtype=torch.float64)
-        >>> KL().at_zero_p, KL().at_zero_q
-        (1.0, inf)
     """
 
     logarithmic: ClassVar[bool] = True
     """Whether the value is in nats, so that another base of the logarithm means something."""
 
     @property
-    @abstractmethod
-    def at_zero_p(self) -> float:
-        """What a term is, per unit of q, where p = 0."""
-
-    @property
-    @abstractmethod
-    def at_zero_q(self) -> float:
-        """What a term is, per unit of p, where q = 0."""
+    def instead_of_zero(self) -> Divergence | None:
+        """For a divergence that is 0 whatever the distributions are, one that is not; else None."""
+        return None
 
     @abstractmethod
     def terms(self, pair: FinitePair) -> Tensor:
@@ -100,11 +113,16 @@ class Divergence(ABC):
 
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        if not low <= value <= high:
-            raise invalid_value(
+        if isinstance(
+            value, torch.fx.Proxy
+        ):  # torch.compile makes the value again, in place of one that was checked
+            return
+        if not low <= number_from(value) <= high:
+            error = invalid_value if isinstance(value, Real) else invalid_type
+            raise error(
                 type(self).__name__,
                 name,
                 wanted=f"a number from {low:g} to {high:g}",
                 got=repr(value),
-                instead=f"{type(self).__name__}({name}=...) with a number in that range",
+                instead=f"{type(self).__name__}({name}=0.5)",
             )

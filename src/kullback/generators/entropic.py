@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series, times
+from kullback.generators.weighted_sum import WeightedSum
 
 __all__ = ["KL", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
 
 _KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
-def _kl_terms(p: Tensor, difference: Tensor, x: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `difference` is p (e^-x - 1)."""
+def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
+    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x, which is `far` for x that are not small."""
     near = x.abs() < NEAR
-    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), difference + times(p, x))
+    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), far)
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,15 @@ class KL(Divergence):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
-    @property
-    def at_zero_p(self) -> float:
-        return 1.0
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf
-
     def terms(self, pair: FinitePair) -> Tensor:
-        return _kl_terms(pair.p, pair.q_minus_p(), pair.log_ratio)
+        return _kl_terms(pair.p, pair.log_ratio, pair.q_minus_p() + pair.p_log_ratio())
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         return times(pair.p, finite(pair.log_ratio)), pair.q_minus_p()
 
 
 @dataclass(frozen=True)
-class ReverseKL(Divergence):
+class ReverseKL(WeightedSum):
     r"""The Kullback-Leibler divergence the other way round.
 
     .. math:: KL(Q \| P) = \sum_i q_i \log\frac{q_i}{p_i}
@@ -82,20 +75,8 @@ class ReverseKL(Divergence):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
-    @property
-    def at_zero_p(self) -> float:
-        return math.inf
-
-    @property
-    def at_zero_q(self) -> float:
-        return 1.0
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        return KL().terms(pair.swapped())
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_q, by_p = KL().derivatives(pair.swapped())
-        return by_p, by_q
+    def parts(self) -> list[tuple[float, KL, bool]]:
+        return [(1.0, KL(), True)]
 
 
 @dataclass(frozen=True)
@@ -120,16 +101,8 @@ class Jeffreys(Divergence):
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
 
-    @property
-    def at_zero_p(self) -> float:
-        return math.inf
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf
-
     def terms(self, pair: FinitePair) -> Tensor:
-        return times(-pair.q_minus_p(), pair.log_ratio)
+        return torch.where(pair.log_ratio.isinf(), torch.inf, -pair.q_minus_p() * finite(pair.log_ratio))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         d, difference = finite(pair.log_ratio), pair.q_minus_p()
@@ -171,17 +144,14 @@ class SkewKL(Divergence):
         self._require("alpha", 0, 1)
 
     @property
-    def at_zero_p(self) -> float:
-        return 1 - self.alpha
-
-    @property
-    def at_zero_q(self) -> float:
-        return self.alpha - 1 - math.log(self.alpha) if self.alpha else math.inf
+    def instead_of_zero(self) -> Divergence | None:
+        return SkewKL(0.9) if self.alpha == 1 else None
 
     def terms(self, pair: FinitePair) -> Tensor:
         if self.alpha == 0:
             return KL().terms(pair)
-        return _kl_terms(pair.p, (1 - self.alpha) * pair.q_minus_p(), self._log_p_over_mixture(pair))
+        x = self._log_p_over_mixture(pair)
+        return _kl_terms(pair.p, x, (1 - self.alpha) * pair.q_minus_p() + times(pair.p, x))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         if self.alpha == 0:
@@ -209,7 +179,7 @@ class SkewKL(Divergence):
 
 
 @dataclass(frozen=True)
-class JensenShannon(Divergence):
+class JensenShannon(WeightedSum):
     r"""The Jensen-Shannon divergence: how far P and Q are from their mixture, always finite.
 
     .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
@@ -246,31 +216,10 @@ class JensenShannon(Divergence):
         self._require("beta", 0, 1)
 
     @property
-    def at_zero_p(self) -> float:
-        return sum(w * (kind.at_zero_q if swap else kind.at_zero_p) for w, kind, swap in self.parts())
-
-    @property
-    def at_zero_q(self) -> float:
-        return sum(w * (kind.at_zero_p if swap else kind.at_zero_q) for w, kind, swap in self.parts())
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        total = torch.zeros_like(pair.p)
-        for weight, kind, swap in self.parts():
-            total = total + weight * kind.terms(pair.swapped() if swap else pair)
-        return total
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = torch.zeros_like(pair.p), torch.zeros_like(pair.q)
-        for weight, kind, swap in self.parts():
-            first, second = kind.derivatives(pair.swapped() if swap else pair)
-            by_p, by_q = (
-                by_p + weight * (second if swap else first),
-                by_q + weight * (first if swap else second),
-            )
-        return by_p, by_q
+    def instead_of_zero(self) -> Divergence | None:
+        return JensenShannon(self.beta, scaled=True) if self.beta in (0, 1) and not self.scaled else None
 
     def parts(self) -> list[tuple[float, SkewKL, bool]]:
-        """Return the weighted skew divergences it is made of; the flag says that P and Q are exchanged."""
         beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
         if scale == 0:
             return [(1.0, SkewKL(0.0), beta == 1)]
@@ -301,14 +250,6 @@ class TotalVariation(Divergence):
     """
 
     logarithmic: ClassVar[bool] = False
-
-    @property
-    def at_zero_p(self) -> float:
-        return 0.5
-
-    @property
-    def at_zero_q(self) -> float:
-        return 0.5
 
     def terms(self, pair: FinitePair) -> Tensor:
         return pair.q_minus_p().abs() / 2

@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series, times
+from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series
 from kullback.generators.entropic import KL
+from kullback.generators.weighted_sum import WeightedSum
 
 __all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger"]
 
@@ -18,6 +19,8 @@ _LARGEST = torch.finfo(torch.float64).max
 # Far enough below _LARGEST that sums of derivatives over a row stay finite.
 _LARGEST_DERIVATIVE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
+# Masses below it are taken from their logarithms.
+_UNDERFLOW = 1e-290
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,6 @@ class Alpha(Divergence):
     def __post_init__(self) -> None:
         self._require("alpha", -_LARGEST, _LARGEST)
 
-    @property
-    def at_zero_p(self) -> float:
-        return 1 / self.alpha if self.alpha > 0 else math.inf
-
-    @property
-    def at_zero_q(self) -> float:
-        return 1 / (1 - self.alpha) if self.alpha < 1 else math.inf
-
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
         if alpha < 0.5:  # where the formula below would divide by a small alpha, its mirror image does not
@@ -95,18 +90,23 @@ def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
 
     r^c alone may overflow; the result is at most about `largest`.
     """
-    exponent = c * pair.log_ratio if c else pair.log_ratio
     if c == 0:
-        return times(pair.p, exponent)
-    large = exponent > 500
-    direct = times(pair.p, torch.expm1(torch.where(large, 0, exponent)))
-    occupied = large & (pair.p > 0)
-    in_logs = torch.log(torch.where(occupied, pair.p, 1)) + torch.where(occupied, exponent, 0)
-    return torch.where(occupied, torch.exp(in_logs.clamp(max=math.log(largest))), direct) / c
+        return pair.p_log_ratio()
+    exponent = c * pair.log_ratio
+    in_logs = (exponent > 500) | (pair.p < _UNDERFLOW)
+    direct = pair.p * torch.expm1(torch.where(in_logs, 0, exponent))
+    power = torch.exp(_log_affinity(pair, c + 1).clamp(max=math.log(largest)))
+    return torch.where(in_logs, power - pair.p, direct) / c
+
+
+def _log_affinity(pair: FinitePair, alpha: float) -> Tensor:
+    """Return log(p^alpha q^(1 - alpha)) for alpha > 0, also where p and q underflow; -inf where P has no mass."""
+    log_p = pair.log_p()
+    return torch.where(log_p == -torch.inf, -torch.inf, log_p + (alpha - 1) * pair.log_ratio)
 
 
 @dataclass(frozen=True)
-class ChiSquared(Divergence):
+class ChiSquared(WeightedSum):
     r"""Pearson's chi-squared divergence.
 
     .. math:: \chi^2(P \| Q) = \sum_i \frac{(p_i - q_i)^2}{q_i}
@@ -130,24 +130,12 @@ class ChiSquared(Divergence):
 
     logarithmic: ClassVar[bool] = False
 
-    @property
-    def at_zero_p(self) -> float:
-        return 1.0
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        return 2 * Alpha(2.0).terms(pair)
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = Alpha(2.0).derivatives(pair)
-        return 2 * by_p, 2 * by_q
+    def parts(self) -> list[tuple[float, Alpha, bool]]:
+        return [(2.0, Alpha(2.0), False)]
 
 
 @dataclass(frozen=True)
-class SquaredHellinger(Divergence):
+class SquaredHellinger(WeightedSum):
     r"""The squared Hellinger distance, between 0 and 1.
 
     .. math:: H^2(P, Q) = \tfrac12 \sum_i (\sqrt{p_i} - \sqrt{q_i})^2 = 1 - \sum_i \sqrt{p_i q_i}
@@ -170,20 +158,8 @@ class SquaredHellinger(Divergence):
 
     logarithmic: ClassVar[bool] = False
 
-    @property
-    def at_zero_p(self) -> float:
-        return 0.5
-
-    @property
-    def at_zero_q(self) -> float:
-        return 0.5
-
-    def terms(self, pair: FinitePair) -> Tensor:
-        return Alpha(0.5).terms(pair) / 4
-
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        by_p, by_q = Alpha(0.5).derivatives(pair)
-        return by_p / 4, by_q / 4
+    def parts(self) -> list[tuple[float, Alpha, bool]]:
+        return [(0.25, Alpha(0.5), False)]
 
 
 @dataclass(frozen=True)
@@ -224,40 +200,31 @@ class Renyi(Divergence):
     def __post_init__(self) -> None:
         self._require("alpha", 0, math.inf)
 
-    @property
-    def at_zero_p(self) -> float:
-        return 0.0 if self.alpha == math.inf else Alpha(self.alpha).at_zero_p
-
-    @property
-    def at_zero_q(self) -> float:
-        return math.inf if self.alpha == math.inf else Alpha(self.alpha).at_zero_q
-
     def terms(self, pair: FinitePair) -> Tensor:
         return Alpha(min(self.alpha, _LARGEST)).terms(pair)
 
     def total(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
         if alpha == 0:
-            lost = _outside_p(pair)
-            lost_mass = lost.sum(-1)
-            return torch.where(lost_mass < 0.5, -torch.log1p(-lost_mass), -torch.log((pair.q - lost).sum(-1)))
+            lost, covered = _support_of_p(pair)
+            lost = lost.sum(-1)
+            return torch.where(lost < 0.5, -torch.log1p(-lost), -covered.logsumexp(-1))
         if alpha == 1:
             return KL().total(pair)
         if alpha == math.inf:
             return pair.log_ratio.amax(-1).clamp(min=0)
         relative = self._affinity_change(pair)
         near = relative.abs() < 0.5
-        far = torch.logsumexp(self._log_affinities(pair), -1)
+        far = torch.logsumexp(_log_affinity(pair, alpha), -1)
         return torch.where(near, torch.log1p(torch.where(near, relative, 0)), far) / (alpha - 1)
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         alpha = self.alpha
         if alpha == 0:
-            lost = _outside_p(pair)
-            kept_mass = (pair.q - lost).sum(-1, keepdim=True)
-            odds = lost.sum(-1, keepdim=True) / torch.where(kept_mass > 0, kept_mass, 1)
+            lost, covered = _support_of_p(pair)
+            shares = torch.softmax(torch.where(covered.isinf().all(-1, keepdim=True), 0, covered), -1)
             # Up to a multiple of q, which the normalization of Q removes again.
-            return torch.zeros_like(pair.p), lost - odds * (pair.q - lost)
+            return torch.zeros_like(pair.p), lost - lost.sum(-1, keepdim=True) * shares
         if alpha == 1:
             return KL().derivatives(pair)
         if alpha == math.inf:
@@ -269,7 +236,7 @@ class Renyi(Divergence):
         near = relative.abs() < 0.5
         by_p, by_q = Alpha(alpha).derivatives(pair)
         factor = alpha / (1 + torch.where(near, relative, 0))
-        logs = self._log_affinities(pair)
+        logs = _log_affinity(pair, alpha)
         logs = torch.where(logs == torch.inf, -torch.inf, logs)
         peak = finite(logs.amax(-1, keepdim=True))
         shares = torch.exp(logs - peak)
@@ -282,15 +249,8 @@ class Renyi(Divergence):
         """Return sum p^alpha q^(1 - alpha) - 1, accurately where it is small."""
         return self.alpha * (self.alpha - 1) * Alpha(self.alpha).total(pair)
 
-    def _log_affinities(self, pair: FinitePair) -> Tensor:
-        """Return log(p^alpha q^(1 - alpha)), from the larger of the two, so that an underflow does not matter."""
-        from_p = pair.p >= pair.q
-        mass = torch.where(from_p, pair.p, pair.q)
-        power = torch.where(from_p, (self.alpha - 1) * pair.log_ratio, self.alpha * pair.log_ratio)
-        empty = mass == 0
-        return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, mass)) + power)
 
-
-def _outside_p(pair: FinitePair) -> Tensor:
-    """Return q where P has no mass, else 0; a p that is merely too small for its dtype is mass."""
-    return torch.where(pair.log_ratio == -torch.inf, pair.q, 0)
+def _support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
+    """Return q outside the support of P, else 0, and log q inside, else -inf; an underflowing p is in the support."""
+    outside = pair.log_ratio == -torch.inf
+    return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())

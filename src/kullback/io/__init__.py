@@ -26,12 +26,12 @@ do about it.
 
 from __future__ import annotations
 
-from kullback.io.checks import REPRESENTATION_NAMES, RepresentationName
 from kullback.io.formats import open_rows
 from kullback.io.llamacpp import LlamaBaseFile, write_llama_base
 from kullback.io.reader import StoredMass
 from kullback.io.rows import RowSource, paired_blocks
 from kullback.io.vectors import read_clusters, read_labels
+from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
 __all__ = [
     "REPRESENTATION_NAMES",

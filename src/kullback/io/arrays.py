@@ -10,6 +10,7 @@ import json
 import math
 import pickle
 import sys
+import warnings
 import zipfile
 import zlib
 from contextlib import ExitStack
@@ -205,6 +206,8 @@ def _numpy_layout(ref: FileReference, file: IO[bytes], *, columns_too: bool = Tr
     except (ValueError, *READ_ERRORS) as error:
         raise ref.truncated(wanted="a NumPy array with its header", got=str(error)) from None
     stored = _from_numpy_dtype(ref, dtype)
+    if any(isinstance(size, bool) or size < 0 for size in shape):
+        raise ref.truncated(wanted="an array with sizes of 0 or more", got=f"shape {shape}")
     if columns_first and not (columns_too and len(shape) == 2):
         raise ref.error(
             wanted="an array in C order (Fortran order is read for a matrix in a .npy file)",
@@ -279,14 +282,14 @@ class TorchReader(Reader):
         else:
             self.key = choose_key(ref, held, key, what="tensor")
         tensor = self._tensor()
-        self.shape = tuple(tensor.shape)
-        self.rows, self.classes = flat_shape(ref, self.shape)
-        if tensor.layout is not torch.strided or tensor.dtype not in READABLE:
+        if not _is_dense(tensor) or tensor.dtype not in READABLE:
             raise ref.error(
                 wanted="a dense tensor of float16, bfloat16, float32, float64 or integers",
-                got=f"{tensor.layout}, {tensor.dtype}",
-                instead="save x.to_dense().float()",
+                got=_described(tensor),
+                instead="save x.detach().cpu().to_dense().float()",
             )
+        self.shape = tuple(tensor.shape)
+        self.rows, self.classes = flat_shape(ref, self.shape)
         if not tensor.is_contiguous():
             raise ref.error(
                 wanted="a contiguous tensor", got=f"strides {tensor.stride()}", instead="save x.contiguous()"
@@ -303,13 +306,24 @@ class TorchReader(Reader):
 
     def _tensor(self) -> Tensor:
         held = load_tensors(self.ref)
-        return held if isinstance(held, Tensor) else held[str(self.key)]
+        return (held if isinstance(held, Tensor) else held[str(self.key)]).detach()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.is_complex()
+    return tensor.layout is torch.strided and not odd
+
+
+def _described(tensor: Tensor) -> str:
+    odd = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "on the meta device": tensor.is_meta}
+    return ", ".join([str(tensor.layout), str(tensor.dtype), *(name for name, found in odd.items() if found)])
 
 
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
     """Map a file of `torch.save` and return its tensor or the tensors of its dict; nothing else is unpickled."""
     try:
-        held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's own, of quantized tensors
+            held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         held = None
     except (RuntimeError, EOFError, OSError, ValueError) as error:

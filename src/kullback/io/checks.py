@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,21 +10,17 @@ from torch import Tensor
 from kullback.errors import FileError, invalid_value
 from kullback.io.files import dtype_name
 from kullback.representations import SUM_TOLERANCE
+from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
 if TYPE_CHECKING:
     from kullback.io.files import FileReference
 
 __all__ = [
-    "REPRESENTATION_NAMES",
-    "RepresentationName",
     "check_representation",
     "check_rows",
     "describe",
     "looks_like",
 ]
-
-RepresentationName = Literal["logits", "log-probs", "probs", "counts"]
-REPRESENTATION_NAMES: tuple[RepresentationName, ...] = get_args(RepresentationName)
 
 # Checks go through a block in parts of this many numbers, so that their temporaries stay small.
 PART = 1 << 18

@@ -102,7 +102,7 @@ class CsvReader(Reader):
 
     def _first_values(self, *, skip: int) -> list[str]:
         """Return the fields of the line after the first `skip`."""
-        with self.ref.path.open(encoding="utf-8-sig", newline="") as text:
+        with self.ref.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
             lines = csv.reader(text)
             for _ in range(skip):
                 next(lines, None)
@@ -156,7 +156,8 @@ class CsvReader(Reader):
     def _explain(self, reason: str) -> FileError:
         """Return the error for the first field that is no number: Arrow does not always name its column and line."""
         whole = self.dtype is torch.int64
-        wanted, instead = "a number in every field", "correct it, or leave it out"
+        wanted = "a number in every field"
+        instead = "correct it, or leave it out; tables are compared by --as table"
         if whole:
             wanted, instead = (
                 "whole numbers, as the first row has",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from kullback.errors import FileError
+from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
+from kullback.files import check_input
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
     from pathlib import Path
 
     import torch
@@ -40,8 +42,25 @@ class FileReference:
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
         """Return the error in one line: the file, what was wanted, what came and what to do."""
-        line = f"{self.name} = {self.path}: wanted {wanted}; got {got}; {instead}"
-        return FileError(" ".join(line.split()))
+        line = " ".join(f"wanted {wanted}; got {got}; {instead}".split())
+        return FileError(f"{self.name} = {self.shown}: {printable(line, LONGEST_MESSAGE)}")
+
+    @property
+    def shown(self) -> str:
+        """The path as it stands in messages."""
+        return printable(self.path, LONGEST_NAME)
+
+    @contextmanager
+    def decoding(self, what: str) -> Generator[None]:
+        """Turn whatever decoding a damaged file raises into the error for it."""
+        try:
+            yield
+        except KullbackError:
+            raise
+        except MemoryError:
+            raise self.truncated(wanted=what, got="sizes beyond the memory of this machine") from None
+        except Exception as error:
+            raise self.truncated(wanted=what, got=f"{type(error).__name__}: {error}") from error
 
     def truncated(self, *, wanted: str, got: str) -> FileError:
         """Return the error for a file that ends too early or does not decode."""
@@ -51,6 +70,7 @@ class FileReference:
 
     def open(self) -> BinaryIO:
         """Open the file for unbuffered reading: blocks are read straight into tensors."""
+        check_input(self.path, self.name)
         try:
             return self.path.open("rb", buffering=0)
         except FileNotFoundError:
@@ -80,7 +100,7 @@ def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:
         raise ref.error(
             wanted=f"one of {', '.join(known)}, or a llama.cpp base file",
             got=f"extension {ref.path.suffix!r}{looks}",
-            instead="rename the file to its format's extension, or convert it",
+            instead="rename the file to its format's extension, or convert it; tables are compared by --as table",
         )
     if not head:
         raise ref.truncated(wanted=f"a {claimed} file", got="an empty file")

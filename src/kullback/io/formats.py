@@ -69,11 +69,14 @@ def open_rows(
     ref = FileReference(Path(path), name)
     wanted = check_representation(representation)
     found = find_format(ref)
-    # Text does not tell integers from floats: whole numbers are read as counts only if nothing else is asked for.
-    reader = (
-        CsvReader(ref, key, named=representation is not None) if found == "csv" else READERS[found](ref, key)
-    )
     with ExitStack() as stack:
+        stack.enter_context(ref.decoding(f"a {found} file"))
+        # Text does not tell integers from floats: whole numbers are read as counts only if nothing else is asked for.
+        reader = (
+            CsvReader(ref, key, named=representation is not None)
+            if found == "csv"
+            else READERS[found](ref, key)
+        )
         stack.callback(reader.close)
         source = RowSource(reader, wanted)
         stack.pop_all()

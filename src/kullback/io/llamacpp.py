@@ -9,7 +9,6 @@ uint16 code for each class (and one more if V is odd): log p = smallest + scale 
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
+from kullback.files import open_output
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.checks import PART, check_rows
 from kullback.io.files import LLAMA_MAGIC, FileReference, refuse_key
@@ -302,7 +302,11 @@ def write_llama_base(
     layout = Layout(n_ctx, first.shape[1], numbers.numel() // n_ctx)
     _check_vocabulary(numbers, layout)
     try:
-        _write_whole(ref, layout, numbers, _chained(first, blocks), floor)
+        with open_output(ref.path) as file:
+            file.write(LLAMA_MAGIC)
+            file.write(np.array([layout.n_ctx, layout.n_vocab, layout.n_chunk], "<i4").tobytes())
+            file.write(numbers.cpu().numpy().astype("<i4").tobytes())
+            _write_rows(file, ref, layout, _chained(first, blocks), floor)
     except OSError as error:
         raise ref.error(
             wanted="a file that can be written", got=error.strerror or str(error), instead="check the folder"
@@ -368,22 +372,6 @@ def _chained(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
     for block in rest:
         _check_block(block, first.shape[1])
         yield block
-
-
-def _write_whole(
-    ref: FileReference, layout: Layout, tokens: Tensor, blocks: Iterator[Tensor], floor: float
-) -> None:
-    """Write to a temporary file and rename it at the end, so that no partial file has the name."""
-    temporary = ref.path.with_name(f".{ref.path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(LLAMA_MAGIC)
-            file.write(np.array([layout.n_ctx, layout.n_vocab, layout.n_chunk], "<i4").tobytes())
-            file.write(tokens.cpu().numpy().astype("<i4").tobytes())
-            _write_rows(file, ref, layout, blocks, floor)
-        temporary.replace(ref.path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_rows(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kullback.io.checks import RepresentationName
     from kullback.io.files import FileReference
+    from kullback.words import RepresentationName
 
 __all__ = ["Reader", "StoredMass", "flat_shape", "regroup"]
 

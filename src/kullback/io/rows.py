@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import FileError, invalid_value
-from kullback.io.checks import RepresentationName, check_rows, describe, looks_like, pass_representation
+from kullback.io.checks import check_rows, describe, looks_like, pass_representation
 from kullback.io.files import dtype_name
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kullback.io.files import FileReference
     from kullback.io.reader import Reader, StoredMass
+from kullback.words import RepresentationName
 
 __all__ = ["BLOCK_BYTES", "RowSource", "paired_blocks"]
 
@@ -143,7 +144,12 @@ class RowSource:
             [(2, 4), (2, 4), (1, 4)]
         """
         start = 0
-        for block in self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self])):
+        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]))
+        while True:
+            with self.ref.decoding(f"a {self.format} file"):
+                block = next(blocks, None)
+            if block is None:
+                return
             check_rows(block, self.representation, start, self.ref)
             start += len(block)
             yield block
@@ -173,7 +179,8 @@ class RowSource:
             ...     source.read(1, 2)
             tensor([[2, 3]])
         """
-        block = self._reader.read(start, stop) if 0 <= start < stop <= (self.rows or stop) else None
+        with self.ref.decoding(f"a {self.format} file"):
+            block = self._reader.read(start, stop) if 0 <= start < stop <= (self.rows or stop) else None
         if block is None or len(block) < stop - start:
             raise invalid_value(
                 "RowSource.read",
@@ -222,6 +229,8 @@ class RowSource:
             if seen
             else "pass representation= (--as) logits, log-probs, probs or counts"
         )
+        if self.format in ("csv", "parquet"):
+            remedy += "; if these are tables, compare them by --as table (kullback.compare_tables)"
         raise self.ref.error(
             wanted="representation= (--as), which says what the numbers are",
             got=f"none, and {describe(first)} in the first {len(first)} rows",
@@ -298,7 +307,7 @@ def _in_step(p: RowSource, q: RowSource, rows: int) -> Iterator[tuple[int, Tenso
 
 def _different(p: RowSource, q: RowSource, what: str, counts: tuple[int, int], instead: str) -> FileError:
     return FileError(
-        f"{p.ref.name} = {p.path} and {q.ref.name} = {q.path}: wanted as many {what} in both; "
+        f"{p.ref.name} = {p.ref.shown} and {q.ref.name} = {q.ref.shown}: wanted as many {what} in both; "
         f"got {counts[0]} and {counts[1]}; {instead}"
     )
 

@@ -61,13 +61,8 @@ def read_labels(
         tensor([   4,    0, -100])
     """
     ref = FileReference(Path(path), name)
-    values = _read_vector(ref, key, rows)
-    if values.dtype.kind not in "iu":
-        raise ref.error(
-            wanted="whole numbers, the index of the true class in each row",
-            got=f"{values.dtype.name} such as {values[0].item()!r}",
-            instead="write the class indices as int64",
-        )
+    wanted = "whole numbers, the index of the true class in each row"
+    values = _read_vector(ref, key, rows, "iu", wanted, "write the class indices as int64")
     labels = torch.from_numpy(values.astype("int64"))
     wrong = (labels != IGNORED) & ((labels < 0) | (labels >= (classes or torch.iinfo(torch.int64).max)))
     if bool(wrong.any()):
@@ -109,25 +104,28 @@ def read_clusters(
         tensor([1, 1, 0])
     """
     ref = FileReference(Path(path), name)
-    values = _read_vector(ref, key, rows)
-    if values.dtype.kind not in "iuU":
-        raise ref.error(
-            wanted="integers or text, the cluster of each row",
-            got=f"{values.dtype.name} such as {values[0].item()!r}",
-            instead="write the ids as int64 or as text",
-        )
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype("int64"))
+    wanted = "integers or text, the cluster of each row"
+    values = _read_vector(ref, key, rows, "iuU", wanted, "write the ids as int64 or as text")
+    with ref.decoding("comparable ids"):
+        return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype("int64"))
 
 
-def _read_vector(ref: FileReference, key: str | None, rows: int | None) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the values of a file as a flat array of `rows` values."""
-    values = VECTOR_READERS[find_format(ref, VECTOR_EXTENSIONS)](ref, key).reshape(-1)
-    if len(values) == 0 or len(values) != (rows or len(values)):
-        raise ref.error(
-            wanted=f"{rows or 'at least one'} value{'' if rows == 1 else 's'}, one for each row",
-            got=f"{len(values)}",
-            instead="write one value for every row of the distributions, in their order",
-        )
+def _read_vector(
+    ref: FileReference, key: str | None, rows: int | None, kinds: str, wanted: str, instead: str
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the values of a file as a flat array of `rows` values, whose dtype is one of NumPy's `kinds`."""
+    found = find_format(ref, VECTOR_EXTENSIONS)
+    with ref.decoding(f"a {found} file"):
+        values = VECTOR_READERS[found](ref, key).reshape(-1)
+        if len(values) == 0 or len(values) != (rows or len(values)):
+            raise ref.error(
+                wanted=f"{rows or 'at least one'} value{'' if rows == 1 else 's'}, one for each row",
+                got=f"{len(values)}",
+                instead="write one value for every row of the distributions, in their order",
+            )
+        if values.dtype.kind not in kinds:
+            got = f"{values.dtype.name} such as {values[0].item()!r}"
+            raise ref.error(wanted=wanted, got=got, instead=instead)
     return values
 
 
@@ -158,8 +156,11 @@ def _torch_file(ref: FileReference, key: str | None) -> Any:
     held = load_tensors(ref)
     if isinstance(held, Tensor):
         refuse_key(ref, key, "a single tensor")
-        return held.numpy()
-    return held[choose_key(ref, held, key, what="tensor")].numpy()
+    else:
+        held = held[choose_key(ref, held, key, what="tensor")]
+    if held.is_floating_point() or held.is_complex():
+        return held.detach().float().numpy()  # which is refused by its dtype; bfloat16 has no NumPy twin
+    return held.numpy()
 
 
 def _parquet_file(ref: FileReference, key: str | None) -> Any:
@@ -214,7 +215,7 @@ def _text_file(ref: FileReference, key: str | None) -> Any:
         )
     try:
         return np.array([int(line) for line in lines], dtype="int64")
-    except ValueError:
+    except (ValueError, OverflowError):
         return np.array(lines)
 
 

@@ -11,10 +11,8 @@ from kullback.kernels.triton import rows as triton_rows
 
 __all__ = ["Backend", "backends"]
 
-_COMPILED_OPERATIONS = (
-    "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
-    "first derivatives",
-)
+_KINDS = "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation"
+_POWERS = "Alpha, ChiSquared, Renyi, SquaredHellinger"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,13 @@ def _native() -> Backend:
         dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native_rows.DTYPES)
         if reason is None
         else (),
-        operations=(*_COMPILED_OPERATIONS, "terms of kl_div", "KL of probabilities")
+        operations=(
+            f"{_KINDS}, {_POWERS} of logits",
+            "first derivatives",
+            "terms of kl_div",
+            "KL of probabilities",
+            "closed forms",
+        )
         if reason is None
         else (),
     )
@@ -90,7 +94,7 @@ def _triton() -> Backend:
         dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in triton_rows.DTYPES)
         if reason is None
         else (),
-        operations=_COMPILED_OPERATIONS if reason is None else (),
+        operations=(f"{_KINDS} of logits", "first derivatives") if reason is None else (),
     )
 
 

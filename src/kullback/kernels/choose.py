@@ -6,8 +6,10 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from kullback.generators import Divergence
+from kullback.inputs import recordable
 from kullback.kernels import reference
 from kullback.kernels.native import rows as native_rows
 from kullback.kernels.reference import Rows
@@ -41,16 +43,25 @@ def row_divergence(
     if dtype is None:
         dtypes = [x.dtype for x in (weights_p, weights_q) if x.is_floating_point()]
         dtype = torch.promote_types(dtypes[0], dtypes[-1]) if dtypes else torch.get_default_dtype()
-    weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
+    # For a small batch every operation counts, those that change nothing too.
+    if weights_p.shape != weights_q.shape:
+        weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
     batch_shape = weights_p.shape[:-1]
-    shape = batch_shape.numel(), weights_p.shape[-1]
-    flat_p, flat_q = weights_p.reshape(shape), weights_q.reshape(shape)
-    rows = Rows(p.in_logs, q.in_logs, temperature)
-    fast = p.in_logs and q.in_logs and not exact and can_inspect(flat_p) and can_inspect(flat_q)
-    backend = _backend(kind, flat_p, flat_q) if fast else reference
+    if weights_p.ndim != 2:
+        shape = batch_shape.numel(), weights_p.shape[-1]
+        weights_p, weights_q = weights_p.reshape(shape), weights_q.reshape(shape)
+    fast = p.in_logs and q.in_logs and not exact and can_inspect(weights_p) and can_inspect(weights_q)
+    backend = _backend(kind, weights_p, weights_q) if fast else reference
     if backend is reference:
-        return reference.row_divergence(kind, flat_p, flat_q, rows, dtype).reshape(batch_shape)
-    return FusedRowDivergence.apply(flat_p, flat_q, backend, kind, rows, dtype).reshape(batch_shape)
+        rows = Rows(p.in_logs, q.in_logs, temperature)
+        values = reference.row_divergence(kind, weights_p, weights_q, rows, dtype)
+    elif _is_recorded(weights_p, weights_q):
+        values = FusedRowDivergence.apply(weights_p, weights_q, backend, kind, temperature, dtype)
+    else:
+        values = backend.value_and_gradient(
+            kind, weights_p, weights_q, None, wanted=(False, False), temperature=temperature, inplace=False
+        )[0].to(dtype)
+    return values if len(batch_shape) == 1 else values.reshape(batch_shape)
 
 
 def value_and_gradient(
@@ -111,6 +122,8 @@ def weighted_total(
     is_constant = weights is None or not weights.requires_grad
     if is_constant and all(can_inspect(x) for x in (p, q, weights) if x is not None):
         task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace)
+        if not task.makes_gradient_early(p, q):
+            p, q = recordable(p), recordable(q)
         return WeightedTotal.apply(p, q, task, torch.is_grad_enabled())
     if (
         is_constant
@@ -120,12 +133,19 @@ def weighted_total(
     ):
         task = TotalTask(weights, native_rows, kind, temperature, scale, dtype, inplace)
         return CompiledTotal.apply(p, q, task, (p.requires_grad, q.requires_grad))
+    p, q = recordable(p), recordable(q)
     values = row_divergence(
         kind, Logits(p, validate=False), Logits(q, validate=False), dtype=dtype, temperature=temperature
     )
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(dtype)
     return (values * scale).sum()
+
+
+def _is_recorded(p: Tensor, q: Tensor) -> bool:
+    """Tell whether a derivative may be asked for: by a backward pass, or by a forward one that is under way."""
+    by_backward = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
+    return by_backward or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _backend(kind: Divergence, p: Tensor, q: Tensor) -> ModuleType:

@@ -10,7 +10,7 @@ from enum import IntEnum
 __all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "Outcome", "RowForm"]
 
 # Goes up whenever an operator's arguments or a number below change: a library of another build is not used.
-INTERFACE = 1
+INTERFACE = 3
 
 
 class DivergenceCode(IntEnum):
@@ -21,10 +21,12 @@ class DivergenceCode(IntEnum):
     JEFFREYS = 2
     TOTAL_VARIATION = 3
     MIXTURE = 4
+    POWER = 5
+    RENYI = 6
 
 
 class ElementForm(IntEnum):
-    """The closed forms of families whose parameters are numbers."""
+    """The closed forms of families whose parameters are numbers, and of pairs of two of them."""
 
     NORMAL = 0
     LAPLACE = 1
@@ -44,6 +46,25 @@ class ElementForm(IntEnum):
     GEOMETRIC_LOGITS = 15
     GEOMETRIC_PROBS = 16
     POISSON = 17
+    NORMAL_LAPLACE = 18
+    LAPLACE_NORMAL = 19
+    NORMAL_GUMBEL = 20
+    GUMBEL_NORMAL = 21
+    UNIFORM_NORMAL = 22
+    UNIFORM_EXPONENTIAL = 23
+    UNIFORM_GUMBEL = 24
+    UNIFORM_PARETO = 25
+    UNIFORM_GAMMA = 26
+    UNIFORM_BETA = 27
+    GAMMA_NORMAL = 28
+    GAMMA_GUMBEL = 29
+    BETA_GAMMA = 30
+    BETA_NORMAL = 31
+    BETA_UNIFORM = 32
+    PARETO_GAMMA = 33
+    PARETO_NORMAL = 34
+    BERNOULLI_POISSON = 35
+    BERNOULLI_LOGITS_POISSON = 36
 
 
 class RowForm(IntEnum):

@@ -1,41 +1,84 @@
-"""How a divergence is told to the compiled kernels: its code and, of a mixture, the weights and shares of its sides."""
+"""How a divergence is told to the compiled kernels: its code, two numbers for each side, and which side comes first.
+
+The numbers of a mixture are the weights and shares of its sides, those of a power its weight and order.
+"""
 
 from __future__ import annotations
 
-from kullback.generators import KL, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
+import math
+from typing import NamedTuple
+
+from kullback.generators import (
+    KL,
+    Alpha,
+    ChiSquared,
+    Divergence,
+    Jeffreys,
+    JensenShannon,
+    Renyi,
+    ReverseKL,
+    SkewKL,
+    SquaredHellinger,
+    TotalVariation,
+)
 from kullback.kernels.codes import DivergenceCode
 
-__all__ = ["arguments_of", "has_code"]
+__all__ = ["Arguments", "arguments_of"]
+
+
+class Arguments(NamedTuple):
+    """What the operator is told: `numbers` are weight and share of P and of Q, and `swapped` exchanges P and Q."""
+
+    code: int
+    numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    swapped: bool = False
+
 
 # As plain integers, which torch.compile takes.
-_SIMPLE: dict[type[Divergence], int] = {
-    KL: DivergenceCode.KL.value,
-    ReverseKL: DivergenceCode.REVERSE_KL.value,
-    Jeffreys: DivergenceCode.JEFFREYS.value,
-    TotalVariation: DivergenceCode.TOTAL_VARIATION.value,
+_SIMPLE: dict[type[Divergence], Arguments] = {
+    KL: Arguments(DivergenceCode.KL.value),
+    ReverseKL: Arguments(DivergenceCode.REVERSE_KL.value),
+    Jeffreys: Arguments(DivergenceCode.JEFFREYS.value),
+    TotalVariation: Arguments(DivergenceCode.TOTAL_VARIATION.value),
+    SquaredHellinger: Arguments(DivergenceCode.POWER.value, (0.25, 0.5, 0.0, 0.0)),
+    ChiSquared: Arguments(DivergenceCode.POWER.value, (2.0, 2.0, 0.0, 0.0)),
 }
-_MIXTURE = DivergenceCode.MIXTURE.value
+_MIXTURE, _POWER, _RENYI = (
+    code.value for code in (DivergenceCode.MIXTURE, DivergenceCode.POWER, DivergenceCode.RENYI)
+)
 # A share nearer to 0 or 1 needs more digits than float32 has.
 _SMALLEST_SHARE = 1e-3
+# The coefficients of the series of a larger order leave the range of numbers.
+_LARGEST_ORDER = 64.0
 
 
-def has_code(kind: Divergence) -> bool:
-    """Tell whether the compiled kernels have this divergence."""
-    return type(kind) in _SIMPLE or bool(_mixture(kind))
-
-
-def arguments_of(kind: Divergence) -> tuple[int, float, float, float, float]:
-    """Return the code of the divergence and, of a mixture, weight and share of P and of Q."""
+def arguments_of(kind: Divergence) -> Arguments | None:
+    """Return how the operator is told of the divergence, or None if the kernels do not have it."""
     if type(kind) in _SIMPLE:
-        return _SIMPLE[type(kind)], 0.0, 0.0, 0.0, 0.0
-    sides = {swap: (weight, skew.alpha) for weight, skew, swap in _mixture(kind)}
+        return _SIMPLE[type(kind)]
+    found = None
+    if type(kind) is SkewKL:
+        found = _of_mixture([(1.0, kind, False)])
+    elif type(kind) is JensenShannon:
+        found = _of_mixture(kind.parts())
+    elif type(kind) is Alpha and kind.alpha not in (0, 1):
+        found = _of_power(_POWER, 1.0, kind.alpha)
+    elif type(kind) is Renyi and kind.alpha not in (0, math.inf):
+        found = _SIMPLE[KL] if kind.alpha == 1 else _of_power(_RENYI, 1 / (kind.alpha - 1), kind.alpha)
+    return found
+
+
+def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
+    """Return the arguments for a weighted sum of skew divergences; None where a share is too small."""
+    if not all(_SMALLEST_SHARE <= skew.alpha <= 1 - _SMALLEST_SHARE for _, skew, _ in parts):
+        return None
+    sides = {swap: (weight, skew.alpha) for weight, skew, swap in parts}
     unused = (0.0, 0.5)
-    return _MIXTURE, *sides.get(False, unused), *sides.get(True, unused)
+    return Arguments(_MIXTURE, (*sides.get(False, unused), *sides.get(True, unused)))
 
 
-def _mixture(kind: Divergence) -> list[tuple[float, SkewKL, bool]]:
-    """Return the skew divergences that make up `kind`; none where it is no such sum or a share is too small."""
-    parts = [(1.0, kind, False)] if isinstance(kind, SkewKL) else []
-    if isinstance(kind, JensenShannon):
-        parts = kind.parts()
-    return parts if all(_SMALLEST_SHARE <= skew.alpha <= 1 - _SMALLEST_SHARE for _, skew, _ in parts) else []
+def _of_power(code: int, weight: float, order: float) -> Arguments | None:
+    """Return the arguments for a power divergence; an order below 1/2 is that of Q and P."""
+    swapped = order < 0.5
+    order = 1 - order if swapped else order
+    return Arguments(code, (weight, order, 0.0, 0.0), swapped) if order <= _LARGEST_ORDER else None

@@ -43,16 +43,18 @@ def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) ->
     and nearly equal, from their difference, so that it keeps its digits.
     """
     side_p, side_q = _normalize(p, p_in_logs), _normalize(q, q_in_logs)
-    log_ratio = side_p.log_weights - side_q.log_weights
-    # Two logits far from 0 may have nearly equal sums: the peaks cancel exactly, and before anything else.
-    log_ratio_of_sums = (side_p.peak - side_q.peak) + (side_p.log_sum - side_q.log_sum)
+    # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
+    log_ratio = (side_p.log_weights - side_q.log_weights) - (side_p.peak - side_q.peak)
+    log_ratio_of_sums = side_p.log_sum - side_q.log_sum
     if not p_in_logs and not q_in_logs:
         log_ratio = _log_quotient(p, q, log_ratio)
-        log_ratio_of_sums = _log_quotient(p.sum(-1, keepdim=True), q.sum(-1, keepdim=True), log_ratio_of_sums)
+        sum_p, sum_q = p.sum(-1, keepdim=True), q.sum(-1, keepdim=True)
+        log_ratio_of_sums = _log_quotient(sum_p, torch.where(sum_q.isinf(), 0, sum_q), log_ratio_of_sums)
     log_ratio = log_ratio - log_ratio_of_sums
     log_ratio = torch.where(side_p.empty, -torch.inf, torch.where(side_q.empty, torch.inf, log_ratio))
     log_ratio = torch.where(side_p.empty & side_q.empty, 0, log_ratio)
-    return FinitePair(*torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio))
+    mass_p, mass_q, log_ratio = torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio)
+    return FinitePair(mass_p, mass_q, log_ratio, lambda: (side_p.log_mass(), side_q.log_mass()))
 
 
 class Rows(NamedTuple):
@@ -181,6 +183,8 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)
     size = 1 + pair.log_ratio.abs().where(pair.log_ratio.isfinite(), 0).amax(-1)
+    peaks = [0.0 if x.in_logs else torch.log(upcast(x.weights()).amax(-1)) for x in (p, q)]
+    size = size + torch.as_tensor(peaks[0] - peaks[1]).abs()
     unit = 8 * torch.finfo(pair.p.dtype).eps * size
     propagated = unit * (by_p.abs() + by_q.abs()).sum(-1) + unit**2
     return torch.where(value.isinf(), 0, propagated + torch.finfo(value.dtype).eps * value.abs()).to(
@@ -238,19 +242,32 @@ class _Normalized(NamedTuple):
     log_sum: Tensor
     empty: Tensor
 
+    def log_mass(self) -> Tensor:
+        """Return the logarithms of the masses, also where these underflow."""
+        return torch.where(self.empty, -torch.inf, self.log_weights - self.peak - self.log_sum)
+
 
 def _normalize(weights: Tensor, in_logs: bool) -> _Normalized:
+    largest = torch.finfo(weights.dtype).max
+    peak = weights.amax(-1, keepdim=True).detach()
     if in_logs:
-        empty = weights == -torch.inf
-        peak = weights.amax(-1, keepdim=True).detach()
         peak = torch.where(peak.isfinite(), peak, 0)
+        # Differences between logits of the size of the largest number might overflow.
+        shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
+        weights, peak = weights - shift, peak - shift
+        empty = weights == -torch.inf
         unscaled = torch.exp(weights - peak)
         total = unscaled.sum(-1, keepdim=True)
         return _Normalized(unscaled / total, torch.where(empty, 0, weights), peak, torch.log(total), empty)
     empty = weights == 0
-    total = weights.sum(-1, keepdim=True)
     log_weights = torch.log(torch.where(empty, 1, weights))
-    return _Normalized(weights / total, log_weights, torch.zeros_like(total), torch.log(total), empty)
+    # Sums of weights of this size might overflow; the power of two is exact.
+    scale = torch.where(peak > largest * 1e-20, torch.full_like(peak, 2.0**-80), 1)
+    scaled = weights * scale
+    total = scaled.sum(-1, keepdim=True)
+    return _Normalized(
+        scaled / total, log_weights, torch.zeros_like(total), torch.log(total) - torch.log(scale), empty
+    )
 
 
 def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
@@ -264,5 +281,7 @@ def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
 def _blocks(rows: Tensor) -> Iterator[slice]:
     """Cut rows into blocks of about `_BLOCK` elements; a compiler gets a single one, as it fuses operations itself."""
     n, classes = rows.shape
-    step = n if torch.compiler.is_compiling() else max(1, _BLOCK // classes)
-    return (slice(start, start + step) for start in range(0, n, max(step, 1)))
+    if torch.compiler.is_compiling():
+        return iter([slice(None)])
+    step = max(1, _BLOCK // classes)
+    return (slice(start, start + step) for start in range(0, n, step))

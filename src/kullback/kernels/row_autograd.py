@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.errors import invalid_value
 from kullback.generators import Divergence
 from kullback.kernels import reference
+from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Rows
 from kullback.representations import can_inspect
 
@@ -25,14 +27,20 @@ class FusedRowDivergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p: Tensor, q: Tensor, backend: ModuleType, kind: Divergence, rows: Rows, dtype: torch.dtype
+        ctx: Any,
+        p: Tensor,
+        q: Tensor,
+        backend: ModuleType,
+        kind: Divergence,
+        temperature: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        ctx.backend, ctx.kind, ctx.rows, ctx.dtype = backend, kind, rows, dtype
+        ctx.backend, ctx.kind, ctx.temperature, ctx.dtype = backend, kind, temperature, dtype
         ctx.save_for_backward(p, q)
         ctx.save_for_forward(p, q)
         nothing = (False, False)
         values = backend.value_and_gradient(
-            kind, p, q, None, wanted=nothing, temperature=rows.temperature, inplace=False
+            kind, p, q, None, wanted=nothing, temperature=temperature, inplace=False
         )
         return values[0].to(dtype)
 
@@ -40,19 +48,22 @@ class FusedRowDivergence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:2]
         p, q = ctx.saved_tensors
-        (grad,), rows = grads, ctx.rows
+        (grad,) = grads
         if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
+            rows = Rows(temperature=ctx.temperature)
             by_p, by_q = reference.row_gradients(ctx.kind, p, q, rows, grad, wanted)
         else:
             _, by_p, by_q = ctx.backend.value_and_gradient(
-                ctx.kind, p, q, grad, wanted=wanted, temperature=rows.temperature, inplace=False
+                ctx.kind, p, q, grad, wanted=wanted, temperature=ctx.temperature, inplace=False
             )
         return by_p, by_q, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         p, q = ctx.saved_tensors
-        return reference.row_changes(ctx.kind, p, q, ctx.rows, tangents[:2]).to(ctx.dtype)
+        return reference.row_changes(ctx.kind, p, q, Rows(temperature=ctx.temperature), tangents[:2]).to(
+            ctx.dtype
+        )
 
 
 class TotalTask(NamedTuple):
@@ -65,6 +76,10 @@ class TotalTask(NamedTuple):
     scale: float
     dtype: torch.dtype
     inplace: bool
+
+    def makes_gradient_early(self, p: Tensor, q: Tensor) -> bool:
+        """Tell whether the forward pass makes the gradient, if there will be one."""
+        return not self.inplace and _may_round_early(p, q)
 
     def compute(
         self, p: Tensor, q: Tensor, wanted: tuple[bool, bool]
@@ -100,9 +115,10 @@ class WeightedTotal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, recorded: bool) -> Tensor:
         ctx.task = task
-        ctx.save_for_backward(p, q)
+        # Autograd saves no tensor of torch.inference_mode; the gradient made here does not need it.
+        ctx.save_for_backward(*(None if x.is_inference() else x for x in (p, q)))
         ctx.save_for_forward(p, q)
-        now = recorded and not task.inplace and _may_round_early(p, q)
+        now = recorded and task.makes_gradient_early(p, q)
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         total, *gradients = task.compute(p, q, wanted)
         ctx.gradients = gradients if any(wanted) else None
@@ -118,12 +134,20 @@ class WeightedTotal(torch.autograd.Function):
             return *ready, None, None
         task: TotalTask = ctx.task
         p, q = ctx.saved_tensors
+        if p is None or q is None:
+            raise invalid_value(
+                "backward",
+                "teacher",
+                wanted="logits that can be saved, for a gradient of the gradient or a second backward pass",
+                got="a tensor of torch.inference_mode",
+                instead="torch.no_grad() in place of torch.inference_mode(), or teacher.clone()",
+            )
         scaled = task.row_weights(q, grad)
         wanted = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled() or not can_inspect(grad):
             rows = Rows(temperature=task.temperature)
             return *reference.row_gradients(task.kind, p, q, rows, scaled, wanted), None, None
-        inplace = task.inplace and not _overlaps_itself(q)
+        inplace = task.inplace and not may_overlap_itself(q)
         _, by_p, by_q = task.backend.value_and_gradient(
             task.kind, p, q, scaled, wanted=wanted, temperature=task.temperature, inplace=inplace
         )
@@ -168,7 +192,3 @@ def _may_round_early(p: Tensor, q: Tensor) -> bool:
     Not in float16, whose small numbers that factor saves in mixed-precision training.
     """
     return torch.float16 not in (p.dtype, q.dtype)
-
-
-def _overlaps_itself(x: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))

@@ -1,6 +1,6 @@
 """Drop-ins for torchmetrics' KL divergence: the function `kl_divergence` and the metric `KLDivergence`.
 
-The metric is a `torchmetrics.Metric`, so asking for it needs torchmetrics (``pip install 'kullback[metrics]'``) and
+The metric is a `torchmetrics.Metric`, so asking for it needs torchmetrics (``pip install torchmetrics``) and
 loads it then; the function needs nothing but torch.
 """
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, TypeGuard, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from kullback.errors import IncompatibleTensorError, KullbackError, explain, invalid_type, invalid_value
 from kullback.generators import KL
+from kullback.inputs import dense
 from kullback.kernels import row_divergence
 from kullback.kernels.native.terms import kl_of_weights
 from kullback.numeric import upcast
-from kullback.representations import SUM_TOLERANCE, Counts, Logits, LogProbs, Probs, Representation
+from kullback.representations import REPRESENTATIONS, SUM_TOLERANCE, Representation
+from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
 __all__ = [
-    "RepresentationName",
     "Reduction",
     "check_reduction",
     "kl_divergence",
@@ -24,15 +25,7 @@ __all__ = [
     "row_values",
 ]
 
-RepresentationName: TypeAlias = Literal["probs", "log-probs", "logits", "counts"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
-
-_REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
-    "probs": Probs,
-    "log-probs": LogProbs,
-    "logits": Logits,
-    "counts": Counts,
-}
 
 
 def kl_divergence(
@@ -115,27 +108,24 @@ def resolve_representation(call: str, log_prob: object, representation: object) 
         raise invalid_type(call, "log_prob", wanted=wanted, got=repr(log_prob), instead=instead)
     if representation is None:
         return "log-probs" if log_prob else "counts"
-    if not _is_representation(representation) or (log_prob and representation != "log-probs"):
-        words = ", ".join(map(repr, get_args(RepresentationName)))
-        wanted = f"one of {words}, and no log_prob=True that contradicts it"
-        got = f"representation={representation!r} with log_prob={log_prob}"
-        instead = (
-            f"{call}(..., representation='logits') for scores, 'log-probs' for the output of log_softmax"
-        )
-        raise invalid_value(call, "representation", wanted=wanted, got=got, instead=instead)
-    return representation
-
-
-def _is_representation(word: object) -> TypeGuard[RepresentationName]:
-    return isinstance(word, str) and word in _REPRESENTATIONS
+    for name in REPRESENTATION_NAMES:
+        if representation == name and (name == "log-probs" or not log_prob):
+            return name
+    wanted = f"one of {', '.join(map(repr, REPRESENTATION_NAMES))}, and no log_prob=True that contradicts it"
+    got = f"representation={representation!r} with log_prob={log_prob}"
+    instead = f"{call}(..., representation='logits') for scores, 'log-probs' for the output of log_softmax"
+    raise invalid_value(call, "representation", wanted=wanted, got=got, instead=instead)
 
 
 def row_values(
     call: str, p: Tensor, q: Tensor, representation: RepresentationName, mask: Tensor | None
 ) -> tuple[Tensor, torch.dtype]:
     """Return KL(P || Q) of each row that counts, in float32 or better, and the dtype the caller expects."""
-    _check_tensor(call, "p", p)
-    _check_tensor(call, "q", q)
+    for name, x in {"p": p, "q": q}.items():
+        if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            got, instead = type(x).__name__, f"{call}(torch.as_tensor(p), torch.as_tensor(q))"
+            raise invalid_type(call, name, wanted="a tensor", got=got, instead=instead)
+    p, q = dense(call, "p", p), dense(call, "q", q)
     if p.shape != q.shape or p.device != q.device:
         wanted = "two tensors of the same shape on the same device"
         got = f"shape {tuple(p.shape)} on {p.device} and shape {tuple(q.shape)} on {q.device}"
@@ -143,6 +133,7 @@ def row_values(
         raise IncompatibleTensorError(explain(call, "p, q", wanted=wanted, got=got, instead=instead))
     if mask is not None:
         _check_mask(call, mask, p)
+        mask = dense(call, "mask", mask)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)
@@ -157,12 +148,6 @@ def row_values(
     return row_divergence(KL(), left, right), dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
-def _check_tensor(call: str, argument: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        got, instead = type(x).__name__, f"{call}(torch.as_tensor(p), torch.as_tensor(q))"
-        raise invalid_type(call, argument, wanted="a tensor", got=got, instead=instead)
-
-
 def _check_mask(call: str, mask: object, p: Tensor) -> None:
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == p.shape[:-1]:
         return
@@ -175,7 +160,7 @@ def _check_mask(call: str, mask: object, p: Tensor) -> None:
 
 
 def _represent(where: str, x: Tensor, representation: RepresentationName) -> Representation:
-    kind = _REPRESENTATIONS[representation]
+    kind = REPRESENTATIONS[representation]
     try:
         checked = kind(x)
     except KullbackError as error:

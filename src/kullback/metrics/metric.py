@@ -13,12 +13,12 @@ from torchmetrics.utilities import dim_zero_cat
 
 from kullback.metrics.functional import (
     Reduction,
-    RepresentationName,
     check_reduction,
     resolve_representation,
     row_values,
 )
 from kullback.streaming import Moments, QuantileSketch, SketchState, merge_moments, on_device
+from kullback.words import RepresentationName
 
 __all__ = ["KLDivergence"]
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Transform
+from torch.distributions import Distribution, Transform, constraints
 
-from kullback.errors import NoRuleError, explain
+from kullback.errors import NoRuleError, explain, invalid_value
+from kullback.inputs import dense, is_fake, is_ordinary
 from kullback.numeric import upcast
 
-__all__ = ["detached", "upcast_copy", "with_dimension", "with_tensors"]
+__all__ = [
+    "are_valid",
+    "detached",
+    "unvalidated",
+    "upcast_copy",
+    "usable",
+    "with_dimension",
+    "with_tensors",
+    "zero_of_parameters",
+]
 
 # Gets the distribution or transform that has the tensor, the attribute's name and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
@@ -43,6 +53,72 @@ def _copied(thing: Any, change: Change, seen: dict[int, Any]) -> Any:
     return new
 
 
+def usable(call: str, argument: str, d: Distribution) -> Distribution:
+    """Return a distribution, or a copy with parameters that autograd can save; raise if they are no dense numbers."""
+    if torch.compiler.is_compiling() or all(map(is_ordinary, _tensors(d))):
+        return d
+
+    def checked(_owner: Any, name: str, x: Tensor) -> Tensor:
+        if x.is_meta or is_fake(x):
+            raise invalid_value(
+                call,
+                argument,
+                wanted="parameters with values",
+                got=f"{type(d).__name__} with a {name} that has a shape only",
+                instead="real tensors, outside of FakeTensorMode and of the meta device",
+            )
+        return dense(call, f"{argument}.{name}", x)
+
+    return with_tensors(d, checked)
+
+
+def _tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors in a distribution or transform, which may know another one that knows it."""
+    seen = set() if seen is None else seen
+    seen.add(id(thing))
+    for value in vars(thing).values():
+        if isinstance(value, Tensor):
+            yield value
+        for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(part, Distribution | Transform) and id(part) not in seen:
+                yield from _tensors(part, seen)
+
+
+def are_valid(d: Distribution) -> bool:
+    """Tell whether the parameters of a distribution, and of those in it, are finite numbers in their range."""
+    ranges = d.arg_constraints
+    for name, x in vars(d).items():
+        if isinstance(x, Distribution):
+            if not are_valid(x):
+                return False
+        elif isinstance(x, Tensor) and name in ranges:
+            is_free = ranges[name].is_discrete or constraints.is_dependent(ranges[name])
+            inside = x.isfinite() if is_free else x.isfinite() & _within(ranges[name], x)
+            if not bool(inside.all()):
+                return False
+    return True
+
+
+def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
+    """Tell which numbers, or whole tensors of them, keep to a constraint."""
+    inside = constraint.check(x)
+    return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim))
+
+
+def zero_of_parameters(*distributions: Distribution) -> Tensor:
+    """Return 0 with a gradient of 0 to every parameter."""
+    zeros: list[Tensor] = []
+
+    def look(_owner: object, _name: str, x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            zeros.append(torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum())
+        return x
+
+    for d in distributions:
+        with_tensors(d, look)
+    return sum(zeros, torch.zeros((), dtype=torch.float64))
+
+
 def detached(d: Distribution) -> Any:
     """Return a copy without gradient to its parameters."""
     return with_tensors(d, lambda _owner, _name, x: x.detach())
@@ -51,6 +127,14 @@ def detached(d: Distribution) -> Any:
 def upcast_copy(d: Distribution) -> Any:
     """Return a copy with parameters of float64."""
     return with_tensors(d, lambda _owner, _name, x: upcast(x) if x.is_floating_point() else x)
+
+
+def unvalidated(d: Distribution) -> Any:
+    """Return a copy that does not check the values it is asked for, nor do the distributions in it."""
+    new = with_tensors(d, lambda _owner, _name, x: x)
+    for part in (new, *_parts(new)):
+        part._validate_args = False  # noqa: SLF001
+    return new
 
 
 def with_dimension(d: Distribution, axis: int) -> Any:

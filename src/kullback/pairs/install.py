@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.errors import ConvergenceError, NoRuleError
+from kullback.pairs.clone import usable
+from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.coverage import WRAPPERS, families, rule_of
 from kullback.pairs.options import Options
-from kullback.pairs.registry import user_pairs
+from kullback.pairs.registry import find_user_rule, has_user_rules, on_registration, user_pairs
 from kullback.pairs.solve import estimate
-from kullback.pairs.torch_registry import find_third_party_rule, forget_found, is_ours, mark_as_ours, registry
+from kullback.pairs.torch_registry import (
+    REPLACED,
+    TypePair,
+    forget_found,
+    is_of_torch,
+    is_ours,
+    mark_as_ours,
+    registry,
+    rule_without_kullback,
+)
 
 __all__ = ["Installation", "install", "uninstall"]
 
-TypePair = tuple[type, type]
-Rule = Callable[[Any, Any], Tensor]
-
 _lock = threading.Lock()
-# The rules of torch's table that kullback's replaced; None for pairs that had none.
-_replaced: dict[TypePair, Rule | None] = {}
+_ANYTHING: TypePair = (Distribution, Distribution)
+_OPTIONS = Options(wants_error=False, try_native=False)
 
 
 @mark_as_ours
 def _serve(p: Distribution, q: Distribution) -> Tensor:
     """Answer a call of torch's; a divergence without a rule is a NotImplementedError, on which callers fall back."""
+    value = fused_divergence(p, q)
+    if value is not None:
+        return value
+    types = type(p), type(q)
+    if not _is_served(*types) and not (has_user_rules() and find_user_rule("kl_divergence", *types)):
+        rule = rule_without_kullback(*types)
+        if rule is None:
+            raise NoRuleError(
+                f"No KL(p || q) is known for p type {types[0].__name__} and q type {types[1].__name__}"
+            )
+        return rule.function(p, q)
     try:
-        return estimate("kl_divergence", p, q, Options()).value
+        operands = usable("kl_divergence", "p", p), usable("kl_divergence", "q", q)
+        return estimate("kl_divergence", *operands, _OPTIONS).value
     except ConvergenceError as error:
         raise NoRuleError(str(error)) from error
 
@@ -58,9 +79,10 @@ def install() -> Installation:
     .. math:: \text{torch.distributions.kl\_divergence}(p, q) = \text{kullback.kl\_divergence}(p, q)
 
     It serves every pair of torch's classes and their subclasses, also those that torch has no rule for, and the pairs
-    of `register_kl`. Rules that other packages, such as Pyro or GPyTorch, registered with torch stay in force. Draws
-    are never used: where no deterministic rule reaches its tolerance, the error is a NotImplementedError, as from torch
-    for a pair it does not know. To install twice is to install once.
+    of `register_kl`, whenever they are registered. Rules that other packages, such as Pyro or GPyTorch, register with
+    torch stay in force: the most specific rule for two types answers, whoever registered it. Draws are never used:
+    where no deterministic rule reaches its tolerance, the error is a NotImplementedError, as from torch for a pair it
+    does not know. To install twice is to install once.
 
     Returns:
         an object for ``with``: at the end of the block torch is as it was before.
@@ -86,17 +108,12 @@ def install() -> Installation:
         TensorFlow Distributions (Dillon et al., 2017)
     """
     with _lock:
-        was_installed = bool(_replaced)
-        table = registry()
-        forget_found()
-        # All are chosen before the first is entered, while torch still finds its own rules and third parties'.
-        chosen = [
-            pair for pair in _pairs() if not is_ours(table.get(pair)) and find_third_party_rule(*pair) is None
-        ]
-        for pair in chosen:
-            _replaced[pair] = table.get(pair)
-            table[pair] = _serve
-        forget_found()
+        was_installed = bool(REPLACED)
+        if not was_installed:
+            # The least specific pair serves where torch has no rule, and never precedes a third party's.
+            of_torch = [pair for pair, rule in registry().items() if is_of_torch(rule)]
+            anything = [_ANYTHING] if _ANYTHING not in registry() else []
+            _enter(dict.fromkeys([*of_torch, *anything, *user_pairs()]))
     return Installation(was_installed=was_installed)
 
 
@@ -124,24 +141,43 @@ def uninstall() -> None:
     """
     with _lock:
         table = registry()
-        for pair, before in _replaced.items():
+        for pair, before in REPLACED.items():
             if not is_ours(table.get(pair)):
                 continue
             if before is None:
                 del table[pair]
             else:
                 table[pair] = before
-        _replaced.clear()
+        REPLACED.clear()
         forget_found()
 
 
-def _pairs() -> list[TypePair]:
-    """Return the pairs of types to serve: those of torch's classes with a deterministic rule, and the user's own."""
-    of_torch = [(a, b) for a, p in families().items() for b, q in families().items() if _is_served(p, q)]
-    return list(dict.fromkeys([*of_torch, *user_pairs()]))
+def _enter(pairs: Iterable[TypePair]) -> None:
+    """Put kullback into torch's table for these pairs of types."""
+    table = registry()
+    for pair in pairs:
+        if not is_ours(table.get(pair)):
+            REPLACED[pair] = table.get(pair)
+            table[pair] = _serve
+    forget_found()
 
 
-def _is_served(p: Distribution, q: Distribution) -> bool:
+def _enter_while_installed(pair: TypePair) -> None:
+    with _lock:
+        if REPLACED:
+            _enter([pair])
+
+
+on_registration(_enter_while_installed)
+
+
+@functools.cache
+def _is_served(type_p: type, type_q: type) -> bool:
+    """Tell whether two types are torch's classes, or their subclasses, with a deterministic rule."""
+    kinds = [next((kind for kind in each.__mro__ if kind in families()), None) for each in (type_p, type_q)]
+    if None in kinds:
+        return False
+    p, q = (families()[kind] for kind in kinds if kind is not None)
     if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # depends on the distributions they wrap
         return True
     return rule_of(p, q) not in ("monte_carlo", "not_comparable")

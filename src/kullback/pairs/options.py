@@ -56,4 +56,4 @@ class Options(NamedTuple):
         """Tell which answers are exact enough to be given; rounding to their dtype is allowed."""
         rounding = 0.0 if value.dtype == torch.float64 else torch.finfo(value.dtype).eps
         allowed = (self.required() + rounding) * value.detach().abs()
-        return error <= allowed.clamp(min=max(self.atol, _REQUIRED[1]))
+        return (error <= allowed.clamp(min=max(self.atol, _REQUIRED[1]))) & (error < torch.inf)

@@ -13,12 +13,15 @@ from kullback.estimate import Estimate
 
 __all__ = [
     "ClosedForm",
+    "UserRule",
     "closed_form",
     "closed_forms",
     "find_closed_form",
     "find_reduction",
     "find_user_rule",
     "has_user_rules",
+    "is_narrower",
+    "on_registration",
     "reduction",
     "register_kl",
     "user_pairs",
@@ -35,10 +38,21 @@ FormT = TypeVar("FormT", bound=Form)
 
 
 class ClosedForm(NamedTuple):
-    """A closed form, and its method: ``"closed_form"`` or ``"series"``."""
+    """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
+
+    The bound is a function of P, Q and the value; None for the one that all others have.
+    """
 
     function: Form
     method: str
+    error: Callable[..., Tensor] | None = None
+
+
+class UserRule(NamedTuple):
+    """A rule of `register_kl`, and the types that it is registered for."""
+
+    function: Rule
+    pair: TypePair
 
 
 # A reduction turns a pair into others: it gets the pair and a function that answers for any other.
@@ -49,9 +63,16 @@ _REDUCTIONS: dict[TypePair, Reduction] = {}
 _USER_RULES: dict[TypePair, Rule] = {}
 _CLOSED_FORMS: dict[TypePair, ClosedForm] = {}
 _FOUND: dict[TypePair, ClosedForm | None] = {}
+_LISTENERS: list[Callable[[TypePair], None]] = []
 
 
-def closed_form(type_p: type, type_q: type, *, method: str = "closed_form") -> Callable[[FormT], FormT]:
+def closed_form(
+    type_p: type,
+    type_q: type,
+    *,
+    method: str = "closed_form",
+    error: Callable[..., Tensor] | None = None,
+) -> Callable[[FormT], FormT]:
     """Enter a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
     The function takes the two distributions, reads their parameters through `upcast` and returns a float64 tensor that
@@ -62,7 +83,7 @@ def closed_form(type_p: type, type_q: type, *, method: str = "closed_form") -> C
     def enter(function: FormT) -> FormT:
         if (type_p, type_q) in _CLOSED_FORMS:
             raise RegistrationError(f"two closed forms for {_names(type_p, type_q)}")
-        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method)
+        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error)
         _FOUND.clear()
         return function
 
@@ -109,7 +130,12 @@ def user_pairs() -> Iterator[TypePair]:
     yield from _USER_RULES
 
 
-def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:
+def on_registration(listener: Callable[[TypePair], None]) -> None:
+    """Have a function called with every pair of types that `register_kl` gets a rule for from now on."""
+    _LISTENERS.append(listener)
+
+
+def find_user_rule(call: str, type_p: type, type_q: type) -> UserRule | None:
     """Return the rule that a user registered for a pair of types, None where there is none."""
     if not _USER_RULES:
         return None
@@ -125,17 +151,18 @@ def find_user_rule(call: str, type_p: type, type_q: type) -> Rule | None:
                 instead=f"@register_kl({type_p.__name__}, {type_q.__name__}) to decide",
             )
         )
-    return _USER_RULES[best[0]] if best else None
+    return UserRule(_USER_RULES[best[0]], best[0]) if best else None
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
     """Return the most specific of the matching pairs alone, or all of them where none is the most specific."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
-    best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
+    best = [pair for pair in matches if all(is_narrower(pair, other) for other in matches)]
     return best or matches
 
 
-def _is_narrower(pair: TypePair, other: TypePair) -> bool:
+def is_narrower(pair: TypePair, other: TypePair) -> bool:
+    """Tell whether a pair of types is the same as another or more specific."""
     return issubclass(pair[0], other[0]) and issubclass(pair[1], other[1])
 
 
@@ -145,7 +172,8 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     .. math:: \text{rule}(p, q) = KL(P \| Q)
 
     The most specific rule wins: one for (A, B) serves all subclasses of A and B, unless another is registered for
-    types closer to theirs. Rules registered here come before torch's own, and torch's registry is not touched.
+    types closer to theirs, here or with `torch.distributions.register_kl`. Of two for the same types, that of this
+    function wins. Torch's registry is not touched, unless `install` is in force: then torch gives the rule's value too.
 
     Arguments:
         type_p: the type of P, a subclass of `torch.distributions.Distribution`.
@@ -200,6 +228,8 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
     def register(rule: RuleT) -> RuleT:
         _USER_RULES[type_p, type_q] = rule
+        for listener in _LISTENERS:
+            listener((type_p, type_q))
         return rule
 
     return register

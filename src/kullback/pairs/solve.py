@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.numeric import upcast
+from kullback.pairs.clone import are_valid, with_tensors, zero_of_parameters
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
@@ -26,11 +29,12 @@ from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits
 from kullback.pairs.options import Options
-from kullback.pairs.registry import find_closed_form, find_reduction, find_user_rule
+from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction, find_user_rule, is_narrower
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
-from kullback.pairs.torch_registry import find_third_party_rule
+from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
 from kullback.pairs.univariate import divergence_of_densities, method_for
+from kullback.representations import can_inspect
 
 __all__ = ["as_kl", "estimate"]
 
@@ -39,6 +43,8 @@ _ALWAYS_FINITE: set[tuple[type, type]] = set()
 # What a closed form of KL may lose to rounding, relatively and in all: the audit holds it to this.
 _ROUNDING = 1e-12
 _TINY = 1e-15
+# Formulas with an exponential saturate at e^709.
+_OVERFLOW = 8e307
 
 # Answers for a pair by one rule, None where the rule does not serve the pair.
 Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]
@@ -74,6 +80,9 @@ def estimate(
         if found is not None:
             return found
     check_comparable(call, p, q)
+    masked = _by_mask(call, p, q, kind, options)
+    if masked is not None:
+        return masked
     if options.method == "monte_carlo" and isinstance(kind, KL):
         return monte_carlo.estimate(call, p, q, options)
     for rule in rules:
@@ -83,15 +92,54 @@ def estimate(
     raise _no_rule(call, p, q, kind, options)
 
 
+def _by_mask(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Answer for masked distributions of Pyro: 0 where either side is masked, as their log-densities are there."""
+    if not (_is_masked(p) or _is_masked(q)):
+        return None
+    kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool)
+    bases: list[Any] = []
+    for d in (p, q):
+        mask: Any = vars(d)["_mask"] if _is_masked(d) else True
+        kept = kept & mask
+        bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
+    found = estimate(call, bases[0], bases[1], options, kind)
+
+    def masked(x: Tensor | None) -> Tensor | None:
+        return None if x is None else torch.where(kept, x, 0)
+
+    return replace(
+        found,
+        value=torch.where(kept, found.value, 0),
+        error=masked(found.error),
+        standard_error=masked(found.standard_error),
+    )
+
+
+def _is_masked(d: Distribution) -> bool:
+    return type(d).__name__ == "MaskedDistribution" and {"_mask", "base_dist"} <= vars(d).keys()
+
+
 # ---- Rules of KL.
 
 
 def _by_rule_of_users(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate | None:
-    """Use a rule that the user registered, here or with torch for a class of their own."""
-    rule = find_user_rule(call, type(p), type(q))
-    if rule is not None and options.method in ("auto", "closed_form"):
-        return Estimate(rule(p, q), None, "closed_form")
-    return _by_third_party_rule(p, q, options, for_own_class=True)
+    """Use the most specific rule that the user registered, here or with torch for a class of their own."""
+    if options.method not in ("auto", "closed_form"):
+        return None
+    own, third_party = find_user_rule(call, type(p), type(q)), find_third_party_rule(type(p), type(q))
+    if third_party is not None and (
+        third_party.for_own_class
+        if own is None
+        else not third_party.is_of_torch
+        and third_party.pair != own.pair
+        and is_narrower(third_party.pair, own.pair)
+    ):
+        found = _of_third_party(third_party, p, q)
+        if found is not None:
+            return found
+    return None if own is None else Estimate(own.function(p, q), None, "closed_form")
 
 
 def _by_closed_form(
@@ -105,8 +153,14 @@ def _by_closed_form(
         value = form.function(p, q)
         if value is None:
             return None
-        value = _with_infinities(p, q, value.clamp(min=0))
-    error = _ROUNDING * value.detach().abs() + _TINY if options.wants_error else None
+        value = _without_overflow(form, p, q, _with_infinities(p, q, value.clamp(min=0)))
+        if value is None:
+            return None
+    error = None
+    if options.wants_error:
+        fixed = value.detach()
+        error = _ROUNDING * fixed + _TINY if form.error is None else form.error(p, q, fixed)
+        error = torch.where(fixed.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
 
 
@@ -126,6 +180,35 @@ def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     return value
 
 
+def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
+    """Put +inf, without a gradient, where a formula overflowed; None if it gave no number, for other rules to try."""
+    if not can_inspect(value):
+        return value
+    lost = ~(value.detach() < _OVERFLOW)
+    if not bool(lost.any()):
+        return value
+    if bool(value.isnan().any()):
+        is_final = density_of(p) is None or density_of(q) is None or not (are_valid(p) and are_valid(q))
+        return value if is_final else None
+    if not value.requires_grad:
+        return torch.where(lost, torch.inf, value)
+    if bool(lost.all()):
+        return torch.full_like(value.detach(), torch.inf) + zero_of_parameters(p, q)
+    # The derivatives of what overflowed may be NaN, so other elements of the batch take its place.
+    shape = value.shape
+    other = int((~lost).flatten().nonzero()[0])
+
+    def change(_owner: object, _name: str, x: Tensor) -> Tensor:
+        if x.shape[: len(shape)] != shape:
+            return x
+        where = lost.reshape(*shape, *[1] * (x.ndim - len(shape)))
+        return torch.where(where, x.detach().flatten(0, len(shape) - 1)[other], x)
+
+    replaced = [with_tensors(d.expand(shape), change) for d in (p, q)]
+    computed = form.function(replaced[0], replaced[1])
+    return None if computed is None else torch.where(lost, torch.inf, computed)
+
+
 def _by_reduction(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
@@ -139,18 +222,14 @@ def _by_reduction(
 def _by_rule_of_torch(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
-    return _by_third_party_rule(p, q, options, for_own_class=False)
-
-
-def _by_third_party_rule(
-    p: Distribution, q: Distribution, options: Options, *, for_own_class: bool
-) -> Estimate | None:
-    """Use a rule that somebody else registered with torch; torch's own are all replaced by better ones."""
+    """Use a rule that a third party registered with torch for torch's classes; torch's own have better ones here."""
     found = find_third_party_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
-    if found is None or found.for_own_class != for_own_class:
-        return None
+    return None if found is None or found.for_own_class else _of_third_party(found, p, q)
+
+
+def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
     try:
-        return Estimate(found.function(p, q), None, "closed_form")
+        return Estimate(rule.function(p, q), None, "closed_form")
     except NotImplementedError:  # how a rule of torch says that it does not serve these two after all
         return None
 
@@ -168,7 +247,7 @@ def _by_classes(
     if logs[0] is None or logs[1] is None or logs[0].shape[-1] != logs[1].shape[-1]:
         return None
     value = total_of_masses(kind, *torch.broadcast_tensors(*logs))
-    return _finished(p, q, value, 1e-14 * (1 + value.detach().abs()), "summation")
+    return _finished(p, q, value, _rounding(value, 1e-14), "summation")
 
 
 def _log_classes(d: Distribution) -> Tensor | None:
@@ -213,7 +292,12 @@ def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: O
     value = renyi_in_closed_form(p, q, alpha)
     if value is None:
         return None
-    return _finished(p, q, value, 1e-13 * (1 + value.detach().abs()), "closed_form")
+    return _finished(p, q, value, _rounding(value, 1e-13), "closed_form")
+
+
+def _rounding(value: Tensor, relative: float) -> Tensor:
+    """Return what a value may lose to rounding; nothing where it is infinite."""
+    return torch.where(value.isinf(), 0, relative * (1 + value.detach().abs()))
 
 
 # ---- Both.
@@ -241,8 +325,9 @@ def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | N
     """Round to the dtype of the parameters, and give every element of the batch its number."""
     dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
     if error is not None:
-        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * value.detach().abs()
-        error = torch.where(value.isinf(), 0, error + rounding).to(dtype).expand(shape)
+        size = torch.where(value.isinf(), 0, value.detach().abs())
+        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * size
+        error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 

@@ -16,13 +16,11 @@ from torch.distributions import (
 from kullback.errors import invalid_value
 from kullback.pairs.densities.base import Density, Tail, TailOrder
 
-__all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "truncation_error"]
+__all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "tail_margins"]
 
 
 # Pairs of types that were found to be comparable, as their parameters change nothing of that.
 _OF_ONE_KIND: set[tuple[type, type]] = set()
-# The logarithm of the greatest number that has a square.
-_FARTHEST = 350.0
 _WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 # Sets of events whose densities are by measures of their own, and what to call them.
 _SURFACES: dict[type, str] = {
@@ -127,25 +125,26 @@ def is_infinite(p: Density, q: Density) -> Tensor | None:
     return result
 
 
-def truncation_error(p: Density, q: Density) -> Tensor | None:
-    """Return about what part of E_P[-log q] lies so far out that float64 has no numbers for it; None for nothing."""
-    parts = [
-        _far_part(p.low(), q.low(), p.lower_tail(), q.lower_order()),
-        _far_part(p.high(), q.high(), p.upper_tail(), q.upper_order()),
-    ]
-    found = [part for part in parts if part is not None]
-    return None if not found else found[0] if len(found) == 1 else found[0] + found[1]
+def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
+    """Return by what power of the distance P's tail outruns -log q at the lower and the upper end of both supports.
+
+    Infinite where the tail is no power, or -log q of no power; None where that is so for all.
+    """
+    return (
+        _margin(p.low(), q.low(), p.lower_tail(), q.lower_order()),
+        _margin(p.high(), q.high(), p.upper_tail(), q.upper_order()),
+    )
 
 
-def _far_part(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: TailOrder) -> Tensor | None:
-    """Return e^(-_FARTHEST (tail power - order)): what is left of a power of that difference at the farthest point."""
+def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: TailOrder) -> Tensor | None:
     is_heavy = isinstance(tail.power, Tensor) or tail.power < torch.inf
     if not (is_heavy and (isinstance(order.power, Tensor) or order.power > 0)):
         return None
-    difference = torch.as_tensor(tail.power - order.power, dtype=torch.float64)
-    part = torch.exp(-_FARTHEST * difference.clamp(min=0))
     both = _same_end(end_p, end_q)
-    return None if both is None else torch.where(both, part, 0)
+    if both is None:
+        return None
+    margin = torch.as_tensor(tail.power - order.power, dtype=torch.float64)
+    return torch.where(both & torch.as_tensor(order.power > 0), margin, torch.inf)
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:

@@ -3,31 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.distributions import Distribution, kl
 
-__all__ = ["ThirdPartyRule", "find_third_party_rule", "forget_found", "is_ours", "mark_as_ours", "registry"]
+__all__ = [
+    "REPLACED",
+    "Rule",
+    "ThirdPartyRule",
+    "TypePair",
+    "cached",
+    "find_third_party_rule",
+    "forget_found",
+    "is_of_torch",
+    "is_ours",
+    "mark_as_ours",
+    "registry",
+    "rule_without_kullback",
+]
 
 Rule = Callable[[Any, Any], Tensor]
+Found = TypeVar("Found")
+TypePair = tuple[type, type]
+
+# The rules of torch's table that kullback's replaced; None for pairs that had none.
+REPLACED: dict[TypePair, Rule | None] = {}
 _OURS: set[Rule] = set()
 
 
 class ThirdPartyRule(NamedTuple):
-    """The rule of another package, and whether it is for a class that is not torch's."""
+    """A rule of torch's table that serves a pair of types: a third party's, or torch's for exponential families.
+
+    Attributes:
+        function: the rule.
+        pair: the types that it is registered for.
+    """
 
     function: Rule
-    for_own_class: bool
+    pair: TypePair
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether torch wrote it."""
+        return self.function.__module__ == kl.__name__
+
+    @property
+    def for_own_class(self) -> bool:
+        """Whether it is registered for a class that is not torch's."""
+        return not all(map(is_of_torch, self.pair))
 
 
-def registry() -> dict[tuple[type, type], Rule]:
+def registry() -> dict[TypePair, Rule]:
     """Return torch's table of rules, not a copy."""
     return kl._KL_REGISTRY  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def forget_found() -> None:
-    """Clear torch's cache of the rules that it found."""
+    """Clear torch's cache of the rules that it found, and kullback's."""
     kl._KL_MEMOIZE.clear()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
@@ -42,28 +75,53 @@ def is_ours(rule: object) -> bool:
     return rule in _OURS
 
 
+def is_of_torch(thing: type | Rule) -> bool:
+    """Tell whether torch defines a class or a rule."""
+    return thing.__module__.startswith(Distribution.__module__.rpartition(".")[0] + ".")
+
+
 def find_third_party_rule(type_p: type, type_q: type) -> ThirdPartyRule | None:
-    """Return the rule that torch would call for two types; None if it is torch's own or kullback's.
+    """Return the rule that torch would call for two types without kullback; None if it is one of torch's own.
 
     Torch's generic rule for exponential families counts for classes that are not torch's.
     """
-    rule = _found_by_torch(type_p, type_q)
-    if rule is NotImplemented or rule in _OURS:
+    return cached("kullback", (type_p, type_q), _third_party_rule)
+
+
+def _third_party_rule(types: TypePair) -> ThirdPartyRule | None:
+    found = rule_without_kullback(*types)
+    if found is not None and found.is_of_torch:
+        is_generic = found.function.__name__ == "_kl_expfamily_expfamily"
+        return found if is_generic and not is_of_torch(types[0]) else None
+    return found
+
+
+def cached(name: str, types: TypePair, compute: Callable[[TypePair], Found]) -> Found:
+    """Return what a function finds for two types, kept in torch's cache, which torch clears with every new rule."""
+    cache: dict[object, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
+    key = (name, *types)
+    if key not in cache:
+        cache[key] = compute(types)
+    return cache[key]
+
+
+def _distances(type_p: type, type_q: type, pair: tuple[type, type]) -> tuple[int, int]:
+    """Return how far up the base classes of two types those of a rule are."""
+    return type_p.__mro__.index(pair[0]), type_q.__mro__.index(pair[1])
+
+
+def rule_without_kullback(type_p: type, type_q: type) -> ThirdPartyRule | None:
+    """Return the rule that torch would call for two types if kullback were not installed."""
+    rules = {pair: REPLACED.get(pair) if is_ours(rule) else rule for pair, rule in registry().items()}
+    matches = [
+        (a, b) for (a, b), rule in rules.items() if rule and issubclass(type_p, a) and issubclass(type_q, b)
+    ]
+    if not matches:
         return None
-    if rule.__module__ == kl.__name__:
-        is_generic = rule.__name__ == "_kl_expfamily_expfamily"
-        return None if not is_generic or _is_of_torch(type_p) else ThirdPartyRule(rule, for_own_class=False)
-    pairs = (pair for pair, known in registry().items() if known is rule)
-    matching = [(a, b) for a, b in pairs if issubclass(type_p, a) and issubclass(type_q, b)]
-    return ThirdPartyRule(rule, any(not _is_of_torch(kind) for pair in matching for kind in pair))
-
-
-def _found_by_torch(type_p: type, type_q: type) -> Any:
-    found: dict[tuple[type, type], Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    if (type_p, type_q) not in found:
-        found[type_p, type_q] = kl._dispatch_kl(type_p, type_q)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return found[type_p, type_q]
-
-
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.startswith(Distribution.__module__.rpartition(".")[0] + ".")
+    # Torch's order: the closest type of P decides, then that of Q.
+    pair = matches[0]
+    for match in matches[1:]:  # the compiler of torch 2.10 takes no `min` of these
+        if _distances(type_p, type_q, match) < _distances(type_p, type_q, pair):
+            pair = match
+    rule = rules[pair]
+    return None if rule is None else ThirdPartyRule(rule, pair)

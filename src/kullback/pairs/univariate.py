@@ -16,7 +16,7 @@ from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.integration.uniform_endpoints import integrate_kl
 from kullback.pairs.options import MASS_ERROR, Options
-from kullback.pairs.support import is_infinite, is_power_infinite, truncation_error
+from kullback.pairs.support import is_infinite, is_power_infinite
 
 __all__ = ["divergence_of_densities", "method_for"]
 
@@ -42,10 +42,10 @@ def divergence_of_densities(
     """
     found = _finite_elements(p, q, kind, shape, options)
     # Mass that is not on the nodes may hold as much of the value again.
-    hidden = torch.where(
-        found.unintegrated > 10 * MASS_ERROR, found.unintegrated * (1 + found.value.detach().abs()), 0
-    )
-    return found.value, (found.error + hidden).nan_to_num(nan=torch.inf)
+    some = (found.unintegrated > 10 * MASS_ERROR) & found.value.isfinite()
+    hidden = torch.where(some, found.unintegrated * (1 + found.value.detach().abs()), 0)
+    error = found.error + hidden
+    return found.value, torch.where(error.isnan(), torch.inf, error)
 
 
 def _finite_elements(
@@ -111,11 +111,7 @@ def _compute(
             return compute(p, q, DivergenceTerms(kind), shape, target)
         if p.integer:  # small sums of few terms are as exact as large ones
             return sum_terms(p, q, kl_terms, shape, target._replace(atol=options.atol))
-        found = integrate_kl(p, q, kl_terms, shape, target)
-    beyond = truncation_error(p, q)
-    if beyond is None:
-        return found
-    return found._replace(error=found.error + beyond.squeeze(-1) * found.value.detach().abs())
+        return integrate_kl(p, q, kl_terms, shape, target)
 
 
 def _needs_gradient(*densities: Density) -> bool:

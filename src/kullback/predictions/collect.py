@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kullback.predictions.bootstrap import Resampler
+from kullback.predictions.intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, Quantity
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.result import Comparison, LabelStatistics, Mean, Proportion, Summary, WorstRow
 from kullback.predictions.sources import Clusters, require_values
@@ -22,7 +22,31 @@ __all__ = ["Collector"]
 
 SUMMARY_LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 CURVE_LEVELS = (*(i / 100 for i in range(100)), *(0.99 + i / 1000 for i in range(1, 10)), 0.9995, 0.9999, 1.0)
-FEW_CLUSTERS = 30
+# The least and the largest value of each quantity in a row.
+BOUNDS = {
+    "kl_pq": (0.0, math.inf),
+    "kl_qp": (0.0, math.inf),
+    "js": (0.0, math.log(2)),
+    "tv": (0.0, 1.0),
+    "same_top": (0.0, 1.0),
+    "cross_entropy_p": (0.0, math.inf),
+    "cross_entropy_q": (0.0, math.inf),
+    "difference": (-math.inf, math.inf),
+    "delta_prob": (-1.0, 1.0),
+    "delta_prob_squared": (0.0, 1.0),
+}
+NAMES = {
+    "kl_pq": "KL(P||Q)",
+    "kl_qp": "KL(Q||P)",
+    "js": "JS",
+    "tv": "TV",
+    "same_top": "the top-1 agreement",
+    "cross_entropy_p": "P's cross-entropy",
+    "cross_entropy_q": "Q's cross-entropy",
+    "difference": "their difference",
+    "delta_prob": "the change in probability",
+    "delta_prob_squared": "its mean square",
+}
 # Rows that the statistics take in at a time.
 TABLE_ROWS = 4096
 
@@ -59,7 +83,8 @@ class Collector:
         self._infinite = dict.fromkeys(DIVERGENCES, 0)
         self._histogram, self._by_confidence, self._segments = Histogram(), ByConfidence(), Segments(rows)
         numbers = None if clusters is None else clusters.numbers
-        self._resampler = Resampler(len(self._columns), bootstrap, generator, numbers)
+        self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers)
+        self._estimates: dict[str, MeanEstimate] = {}
 
     def require_values_up_to(self, stop: int) -> None:
         """Refuse labels or clusters that end before row `stop`."""
@@ -91,7 +116,7 @@ class Collector:
         self._histogram.add(kl)
         self._segments.add(kl)
         self._by_confidence.add(columns["confidence"], kl, columns["same_top"])
-        self._resampler.add(table)
+        self._estimator.add(table)
 
     def comparison(self, p: RowSource, q: RowSource, notes: list[str]) -> Comparison:
         """Return the comparison of all rows; its notes begin with `notes`."""
@@ -100,6 +125,9 @@ class Collector:
         for argument, values in self._beside():
             require_values(argument, len(values), rows)
         clusters = self._clusters
+        quantities = {name: self._quantity(name) for name in BOUNDS if name in self._columns}
+        estimates = self._estimator.estimates(list(quantities.values()))
+        self._estimates = dict(zip(quantities, estimates, strict=True))
         same = self._mean("same_top")
         labels = self._label_statistics()
         return Comparison(
@@ -109,14 +137,14 @@ class Collector:
             classes=p.classes,
             clusters=None if clusters is None else len(clusters.names),
             divergences={name: self._summary(name) for name in DIVERGENCES},
-            top1_agreement=Proportion(same.mean, same.standard_error, same.interval),
+            top1_agreement=Proportion(same.mean, same.standard_error, same.interval, reason=same.reason),
             labels=labels,
             worst=self.worst.rows(self.labels, clusters),
             by_confidence=self._by_confidence.bins(),
             histogram=self._histogram.bins(),
             quantiles=list(zip(CURVE_LEVELS, self._quantiles["kl_pq"].at(CURVE_LEVELS), strict=True)),
             segments=self._segments.segments(),
-            infinite=self._infinite,
+            infinite={**self._infinite},
             quantiles_exact=self._quantiles["kl_pq"].exact,
             notes=[*notes, *self._notes(rows, labels), *_caveats(p, q)],
         )
@@ -127,19 +155,18 @@ class Collector:
         named = (("labels", self.labels), ("cluster", clusters))
         return [(argument, values) for argument, values in named if values is not None]
 
+    def _quantity(self, name: str) -> Quantity:
+        per = self._columns.index("labeled") if name in LABEL_COLUMNS else -1
+        return Quantity(self._columns.index(name), per, *BOUNDS[name], binary=name == "same_top")
+
     def _mean(self, name: str) -> Mean:
-        per = "labeled" if name in LABEL_COLUMNS else None
-        interval = self._resampler.interval(
-            self._columns.index(name), -1 if per is None else self._columns.index(per)
-        )
-        moments = self._moments[name]
-        return Mean(float(moments.mean), float(moments.standard_error), interval)
+        moments, estimate = self._moments[name], self._estimates[name]
+        error = float(moments.standard_error) if self._clusters is None else estimate.standard_error
+        return Mean(float(moments.mean), error, estimate.interval, reason=estimate.reason)
 
     def _summary(self, name: str) -> Summary:
-        mean = self._mean(name)
-        return Summary(
-            mean.mean, mean.standard_error, mean.interval, *self._quantiles[name].at(SUMMARY_LEVELS)
-        )
+        mean, quantiles = self._mean(name), self._quantiles[name].at(SUMMARY_LEVELS)
+        return Summary(mean.mean, mean.standard_error, mean.interval, *quantiles, reason=mean.reason)
 
     def _label_statistics(self) -> LabelStatistics | None:
         if self.labels is None:
@@ -154,7 +181,7 @@ class Collector:
         )
 
     def _notes(self, rows: int, labels: LabelStatistics | None) -> list[str]:
-        found = [self._how_intervals_arise(rows)] if self._bootstrap else []
+        found = self._notes_on_intervals(rows) if self._bootstrap else []
         if not self._quantiles["kl_pq"].exact:
             found.append("Quantiles come from a sketch, with a relative error of at most 0.005.")
         if labels is not None and math.isnan(labels.difference.mean) and labels.labeled:
@@ -163,19 +190,27 @@ class Collector:
             )
         return found
 
-    def _how_intervals_arise(self, rows: int) -> str:
-        draws = f"{self._bootstrap:,} bootstrap draws"
-        errors = "Standard errors take the rows to be independent"
-        if self._clusters is None:
-            return (
-                f"{errors}, and so do the 95 % intervals ({draws} of {rows:,} rows): where neighboring rows belong "
-                "together, say so by cluster ids."
-            )
-        count = len(self._clusters.names)
-        few = f" With {count} clusters they are rather too narrow." if count < FEW_CLUSTERS else ""
-        return (
-            f"{errors}; the 95 % intervals do not: they come from {draws}, of {count:,} whole clusters.{few}"
-        )
+    def _notes_on_intervals(self, rows: int) -> list[str]:
+        """Say how the intervals are computed, what they assume, and which ends are open."""
+        units, count = "rows", rows
+        if self._clusters is not None:
+            units, count = "clusters", len(self._clusters.names)
+        together = "; if neighboring rows belong together, pass cluster ids" if units == "rows" else ""
+        method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
+        found = [
+            f"Standard errors and 95 % intervals ({method}) take the {count:,} {units} to be independent{together}.",
+            f"The intervals cannot allow for {units} of a kind so rare that none is among these.",
+        ]
+        why = {
+            "few units": f"there are fewer than {FEWEST_UNITS} {units}, too few for any interval",
+            "few nonzero units": f"too few {units} differ to bound the mean from above",
+            "heavy tail": f"the largest of the {count:,} {units} carry too much of the mean to bound it",
+        }
+        for reason, sentence in why.items():
+            names = [NAMES[name] for name, found in self._estimates.items() if found.reason == reason]
+            if names:
+                found.append(f"The error cannot be told of {', '.join(names)}: {sentence}.")
+        return found
 
 
 def _root(square: Mean) -> Mean:
@@ -183,7 +218,8 @@ def _root(square: Mean) -> Mean:
     root = math.sqrt(square.mean)
     error = square.standard_error / (2 * root) if root else square.standard_error
     low, high = square.interval or (math.nan, math.nan)
-    return Mean(root, error, None if square.interval is None else (math.sqrt(low), math.sqrt(high)))
+    interval = None if square.interval is None else (math.sqrt(low), math.sqrt(high))
+    return Mean(root, error, interval, reason=square.reason)
 
 
 def _caveats(p: RowSource, q: RowSource) -> list[str]:

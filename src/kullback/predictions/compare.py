@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ BLOCK_BYTES = 40 * 1024 * 1024
 # Elements in a part, which one thread measures: its temporaries fit the core's cache, and torch starts no threads of
 # its own for so few.
 PART = (1 << 15) - 1
+MOST_DRAWS = 100_000
 
 Blocks = Iterable[tuple[int, Tensor, Tensor]]
 Progress = Callable[[int, int | None], object]
@@ -52,10 +54,12 @@ def compare_predictions(
 
     .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and so for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\ TV(P_n, Q_n)
 
-    Both are read in step, a block at a time. Means come with a standard error for independent rows, and with a 95 %
-    bootstrap interval that draws whole clusters anew where `clusters` says which rows belong together. Quantiles are
-    those of all rows up to 4,000,000 rows, from a sketch with relative error 0.005 beyond. Every value is computed in
-    float64 and does not depend on `block_bytes`.
+    Both are read in step, a block at a time. Means come with a standard error and a 95 % interval, which take the
+    clusters to be independent, or the rows where there are none: the jackknife, and the wider of Student's t and the
+    studentized bootstrap. An interval is open where the clusters are too few or too skewed to bound the mean;
+    `Mean.reason` says why. Its ends hold if no kind of row so rare that none was seen carries much of the mean.
+    Quantiles are those of all rows up to 4,000,000 rows, from a sketch with relative error 0.005 beyond. Every value is
+    computed in float64 and does not depend on `block_bytes`.
 
     Arguments:
         p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or
@@ -67,10 +71,10 @@ def compare_predictions(
         labels: the true class of each row, -100 where there is none: a path, or integers of shape (rows,). By default
             the tokens of a llama.cpp base file, if P or Q is one.
         labels_key: the name of the labels in their file.
-        cluster: which document, window or speaker each row belongs to: a path, or integers or text of shape (rows,).
+        cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
         cluster_key: the name of the clusters in their file.
         worst: how many of the rows of largest KL(P || Q) to return.
-        bootstrap: how many bootstrap draws to make for the intervals; 0 for none.
+        bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
         generator: the source of these draws; by default one with a fixed seed.
         block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
         progress: called with the rows done and the rows in all (None where it is not known before the end).
@@ -93,11 +97,11 @@ def compare_predictions(
         (0.0, 0.3851)
 
     References:
-        Bootstrap Methods and Their Application, chapter 3.8 (Davison and Hinkley, 1997)
+        Bootstrap Methods and Their Application, sections 3.8 and 5.2 (Davison and Hinkley, 1997)
     """
-    for argument, value in (("worst", worst), ("bootstrap", bootstrap)):
-        _require_at_least(argument, value, 0)
-    _require_at_least("block_bytes", block_bytes, 1)
+    _require_whole("worst", worst, 0)
+    _require_whole("bootstrap", bootstrap, 0, MOST_DRAWS)
+    _require_whole("block_bytes", block_bytes, 1)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(representation)
     keys = _for_each(key)
     with ExitStack() as stack:
@@ -159,7 +163,8 @@ def _for_each(value: T | tuple[T | None, T | None] | None) -> tuple[T | None, T 
     return cast("tuple[T | None, T | None]", value) if isinstance(value, tuple) else (value, value)
 
 
-def _require_at_least(argument: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        wanted = f"a whole number of {least} or more"
-        raise invalid_value(CALL, argument, wanted=wanted, got=repr(value), instead=f"{argument}={least}")
+def _require_whole(argument: str, value: object, least: int, most: float = math.inf) -> None:
+    if not isinstance(value, int) or not least <= value <= most:
+        wanted = f"a whole number of {least} or more" + (f", at most {most:,}" if math.isfinite(most) else "")
+        instead = f"{argument}={least if most == math.inf else 1000}"
+        raise invalid_value(CALL, argument, wanted=wanted, got=repr(value), instead=instead)

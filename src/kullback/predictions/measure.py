@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from kullback.generators import KL, FinitePair, JensenShannon, ReverseKL, TotalVariation
-from kullback.io import RepresentationName
 from kullback.kernels import finite_pair
 from kullback.predictions.result import TopClass
-from kullback.predictions.sources import IGNORED, REPRESENTATIONS
-from kullback.representations import Representation
+from kullback.predictions.sources import IGNORED
+from kullback.representations import REPRESENTATIONS, Representation
+from kullback.words import DIVERGENCE_NAMES, RepresentationName
 
 __all__ = ["COLUMNS", "DIVERGENCES", "LABEL_COLUMNS", "Measured", "measure"]
 
-DIVERGENCES = {"kl_pq": KL(), "kl_qp": ReverseKL(), "js": JensenShannon(), "tv": TotalVariation()}
+DIVERGENCES = dict(zip(DIVERGENCE_NAMES, (KL(), ReverseKL(), JensenShannon(), TotalVariation()), strict=True))
 COLUMNS = (*DIVERGENCES, "confidence", "same_top")
 LABEL_COLUMNS = (
     "labeled",
@@ -70,7 +70,7 @@ def _against_labels(
 ) -> list[Tensor]:
     known = labels != IGNORED
     index = torch.where(known, labels, 0)
-    at_label = FinitePair(*(_at(part, index) for part in pair))
+    at_label = FinitePair(_at(pair.p, index), _at(pair.q, index), _at(pair.log_ratio, index))
     change = at_label.q_minus_p()
     cross_entropies = [
         _negative_log(probs, side, top, index)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from kullback.errors import quoted
+from kullback.shown import Shown
 
 __all__ = [
     "Comparison",
@@ -17,6 +21,7 @@ __all__ = [
 ]
 
 Interval = tuple[float, float]
+Reason = Literal["few units", "few nonzero units", "heavy tail"]
 
 
 @dataclass(frozen=True)
@@ -25,14 +30,19 @@ class Mean:
 
     Attributes:
         mean: the mean; +inf where a row is infinite.
-        standard_error: as if rows were independent; +inf where a row is infinite, NaN for a single row.
-        interval: the 95 % bootstrap interval; None where it was not asked for, where there is but one cluster or
-            row to draw from, and where the mean is infinite.
+        standard_error: that of independent clusters, or of independent rows without cluster ids; +inf where a row
+            is infinite, NaN for a single row or cluster.
+        interval: the 95 % confidence interval. An end that the data do not determine is the bound of the quantity,
+            +inf for KL and cross-entropy. None where neither end is determined, where the mean is infinite, and where
+            no interval was asked for.
+        reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, or rows),
+            ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean); else None.
     """
 
     mean: float
     standard_error: float
     interval: Interval | None
+    reason: Reason | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,7 @@ class Proportion:
     value: float
     standard_error: float
     interval: Interval | None
+    reason: Reason | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -146,9 +157,11 @@ class Segment:
     kl_max: float
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """The result of `compare_predictions`.
+
+    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
 
     Attributes:
         p_name: the path of P, or the shape of its tensor.
@@ -170,6 +183,7 @@ class Comparison:
         notes: remarks on the numbers, as sentences.
     """
 
+    _reports: ClassVar[str] = "kullback.report.predictions"
     p_name: str
     q_name: str
     rows: int
@@ -186,3 +200,8 @@ class Comparison:
     infinite: dict[str, int]
     quantiles_exact: bool
     notes: list[str]
+
+    def __repr__(self) -> str:
+        names = ", ".join(quoted(name) for name in (self.p_name, self.q_name))
+        mean = self.divergences["kl_pq"].mean
+        return f"Comparison({names}, rows={self.rows}, classes={self.classes}, mean kl_pq={mean:.4g})"

@@ -15,13 +15,12 @@ from kullback.inputs import as_tensor
 from kullback.io import RepresentationName, RowSource, open_rows, read_clusters, read_labels
 from kullback.io.files import FileReference
 from kullback.io.reader import Reader, flat_shape
-from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
+from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
 
 __all__ = [
     "CALL",
     "IGNORED",
-    "REPRESENTATIONS",
     "Clusters",
     "open_source",
     "require_values",
@@ -31,12 +30,6 @@ __all__ = [
 
 CALL = "compare_predictions"
 IGNORED = -100
-REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {
-    "logits": Logits,
-    "log-probs": LogProbs,
-    "probs": Probs,
-    "counts": Counts,
-}
 NAME_OF: dict[type[Representation], RepresentationName] = {
     wrapper: name for name, wrapper in REPRESENTATIONS.items()
 }
@@ -95,6 +88,10 @@ def open_source(
                 instead=f"{CALL}(p, q) without representation",
             )
         return RowSource(TensorReader(given.weights(), name), own)
+    if hasattr(given, "columns") and not isinstance(given, Tensor):
+        got = f"a {type(given).__name__}, which may be a table"
+        instead = f"compare_tables(p, q) to compare tables by column, or {name}=Probs(frame.to_numpy())"
+        raise invalid_type(CALL, name, wanted="a tensor or an array", got=got, instead=instead)
     if isinstance(given, Samples):
         instead = f"{name}=Counts(histogram of the draws)"
         raise invalid_type(CALL, name, wanted="a distribution in each row", got="Samples", instead=instead)
@@ -137,7 +134,7 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
     labels = cast("Tensor", held[0].labels)
     if len(held) == 2 and not torch.equal(labels, cast("Tensor", held[1].labels)):
         raise FileError(
-            f"p = {p.path} and q = {q.path}: wanted the same tokens in both; got different ones; "
+            f"p = {p.ref.shown} and q = {q.ref.shown}: wanted the same tokens in both; got different ones; "
             "compare files written from the same text with the same tokenizer and n_ctx"
         )
     require_values("labels", len(labels), p.rows or q.rows)

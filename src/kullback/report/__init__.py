@@ -5,12 +5,13 @@
 | `terminal.render(comparison, console)` | tables on a rich console | rich |
 | `json.dumps(comparison)`, `json.to_dict(comparison)` | strict JSON of a fixed schema | nothing |
 | `html.render(comparison)` | one self-contained page | jinja2, matplotlib |
+| `html.render_table(comparison)` | its main table, for notebooks | jinja2 |
 | `check_writable(path)`, `write(path, text)` | a complete file or none | nothing |
 """
 
 from __future__ import annotations
 
+from kullback.files import check_writable, write
 from kullback.report.predictions import html, json, terminal
-from kullback.report.shared.files import check_writable, write
 
 __all__ = ["check_writable", "html", "json", "terminal", "write"]

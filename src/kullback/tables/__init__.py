@@ -15,7 +15,14 @@ from kullback.tables.compare import compare_profiles, compare_tables
 from kullback.tables.contingency import contingency_tables
 from kullback.tables.findings import FINDINGS
 from kullback.tables.profile import Profile, profile_table
-from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison
+from kullback.tables.result import (
+    Bin,
+    ColumnComparison,
+    HistogramBin,
+    JointComparison,
+    Quantity,
+    TableComparison,
+)
 
 __all__ = [
     "FINDINGS",
@@ -25,6 +32,7 @@ __all__ = [
     "ColumnProfile",
     "ColumnType",
     "Finding",
+    "HistogramBin",
     "JointComparison",
     "Profile",
     "Quantity",

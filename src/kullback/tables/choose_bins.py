@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
 from kullback.tables.columns.log_grid import bucket_ends
@@ -75,7 +75,7 @@ def choose_bins(
         return _category_bins(p, q, specials)
     cuts = _cuts(p, q, number, row_weight)
     edges = tuple(_beginning(cut, p.center) for cut in cuts)
-    labels = interval_labels(both, edges) if both.buckets or q is None else ()
+    labels = interval_labels(both, edges, cuts) if both.buckets or q is None else ()
     return Bins(p.column_type, edges, (*labels, *specials), p.center, cuts, specials=specials)
 
 
@@ -125,7 +125,7 @@ def _category_counts(column: ColumnProfile, bins: Bins) -> list[float]:
         return [*counts, column.other_categories + sum(rest)]
     if column.other_categories or len(column.categories) > sum(count > 0 for count in counts):
         unknown = sorted(column.categories.keys() - set(bins.categories))
-        got = f"categories without a bin, such as {(unknown or [OTHER])[0]!r}"
+        got = f"categories without a bin, such as {quoted((unknown or [OTHER])[0])}"
         instead = "choose_bins(p, q) with both columns"
         raise invalid_value(
             "bin_counts", "column", wanted="categories that have bins", got=got, instead=instead

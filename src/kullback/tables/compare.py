@@ -9,10 +9,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentValueError, invalid_type, invalid_value
-from kullback.estimators.checks import check_confidence, seed_of
+from kullback.errors import invalid_type, invalid_value, quoted
+from kullback.estimators.checks import seed_of
 from kullback.findings import Finding
-from kullback.optional import load
+from kullback.tables.arguments import (
+    check_column,
+    check_settings,
+    groups_of,
+    name_or_none,
+    names_of,
+    no_column,
+)
 from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.types import Field
 from kullback.tables.contingency import (
@@ -24,20 +31,25 @@ from kullback.tables.contingency import (
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
-from kullback.tables.engines.base import JointCounts
+from kullback.tables.engines.base import Caller, JointCounts
 from kullback.tables.findings import (
     changed_type,
     column_findings,
+    finding,
+    in_proportion,
     schema_findings,
     size_findings,
     unshared_categories,
 )
+from kullback.tables.histogram import histogram
 from kullback.tables.inference.significance import adjusted
-from kullback.tables.profile import Profile, profile_table
-from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
+from kullback.tables.profile import Profile, profile_opened
+from kullback.tables.result import ColumnComparison, JointComparison, TableComparison, least
 from kullback.tables.settings import Settings, effective_rows
 
 __all__ = ["compare_profiles", "compare_tables"]
+
+CALL = "compare_tables"
 
 
 def compare_tables(
@@ -76,7 +88,8 @@ def compare_tables(
         joint: groups of columns to be compared by the combinations of their bins as well.
         bins: the largest number of bins of numbers; there are fewer where a bin would hold less than 10 rows.
         confidence: the confidence level of the intervals.
-        generator: the source of randomness of permutation tests and of the intervals of total variation.
+        generator: the source of randomness of permutation tests and of the intervals of total variation; by default
+            one with a fixed seed.
         progress: called with a sentence before each reading of a table.
 
     Returns:
@@ -88,7 +101,7 @@ def compare_tables(
         ArgumentValueError: a column that is asked for is in neither table, a table lacks the column of weights or of
             clusters, or a number is out of range.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
+        OptionalDependencyError: a package is missing; the error names it.
 
     Example:
         >>> import pyarrow as pa, torch
@@ -102,20 +115,22 @@ def compare_tables(
         Credit Risk Scorecards: Developing and Implementing Intelligent Credit Scoring (Siddiqi, 2005)
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    _check_settings("compare_tables", bins, confidence)
-    groups = _checked_groups(joint)
-    tables = open_table(p), open_table(q)
+    check_settings(CALL, bins, confidence, generator)
+    columns, groups = names_of(CALL, "columns", columns), groups_of(CALL, joint)
+    check_column(CALL, "weights", weights)
+    check_column(CALL, "cluster", cluster)
+    tables = open_table(p, Caller(CALL, "p")), open_table(q, Caller(CALL, "q"))
     names = _chosen_names(tables, columns, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
-    of_p = profile_table(p, columns=usable, weights=weights, progress=progress)
-    of_q = profile_table(q, columns=usable, weights=weights, like=of_p, progress=progress)
+    of_p = profile_opened(tables[0], usable, weights, progress=progress)
+    of_q = profile_opened(tables[1], usable, weights, like=of_p, progress=progress)
     joint_counting = _JointCounting(tables, weights, cluster, progress or (lambda _: None))
     return _compared(
         of_p,
         of_q,
         names=(_name_of(p), _name_of(q)),
         findings=findings,
-        settings=Settings(bins, confidence, np.random.default_rng(seed_of(generator))),
+        settings=Settings(bins, confidence, _random(generator)),
         groups=groups,
         joint_counting=joint_counting if cluster is not None or groups else None,
         cluster=cluster,
@@ -138,7 +153,8 @@ def compare_profiles(
         q: the profile of what is compared with it, made with ``like=p``.
         bins: the largest number of bins of numbers.
         confidence: the confidence level of the intervals.
-        generator: the source of randomness of permutation tests and of the intervals of total variation.
+        generator: the source of randomness of permutation tests and of the intervals of total variation; by default
+            one with a fixed seed.
         names: the names of P and Q.
 
     Returns:
@@ -157,7 +173,7 @@ def compare_profiles(
         >>> compare_profiles(p, q).columns[0].vanished
         ('pear',)
     """
-    _check_settings("compare_profiles", bins, confidence)
+    check_settings("compare_profiles", bins, confidence, generator)
     for argument, given in (("p", p), ("q", q)):
         if not isinstance(given, Profile):
             instead = "compare_profiles(profile_table(a), ...)"
@@ -168,10 +184,10 @@ def compare_profiles(
             "compare_profiles",
             "p, q",
             wanted="profiles weighted by the same column",
-            got=f"weights from {p.weights!r} and from {q.weights!r}",
+            got=f"weights from {name_or_none(p.weights)} and from {name_or_none(q.weights)}",
             instead="profile_table(frame, weights=...) with the same column for both",
         )
-    settings = Settings(bins, confidence, np.random.default_rng(seed_of(generator)))
+    settings = Settings(bins, confidence, _random(generator))
     return _compared(p, q, names=names, findings=_profile_findings(p, q), settings=settings)
 
 
@@ -233,7 +249,7 @@ def _compared(
     if p.weight > 0 and q.weight > 0:
         shared = [name for name in p.columns if name in q.columns]
         changed = {name: changed_type(name, p.columns[name], q.columns[name]) for name in shared}
-        found += [finding for finding in changed.values() if finding is not None]
+        found += [each for each in changed.values() if each is not None]
         shared = [name for name in shared if changed[name] is None]
         settings = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
         columns, joint, remarks = _all_compared(p, q, shared, settings, groups, joint_counting, cluster)
@@ -242,7 +258,7 @@ def _compared(
         *names,
         p.rows,
         q.rows,
-        tuple(sorted(columns, key=lambda column: (-column.psi.value, column.name))),
+        tuple(sorted(columns, key=lambda column: (-least(column.psi), column.name))),
         tuple(joint),
         tuple(found),
         settings.confidence,
@@ -282,12 +298,18 @@ def _all_compared(
                 missing_q=after.missing / after.total,
                 new=new.names,
                 vanished=vanished.names,
+                histogram=histogram(before, after),
                 **parts,
             )
         )
-        findings += [*column_findings(name, before, after, new, vanished), *remarks]
+        findings += in_proportion([*column_findings(name, before, after, new, vanished), *remarks])
     joint: list[JointComparison] = []
-    for group in [group for group in groups if set(group) <= bins.keys()]:
+    for group in groups:
+        if lacking := [name for name in group if name not in bins]:
+            reason = f"{', '.join(map(quoted, lacking))} is not"
+            message = f"{' with '.join(map(quoted, group))} cannot be compared: {reason}"
+            findings.append(finding("group-skipped", message, ",".join(group)))
+            continue
         assert joint_counting is not None  # noqa: S101 - there is one where there are groups
         number = settings.number_of_bins(len(group))
         coarse = {name: column_bins(p, q, name, number, settings.sizes) for name in group}
@@ -328,33 +350,17 @@ def _chosen_names(
         ("joint", name) for name in together
     ]:
         if name not in there:
-            raise _no_column(argument, name, there)
+            raise no_column(CALL, argument, name, there)
     for argument, name in (("weights", weights), ("cluster", cluster)):
         for side, table in zip("PQ", tables, strict=True):
             if name is not None and name not in table.fields:
-                raise _no_column(argument, name, list(table.fields), f" in {side}")
+                raise no_column(CALL, argument, name, list(table.fields), side)
     wanted = there if columns is None else {*columns, *together}
     return [name for name in there if name in wanted and name not in (weights, cluster)]
 
 
-def _checked_groups(joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    groups = [tuple(group) for group in joint if not isinstance(group, str)]
-    if isinstance(joint, str) or len(groups) != len(joint) or any(len(set(group)) < 2 for group in groups):
-        raise invalid_value(
-            "compare_tables",
-            "joint",
-            wanted="groups of two or more columns",
-            got=repr(joint),
-            instead='joint=[("age", "income")]',
-        )
-    return groups
-
-
-def _check_settings(call: str, bins: int, confidence: float) -> None:
-    load("scipy", "comparing tables")
-    check_confidence(call, confidence)
-    if bins < 2:
-        raise invalid_value(call, "bins", wanted="2 or more", got=repr(bins), instead="bins=20")
+def _random(generator: torch.Generator | None) -> np.random.Generator:
+    return np.random.default_rng(seed_of(generator or torch.Generator().manual_seed(0)))
 
 
 def _name_of(frame: object) -> str:
@@ -362,14 +368,3 @@ def _name_of(frame: object) -> str:
     if isinstance(frame, str | os.PathLike):
         return os.fspath(frame)
     return f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
-
-
-def _no_column(argument: str, name: str, there: list[str], where: str = "") -> ArgumentValueError:
-    shown = ", ".join(map(repr, there[:10])) + (f" and {len(there) - 10} more" if len(there) > 10 else "")
-    return invalid_value(
-        "compare_tables",
-        argument,
-        wanted=f"columns of the tables{where}",
-        got=f"{name!r}; there are {shown or 'none'}",
-        instead=f"{argument}={there[0]!r}" if there else "tables with columns",
-    )

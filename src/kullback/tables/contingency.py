@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, quoted
 from kullback.findings import Finding
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels
@@ -21,11 +21,13 @@ from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
     MIN_EXPECTED,
+    STRAY,
     compare_counts,
     expected_rows,
 )
+from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
 from kullback.tables.profile import Profile
-from kullback.tables.result import Bin
+from kullback.tables.result import Bin, Quantity
 from kullback.tables.settings import Settings
 
 __all__ = [
@@ -41,12 +43,13 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Group = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 # The joint counts of P and of Q, by cluster (where there are clusters) and bins.
 Pair = tuple[JointCounts, JointCounts]
 
 MOST_BINS = 50  # bins of categories that a result lists
 MOST_GROUPS = 5000  # clusters beyond so many share a group at random, which leaves the errors as they are
-MOST_CLUSTERED = 2000  # bins of categories that are told apart cluster by cluster
+MOST_FREQUENT = 1000  # categories told apart where there are rare ones too, or clusters
 
 
 def contingency_tables(
@@ -83,9 +86,11 @@ def contingency_tables(
     wanted = [name for key in keys for name in key]
     for name in [*wanted, *([weights] if weights is not None else [])]:
         if name not in table.fields:
-            instead = f"one of {', '.join(map(repr, list(table.fields)[:10]))}"
+            instead = f"one of {', '.join(map(quoted, list(table.fields)[:10]))}"
             wanted_ = "columns of the table"
-            raise invalid_value("contingency_tables", "keys", wanted=wanted_, got=repr(name), instead=instead)
+            raise invalid_value(
+                "contingency_tables", "keys", wanted=wanted_, got=quoted(name), instead=instead
+            )
     counts = table.joint_counts(bins, keys, weights)
     return {key: dict(sorted(each.items(), key=_in_order)) for key, each in counts.items()}
 
@@ -160,8 +165,9 @@ def _neighbors_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
             cuts.append(index)
             together = following
     edges = tuple(bins.edges[index] for index in cuts)
-    labels = (*interval_labels(both, edges), *bins.specials)
-    return replace(bins, edges=edges, cuts=tuple(bins.cuts[index] for index in cuts), labels=labels)
+    kept = tuple(bins.cuts[index] for index in cuts)
+    labels = (*interval_labels(both, edges, kept), *bins.specials)
+    return replace(bins, edges=edges, cuts=kept, labels=labels)
 
 
 def every_value(bins: Bins) -> tuple[Bins, list[int | None]]:
@@ -214,29 +220,86 @@ def divergences(
     Returns:
         the attributes of a comparison, and findings.
     """
-    group, rare = _pooled(table, settings, limited=clustered is not None)
-    size = int(group.max(initial=-1)) + 1
-    a, b = (
-        np.bincount(group, side, minlength=size).astype(np.float64, copy=False) for side in (table.p, table.q)
-    )
-    clusters = None if clustered is None else _cluster_matrices(table, group, clustered, settings.random)
+    found = _pooled(table, settings, clustered)
     statistics = compare_counts(
-        a, b, settings.sizes, random=settings.random, clusters=clusters, confidence=settings.confidence
+        found.p * found.scales[0],
+        found.q * found.scales[1],
+        settings.sizes,
+        random=settings.random,
+        clusters=found.clusters,
+        rare=found.rare,
+        pooled=len(found.groups),
+        confidence=settings.confidence,
     )
     parts = {name: getattr(statistics, name) for name in ("kl_pq", "kl_qp", "js", "psi", "tv", "p_value")}
-    shown = _shown(table, group, a, b, statistics.contributions)
-    notes, findings = _remarks(table, a, b, rare, clusters, columns, unsure=statistics.kl_pq.interval is None)
+    shown = _shown(table, found, statistics.contributions)
+    notes, findings = _remarks(found, columns, statistics.kl_pq)
     return parts | {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}, findings
 
 
-def _pooled(table: ContingencyTable, settings: Settings, *, limited: bool) -> tuple[Group, int]:
-    """Return the group of each bin, and how many rare bins are pooled in the last group."""
+@dataclass(frozen=True)
+class _Pooled:
+    """The bins that are compared: frequent ones, and then the groups of rare ones.
+
+    Attributes:
+        frequent: the index in the contingency table of each bin that is compared by itself.
+        groups: the label of each group of rare values.
+        p: P's weight in each bin and group.
+        q: Q's.
+        values: how many bins of the contingency table are rare.
+        rare: their rows by value and group; None where there is one group only.
+        clusters: the weights by cluster, and bin or group; None where rows are independent.
+        scales: how many rows of equal weight a weight of 1 of P and of Q stands for.
+    """
+
+    frequent: Group
+    groups: Sequence[str]
+    p: Array
+    q: Array
+    values: int = 0
+    rare: RareValues | None = None
+    clusters: tuple[Array, Array] | None = None
+    scales: tuple[float, float] = (1.0, 1.0)
+
+
+def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> _Pooled:
+    """Return the bins to compare: rare ones in groups."""
+    rare = _is_rare(table, settings, clustered)
+    frequent, values = np.flatnonzero(~rare), int(rare.sum())
+    p, q = table.p[frequent], table.q[frequent]
+    if clustered is not None:
+        return _pooled_clusters(table, rare, clustered, settings.random)
+    if not values:
+        return _Pooled(frequent, (), p, q)
+    total = table.p.sum(), table.q.sum()
+    scales = float(settings.sizes[0] / total[0]), float(settings.sizes[1] / total[1])
+    counts = [side[rare] * scale for side, scale in zip((table.p, table.q), scales, strict=True)]
+    rows = [np.round(side) for side in counts]
+    if (table.bins is not None and table.bins.other) or not all(map(np.allclose, counts, rows)):
+        # Of weights, and of categories that a profile does not name, the number of rows is not known.
+        label = OTHER if table.bins is not None and table.bins.other else f"{values:,} rare values"
+        sums = [
+            np.append(side, each[rare].sum()) for side, each in zip((p, q), (table.p, table.q), strict=True)
+        ]
+        return _Pooled(frequent, (label,), sums[0], sums[1], values)
+    found = rare_values(rows[0], rows[1], settings.sizes, settings.random)
+    sums = [
+        np.append(side, group / scale)
+        for side, group, scale in zip((p, q), found.totals, scales, strict=True)
+    ]
+    return _Pooled(frequent, found.labels, sums[0], sums[1], values, found, scales=scales)
+
+
+def _is_rare(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> Mask:
+    """Tell which bins are too rare to be compared by themselves."""
     number = len(table.labels)
+    rare = np.zeros(number, np.bool_)
     if table.ordered or number < 3:
-        return np.arange(number), 0
-    rare = expected_rows(table.p, table.q, settings.sizes) < MIN_EXPECTED
-    if limited and number > MOST_CLUSTERED:
-        rare[np.argsort(-(table.p + table.q), kind="stable")[MOST_CLUSTERED:]] = True
+        return rare
+    expected = expected_rows(table.p, table.q, settings.sizes)
+    rare = expected < MIN_EXPECTED
+    if (rare.any() or clustered is not None) and number - rare.sum() > MOST_FREQUENT:
+        rare[np.argsort(-expected, kind="stable")[MOST_FREQUENT:]] = True
     if table.bins is not None:
         inside = number - len(table.bins.specials)
         rare[inside:] = False
@@ -244,16 +307,43 @@ def _pooled(table: ContingencyTable, settings: Settings, *, limited: bool) -> tu
         # on its side, and are pooled with those that it does not name.
         if table.bins.other and rare.any():
             rare[inside - 1] = True
-    if rare.sum() < 2:
-        return np.arange(number), 0
-    group = np.cumsum(~rare) - 1
-    return np.where(rare, group[-1] + 1, group), int(rare.sum())
+    return rare if rare.sum() > 1 else np.zeros(number, np.bool_)
 
 
-def _cluster_matrices(
-    table: ContingencyTable, group: Group, pair: Pair, random: np.random.Generator
-) -> tuple[Array, Array]:
-    """Return the weights of P and of Q by cluster and bin, with the same cluster in the same row."""
+def _pooled_clusters(
+    table: ContingencyTable,
+    rare: Mask,
+    pair: Pair,
+    random: np.random.Generator,
+) -> _Pooled:
+    """Return the bins to compare where rows come in clusters."""
+    frequent, values = np.flatnonzero(~rare), int(rare.sum())
+    column = np.cumsum(~rare) - 1
+    row = _rows_of_clusters(pair, random)
+    keys = [key for side in pair for key in side]
+    weight = np.array([each for side in pair for each in side.values()])
+    on_p = np.arange(len(keys)) < len(pair[0])
+    rows = np.array([row[key[0]] for key in keys], np.int64)
+    index = np.array([table.index[key[1:]] for key in keys], np.int64)
+    place, found = column[index], None
+    if values:
+        own = rare[index]
+        number = np.cumsum(rare) - 1
+        totals = float(table.p.sum()), float(table.q.sum())
+        found, group = rare_values_of_clusters(number[index[own]], on_p[own], rows[own], weight[own], totals)
+        place[own] = len(frequent) + group
+    labels = found.labels if found else ()
+    matrices: list[Array] = []
+    for side in (on_p, ~on_p):
+        matrix = np.zeros((len(set(row.values())), len(frequent) + len(labels)))
+        np.add.at(matrix, (rows[side], place[side]), weight[side])
+        matrices.append(matrix)
+    p, q = (matrix.sum(0) for matrix in matrices)
+    return _Pooled(frequent, labels, p, q, values, found, (matrices[0], matrices[1]))
+
+
+def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]:
+    """Return the row of each cluster in matrices of P and of Q, the same one for a cluster of both."""
     names = [{key[0]: None for key in side} for side in pair]
     both = [name for name in names[0] if name in names[1]]
     alone = [[name for name in side if name not in other] for side, other in (names, names[::-1])]
@@ -262,13 +352,7 @@ def _cluster_matrices(
     for members in (both, *alone):
         rows = _rows_of(len(members), total, random) + (max(row.values(), default=-1) + 1)
         row |= dict(zip(members, rows.tolist(), strict=True))
-    matrices: list[Array] = []
-    for side in pair:
-        matrix = np.zeros((max(row.values(), default=-1) + 1, int(group.max(initial=-1)) + 1))
-        columns = [int(group[table.index[key[1:]]]) for key in side]
-        np.add.at(matrix, ([row[key[0]] for key in side], columns), list(side.values()))
-        matrices.append(matrix)
-    return matrices[0], matrices[1]
+    return row
 
 
 def _rows_of(members: int, total: int, random: np.random.Generator) -> Group:
@@ -279,57 +363,46 @@ def _rows_of(members: int, total: int, random: np.random.Generator) -> Group:
     return random.permutation(members) % rows
 
 
-def _shown(table: ContingencyTable, group: Group, a: Array, b: Array, parts: Array) -> tuple[Bin, ...]:
-    """Return the bins to list: all that are ordered; of others the most frequent, and the rest as one."""
-    sizes = np.bincount(group, minlength=len(a))
-    first = np.full(len(a), -1)
-    first[group[::-1]] = np.arange(len(group))[::-1]
-    if table.ordered:
-        order, rest = list(range(len(a))), np.zeros(0, np.int64)
-    else:
-        frequency = np.maximum(a / max(a.sum(), 1e-300), b / max(b.sum(), 1e-300))
-        alone = np.flatnonzero(sizes == 1)
-        ranked = alone[np.argsort(-frequency[alone], kind="stable")]
-        most = MOST_BINS if len(ranked) == len(a) <= MOST_BINS else MOST_BINS - 1
-        order = ranked[:most].tolist()
-        rest = np.setdiff1d(np.arange(len(a)), order)
-    found: list[Bin] = []
-    for index in order:
-        low, high = table.ends[int(first[index])] or (None, None)
-        label = table.labels[int(first[index])]
-        found.append(Bin(label, low, high, float(a[index]), float(b[index]), float(parts[index])))
+def _shown(table: ContingencyTable, found: _Pooled, parts: Array) -> tuple[Bin, ...]:
+    """Return the bins to list: all that are ordered; of others the most frequent, the rest as one, and the groups."""
+    a, b, number = found.p, found.q, len(found.frequent)
+    groups = [index for index in range(number, len(a)) if a[index] + b[index] > 0]
+    order, rest = np.arange(number), np.zeros(0, np.int64)
+    if not table.ordered:
+        frequency = np.maximum(a / max(a.sum(), 1e-300), b / max(b.sum(), 1e-300))[:number]
+        order, most = np.argsort(-frequency, kind="stable"), MOST_BINS - len(groups)
+        order, rest = (order, rest) if number <= most else (order[: most - 1], order[most - 1 :])
+    bins: list[Bin] = []
+    for index in order.tolist():
+        low, high = table.ends[int(found.frequent[index])] or (None, None)
+        label = table.labels[int(found.frequent[index])]
+        bins.append(Bin(label, low, high, float(a[index]), float(b[index]), float(parts[index])))
     if len(rest):
-        first_bin, joined = int(first[rest[0]]), int(sizes[rest].sum())
-        other = table.bins is not None and table.bins.other
-        label = table.labels[first_bin] if joined == 1 else OTHER if other else f"{joined:,} others"
-        found.append(Bin(label, None, None, *(float(side[rest].sum()) for side in (a, b, parts))))
-    return tuple(found)
+        bins.append(
+            Bin(f"{len(rest):,} others", None, None, *(float(side[rest].sum()) for side in (a, b, parts)))
+        )
+    labels = {index: found.groups[index - number] for index in groups}
+    bins += [
+        Bin(labels[each], None, None, float(a[each]), float(b[each]), float(parts[each])) for each in groups
+    ]
+    return tuple(bins)
 
 
 def _remarks(
-    table: ContingencyTable,
-    a: Array,
-    b: Array,
-    rare: int,
-    clusters: tuple[Array, Array] | None,
-    columns: Sequence[str],
-    *,
-    unsure: bool,
+    found: _Pooled, columns: Sequence[str], quantity: Quantity
 ) -> tuple[tuple[str, ...], list[Finding]]:
-    """Return what was pooled, what is infinite, and why there is no interval, as notes and findings."""
+    """Return what was pooled, what is infinite, and why there is no value or interval, as notes and findings."""
     notes: list[str] = []
     findings: list[Finding] = []
 
     def remark(code: str, message: str) -> None:
         column = columns[0] if len(columns) == 1 else None
-        findings.append(finding(code, f"{' with '.join(map(repr, columns))}: {message}", column))
+        findings.append(finding(code, f"{' with '.join(map(quoted, columns))}: {message}", column))
         notes.append(f"{message[0].upper()}{message[1:]}.")
 
-    if rare:
-        remark(
-            "rare-categories",
-            f"{rare:,} bins with fewer than {MIN_EXPECTED:g} expected rows are compared as one",
-        )
+    a, b = found.p, found.q
+    if found.values:
+        _remark_rare(found, quantity, remark, notes)
     if not ((a > 0) & (b > 0)).any():
         remark("disjoint", "no value of P lies in a bin where one of Q does")
     empty = [
@@ -342,11 +415,29 @@ def _remarks(
     ]
     if empty:
         remark("infinite", f"infinite by the counts alone: {', '.join(empty)}; the intervals are open above")
-    fewest = None if clusters is None else min(int((side.sum(1) > 0).sum()) for side in clusters)
-    if fewest is not None and fewest < MIN_CLUSTERS:
+    fewest = MIN_CLUSTERS
+    if found.clusters is not None:
+        fewest = min(int((side.sum(1) > 0).sum()) for side in found.clusters)
+    if fewest < MIN_CLUSTERS:
         remark("few-clusters", f"{fewest} clusters on one side: no intervals below {MIN_CLUSTERS}")
-    elif unsure and ((a + b) > 0).sum() > 1:
+    elif quantity.interval is None and ((a + b) > 0).sum() > 1:
         notes.append(f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals.")
-    elif unsure:
-        notes.append("All rows lie in one bin: nothing tells P from Q.")
+    elif quantity.interval is None:
+        notes.append("All rows are in one bin: nothing tells P from Q.")
     return tuple(notes), findings
+
+
+def _remark_rare(
+    found: _Pooled, quantity: Quantity, remark: Callable[[str, str], None], notes: list[str]
+) -> None:
+    """Say how many rows have rare values, and what that leaves open."""
+    of_p, of_q = (side[len(found.frequent) :] / side.sum() for side in (found.p, found.q))
+    hidden = float(np.minimum(of_p, of_q).sum())
+    share = 50 * float(of_p.sum() + of_q.sum())
+    rows = f"{share:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
+    if quantity.value is None:
+        remark("too-rare", f"{rows}: how far Q is from P cannot be told")
+        return
+    remark("rare-categories", f"{rows} ({found.values:,} values); they are compared in groups")
+    if hidden > STRAY:
+        notes.append("Rare values within a group may differ unseen: the intervals are open above.")

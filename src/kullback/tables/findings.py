@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from kullback.errors import LONGEST_MESSAGE, printable, quoted
 from kullback.findings import Finding, Level
+from kullback.tables.columns.bin_labels import constant_label
 
 if TYPE_CHECKING:
     from kullback.tables.columns.profile import ColumnProfile
@@ -19,6 +22,7 @@ __all__ = [
     "changed_type",
     "column_findings",
     "finding",
+    "in_proportion",
     "schema_findings",
     "size_findings",
     "unshared_categories",
@@ -31,11 +35,14 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "no-common-column": ("error", "the tables share no column: nothing is compared"),
     "column-missing": ("error", "a column is in one table only"),
     "type-changed": ("error", "a column has one type in P and another in Q"),
+    "group-skipped": ("error", "a group of columns of which one cannot be compared"),
     "all-missing": ("warning", "a column has no values in a table"),
     "column-skipped": (
         "warning",
         "a column's type cannot be compared: nested values, bytes, objects of several types",
     ),
+    "constant-changed": ("error", "a column has a single value in each table, and not the same one"),
+    "time-zone-changed": ("error", "timestamps have a time zone in one table and none in the other"),
     "disjoint": ("warning", "no value of P's column is in a bin with one of Q's"),
     "few-clusters": ("warning", "too few clusters for intervals"),
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
@@ -43,11 +50,12 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "new-categories": ("warning", "categories that only Q has"),
     "new-missing": ("warning", "a column has missing values in Q and none in P"),
     "not-a-number": ("warning", "a column holds NaN"),
+    "too-rare": ("warning", "most values of a column are too rare to be compared"),
     "unnamed-categories": ("warning", "a saved profile names only its most frequent categories"),
     "vanished-categories": ("warning", "categories that only P has"),
     "constant": ("note", "a column has a single value in a table"),
     "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
-    "rare-categories": ("note", "categories too rare to be told apart were compared as one"),
+    "rare-categories": ("note", "values too rare to be compared one by one were compared in groups"),
 }
 MOST_NAMED = 100  # new and vanished categories that a result names
 NAMED = 5  # of these in a sentence
@@ -87,11 +95,11 @@ def schema_findings(
         skipped = [side for side, field in fields.items() if field.column_type is None]
         if len(fields) == 1:
             findings.append(
-                finding("column-missing", f"{_quoted(name)} is in {next(iter(fields))} only", name)
+                finding("column-missing", f"{quoted(name)} is in {next(iter(fields))} only", name)
             )
         elif skipped:
-            reason = f"in {skipped[0]} {fields[skipped[0]].reason}"
-            findings.append(finding("column-skipped", f"{_quoted(name)} cannot be compared: {reason}", name))
+            reason = printable(f"in {skipped[0]} {fields[skipped[0]].reason}", LONGEST_MESSAGE)
+            findings.append(finding("column-skipped", f"{quoted(name)} cannot be compared: {reason}", name))
         else:
             usable.append(name)
     if not set(p) & set(q):
@@ -105,7 +113,7 @@ def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | Non
     """Return the finding that a column has another type in Q; None where a side has no values."""
     if p.column_type == q.column_type or p.empty or q.empty:
         return None
-    message = f"{_quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"
+    message = f"{quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"
     return finding("type-changed", message, name)
 
 
@@ -119,11 +127,10 @@ def column_findings(
         return " and ".join(side for (side, _), held in zip(sides, holds, strict=True) if held)
 
     def found(code: str, message: str) -> Finding:
-        return finding(code, f"{_quoted(name)} {message}", name)
+        return finding(code, f"{quoted(name)} {message}", name)
 
     for code, held, message in (
         ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
-        ("constant", [_is_constant(column) for _, column in sides], "has a single value in {}"),
         (
             "not-a-number",
             [column.not_a_number > 0 for _, column in sides],
@@ -142,11 +149,24 @@ def column_findings(
     ):
         if any(held):
             yield found(code, message.format(where(held)))
+    yield from _constant_findings(name, constant_label(p), constant_label(q))
+    if None not in (p.zoned, q.zoned) and p.zoned != q.zoned:
+        yield found(
+            "time-zone-changed", f"has a time zone in {'P' if p.zoned else 'Q'} only: taken for UTC in both"
+        )
     if q.missing > 0 and p.missing == 0:
         yield found("new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, in P nowhere")
     for code, side, unshared in (("new-categories", "Q", new), ("vanished-categories", "P", vanished)):
         if unshared.number:
             yield found(code, f"has {_listed(unshared)} in {side} only")
+
+
+def in_proportion(findings: list[Finding]) -> list[Finding]:
+    """Return the findings of a column, those about new categories as notes where nearly all are, as of identifiers."""
+    if not any(each.code == "too-rare" for each in findings):
+        return findings
+    unshared = {"new-categories", "vanished-categories"}
+    return [replace(each, level="note") if each.code in unshared else each for each in findings]
 
 
 class Unshared(NamedTuple):
@@ -171,20 +191,19 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
     return Unshared(len(only), tuple(names))
 
 
-def _is_constant(column: ColumnProfile) -> bool:
-    """Whether no value is missing and all are the same."""
-    if column.missing or column.empty:
-        return False
-    specials = (column.not_a_number, column.minus_infinity, column.plus_infinity, column.other_categories)
-    held = len(column.buckets) + len(column.categories) + sum(part > 0 for part in specials)
-    return held == 1 and column.minimum == column.maximum
+def _constant_findings(name: str, of_p: str | None, of_q: str | None) -> Iterator[Finding]:
+    """Yield that a column has one value only."""
+    if of_p is not None and of_q is not None and of_p != of_q:
+        message = f"{quoted(name)} is {quoted(of_p)} in all rows of P and {quoted(of_q)} in all rows of Q"
+        yield finding("constant-changed", message, name)
+    elif of_p is not None or of_q is not None:
+        there = " and ".join(side for side, value in (("P", of_p), ("Q", of_q)) if value is not None)
+        yield finding(
+            "constant", f"{quoted(name)} is {quoted(of_p or of_q or '')} in all rows of {there}", name
+        )
 
 
 def _listed(found: Unshared) -> str:
-    shown = ", ".join(map(_quoted, found.names[:NAMED]))
+    shown = ", ".join(map(quoted, found.names[:NAMED]))
     word = "category" if found.number == 1 else "categories"
     return f"{found.number:,} {word} ({shown}{', ...' if found.number > NAMED else ''})"
-
-
-def _quoted(name: str) -> str:
-    return f"'{name}'"

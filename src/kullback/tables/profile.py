@@ -10,14 +10,24 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kullback.errors import ArgumentValueError, FileError, invalid_type, invalid_value
-from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends
+from kullback.errors import (
+    LONGEST_MESSAGE,
+    LONGEST_NAME,
+    ArgumentValueError,
+    FileError,
+    invalid_type,
+    invalid_value,
+    printable,
+    quoted,
+)
+from kullback.files import check_input, write
+from kullback.tables.arguments import check_column, name_or_none, names_of, no_column
+from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
 from kullback.tables.engines import open_table
@@ -71,10 +81,12 @@ class Profile:
             ArgumentValueError: the two have different columns or weights, or count a column differently.
         """
         if self.weights != other.weights:
-            raise _not_alike(f"weights from {self.weights!r} and from {other.weights!r}")
+            raise _not_alike(
+                f"weights from {name_or_none(self.weights)} and from {name_or_none(other.weights)}"
+            )
         if self.columns.keys() | self.skipped.keys() != other.columns.keys() | other.skipped.keys():
             differing = sorted(self.columns.keys() ^ other.columns.keys())
-            raise _not_alike(f"columns that only one of them has: {', '.join(map(repr, differing))}")
+            raise _not_alike(f"columns that only one of them has: {', '.join(map(quoted, differing))}")
         skipped = self.skipped | other.skipped
         columns = {
             name: column.merged(other.columns[name], name)
@@ -108,36 +120,24 @@ class Profile:
             FileError: the text is no such profile, or one of another version.
         """
         try:
-            written: Any = json.loads(text)
-        except ValueError as error:
+            written: Any = json.loads(text, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
             raise _unreadable(f"no JSON ({error})") from None
         schema = written.get("schema") if isinstance(written, dict) else None
         if schema != SCHEMA:
-            raise _unreadable(f"schema {schema!r}")
+            raise _unreadable(f"schema {printable(repr(schema), LONGEST_NAME)}")
         try:
             return _read(written)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _unreadable(f"a damaged profile ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | os.PathLike[str], categories: int = SAVED_CATEGORIES) -> None:
-        """Write the profile to a file, which is replaced in one step.
+        """Write the profile to a file, which is replaced in one step; a link keeps pointing to its file.
 
         Raises:
-            FileError: the file cannot be written.
+            FileError: the file cannot be written, or there is something that is no ordinary file.
         """
-        place = Path(path).resolve()
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        try:
-            try:
-                temporary.write_text(self.to_json(categories) + "\n", encoding="utf-8")
-                temporary.replace(place)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise FileError(
-                f"path = {path}: wanted a file to write; got {error.strerror or error}; check the folder and its "
-                "permissions"
-            ) from None
+        write(path, self.to_json(categories) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -146,6 +146,7 @@ class Profile:
         Raises:
             FileError: there is no such file, or it is no profile.
         """
+        check_input(path, "path")
         try:
             return Profile.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -185,7 +186,7 @@ def profile_table(
         ArgumentValueError: a column asked for is not there or cannot be profiled, two have the same name, or the
             weights are not finite numbers of 0 or more.
         FileError: a file is missing, damaged or of an unknown format.
-        OptionalDependencyError: a package is missing: ``pip install 'kullback[tables]'``.
+        OptionalDependencyError: a package is missing; the error names it.
 
     Example:
         >>> import pyarrow as pa
@@ -201,13 +202,28 @@ def profile_table(
         got = type(like).__name__
         instead = "like=profile_table(reference)"
         raise invalid_type("profile_table", "like", wanted="a Profile", got=got, instead=instead)
+    columns = names_of("profile_table", "columns", columns)
+    check_column("profile_table", "weights", weights)
+    return profile_opened(open_table(frame), columns, weights, like=like, progress=progress)
+
+
+def profile_opened(
+    table: Table,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    *,
+    like: Profile | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Count the columns of a table that is open: `profile_table`."""
     tell = progress or (lambda _: None)
-    table = open_table(frame)
     fields, skipped = _chosen(table, columns, weights)
     tell(f"counting {len(fields)} columns")
     counts = table.count([_spec(field, like) for field in fields], weights)
     if like is None:
         _sharpen(table, fields, counts, weights, tell)
+    for each in fields:
+        counts.columns[each.name].zoned = each.zoned
     return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights)
 
 
@@ -215,9 +231,10 @@ def _chosen(
     table: Table, columns: Sequence[str] | None, weights: str | None
 ) -> tuple[list[Field], dict[str, str]]:
     """Return the columns to count, and those that are skipped with the reason."""
-    for name in [*(columns or ()), *([weights] if weights is not None else [])]:
-        if name not in table.fields:
-            raise _no_column(name, list(table.fields))
+    for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
+        for name in names:
+            if name not in table.fields:
+                raise no_column("profile_table", argument, name, list(table.fields), where="the table")
     fields = [
         field
         for name, field in table.fields.items()
@@ -226,12 +243,12 @@ def _chosen(
     skipped = {field.name: field.reason for field in fields if field.column_type is None}
     if columns is not None and skipped:
         name, reason = next(iter(skipped.items()))
-        instead = f"columns without {name!r}, or convert it first"
+        instead = f"columns without {quoted(name)}, or convert it first"
         raise invalid_value(
             "profile_table",
             "columns",
             wanted="columns of numbers, dates, booleans or strings",
-            got=f"{name!r}: {reason}",
+            got=printable(f"{quoted(name)}: {reason}", LONGEST_MESSAGE),
             instead=instead,
         )
     return [field for field in fields if field.column_type is not None], skipped
@@ -253,9 +270,9 @@ def _sharpen(
     table: Table, fields: Sequence[Field], counts: TableCounts, weights: str | None, tell: Progress
 ) -> None:
     """Count columns again around their median until their quartiles lie many buckets apart."""
-    narrow = {
-        field.name: field for field in fields if (column := counts.columns[field.name]) and _is_narrow(column)
-    }
+    for column in counts.columns.values():
+        _center_constant(column)
+    narrow = {each.name: each for each in fields if _is_narrow(counts.columns[each.name])}
     for _ in range(ROUNDS):
         if not narrow:
             return
@@ -281,13 +298,23 @@ def _sharpen(
         }
 
 
+def _center_constant(column: ColumnProfile) -> None:
+    """Make a column's only number the center, so that any other one counted alike is in another bucket."""
+    if (
+        column.minimum is not None
+        and column.minimum == column.maximum
+        and abs(column.minimum) < FARTHEST_CENTER
+    ):
+        column.center, column.buckets = column.minimum, {0: sum(column.buckets.values())}
+
+
 def _is_narrow(column: ColumnProfile) -> bool:
     """Whether the quartiles of a column are few buckets apart and a nearer center would separate them."""
     low, median, high = (column.quantile_bucket(probability) for probability in (0.25, 0.5, 0.75))
     if low is None or median is None or high is None or high - low >= PER_OCTAVE:
         return False
     left, right = bucket_ends(low, column.center)[0], bucket_ends(high, column.center)[1]
-    near = bucket_ends(median, column.center)
+    near = bucket_ends(median)
     return (
         median != 0
         and column.minimum != column.maximum
@@ -300,7 +327,7 @@ def _median_ends(column: ColumnProfile) -> tuple[float, float]:
     """Return the ends of the bucket of the median, within the smallest and the largest number."""
     bucket = column.quantile_bucket(0.5)
     assert bucket is not None  # noqa: S101 - a column without numbers is not narrow
-    low, high = bucket_ends(bucket, column.center)
+    low, high = integers_in(bucket, column.center) if column.integer else bucket_ends(bucket, column.center)
     assert column.minimum is not None and column.maximum is not None  # noqa: S101, PT018
     return max(low, column.minimum), min(high, column.maximum)
 
@@ -311,6 +338,8 @@ def _is_integer(column: ColumnProfile) -> bool:
 
 
 def _middle(low: float, high: float, *, integer: bool) -> float:
+    if isinstance(low, int) and isinstance(high, int):
+        return (low + high) // 2
     middle = low if low == high else low + (high - low) / 2
     return float(math.floor(middle)) if integer else middle
 
@@ -318,20 +347,31 @@ def _middle(low: float, high: float, *, integer: bool) -> float:
 def _read(written: dict[str, Any]) -> Profile:
     columns = {str(name): ColumnProfile.from_object(column) for name, column in written["columns"].items()}
     skipped = {str(name): str(reason) for name, reason in written["skipped"].items()}
-    weight, squares = float(written["weight"]), float(written["weight_squares"])
-    return Profile(columns, int(written["rows"]), weight, squares, skipped, written["weights"])
+    weight, squares, rows = (_count(written[name]) for name in ("weight", "weight_squares", "rows"))
+    for name, column in columns.items():
+        if not math.isclose(column.total, weight, rel_tol=1e-6, abs_tol=1e-300):
+            raise ValueError(
+                f"the counts of column {quoted(name)} add up to {column.total:g}, not to {weight:g}"
+            )
+    weights = written["weights"]
+    if weights is not None and not isinstance(weights, str):
+        raise ValueError("weights is no name")
+    # Kish's effective number of rows is at most their number, and equal to it without weights.
+    if (weights is None and not rows == weight == squares) or weight**2 > squares * rows * (1 + 1e-6):
+        raise ValueError(f"{rows:g} rows of weight {weight:g} and squared weights of {squares:g}")
+    return Profile(columns, int(rows), weight, squares, skipped, weights)
 
 
-def _no_column(name: str, names: list[str]) -> ArgumentValueError:
-    shown = ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    instead = f"columns=[{names[0]!r}]" if names else "a table with columns"
-    return invalid_value(
-        "profile_table",
-        "columns",
-        wanted="names of columns of the table",
-        got=f"{name!r}; there are {shown or 'none'}",
-        instead=instead,
-    )
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _count(written: Any) -> float:
+    """Return a finite number of 0 or more."""
+    value = float(written)
+    if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
+        raise ValueError(f"{printable(repr(written), LONGEST_NAME)} is no count")
+    return value
 
 
 def _not_alike(got: str) -> ArgumentValueError:

@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 
-from kullback.errors import FileError, invalid_value
-from kullback.tables.profile import Profile, profile_table
+from kullback.errors import LONGEST_MESSAGE, FileError, invalid_value, printable, quoted
+from kullback.tables.arguments import name_or_none
+from kullback.tables.engines import open_table
+from kullback.tables.engines.base import Caller
+from kullback.tables.profile import Profile, profile_opened
 
 __all__ = ["batch_profile", "is_profile", "merge_profiles", "profile_path", "reference_profile"]
 
@@ -35,6 +38,8 @@ def profile_path(reference: str | os.PathLike[str]) -> Path:
 def is_profile(path: str | os.PathLike[str]) -> bool:
     """Tell a saved profile from a table."""
     try:
+        if not Path(path).is_file():  # a pipe would be waited for
+            return False
         with Path(path).open("rb") as file:
             return file.read(len(OPENING)) == OPENING.encode()
     except OSError:
@@ -79,11 +84,18 @@ def reference_profile(
         _check_age(reference, saved)
         found = Profile.load(saved)
         if weights != found.weights and weights is not None:
-            instead = f"weights={found.weights!r}, or rebuild=True (--rebuild)"
-            wanted = f"the weights of {saved}, {found.weights!r}"
-            raise invalid_value("watch", "weights", wanted=wanted, got=repr(weights), instead=instead)
+            instead = f"weights={name_or_none(found.weights)}, or rebuild=True (--rebuild)"
+            wanted = f"the weights of {printable(saved)}, {name_or_none(found.weights)}"
+            raise invalid_value(
+                "reference_profile", "weights", wanted=wanted, got=quoted(weights), instead=instead
+            )
         return found if columns is None else _only(found, columns, saved)
-    found = profile_table(os.fspath(reference), columns=columns, weights=weights, progress=progress)
+    if saved.exists() and not is_profile(saved):
+        raise FileError(
+            f"{printable(saved)}: wanted a profile to replace; got another file; name another one with --profile"
+        )
+    table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
+    found = profile_opened(table, columns, weights, progress=progress)
     found.save(saved)
     # The saved profile may name fewer categories; the first comparison and later ones use the same.
     return Profile.load(saved)
@@ -114,9 +126,8 @@ def batch_profile(
     if is_profile(batch):
         found = Profile.load(batch)
         return found if columns is None else _only(found, columns, Path(batch))
-    return profile_table(
-        os.fspath(batch), columns=columns, weights=reference.weights, like=reference, progress=progress
-    )
+    table = open_table(os.fspath(batch), Caller("batch_profile", "batch"))
+    return profile_opened(table, columns, reference.weights, like=reference, progress=progress)
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
@@ -137,10 +148,12 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def _only(profile: Profile, columns: Sequence[str], path: Path) -> Profile:
+    columns = [columns] if isinstance(columns, str) else columns
     missing = [name for name in columns if name not in profile.columns]
     if missing:
         raise FileError(
-            f"{path}: wanted a profile of column {missing[0]!r}; it has {', '.join(profile.columns)}"
+            f"{printable(path)}: wanted a profile of column {quoted(missing[0])}; it has "
+            f"{printable(', '.join(map(quoted, profile.columns)), LONGEST_MESSAGE)}"
         )
     held = {name: column for name, column in profile.columns.items() if name in columns}
     return Profile(held, profile.rows, profile.weight, profile.weight_squares, {}, profile.weights)
@@ -151,6 +164,6 @@ def _check_age(reference: str | os.PathLike[str], saved: Path) -> None:
     files = [path for path in map(Path, glob.glob(os.fspath(reference))) if path.is_file() and path != saved]  # noqa: PTH207 - a pattern may be absolute
     if saved.exists() and any(path.stat().st_mtime > saved.stat().st_mtime for path in files):
         raise FileError(
-            f"{os.fspath(reference)} has changed since its profile {saved} was written: wanted an unchanged reference; "
-            f"name the profile itself to go on with it, or count anew with --rebuild (rebuild=True)"
+            f"{printable(reference)} has changed since its profile {printable(saved)} was written: wanted an unchanged "
+            f"reference; name the profile itself to go on with it, or count anew with --rebuild (rebuild=True)"
         )

@@ -148,7 +148,8 @@ def test_weights_make_draws_of_another_distribution():
     plain = density_ratio(Samples(x), Samples(y), generator=seeded())
     truth = math.log(1.5) + 2 / 4.5 - 0.5
     assert covers(weighted, truth)
-    assert not covers(plain, truth)
+    assert abs(float(weighted.value) - truth) < 0.08
+    assert float(plain.value) < truth - 0.1
 
 
 def test_the_scale_of_weights_is_of_no_account():
@@ -209,7 +210,9 @@ def test_far_apart_is_said():
     x, y = rng.standard_normal((300, 1)), rng.standard_normal((300, 1)) + 6
     estimate = density_ratio(Samples(x), Samples(y), generator=seeded())
     assert float(estimate.value) > math.log(300)
-    assert any("log m" in note for note in estimate.notes)
+    assert 2 < float(estimate.interval[0]) < 18
+    assert float(estimate.interval[1]) == math.inf
+    assert any("tells many of P's draws from all of Q's" in note for note in estimate.notes)
 
 
 def test_constant_and_repeated_columns():
@@ -264,7 +267,7 @@ def test_categories_are_refused():
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(OptionalDependencyError, match=r"kullback\[samples\]"):
+    with pytest.raises(OptionalDependencyError, match="pip install scikit-learn"):
         density_ratio(Samples(torch.randn(50)), Samples(torch.randn(50)))
 
 

@@ -189,6 +189,22 @@ def test_intervals_hold_the_divergence_as_often_as_they_say(name, n, m, least):
         assert float(held.double().mean()) <= 0.975
 
 
+@pytest.mark.parametrize("n", [50, 100])
+@pytest.mark.parametrize(
+    ("p", "q"), [(0.3, 0.5), (0.5, 0.3), (0.4, 0.5), (0.5, 0.5), (0.05, 0.2), (0.1, 0.5)]
+)
+def test_two_categories_are_covered_by_enumeration(n, p, q):
+    """Every outcome of few draws with its binomial probability: nothing is random."""
+    count = torch.arange(n + 1.0, dtype=torch.float64)
+    each = torch.stack([count, n - count], 1)
+    low, high = kl_interval(each[:, None], each[None])
+    kl = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    probability = np.outer(*(scipy.stats.binom.pmf(np.arange(n + 1), n, x) for x in (p, q)))
+    held = ((low <= kl) & (kl <= high)).numpy()
+    assert probability[held].sum() >= 0.93
+    assert probability[(high < kl).numpy()].sum() < 0.025
+
+
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.99])
 def test_intervals_keep_other_confidences(confidence):
     low, high = kl_interval(*drawn("ten_categories", 3000), confidence)
@@ -197,7 +213,9 @@ def test_intervals_keep_other_confidences(confidence):
 
 
 def test_intervals_have_an_upper_end_where_the_draws_show_the_categories_and_none_where_they_do_not():
-    assert bool(kl_interval(*drawn("zipf_permuted", 100_000))[1].isfinite().all())
+    # By chance, categories that Q never showed may outnumber those that it showed once: rarely.
+    assert float(kl_interval(*drawn("zipf_permuted", 100_000))[1].isfinite().double().mean()) > 0.98
+    assert bool(kl_interval(*drawn("zipf", 100_000))[1].isfinite().all())
     low, high = kl_interval(*drawn("zipf_permuted", 1000))
     assert bool(high.isinf().all())
     assert float(low.mean()) > 1.5

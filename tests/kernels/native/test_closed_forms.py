@@ -447,7 +447,7 @@ def test_other_tensors_and_devices_are_not_taken() -> None:
         p = Normal(other, other, validate_args=False)
         assert closed_forms.fused_divergence(p, p) is None
     assert closed_forms.fused_divergence(ordinary, Normal(one.double(), one)) is None
-    assert closed_forms.fused_divergence(ordinary, Laplace(one, one)) is None
+    assert closed_forms.fused_divergence(ordinary, Cauchy(one, one)) is None
     assert closed_forms.fused_divergence(ordinary, "no distribution") is None
 
 

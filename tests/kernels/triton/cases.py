@@ -51,6 +51,8 @@ EDGES = [
     ([0.0, -INF, -INF, -INF], [0.1, 0.2, 0.3, 0.4]),
     ([0.0, 60.0, 100.0, 0.0], [0.0, 100.0, 30.0, 0.0]),
     ([0.0, -200.0, 1.0, 0.5], [0.0, -INF, 1.0, 0.5]),
+    ([0.0, -90.0, 1.0, 0.5], [0.0, -INF, 1.0, 0.5]),
+    ([0.0, -INF, 1.0, 0.5], [0.0, -800.0, 1.0, 0.5]),
     ([9984.0, 9985.0, 9983.0, 9984.0], [0.5, -1.0, 0.25, 0.0]),
 ]
 
@@ -190,6 +192,15 @@ def test_edge_rows_in_half_precision(kind: Divergence) -> None:
 
 
 @EACH_KIND
+def test_logits_at_the_end_of_the_range_are_no_nan(kind: Divergence) -> None:
+    p = on_device(torch.tensor([[3e38, 3e38, -INF], [3e38, -3e38, 0.0]]))
+    q = on_device(torch.tensor([[-3e38, -3e38, -INF], [3e38, -3e38, 0.0]]))
+    for side in ours(kind, p, q):
+        assert side is not None
+        assert (side == 0).all()
+
+
+@EACH_KIND
 @pytest.mark.parametrize(("classes", "spread"), [(300, 1e-4), (5001, 3.0)])
 def test_rows_of_many_blocks(kind: Divergence, classes: int, spread: float) -> None:
     p = 4 * torch.randn(2, classes)
@@ -304,7 +315,7 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
         alone = torch.autograd.grad((factor * values).sum(), (p, q))
         return [values, *first, *second, *alone]
 
-    mine = derivatives(p, q, FusedRowDivergence.apply(p, q, rows, kind, Rows(), torch.float32))
+    mine = derivatives(p, q, FusedRowDivergence.apply(p, q, rows, kind, 1.0, torch.float32))
     wide = [side.detach().double().requires_grad_() for side in (p, q)]
     true = derivatives(*wide, reference.row_divergence(kind, *wide, Rows(), torch.float64))
     for ours_, theirs in zip(mine, true, strict=True):
@@ -316,7 +327,7 @@ def test_directional_derivative_is_the_gradients() -> None:
     p, q, change = (on_device(torch.randn(2, 6)) for _ in range(3))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, change)
-        value = FusedRowDivergence.apply(p, dual, rows, KL(), Rows(), torch.float32)
+        value = FusedRowDivergence.apply(p, dual, rows, KL(), 1.0, torch.float32)
         got = torch.autograd.forward_ad.unpack_dual(value).tangent
     by_q = ours(KL(), p, q, wanted=(False, True))[2]
     assert by_q is not None

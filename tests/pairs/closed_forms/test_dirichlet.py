@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -84,3 +85,28 @@ def test_vmap_and_func_grad_serve_large_ones_too(monkeypatch: pytest.MonkeyPatch
 def test_a_large_batch_of_dirichlets_takes_a_few_times_its_own_memory() -> None:
     run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 100  # beside 400 and more where all is kept for the gradient
+
+
+TINY = [
+    ((1e-320, 1.0), (1e-320, 1.0)),
+    ((1e-320, 1e-320), (1e-320, 1e-320)),
+    ((1e-160, 1.0), (2e-160, 1.0)),
+    ((1e-160, 1.0), (1e-100, 1.0)),
+    ((1e-80, 1e-80), (3e-80, 1e-80)),
+    ((1e-300, 2.0), (1e-290, 2.0)),
+    ((1e-50, 1.0), (1e-90, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("p", "q"), TINY)
+def test_concentrations_whose_trigamma_overflows(p: tuple[float, float], q: tuple[float, float]) -> None:
+    with mpmath.workdps(400):
+        a, b = ([mpmath.mpf(x) for x in side] for side in (p, q))
+        true = mpmath.loggamma(sum(a)) - mpmath.loggamma(sum(b))
+        for x, y in zip(a, b, strict=True):
+            true += mpmath.loggamma(y) - mpmath.loggamma(x)
+            true += (x - y) * (mpmath.digamma(x) - mpmath.digamma(sum(a)))
+        true = float(true)
+    left, right = (torch.tensor(side, dtype=torch.float64) for side in (p, q))
+    assert kl_divergence(Dirichlet(left), Dirichlet(right)).item() == pytest.approx(true, rel=1e-12)
+    assert kl_divergence(Beta(*left), Beta(*right)).item() == pytest.approx(true, rel=1e-12)

@@ -192,6 +192,26 @@ def test_many_draws_of_classes() -> None:
     assert kl_divergence(Multinomial(0, p), Multinomial(0, torch.tensor([0.0, 0.5, 0.5]))) == 0
 
 
+@pytest.mark.parametrize("make", [Categorical, OneHotCategorical, Bernoulli, Geometric])
+def test_an_expanded_distribution_has_the_probabilities_that_were_given(
+    make: Callable[..., Distribution],
+) -> None:
+    p, q = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([1e-30, 1.0], dtype=torch.float64)
+    before = kl_divergence(make(probs=p), make(probs=q))
+    looked_at = make(probs=q)
+    assert looked_at.logits.isfinite().all()  # kept from here on, clamped
+    shape = (3, *looked_at.batch_shape)
+    after = kl_divergence(make(probs=p), looked_at.expand(shape))
+    assert torch.equal(after, before.expand(after.shape))
+    logits = torch.tensor([0.0, -800.0], dtype=torch.float64)
+    kept = make(logits=logits)
+    assert kept.probs.isfinite().all()
+    after = kl_divergence(make(logits=logits.flip(0)), kept.expand((3, *kept.batch_shape)))
+    assert torch.equal(
+        after, kl_divergence(make(logits=logits.flip(0)), make(logits=logits)).expand(after.shape)
+    )
+
+
 SAME: dict[str, tuple[Callable[[Tensor], Distribution], list[float]]] = {
     "Bernoulli(probs)": (Bernoulli, [0.0, 1e-30, 0.3, 1 - 2.0**-53, 1.0]),
     "Bernoulli(logits)": (lambda x: Bernoulli(logits=x), LOGITS),

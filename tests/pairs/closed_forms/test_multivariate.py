@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -26,7 +27,7 @@ from torch.distributions import (
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
-from kullback import kl_divergence, kl_estimate
+from kullback import install, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError
 from kullback.pairs.closed_forms.matrix_variate import kl_lkj_lkj, kl_wishart_wishart
 from kullback.pairs.closed_forms.multivariate_normal import (
@@ -117,6 +118,56 @@ def test_normal_vectors_are_exact_whatever_the_condition(kind: str, condition: f
     (gradient,) = torch.autograd.grad(value, given_p)
     truth = true_gradient(cov_p, cov_q)
     assert distance(gradient, -cov_p * truth * cov_p if kind == "precision_matrix" else truth) < 1e-7
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("condition", [1e2, 1e8, 1e12, 1e14, 1e15])
+@pytest.mark.parametrize("kind", ["covariance_matrix", "precision_matrix", "scale_tril"])
+def test_the_error_of_normal_vectors_bounds_what_their_condition_costs(
+    kind: str, condition: float, size: int
+) -> None:
+    for seed, step in [(seed, step) for seed in range(3) for step in (1.0, 1e-3, 1e-8)]:
+        q = spread_matrix(10 + seed, condition, size)
+        p = spread_matrix(20 + seed, condition, size) if step == 1 else moved(q, 30 + seed, step)
+        given = [torch.linalg.cholesky(x) if kind == "scale_tril" else x for x in (p, q)]
+        shift = step * condition**-0.5 * numbers(5, size)
+        left, right = (
+            MultivariateNormal(mean, **{kind: x})
+            for mean, x in zip((shift, torch.zeros_like(shift)), given, strict=True)
+        )
+        covariances = [matrix(x) for x in given]
+        if kind == "precision_matrix":
+            covariances = [x**-1 for x in covariances]
+        if kind == "scale_tril":
+            covariances = [x * x.T for x in covariances]
+        found = kl_estimate(left, right)
+        truth = true_normal(left.loc, covariances[0], right.loc, covariances[1])
+        assert abs(mpf(found.value.item()) - truth) <= mpf(found.error.item()), (seed, step)
+        if condition <= 1e8:
+            assert found.error < 1e-6 * found.value + 2e-15
+
+
+@pytest.mark.parametrize("of_diagonal", [(2,), (5, 2), (3, 1, 2)])
+def test_a_low_rank_diagonal_that_broadcasts_is_that_of_every_batch(of_diagonal: tuple[int, ...]) -> None:
+    diagonal = torch.tensor([2.0, 0.25], dtype=DOUBLE).expand(of_diagonal)
+    factor = numbers(7, 5, 2, 1)
+    p = LowRankMultivariateNormal(torch.zeros(5, 2, dtype=DOUBLE), factor, diagonal)
+    dense = MultivariateNormal(torch.zeros(2, dtype=DOUBLE), p.covariance_matrix)
+    others = [
+        MultivariateNormal(torch.ones(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)),
+        Independent(Normal(torch.ones(2, dtype=DOUBLE), 2.0), 1),
+        LowRankMultivariateNormal(
+            torch.ones(2, dtype=DOUBLE), numbers(8, 2, 1), diagonal[..., :].reshape(-1, 2)[0]
+        ),
+    ]
+    assert kl_divergence(p, p).eq(0).all()
+    for q in others:
+        torch.testing.assert_close(kl_divergence(p, q), kl_divergence(dense, q), rtol=1e-12, atol=0)
+        torch.testing.assert_close(kl_divergence(q, p), kl_divergence(q, dense), rtol=1e-12, atol=0)
+        with install():
+            torch.testing.assert_close(
+                torch.distributions.kl_divergence(p, q), kl_divergence(p, q), rtol=0, atol=0
+            )
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -386,6 +437,28 @@ def test_relaxed_classes_are_exact(classes: int, step: float) -> None:
         for up in [[x + h * (i == k) for i, x in enumerate(right)]]
     ]
     assert distance(gradient, mpmath.matrix(truth)) < 1e-7
+
+
+def relaxed(given: str, values: list[float]) -> RelaxedOneHotCategorical:
+    return RelaxedOneHotCategorical(
+        torch.tensor(0.7, dtype=DOUBLE), **{given: torch.tensor(values, dtype=DOUBLE)}
+    )
+
+
+@pytest.mark.parametrize("given", ["probs", "logits"])
+def test_relaxed_classes_without_mass_on_both_sides_do_not_count(given: str) -> None:
+    gone = 0.0 if given == "probs" else -math.inf
+    p, q = ([0.5, 0.5], [0.2, 0.8]) if given == "probs" else ([0.3, -1.0], [1.0, 2.0])
+    value = kl_divergence(relaxed(given, p), relaxed(given, q))
+    assert value > 0
+    for place in range(3):
+        wider = [[*x[:place], gone, *x[place:]] for x in (p, q)]
+        assert kl_divergence(*(relaxed(given, x) for x in wider)).item() == pytest.approx(
+            value.item(), rel=1e-12
+        )
+        assert kl_divergence(relaxed(given, wider[0]), relaxed(given, [*q, q[0]])).item() == math.inf
+    certain = relaxed(given, [1.0, 0.0] if given == "probs" else [3.0, -math.inf])
+    assert kl_divergence(certain, certain) == 0
 
 
 def test_relaxed_classes_do_not_depend_on_the_temperature_nor_the_log() -> None:

@@ -126,6 +126,18 @@ def test_the_same_seed_gives_the_same_number_and_leaves_the_global_one_alone() -
     assert torch.equal(free, kl_divergence(p, q, method="monte_carlo", draws=100))
 
 
+def test_without_a_generator_the_global_one_is_drawn_from_never_seeded() -> None:
+    p, q = PAIRS["mixture"]
+    after: list[torch.Tensor] = []
+    with torch.random.fork_rng():
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            first, second = (kl_divergence(p, q, method="monte_carlo", draws=100) for _ in range(2))
+            assert not torch.equal(first, second)
+            after.append(torch.get_rng_state())
+    assert not torch.equal(*after)
+
+
 def test_the_control_variate_wins_where_p_and_q_are_close_and_costs_nothing_where_they_are_far() -> None:
     close = MultivariateNormal(torch.zeros(8, dtype=DOUBLE), torch.eye(8, dtype=DOUBLE))
     for shift, gain in ((0.02, 5.0), (1.0, 0.95)):

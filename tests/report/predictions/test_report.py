@@ -22,7 +22,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kullback import Logits, Probs
-from kullback.errors import FileError, OptionalDependencyError
+from kullback.errors import OptionalDependencyError
 from kullback.predictions import (
     Comparison,
     ConfidenceBin,
@@ -35,9 +35,7 @@ from kullback.predictions import (
     WorstRow,
     compare_predictions,
 )
-from kullback.report import check_writable, write
 from kullback.report.predictions import html, json as report_json, terminal
-from kullback.report.shared import files
 from kullback.report.shared.formats import number, percent, printable, probability
 
 NASTY = 'a<script>alert("x")</script>&[bold]\x1b[31m\udcff${7*7}{{ 7*7 }}.npy'
@@ -102,7 +100,7 @@ SHOWN = (
         "0.06666",
         "7.777",
     ),
-    *("inf", "n/a", "1.234e-05", "1.5e-06", "0.6931", "0.08765"),
+    *("inf", "n/a", "0.00001234", "0.0000015", "0.6931", "0.08765"),
     *("98.77%", "98.11%", "99.22%"),
     *("12,000", "2.346", "2.457", "0.1111", "-0.004040", "0.00055", "0.06060"),
     *("0.02468", "0.1357", "90.12%", "0.0008642", "0.009753", "100.00%"),
@@ -127,7 +125,7 @@ def changed(**fields: object) -> Comparison:
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 8))
 def test_a_number_is_the_value_to_its_digits(value, digits):
-    assert float(number(value, digits)) == float(f"{value:.{digits - 1}e}")
+    assert float(number(value, digits).replace(",", "")) == float(f"{value:.{digits - 1}e}")
 
 
 @given(st.floats(0, 1))
@@ -245,7 +243,7 @@ def shape(value: object) -> object:
 
 def test_the_names_in_version_2_of_the_schema_stay():
     interval = [None]
-    mean = {"mean": None, "standard_error": None, "interval": interval}
+    mean = {"mean": None, "standard_error": None, "interval": interval, "reason": None}
     summary = {**mean, **dict.fromkeys(("median", "p90", "p95", "p99", "p999", "maximum"))}
     divergences = dict.fromkeys(("kl_pq", "kl_qp", "js", "tv"))
     means = dict.fromkeys(
@@ -256,7 +254,7 @@ def test_the_names_in_version_2_of_the_schema_stay():
     assert shape(strict(report_json.dumps(changed(divergences=finite, labels=labels)))) == {
         **dict.fromkeys(("schema", "unit", "p_name", "q_name", "rows", "classes", "clusters")),
         "divergences": dict.fromkeys(divergences, summary),
-        "top1_agreement": {"value": None, "standard_error": None, "interval": interval},
+        "top1_agreement": {"value": None, "standard_error": None, "interval": interval, "reason": None},
         "labels": {"labeled": None, **means},
         "worst": [
             {**dict.fromkeys(("row", "kl", "label", "cluster")), "top": [dict.fromkeys(("index", "p", "q"))]}
@@ -441,95 +439,7 @@ def test_every_axis_is_labeled_however_narrow_the_range(scale, infinite):
 
 
 @pytest.mark.parametrize(("module", "library"), [("jinja2", "jinja2"), ("matplotlib.style", "matplotlib")])
-def test_a_missing_library_is_named_with_its_extra(monkeypatch, module, library):
+def test_a_missing_library_is_named_with_its_remedy(monkeypatch, module, library):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(OptionalDependencyError, match=rf"needs {library}.*pip install 'kullback\[report\]'"):
+    with pytest.raises(OptionalDependencyError, match=rf"needs {library}.*pip install {library}$"):
         html.render(COMPARISON)
-
-
-# Files
-
-
-def test_a_file_is_written_whole_and_alone(tmp_path):
-    write(tmp_path / "report.json", "ä\r\nb\n")
-    assert (tmp_path / "report.json").read_bytes() == "ä\r\nb\n".encode()
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-
-
-def test_a_new_file_gets_the_permissions_of_any_new_file(tmp_path):
-    (tmp_path / "other").touch()
-    write(tmp_path / "new", "")
-    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_a_replaced_file_keeps_its_permissions_and_its_link(tmp_path):
-    target, link = tmp_path / "target", tmp_path / "link"
-    target.write_text("old")
-    target.chmod(0o640)
-    link.symlink_to(target)
-    write(link, "new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
-    assert target.stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failure):
-    def fail(_: int) -> None:
-        raise failure
-
-    (tmp_path / "report").write_text("old")
-    monkeypatch.setattr(files.os, "fsync", fail)
-    wanted = FileError if isinstance(failure, OSError) else KeyboardInterrupt
-    with pytest.raises(wanted):
-        write(tmp_path / "report", "new")
-    assert (tmp_path / "report").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["report"]
-
-
-@pytest.mark.parametrize("call", [check_writable, lambda path: write(path, "text")])
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("missing/report.html", "No such file or directory"),
-        ("folder", "Is a directory"),
-        ("file/report.html", "Not a directory"),
-        ("n" * 300, "File name too long"),
-    ],
-)
-def test_an_unwritable_path_is_refused_in_one_line(tmp_path, call, name, reason):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    with pytest.raises(FileError, match=f"^cannot write .*{name}: {reason}; name a file .*$") as refusal:
-        call(tmp_path / name)
-    assert "\n" not in str(refusal.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
-
-
-def test_a_file_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "report.html"
-    path.touch()
-    monkeypatch.setattr(files.os, "access", lambda *_: False)  # root may write anything
-    with pytest.raises(FileError, match="Permission denied"):
-        check_writable(path)
-
-
-def test_checking_changes_nothing(tmp_path):
-    (tmp_path / "old").write_text("old")
-    check_writable(tmp_path / "old")
-    check_writable(tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-    assert (tmp_path / "old").read_text() == "old"
-
-
-def test_a_device_is_written_to_and_not_replaced(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        check_writable(pipe)
-        write(pipe, "text")
-        assert os.read(reader, 10) == b"text"
-    finally:
-        os.close(reader)
-    assert pipe.is_fifo()

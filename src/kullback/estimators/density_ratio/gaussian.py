@@ -24,6 +24,9 @@ from kullback.optional import load
 
 __all__ = ["GaussianKL", "gaussian_kl", "gaussian_log_odds"]
 
+# Draws of so small a relative variance in some direction have no density there.
+_FLAT = 1e-12
+
 
 @dataclass(frozen=True)
 class GaussianKL:
@@ -78,7 +81,11 @@ def _predictive(x: Array, w: Array) -> Callable[[Array], Array]:
 def _moments(x: Array, w: Array, n: float) -> tuple[Array, Array]:
     mean = np.average(x, axis=0, weights=w)
     centered = x - mean
-    return mean, (centered * (w / w.sum())[:, None]).T @ centered * n / (n - 1)
+    covariance = (centered * (w / w.sum())[:, None]).T @ centered * n / (n - 1)
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(np.float64).tiny))
+    if float(np.linalg.eigvalsh(covariance / np.outer(scale, scale))[0]) < _FLAT:
+        raise np.linalg.LinAlgError
+    return mean, covariance
 
 
 def _inverse(covariance: Array) -> Array:

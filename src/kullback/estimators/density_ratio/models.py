@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from kullback.estimators.checks import seeded
 from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
 from kullback.estimators.draws import Array, Integers
 from kullback.optional import load
@@ -31,12 +32,14 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 GAUSSIAN = "Gaussian densities"
 
-# Features beyond which a regression's normal equations cost more than the other candidates together.
+# A regression has no more features than this, nor than there are draws of either side.
 _MOST_FEATURES = 1500
 # Beyond, the splines with products serve heavy tails as well.
 _MOST_ASINH = 10
 _KNOTS = 7
 _BINS = 250
+_LEAF = 30  # draws in a leaf of a tree, at least
+_MOST_STEPS = 50
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 
@@ -84,29 +87,31 @@ def candidates_for(draws: Labeled, seed: int) -> list[Candidate]:
     """Return the classifiers that these draws suffice for."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
+    most = min(_MOST_FEATURES, fewest)
     found = [_regressions("linear logistic regression", _linear)]
     if 2 * d + 4 < fewest:
         found.append(Candidate(GAUSSIAN, (_gaussian,)))
-    if d * (d + 3) // 2 < _MOST_FEATURES:
+    if d * (d + 3) // 2 < most:
         found.append(_regressions("quadratic logistic regression", _quadratic))
-    if d <= _MOST_ASINH:
+    if d <= _MOST_ASINH and d * (d + 3) // 2 < most:
         found.append(
             _regressions("quadratic logistic regression of asinh-scaled coordinates", _asinh_quadratic)
         )
-    if d * (_KNOTS + 1) < _MOST_FEATURES:
+    if d * (_KNOTS + 1) < most:
         found.append(_regressions("additive spline regression", _additive))
-    if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < _MOST_FEATURES:
+    if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < most:
         found.append(_regressions("spline regression with products", _spline_with_products))
     found.append(Candidate("gradient-boosted trees", (_trees(seed),)))
     return found
 
 
-def users_candidate(classifier: object) -> Candidate:
+def users_candidate(classifier: object, seed: int) -> Candidate:
     """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
 
     def fit(draws: Labeled) -> LogOdds:
         model = _sklearn("base").clone(classifier)
-        return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
+        with seeded(seed):  # a classifier of no random state of its own draws from the global ones
+            return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return Candidate(type(classifier).__name__, (fit,))
 
@@ -170,16 +175,48 @@ def _regressions(name: str, features: Callable[[], list[Any]]) -> Candidate:
 
 def _regression(features: Callable[[], list[Any]], penalty: float) -> Fit:
     def fit(draws: Labeled) -> LogOdds:
-        logistic = _sklearn("linear_model").LogisticRegression
-        solver = logistic(C=1 / penalty, solver="newton-cholesky", tol=1e-3, max_iter=50)
-        model = _pipeline(*features(), _sklearn("preprocessing").StandardScaler(), solver)
-        with warnings.catch_warnings():
-            # Of separable draws the solver says that it stopped; the penalty bounds them.
-            warnings.simplefilter("ignore")
-            model.fit(draws.x, draws.from_p.astype(int), logisticregression__sample_weight=draws.weights)
-        return _log_odds_of(model)
+        transform = _pipeline(*features(), _sklearn("preprocessing").StandardScaler())
+        found = transform.fit_transform(draws.x)
+        basis = None
+        if found.shape[1] > len(found):  # in the coordinates of the draws' own span, of which there are fewer
+            values, vectors = np.linalg.eigh(found @ found.T)
+            large = values > 1e-10 * values[-1]
+            basis = found.T @ (vectors[:, large] / np.sqrt(values[large]))
+            found = found @ basis
+        coefficients = _ridge_logistic(found, draws, penalty)
+
+        def log_odds(x: Array) -> Array:
+            at = transform.transform(x)
+            return coefficients[0] + (at if basis is None else at @ basis) @ coefficients[1:]
+
+        return log_odds
 
     return fit
+
+
+def _ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
+    """Return intercept and coefficients of least loss plus penalty times half their squares, by Newton steps."""
+    x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
+    labels, weights = draws.from_p.astype(float), draws.weights
+    ridge = np.full(x.shape[1], penalty)
+    ridge[0] = 1e-9
+    found = np.zeros(x.shape[1])
+    found[0] = draws.log_prior_odds
+    loss = _penalized_loss(found, x, draws, ridge)
+    for _ in range(_MOST_STEPS):
+        probability = _logistic(x @ found)
+        curvature = weights * probability * (1 - probability)
+        gradient = x.T @ (weights * (probability - labels)) + ridge * found
+        step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(ridge), gradient)
+        length, after = 1.0, math.inf
+        while length > 1e-4 and not (after := _penalized_loss(found - length * step, x, draws, ridge)) < loss:
+            length /= 2
+        if not after < loss:
+            break
+        found, gained, loss = found - length * step, loss - after, after
+        if gained < 1e-7 * len(x):
+            break
+    return found
 
 
 def _sklearn(module: str) -> Any:
@@ -235,10 +272,11 @@ def _trees(seed: int) -> Fit:
         model = _sklearn("ensemble").HistGradientBoostingClassifier(
             learning_rate=0.08,
             max_leaf_nodes=15,
-            min_samples_leaf=30,
+            min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            early_stopping=True,
+            # It needs a tenth of the draws, of both sides; with so few the trees stay leaves in any case.
+            early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )
         # Binned here, as scikit-learn takes a second for each column to bin weighted draws.

@@ -12,55 +12,33 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ParamSpec
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_samples
+from kullback.estimators.checks import check_confidence
 from kullback.estimators.discrete import point
+from kullback.estimators.discrete.counts import CategoryCounts, count_categories
 from kullback.estimators.discrete.intervals import FEWEST_DRAWS, MOST_UNSEEN, coarser, kl_interval
-from kullback.estimators.draws import clusters_in, effective_number, few_clusters, shares_of, variance_of_sum
-from kullback.estimators.normal_interval import note_on_sign, standard_normal_quantile
+from kullback.estimators.normal_interval import note_on_sign
 from kullback.samples import Samples
 
 __all__ = [
-    "CategoryCounts",
     "augmented_plugin",
-    "count_categories",
     "coverage_adjusted",
     "describe",
     "dirichlet",
     "miller_madow",
     "plugin",
-    "tabulate",
     "zhang_grabchak",
 ]
 
 Parameters = ParamSpec("Parameters")
 
-
-@dataclass(frozen=True)
-class CategoryCounts:
-    """How often each of K categories was drawn, in draws that are independent and weigh the same.
-
-    Arguments:
-        a: P's effective counts, float64, shape (K,): the proportions of its weight times its effective number.
-        b: Q's.
-        inflation: by what clusters and weights multiply the variance that these counts suggest, for P and for Q.
-        n: how many draws there were of P and of Q.
-        notes: what there is to say about the draws.
-    """
-
-    a: Tensor
-    b: Tensor
-    inflation: tuple[float, float]
-    n: tuple[int, int]
-    notes: tuple[str, ...] = ()
+# Draws of P where Q has none that are worth a note.
+_SEVERAL = 3
 
 
 def _from_counts(
@@ -86,7 +64,11 @@ def _from_counts(
             raw = of_counts(table.a, table.b, **options)
             value = raw.clamp(min=0)
             error, interval, notes = describe(table, value, confidence, name)
-            notes = [*note_on_sign(float(raw)), *notes, *table.notes]
+            notes = [
+                *note_on_sign(float(raw), float(error) if error is not None else math.inf),
+                *notes,
+                *table.notes,
+            ]
             if value.isinf():
                 error = None
                 notes.insert(0, _what_q_misses(table))
@@ -121,7 +103,9 @@ def coverage_adjusted(
 
     Returns:
         value, standard error and interval in nats. The interval's upper end is infinite where Q never showed the
-        categories of more than 5 % of P's draws; there is no interval where no category has 10 draws of P and Q
+        categories of more than 5 % of P's draws, or of significantly more than categories that Q showed once or twice
+        have (or two draws that matter, where Q showed no category so rarely); a finite one assumes that what Q has not
+        shown is like what it has shown so rarely. There is no interval where no category has 10 draws of P and Q
         together.
 
     Raises:
@@ -131,7 +115,7 @@ def coverage_adjusted(
         >>> from kullback import Samples
         >>> estimate = coverage_adjusted(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20))
         >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
-        (0.1057, [0.0119, 0.5374])
+        (0.1057, [0.0117, 0.545])
 
     References:
         Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species
@@ -302,34 +286,6 @@ def dirichlet(
     """
 
 
-def count_categories(call: str, p: Samples, q: Samples) -> CategoryCounts:
-    """Count the categories of both, those of one side at 0 on the other; weights and clusters as effective counts."""
-    check_samples(call, p, q)
-    if not p.discrete:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="draws of categories: integers, booleans or strings",
-            got=f"{p!r} and {q!r}",
-            instead="Samples(x.long()) for categories, or method='nearest_neighbors' for numbers",
-        )
-    codes_p, codes_q, categories = _codes(p, q)
-    return tabulate(codes_p, codes_q, categories, p, q)
-
-
-def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: Samples) -> CategoryCounts:
-    """Count codes 0 to categories - 1 in draws, as many independent draws of one weight as tell as much."""
-    a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
-    of_p, of_q = point.kl_influence(a, b)
-    inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
-    notes = tuple(
-        f"{name}'s {clusters} clusters tell about as much as {float(x.sum()):.3g} independent draws."
-        for name, x, samples in (("P", a, p), ("Q", b, q))
-        if (clusters := clusters_in(samples)) is not None
-    )
-    return CategoryCounts(a, b, inflation, (len(p), len(q)), notes)
-
-
 def describe(
     table: CategoryCounts, value: Tensor, confidence: float, method: str, categories: str = "categories"
 ) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None, list[str]]:
@@ -341,15 +297,21 @@ def describe(
     if int((coarse[0] + coarse[1] > 0).sum()) < 2 or not bool(variance.isfinite()):
         notes.append(_refusal(table, variance, categories))
         return None, None, notes
-    interval = kl_interval(table.a, table.b, confidence, table.inflation)
+    bins = categories == "bins"
+    interval = kl_interval(table.a, table.b, confidence, table.inflation, spread=table.spread, bins=bins)
     finite = math.isfinite(float(value))
-    if unseen > MOST_UNSEEN:
+    if not bool(interval[1].isfinite()):
         notes.append(
             f"{100 * unseen:.3g} % of P's draws are in {categories} that Q never showed, whose probability under Q may "
             "be as small as it likes: the interval has no upper end"
             f"{', and the value is likely too low' * finite}."
         )
-    elif singletons > MOST_UNSEEN:
+    elif unseen * table.a.sum() >= _SEVERAL and not bins:
+        notes.append(
+            f"{100 * unseen:.3g} % of P's draws are in {categories} that Q never showed: the interval's upper end "
+            f"takes them for {categories} like those that Q showed once or twice."
+        )
+    if interval[1].isfinite() and singletons > MOST_UNSEEN:
         notes.append(
             f"{100 * singletons:.3g} % of P's draws are in {categories} that it showed once: the interval's lower end "
             f"takes all {categories} with fewer than {FEWEST_DRAWS} draws for one."
@@ -385,66 +347,3 @@ def _refusal(table: CategoryCounts, variance: Tensor, categories: str) -> str:
         f"There is no interval: none of the {number} {categories} has the {FEWEST_DRAWS} draws of P and Q together "
         "that an interval takes."
     )
-
-
-def _codes(p: Samples, q: Samples) -> tuple[Tensor, Tensor, int]:
-    """Return the categories of both as numbers from 0, and how many there are."""
-    n = len(p)
-    if p.labels is not None and q.labels is not None:
-        labels, places = np.unique(np.array([*p.labels, *q.labels]), return_inverse=True)
-        place = torch.from_numpy(places).to(p.tensor.device)
-        first, second = place[: len(p.labels)], place[len(p.labels) :]
-        return first[p.tensor[:, 0]], second[q.tensor[:, 0].to(place.device)], len(labels)
-    rows = torch.cat([p.tensor, q.tensor.to(p.tensor.device)])
-    found, codes = torch.unique(rows[:, 0], return_inverse=True)
-    number = found.numel()
-    for column in rows.unbind(1)[1:]:
-        values, places = torch.unique(column, return_inverse=True)
-        found, codes = torch.unique(codes * values.numel() + places, return_inverse=True)
-        number = found.numel()
-    return codes[:n], codes[n:], number
-
-
-def _plain(samples: Samples) -> bool:
-    return samples.weights is None and samples.cluster is None
-
-
-def _effective_counts(codes: Tensor, categories: int, samples: Samples) -> Tensor:
-    """Return the categories' proportions times the effective number of draws."""
-    if _plain(samples):
-        return torch.bincount(codes, minlength=categories).to(torch.float64)
-    shares = shares_of(samples, codes.new_zeros((), dtype=torch.float64))
-    proportions = torch.bincount(codes, shares, minlength=categories)
-    if samples.cluster is None:
-        return proportions * effective_number(shares, len(shares))
-    return proportions * _clustered_number(codes, shares, proportions, samples.cluster.to(codes.device))
-
-
-def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
-    r"""Return how many independent draws would tell the proportions as well, by Rao and Scott's mean design effect.
-
-    With the weight :math:`A_{ci}` of cluster c in category i, and :math:`A_c` of all of it, it is
-    :math:`(K - 1) / \frac{C}{C - 1} (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. The analysis of categorical data from
-    complex sample surveys (Rao and Scott, 1981)
-    """
-    clusters, n = int(cluster.max()) + 1, len(codes)
-    dof = int((proportions > 0).sum()) - 1
-    if clusters < 2 or dof < 1:
-        return float(clusters)
-    pairs, place = torch.unique(cluster * proportions.numel() + codes, return_inverse=True)
-    weight = torch.bincount(place, shares)
-    spread = (weight.square() / proportions[pairs % proportions.numel()]).sum()
-    between = float(spread - torch.bincount(cluster, shares).square().sum()) * clusters / (clusters - 1)
-    return min(dof / between, n) if between > 0 else float(n)
-
-
-def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) -> float:
-    """Return by how much the variance exceeds that of as many independent draws as there are effective ones."""
-    if _plain(samples):
-        return 1.0
-    terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
-    independent = (x * influence.square()).sum() / x.sum() ** 2
-    ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
-    clusters = clusters_in(samples)
-    quantile = standard_normal_quantile(0.95)
-    return max(ratio, 1.0) * (1.0 if clusters is None else few_clusters(clusters, quantile) ** 2)

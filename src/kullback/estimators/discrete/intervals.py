@@ -14,7 +14,7 @@ from kullback.estimators.discrete.point import (
 )
 from kullback.estimators.normal_interval import standard_normal_quantile
 
-__all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "kl_interval"]
+__all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "has_upper_end", "kl_interval"]
 
 # Above this share of P's draws in categories that Q never showed, no upper end is given; with the same share in
 # categories that P showed once, the lower end is that of a coarser alphabet.
@@ -27,8 +27,41 @@ FEWEST_DRAWS = 10
 _CAUTION = 1.5
 
 
+# By how many standard errors, and draws, P's draws in categories that Q never showed outnumber those in categories that
+# it showed once or twice where the former are not like the latter.
+_UNLIKE, _FEWEST_UNLIKE = 1.7, 3
+# So many nats a draw of P may add where Q is thousands of times less likely than it.
+_NATS_ALONE = 8.0
+
+
+def has_upper_end(a: Tensor, b: Tensor, half_width: Tensor | float = 0.0, *, bins: bool = False) -> Tensor:
+    """Say whether the draws bound KL from above, if what Q has not shown is like what it has shown once or twice.
+
+    They do not where more than 5 % of P's draws are in categories that Q never showed, nor where significantly more are
+    there than in categories that Q showed once or twice: they are then not missing by chance. Nor do they where Q
+    showed none so rarely, and two draws or more would add over half of the interval at a ratio of e^8. Of `bins` of a
+    line neighbors tell more than that, and only the first holds.
+    """
+    never, once, twice = (unseen_shares(a, (b - k).abs())[0] for k in range(3))
+    few = never <= MOST_UNSEEN
+    if bins:
+        return few
+    n = a.sum(-1)
+    more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
+    unlike = (more >= _FEWEST_UNLIKE - 0.5) & (more >= _UNLIKE * variance.sqrt())
+    # Where Q showed each category several times, two draws of P elsewhere are like none of them.
+    alone = (once + twice == 0) & (n * never >= 1.5)
+    return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
+
+
 def kl_interval(
-    a: Tensor, b: Tensor, confidence: float = 0.95, inflation: tuple[float, float] = (1.0, 1.0)
+    a: Tensor,
+    b: Tensor,
+    confidence: float = 0.95,
+    inflation: tuple[float, float] = (1.0, 1.0),
+    *,
+    spread: float = 1.0,
+    bins: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Return a confidence interval for KL from counts, one-sided where the draws miss too much for an upper end.
 
@@ -37,18 +70,21 @@ def kl_interval(
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
     with V and S of `kl_variance`: a variance that grows with t is right from P = Q, where T is distributed as
-    :math:`\chi^2`, to where it is normal. Each end is moved out by the bias that T corrects in its direction, the upper
-    one by half as much again, as little is known of categories that Q has not shown.
+    :math:`\chi^2`, to where it is normal. c is not let far below that of P near Q, :math:`2 (\frac1n + \frac1m)`. Each
+    end is moved out by the bias that T corrects in its direction, the upper one by half as much again, as little is
+    known of categories that Q has not shown.
 
-    With more than 5 % of P's draws in categories that Q never showed, the upper end is infinite: their probability
-    under Q may be as small as it likes. Then, and with more than 5 % of them in categories drawn once, the lower end is
-    that of a coarser alphabet, in which categories with fewer than 10 draws are one: merging only lowers KL.
+    Where `has_upper_end` says no, the upper end is infinite: the probability under Q of what it never showed may be as
+    small as it likes. With more than 5 % of P's draws in such categories, or in ones drawn once, the lower end is that
+    of a coarser alphabet, in which categories with fewer than 10 draws are one: merging only lowers KL.
 
     Arguments:
         a: how often P drew each category, shape (..., K).
         b: how often Q did, broadcastable with `a`.
         confidence: how often the interval shall hold the divergence.
         inflation: by what draws that depend on each other multiply the two variances in V.
+        spread: by what they multiply S.
+        bins: whether the categories are bins of a line, as in `has_upper_end`.
 
     Returns:
         the two ends in nats, float64, shape (...), the first 0 or more, the second infinite where it is unknown.
@@ -56,7 +92,7 @@ def kl_interval(
     Example:
         >>> import torch
         >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
-        (tensor([0.0119, 0.1264], dtype=torch.float64), tensor([0.5374,    inf], dtype=torch.float64))
+        (tensor([0.0117, 0.1264], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
@@ -66,27 +102,40 @@ def kl_interval(
     unseen, singletons = unseen_shares(a, b)
     change = coverage_correction(a, b)
     estimate = zhang_grabchak(a, b) + change.shrunken
-    low, high = _not_rejected(estimate, a, b, z, inflation, change.variance)
+    low, high = _not_rejected(estimate, a, b, z, inflation, spread, change.variance)
     low, high = low + change.predicted.clamp(max=0), high + _CAUTION * change.predicted.clamp(min=0)
     coarse_a, coarse_b = coarser(a, b)
     bound, _ = _not_rejected(
-        zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, 0 * estimate
+        zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, spread, 0 * estimate
     )
     low = torch.where(torch.maximum(unseen, singletons) > MOST_UNSEEN, bound, low)
-    return low.clamp(min=0), torch.where(unseen > MOST_UNSEEN, torch.inf, high)
+    return low.clamp(min=0), torch.where(has_upper_end(a, b, (high - low) / 2, bins=bins), high, torch.inf)
 
 
 def _not_rejected(
-    estimate: Tensor, a: Tensor, b: Tensor, z: float, inflation: tuple[float, float], added: Tensor
+    estimate: Tensor,
+    a: Tensor,
+    b: Tensor,
+    z: float,
+    inflation: tuple[float, float],
+    spread: float,
+    added: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the least and the largest divergence within z of its standard errors; `added` is more variance."""
     from_p, from_q = first_order(a, b)
     second = second_order(a, b)
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
-    rate = (from_p * inflation[0] + from_q * inflation[1]) / plain
+    # What draws that depend on each other multiply is the part of the variance that grows with t, not that of P = Q.
+    share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
+    in_p, in_q = (factor + (factor - 1) * share for factor in inflation)
+    rate = (from_p * in_p + from_q * in_q) / plain
+    # Few draws may show next to no variance: near P = Q it is that of a noncentral chi-square, 2 t (1/n + 1/m).
+    scale = 1 / a.sum(-1) + 1 / b.sum(-1)
+    near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
+    rate = torch.maximum(rate, torch.minimum(near, 2 * scale))
     middle = estimate + z**2 * rate / 2
-    reach = z * (second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
+    reach = z * (spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     return middle - reach, middle + reach
 
 

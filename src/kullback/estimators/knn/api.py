@@ -17,10 +17,12 @@ from kullback.errors import invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
 from kullback.estimators.draws import Array, Draws
-from kullback.estimators.knn.data import check_independent, prepared
+from kullback.estimators.knn.data import check_independent, check_points, prepared
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
-from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
+from kullback.estimators.spans import common_span
+from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
 from kullback.samples import Samples
 
 __all__ = ["nearest_neighbors"]
@@ -48,6 +50,7 @@ class _Terms:
     occurrence_q: list[Array]
     overfit: float  # by how much the pilot is likely to flatter its own draws
     dimension: float  # of the set that P's draws fill, by how fast balls fill
+    radii: tuple[Array, Array]  # of P's and Q's draws, in the coordinates in which Q's are searched
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,12 @@ def nearest_neighbors(
     """
     del generator
     check_confidence("nearest_neighbors", confidence)
-    first, second, notes = prepared(p, q)
+    check_points(p, q)
+    span = common_span(p, q)
+    if span.infinite:
+        return infinite_estimate("nearest_neighbors", (len(p), len(q)), span.infinite, p.tensor.device)
+    first, second, notes = prepared(span.p, span.q)
+    notes += span.notes
     device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
     ks = _numbers(first, second, k, extrapolate=extrapolate)
     terms = _terms(first, second, ks, whiten=whiten, device=device)
@@ -169,6 +177,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
 def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: torch.device) -> _Terms:
     d = p.x.shape[1]
     smoothing, overfit = np.zeros((len(ks), 1)), 0.0
+    radii = p.x[:, 0], q.x[:, 0]
     on_a_line = d == 1 and device.type == "cpu"
     if on_a_line:
         x, y, stretch = p.x[:, 0], q.x[:, 0], 0.0
@@ -179,6 +188,7 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
         p_points, q_points = _mapped(p.x, q.x) if pilot else (p.x, q.x)
         whitening_p, whitening_q = _whitenings(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
         at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
+        radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
         stretch = whitening_q.log_volume - whitening_p.log_volume
         own = search_space(
             at_p, at_p, ks, own=True, weights=p.weights, query_weights=p.weights, device=device
@@ -200,7 +210,9 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
     occurrence_p, occurrence_q = ([found.occurrence for found in side] for side in (own, cross))
     smoothing = np.broadcast_to(smoothing, log_ratio.shape)
-    return _Terms(ks, log_ratio, smoothing, occurrence_p, occurrence_q, overfit, _dimension(ks, own, d))
+    return _Terms(
+        ks, log_ratio, smoothing, occurrence_p, occurrence_q, overfit, _dimension(ks, own, d), radii
+    )
 
 
 def _dimension(ks: tuple[int, ...], own: list[KNearest], d: int) -> float:
@@ -323,6 +335,14 @@ def _interval(found: _Value, error: float, terms: _Terms, confidence: float) -> 
     return center - width - down, center + width + up + found.chance / 2
 
 
+def _unseen(terms: _Terms, p: Draws, q: Draws) -> Unseen:
+    """Look for P's draws where Q has none: by their distance from Q's center, and in each component."""
+    number = p.effective * p.groups / len(p)
+    if p.x.shape[1] == 1:
+        return unseen_by_q(p.x[:, 0], p.shares, q.x[:, 0], number)
+    return unseen_in_scores([terms.radii, *zip(p.x.T, q.x.T, strict=True)], p.shares, number)
+
+
 def _judged(
     found: _Value, terms: _Terms, interval: tuple[float, float], *, poor: bool, p: Draws, q: Draws
 ) -> tuple[tuple[float, float] | None, list[str]]:
@@ -339,7 +359,11 @@ def _judged(
             f"P lies mostly where Q has hardly a draw: {len(q)} draws of q cannot show a KL much above log {len(q)} = "
             f"{limit:.1f}, so the value is a lower estimate and the interval has no upper end."
         )
-    elif abs(found.shift) + abs(found.smoothing) > (high - low) / 8:
+    verdict = upper_end(_unseen(terms, p, q), (high - low) / 2 if high < math.inf else math.inf)
+    if verdict.note and high < math.inf:
+        notes.append(verdict.note)
+    high += verdict.reach
+    if high < math.inf and abs(found.shift) + abs(found.smoothing) > (high - low) / 8:
         notes.append(
             f"Corrections of bias changed the value by {found.shift:+.3g} (extrapolation to no neighbors) and "
             f"{found.smoothing:+.3g} (change of density within the balls); an interval is widened for what they miss."

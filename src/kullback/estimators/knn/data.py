@@ -11,9 +11,10 @@ from kullback.errors import ArgumentValueError, explain, invalid_type, invalid_v
 from kullback.estimators.checks import check_finite, check_samples
 from kullback.estimators.draws import Array, Draws
 from kullback.estimators.knn.search import spatial_order
+from kullback.estimators.spans import rank_of
 from kullback.samples import Samples
 
-__all__ = ["RepeatedDrawsError", "check_independent", "prepared"]
+__all__ = ["RepeatedDrawsError", "check_independent", "check_points", "prepared"]
 
 _CALL = "nearest_neighbors"
 # Rounding of real measurements gives a few ties; from here on they decide the result.
@@ -29,16 +30,19 @@ def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> Repeated
     return RepeatedDrawsError(explain(_CALL, argument, wanted=wanted, got=got, instead=instead))
 
 
-def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
-    """Check draws of both sides and return them, without constant coordinates that they share, and notes."""
+def check_points(p: Samples, q: Samples) -> None:
+    """Refuse what are no draws of one space, or have no distances."""
     check_samples(_CALL, p, q)
     for name, samples in (("p", p), ("q", q)):
         _check_points(name, samples)
+
+
+def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
+    """Return draws that `check_points` let pass, without constant coordinates that they share, and notes."""
     first, second = Draws.of(p), Draws.of(q)
     notes: list[str] = []
     first, second = _varying(first, second, notes)
     _check_numbers(first, second)
-    check_independent(first.x, second.x)
     first, second = _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
     _check_ties(first, second, notes)
     return first, second, notes
@@ -122,25 +126,17 @@ def check_independent(p: Array, q: Array) -> None:
     """Refuse points that lie in a plane of fewer dimensions, where they have no density."""
     for name, points in (("p", p), ("q", q)):
         d = points.shape[1]
-        if d == 1 or _rank(points[: 100 + 10 * d]) == d or _rank(points) == d:
+        scaled = (points - points.mean(0)) / np.maximum(points.std(0), np.finfo(np.float64).tiny)
+        rank = d if d == 1 else rank_of(scaled)
+        if rank == d:
             continue
         raise invalid_value(
             _CALL,
             name,
             wanted="components of which none follows from the others: else there is no density",
-            got=f"{d} components of rank {_rank(points)}",
+            got=f"{d} components of rank {rank}",
             instead="Samples(x[:, columns]) without those that follow from others, on both sides",
         )
-
-
-def _rank(points: Array) -> int:
-    centered = points - np.median(points, 0)
-    scale = np.median(np.abs(centered), 0)
-    return int(
-        np.linalg.matrix_rank(
-            centered / np.where(scale > 0, scale, np.abs(centered).max(0) + 1e-300), rtol=1e-10
-        )
-    )
 
 
 def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,10 @@ from torch import Tensor
 from kullback.kernels.codes import Outcome
 from kullback.representations import can_inspect
 
-__all__ = ["Form", "Parameters", "divergence", "required_gradients"]
+__all__ = ["Form", "Operator", "Parameters", "divergence", "required_gradients"]
+
+# For parameters that are numbers; for those that are rows; for means and Cholesky factors.
+Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals"]
 
 Parameters = tuple[Tensor, ...]
 _DTYPES = (torch.float32, torch.float64)
@@ -24,10 +27,10 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 
 
 class Form(NamedTuple):
-    """A closed form: its code, whether it is one of rows, the same in plain torch, and whether it may be infinite."""
+    """A closed form: its operator and code, the same in plain torch, and whether it may be infinite."""
 
+    operator: Operator
     code: int
-    of_rows: bool
     reference: Callable[[Parameters], Tensor]
     may_be_infinite: bool
 
@@ -39,9 +42,12 @@ def required_gradients(parameters: Parameters) -> list[bool] | None:
         return None
     required: list[bool] = []
     for x in parameters:
-        if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS:
+        if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS or x.layout is not torch.strided:
             return None
         required.append(x.requires_grad)
+    # Autograd saves no tensor of inference mode.
+    if True in required and torch.is_grad_enabled() and any(x.is_inference() for x in parameters):
+        return None
     return required
 
 
@@ -49,9 +55,7 @@ def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tens
     """Return the values for parameters of P and Q, differentiable in all orders; None if the kernel declines them."""
     try:
         if True in required and torch.is_grad_enabled():
-            shape = parameters[0].shape
-            if any(x.shape != shape for x in parameters):
-                parameters = _of_one_shape(parameters)
+            parameters = _of_one_shape(form, parameters)
             return _ClosedForm.apply(form, required, *parameters)
         return _compute(form, parameters, ())[0]
     except _DeclinedError:
@@ -61,6 +65,7 @@ def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tens
 class _Operators(NamedTuple):
     closed_form: Callable[..., int]
     closed_form_of_rows: Callable[..., int]
+    closed_form_of_normals: Callable[..., int]
     scale_derivatives: Callable[..., bool]
 
 
@@ -80,9 +85,15 @@ def _compute(
     first = parameters[0]
     if not first.is_contiguous():
         first = torch.empty(first.shape, dtype=first.dtype)
-    values = first.new_empty(first.shape[:-1]) if form.of_rows else torch.empty_like(first)
-    derivatives = [torch.empty_like(first) if want else None for want in wanted]
-    if form.of_rows:
+    of_numbers = form.operator == "closed_form"
+    values = torch.empty_like(first) if of_numbers else first.new_empty(first.shape[:-1])
+    derivatives = [
+        torch.empty_like(first if of_numbers else x, memory_format=torch.contiguous_format) if want else None
+        for want, x in zip(wanted, parameters, strict=bool(wanted))
+    ]
+    if form.operator == "closed_form_of_normals":
+        outcome = _operators().closed_form_of_normals(values, *parameters, *derivatives)
+    elif form.operator == "closed_form_of_rows":
         outcome = _operators().closed_form_of_rows(form.code, values, *parameters, *derivatives)
     elif derivatives:
         missing = (None,) * (4 - len(parameters))
@@ -94,10 +105,13 @@ def _compute(
     if outcome == _TOO_EXTREME:
         raise _DeclinedError
     # Another layout, which contiguous tensors of one shape do not have.
-    return _compute(form, tuple(x.contiguous() for x in _of_one_shape(parameters)), wanted)
+    return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), wanted)
 
 
-def _of_one_shape(parameters: Parameters) -> Parameters:
+def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:
+    shape = parameters[0].shape
+    if form.operator == "closed_form_of_normals" or all(x.shape == shape for x in parameters):
+        return parameters
     try:
         return torch.broadcast_tensors(*parameters)
     except RuntimeError:  # others tell the caller, in better words

@@ -6,11 +6,13 @@ a side is float64, else in float32, summing in float64.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels.divergence_codes import arguments_of, has_code
+from kullback.kernels.divergence_codes import Arguments, arguments_of
 from kullback.kernels.native import library
 
 __all__ = ["DTYPES", "serves", "value_and_gradient", "weighted_total"]
@@ -25,7 +27,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and q.is_cpu
         and p.dtype in DTYPES
         and q.dtype in DTYPES
-        and has_code(kind)
+        and arguments_of(kind) is not None
         and library.is_available()
     )
 
@@ -82,7 +84,10 @@ def _run(
     *results: Tensor | None,
 ) -> None:
     """Call the operator, which writes to `results`: values, total, and the gradients by both sides."""
-    torch.ops.kullback.value_and_gradient(p, q, weights, *arguments_of(kind), temperature, scale, *results)
+    code, numbers, swapped = cast(Arguments, arguments_of(kind))
+    if swapped:
+        p, q, results = q, p, (*results[:2], *results[:1:-1])
+    torch.ops.kullback.value_and_gradient.default(p, q, weights, code, *numbers, temperature, scale, *results)
 
 
 def _in_float64(weights: Tensor | None) -> Tensor | None:

@@ -22,6 +22,7 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
         and type(target) in _TENSORS
         and log_q.dtype == target.dtype
         and log_q.dtype in _DTYPES
+        and not (log_q.is_nested or target.is_nested)
         and log_q.shape == target.shape
         and log_q.is_cpu
         and target.is_cpu

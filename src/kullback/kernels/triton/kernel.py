@@ -25,8 +25,6 @@ _TOTAL_VARIATION = tl.constexpr(DivergenceCode.TOTAL_VARIATION.value)
 # Below this |log-ratio| terms are power series.
 _NEAR = tl.constexpr(0.3)
 _INF = tl.constexpr(float("inf"))
-# Below this log-probability float64 has no number, and the reference sees no mass.
-_NO_MASS = tl.constexpr(-745.0)
 
 
 @triton.jit
@@ -176,8 +174,10 @@ def _total(x):
 
 
 @triton.jit
-def _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
+def _masses(a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
     """Return p, q and their log-ratio: 0 where neither has mass, infinite where only one has."""
+    a -= from_a
+    b -= from_b
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
     # Where the two logits lie far apart, what rounding takes from their difference is given back.
@@ -185,15 +185,16 @@ def _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
     seen = apart - a
     lost = tl.where(tl.abs(apart) < _INF, (a - (apart - seen)) - (b + seen), 0.0)
     d = (((apart - offset) + lost) * scale - high) - low
-    without = (below_a <= _NO_MASS) & (below_b <= _NO_MASS)
+    without = (a == -_INF) & (b == -_INF)
     return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
 
 
 @triton.jit
 def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
-    """Return both rows' largest logits and inverse sums of exponentials, and offset, high and low of the log-ratio.
+    """Return what `_masses` needs of both rows: peaks, inverse sums of exponentials, and what the log-ratio is made of.
 
-    That is (a - b - offset) / T - high - low, in parts because float32 alone would round what is subtracted.
+    That is (a - b - offset) / T - high - low, in parts because float32 alone would round what is subtracted. Logits so
+    large that a - b might overflow are taken from their peaks first, by `from_a` and `from_b`.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     peaks_a, sums_a = zeros - _INF, zeros
@@ -206,13 +207,17 @@ def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
     # Both are summed in the same order, whatever their dtypes: equal rows have equal sums.
     parts = tl.join(sums_a * _exp((peaks_a - peak_a) * scale), sums_b * _exp((peaks_b - peak_b) * scale))
     sum_a, sum_b = tl.split(_total(parts))
+    huge = tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30
+    from_a, from_b = tl.where(huge, peak_a, 0.0), tl.where(huge, peak_b, 0.0)
+    peak_a -= from_a
+    peak_b -= from_b
     offset = peak_a - peak_b
     rest = peak_a.to(tl.float64) - peak_b.to(tl.float64) - offset.to(tl.float64)
     shift = rest * scale + (tl.log(sum_a) - tl.log(sum_b))
     high = shift.to(tl.float32)
     low = (shift - high.to(tl.float64)).to(tl.float32)
     inverse_a, inverse_b = (1.0 / sum_a).to(tl.float32), (1.0 / sum_b).to(tl.float32)
-    return peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+    return from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
 
 
 @triton.jit
@@ -237,14 +242,16 @@ def row_kernel(
     lanes = tl.arange(0, BLOCK)
     zeros = tl.zeros((BLOCK,), tl.float32)
 
-    peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
+    from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
     terms, derivatives_p, derivatives_q, differences = zeros, zeros, zeros, zeros
     for start in range(0, classes, BLOCK):
         columns = start + lanes
         a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-        x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
+        x, y, d = _masses(
+            a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+        )
         term, by_p, by_q = _terms_and_derivatives(
             x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
         )
@@ -267,7 +274,9 @@ def row_kernel(
         for start in range(0, classes, BLOCK):
             columns = start + lanes
             a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-            x, y, d = _masses(a, b, scale, peak_a, peak_b, inverse_a, inverse_b, offset, high, low)
+            x, y, d = _masses(
+                a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+            )
             _, by_p, by_q = _terms_and_derivatives(
                 x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
             )

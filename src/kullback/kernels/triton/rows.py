@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from functools import cache
 from types import ModuleType
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
 from kullback.kernels.codes import DivergenceCode
-from kullback.kernels.divergence_codes import arguments_of, has_code
+from kullback.kernels.divergence_codes import Arguments, arguments_of
 from kullback.optional import is_installed
 
 __all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
@@ -60,7 +61,8 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
         and p.dtype in DTYPES
         and q.dtype in DTYPES
         and 0 < p.shape[-1] < 2**31 - _LARGEST_BLOCK
-        and has_code(kind)
+        and (arguments := arguments_of(kind)) is not None
+        and arguments.code <= DivergenceCode.MIXTURE
         and missing() is None
     )
 
@@ -121,7 +123,7 @@ def _run(
     values = torch.empty(rows, dtype=torch.float64, device=p.device)
     if rows == 0:
         return values
-    code, *mixture = arguments_of(kind)
+    code, mixture, _ = cast(Arguments, arguments_of(kind))
     wanted = (gradients[0] is not None, gradients[1] is not None)
     # What is not wanted is not written: any pointer will do.
     by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))

@@ -31,7 +31,14 @@ from kullback.pairs.closed_forms.bounded import (
 from kullback.pairs.closed_forms.dirichlet import beta_divergence
 from kullback.pairs.closed_forms.positive_log_moments import log_moments_of
 from kullback.pairs.registry import closed_form
-from kullback.special import HALF_LOG_2PI, bounded_exp, expm1mx, log_ratio, polynomial, stirling_remainder
+from kullback.special import (
+    HALF_LOG_2PI,
+    bounded_exp,
+    log_ratio,
+    polynomial,
+    scaled_expm1mx,
+    stirling_remainder,
+)
 
 __all__: list[str] = []
 
@@ -122,7 +129,7 @@ def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     t = (high - low) / (2 * middle)
     log_means = log_ratio(middle * upcast(q.rate), a)
     return (
-        a * expm1mx(log_means)
+        scaled_expm1mx(a, log_means)
         - (a - 1) * _log_deficit(t, low / middle)
         + stirling_remainder(a)
         - torch.log(2 * t)
@@ -158,7 +165,7 @@ def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
         middle = start + half
         value = (
             value
-            + c * expm1mx(log_ratio(middle * total, c))
+            + scaled_expm1mx(c, log_ratio(middle * total, c))
             - (c - 1) * _log_deficit(half / middle, start / middle)
         )
         value = value + torch.log(middle) + stirling_remainder(c)

@@ -12,7 +12,7 @@ from torch.distributions import Beta, Dirichlet
 from kullback.numeric import upcast
 from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
-from kullback.special import expm1mx, log_ratio, stirling_bregman
+from kullback.special import log_ratio, scaled_expm1mx, stirling_bregman
 
 __all__ = ["beta_divergence", "dirichlet_divergence"]
 
@@ -100,5 +100,5 @@ def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
     total_p, total_q, total_distance = p.sum(-1), q.sum(-1), distance.sum(-1)
     logs = log_ratio(p, q, -distance) - log_ratio(total_p, total_q, -total_distance).unsqueeze(-1)
-    of_means = (q * expm1mx(logs)).sum(-1)
+    of_means = scaled_expm1mx(q, logs).sum(-1)
     return of_means + stirling_bregman(p, q).sum(-1) - stirling_bregman(total_p, total_q, total_distance)

@@ -37,7 +37,7 @@ __all__: list[str] = []
 
 # (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...)
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
-_HUGE = 1e300
+_LOG_HUGE = 709.0
 
 Classes = Categorical | OneHotCategorical | Multinomial
 
@@ -90,8 +90,10 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
     The arguments are log(p / q) for the last outcome and for the other, and the logarithms of P's and Q's probability
     of the other outcome, each divided by P's probability of the last one.
     """
-    odds, odds_of_q = (torch.exp(x).clamp(max=_HUGE) for x in (log_odds, log_odds_of_q))
-    return expm1mx(-last) + generalized_kl(odds, odds_of_q, others)
+    # The second term is proportional to the odds, which may overflow where it does not.
+    beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
+    odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
+    return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
 
 
 @closed_form(Poisson, Poisson)
@@ -153,11 +155,8 @@ def _rows(p: Classes, q: Classes) -> Tensor:
     (left, left_in_logs), (right, right_in_logs) = _weights(p), _weights(q)
     left, right = torch.broadcast_tensors(left, right)
     shape, classes, rows = left.shape[:-1], left.shape[-1], Rows(left_in_logs, right_in_logs)
-    # A finite logit means positive mass even where the probability underflows.
-    outside = (left > (-torch.inf if left_in_logs else 0)) & (right == (-torch.inf if right_in_logs else 0))
     left, right = left.reshape(shape.numel(), classes), right.reshape(shape.numel(), classes)
-    value = reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
-    return torch.where(outside.any(-1), torch.inf, value)
+    return reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
 
 
 def _weights(d: Classes) -> tuple[Tensor, bool]:

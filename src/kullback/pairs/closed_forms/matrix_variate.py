@@ -21,7 +21,14 @@ _HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DE
 _NEAR = 0.05
 
 
-@closed_form(Wishart, Wishart)
+def wishart_rounding_error(p: Wishart, q: Wishart, value: Tensor) -> Tensor:
+    """Bound the rounding error of KL by the condition numbers of the scale matrices."""
+    relative_error = sum((x.rounding_error() for x in factors_of(p, q)[:2]), torch.zeros_like(value))
+    weight = torch.where(value < 0.002, 0, upcast(p.df).detach() * p.event_shape[-1])
+    return 4 * (relative_error + 1e-13) * (value + weight) + 1e-15
+
+
+@closed_form(Wishart, Wishart, error=wishart_rounding_error)
 def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
     """Return KL of the factors of Bartlett's decomposition: d gamma distributions, and the part below the diagonal.
 

@@ -42,7 +42,18 @@ _NEAR = 0.00125
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
 
 
-@closed_form(MultivariateNormal, MultivariateNormal)
+def rounding_error(p: Gaussian, q: Gaussian, value: Tensor) -> Tensor:
+    """Bound the rounding error of KL between multivariate normals by the condition numbers of their covariances."""
+    spreads = [moments(d) for d in (p, q)]
+    if spreads[0] is None or spreads[1] is None:
+        return torch.full_like(value, torch.inf)
+    relative_error = sum((x[1].rounding_error() for x in spreads if x is not None), torch.zeros_like(value))
+    # Nearly equal covariances are compared by their difference, whose error is relative to that.
+    dimensions = torch.where(value < 0.002, 0, p.event_shape.numel() or 1)
+    return 4 * (relative_error + 1e-13) * (value + dimensions) + 1e-15
+
+
+@closed_form(MultivariateNormal, MultivariateNormal, error=rounding_error)
 def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     """Return (tr M M^T - d - log det M M^T + |K^-1 (m_p - m_q)|^2) / 2 for M = K^-1 L.
 
@@ -63,12 +74,12 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
     return factor_model_divergence(factor_model_of(p), factor_model_of(q))
 
 
-@closed_form(LowRankMultivariateNormal, MultivariateNormal)
-@closed_form(MultivariateNormal, LowRankMultivariateNormal)
-@closed_form(Independent, MultivariateNormal)
-@closed_form(MultivariateNormal, Independent)
-@closed_form(Independent, LowRankMultivariateNormal)
-@closed_form(LowRankMultivariateNormal, Independent)
+@closed_form(LowRankMultivariateNormal, MultivariateNormal, error=rounding_error)
+@closed_form(MultivariateNormal, LowRankMultivariateNormal, error=rounding_error)
+@closed_form(Independent, MultivariateNormal, error=rounding_error)
+@closed_form(MultivariateNormal, Independent, error=rounding_error)
+@closed_form(Independent, LowRankMultivariateNormal, error=rounding_error)
+@closed_form(LowRankMultivariateNormal, Independent, error=rounding_error)
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
     """Return KL for covariances of any form; None where the dimensions are independent but not normal."""
     left, right = moments(p), moments(q)
@@ -124,9 +135,11 @@ class _Whitened(NamedTuple):
 
 
 def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Read a distribution, without the batch dimensions that its covariance was expanded to."""
+    """Return the parameters, without the batch dimensions that the covariance was expanded to."""
     factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
+    factors, variances = factors.expand(*batch, *factors.shape[-2:]), variances.expand(*batch, -1)
     return FactorModel(upcast(d.loc), upcast(factors), upcast(variances))
 
 

@@ -1,4 +1,4 @@
-"""Pairs of one family whose closed form the C++ kernels compute from the parameters as they lie.
+"""Pairs of families whose closed form the C++ kernels compute from the parameters as they lie.
 
 What these do not take goes to the functions in plain torch: other devices, tensors of torch.func, second derivatives,
 and parameters so extreme that the arithmetic would leave float64.
@@ -27,15 +27,18 @@ from torch.distributions import (
     Cauchy,
     Chi2,
     Dirichlet,
+    Distribution,
     Exponential,
     Gamma,
     Geometric,
     Gumbel,
     HalfCauchy,
     HalfNormal,
+    Independent,
     InverseGamma,
     Laplace,
     LogNormal,
+    MultivariateNormal,
     Normal,
     OneHotCategorical,
     Pareto,
@@ -46,8 +49,9 @@ from torch.distributions import (
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
-from kullback.pairs.numerics.parameters import given_logits
+from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
+from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
 
 __all__ = ["fused_divergence"]
 
@@ -55,113 +59,255 @@ _is_available = cache(library.is_available)
 
 
 class _Pair(NamedTuple):
-    """How the kernel is called for two members of a family, and how their parameters are read."""
+    """How the kernel is called for a pair of families, and how their parameters are read."""
 
-    types: tuple[type, type]
-    read: Callable[[Any], Parameters]
+    types: TypePair
+    read_p: Callable[[Any], Parameters]
+    read_q: Callable[[Any], Parameters]
     form: Form
 
 
+# The parameters of each family in the order in which the kernels take them, "1" for one that is always 1; and how a
+# distribution made from logits and one made from probabilities are told apart.
+_PARAMETERS: dict[type, str] = {
+    Normal: "loc scale",
+    LogNormal: "base_dist.loc base_dist.scale",
+    Laplace: "loc scale",
+    Cauchy: "loc scale",
+    Gumbel: "loc scale",
+    Exponential: "rate",
+    Gamma: "concentration rate",
+    Chi2: "concentration rate",
+    InverseGamma: "base_dist.concentration base_dist.rate",
+    HalfNormal: "base_dist.scale",
+    HalfCauchy: "base_dist.scale",
+    Pareto: "scale alpha",
+    Uniform: "low high",
+    Beta: "concentration1 concentration0",
+    Poisson: "rate",
+    Dirichlet: "concentration",
+}
+
+
 def _pair(
-    family: type, code: ElementForm | RowForm, names: str, where: str = "", *, may_be_infinite: bool = False
+    family: type,
+    code: ElementForm | RowForm,
+    *,
+    other: type | None = None,
+    p: str = "",
+    q: str = "",
+    may_be_infinite: bool = False,
 ) -> _Pair:
-    words = tuple(names.split())
+    """Return how the kernel serves a family, or it and another, whose parameters may be named for this pair alone."""
+    types = family, family if other is None else other
+    q = p if other is None else q
+    names = [(given or _PARAMETERS[kind]).split() for given, kind in ((p, types[0]), (q, types[1]))]
 
     def reference(parameters: Parameters) -> Tensor:
+        sides = parameters[: len(names[0])], parameters[len(names[0]) :]
         p, q = (
-            SimpleNamespace(**dict(zip(words, side, strict=True)))
-            for side in (parameters[: len(words)], parameters[len(words) :])
+            SimpleNamespace(**{name.rpartition(".")[2]: x for name, x in zip(words, side, strict=True)})
+            for words, side in zip(names, sides, strict=True)
         )
-        return cast(ClosedForm, find_closed_form(family, family)).function(p, q)  # pyright: ignore[reportReturnType]
+        return cast(ClosedForm, find_closed_form(*types)).function(p, q)  # pyright: ignore[reportReturnType]
 
-    form = Form(code.value, isinstance(code, RowForm), reference, may_be_infinite)
-    return _Pair((family, family), _reader([where + word for word in words]), form)
+    operator = "closed_form_of_rows" if isinstance(code, RowForm) else "closed_form"
+    form = Form(operator, code.value, reference, may_be_infinite)
+    return _Pair(types, _reader(names[0]), _reader(names[1]), form)
 
 
 def _reader(names: list[str]) -> Callable[[Any], Parameters]:
-    if len(names) > 1:
-        return attrgetter(*names)
-    get: Callable[[Any], Tensor] = attrgetter(names[0])
+    if len(names) == 1:
+        get: Callable[[Any], Tensor] = attrgetter(names[0])
+        return lambda distribution: (get(distribution),)
+    if names[0] == "1":
+        after_one: Callable[[Any], Tensor] = attrgetter(names[1])
 
-    def read_one(distribution: Any) -> Parameters:
-        return (get(distribution),)
+        def read(distribution: Any) -> Parameters:
+            given = after_one(distribution)
+            return _one(given.dtype).expand(given.shape), given
 
-    return read_one
+        return read
+    return attrgetter(*names)
 
 
-_PAIRS: dict[type, _Pair] = {
-    Normal: _pair(Normal, ElementForm.NORMAL, "loc scale"),
-    LogNormal: _pair(LogNormal, ElementForm.NORMAL, "loc scale", "base_dist."),
-    Laplace: _pair(Laplace, ElementForm.LAPLACE, "loc scale"),
-    Cauchy: _pair(Cauchy, ElementForm.CAUCHY, "loc scale"),
-    Gumbel: _pair(Gumbel, ElementForm.GUMBEL, "loc scale"),
-    Exponential: _pair(Exponential, ElementForm.EXPONENTIAL, "rate"),
-    Gamma: _pair(Gamma, ElementForm.GAMMA, "concentration rate"),
-    Chi2: _pair(Chi2, ElementForm.GAMMA, "concentration rate"),
-    InverseGamma: _pair(InverseGamma, ElementForm.GAMMA, "concentration rate", "base_dist."),
-    HalfNormal: _pair(HalfNormal, ElementForm.HALF_NORMAL, "scale", "base_dist."),
-    HalfCauchy: _pair(HalfCauchy, ElementForm.HALF_CAUCHY, "scale", "base_dist."),
-    Pareto: _pair(Pareto, ElementForm.PARETO, "scale alpha", may_be_infinite=True),
-    Uniform: _pair(Uniform, ElementForm.UNIFORM, "low high", may_be_infinite=True),
-    Beta: _pair(Beta, ElementForm.BETA, "concentration1 concentration0"),
-    Poisson: _pair(Poisson, ElementForm.POISSON, "rate"),
-    Dirichlet: _pair(Dirichlet, RowForm.DIRICHLET, "concentration"),
+@cache
+def _one(dtype: torch.dtype) -> Tensor:
+    return torch.ones((), dtype=dtype)
+
+
+_PAIRS: dict[TypePair, _Pair] = {
+    pair.types: pair
+    for pair in (
+        _pair(Normal, ElementForm.NORMAL),
+        _pair(LogNormal, ElementForm.NORMAL),
+        _pair(Laplace, ElementForm.LAPLACE),
+        _pair(Cauchy, ElementForm.CAUCHY),
+        _pair(Gumbel, ElementForm.GUMBEL),
+        _pair(Exponential, ElementForm.EXPONENTIAL),
+        _pair(Gamma, ElementForm.GAMMA),
+        _pair(Chi2, ElementForm.GAMMA),
+        _pair(Gamma, ElementForm.GAMMA, other=Exponential, q="1 rate"),
+        _pair(Exponential, ElementForm.GAMMA, other=Gamma, p="1 rate"),
+        _pair(InverseGamma, ElementForm.GAMMA),
+        _pair(HalfNormal, ElementForm.HALF_NORMAL),
+        _pair(HalfCauchy, ElementForm.HALF_CAUCHY),
+        _pair(Pareto, ElementForm.PARETO, may_be_infinite=True),
+        _pair(Uniform, ElementForm.UNIFORM, may_be_infinite=True),
+        _pair(Beta, ElementForm.BETA),
+        _pair(Poisson, ElementForm.POISSON),
+        _pair(Dirichlet, RowForm.DIRICHLET),
+        _pair(Normal, ElementForm.NORMAL_LAPLACE, other=Laplace),
+        _pair(Laplace, ElementForm.LAPLACE_NORMAL, other=Normal),
+        _pair(Normal, ElementForm.NORMAL_GUMBEL, other=Gumbel),
+        _pair(Gumbel, ElementForm.GUMBEL_NORMAL, other=Normal),
+        _pair(Uniform, ElementForm.UNIFORM_NORMAL, other=Normal),
+        _pair(Uniform, ElementForm.UNIFORM_EXPONENTIAL, other=Exponential, may_be_infinite=True),
+        _pair(Uniform, ElementForm.UNIFORM_GUMBEL, other=Gumbel),
+        _pair(Uniform, ElementForm.UNIFORM_PARETO, other=Pareto, may_be_infinite=True),
+        _pair(Uniform, ElementForm.UNIFORM_GAMMA, other=Gamma, may_be_infinite=True),
+        _pair(Uniform, ElementForm.UNIFORM_BETA, other=Beta, may_be_infinite=True),
+        _pair(Exponential, ElementForm.GAMMA_NORMAL, other=Normal, p="1 rate"),
+        _pair(Exponential, ElementForm.GAMMA_GUMBEL, other=Gumbel, p="1 rate"),
+        _pair(Gamma, ElementForm.GAMMA_NORMAL, other=Normal),
+        _pair(Gamma, ElementForm.GAMMA_GUMBEL, other=Gumbel),
+        _pair(Beta, ElementForm.BETA_GAMMA, other=Gamma),
+        _pair(Beta, ElementForm.BETA_GAMMA, other=Exponential, q="1 rate"),
+        _pair(Beta, ElementForm.BETA_NORMAL, other=Normal),
+        _pair(Beta, ElementForm.BETA_UNIFORM, other=Uniform, may_be_infinite=True),
+        _pair(Pareto, ElementForm.PARETO_GAMMA, other=Gamma, may_be_infinite=True),
+        _pair(Pareto, ElementForm.PARETO_GAMMA, other=Exponential, q="1 rate", may_be_infinite=True),
+        _pair(Pareto, ElementForm.PARETO_NORMAL, other=Normal, may_be_infinite=True),
+    )
 }
 # Families that are made from logits or from probabilities: how either is computed.
-_LOGITS_AND_PROBS: dict[type, tuple[_Pair, _Pair]] = {
-    Bernoulli: (
-        _pair(Bernoulli, ElementForm.BERNOULLI_LOGITS, "logits"),
-        _pair(Bernoulli, ElementForm.BERNOULLI_PROBS, "probs", may_be_infinite=True),
+_LOGITS_AND_PROBS: dict[TypePair, tuple[_Pair, _Pair]] = {
+    (Bernoulli, Bernoulli): (
+        _pair(Bernoulli, ElementForm.BERNOULLI_LOGITS, p="logits"),
+        _pair(Bernoulli, ElementForm.BERNOULLI_PROBS, p="probs", may_be_infinite=True),
     ),
-    Binomial: (
-        _pair(Binomial, ElementForm.BINOMIAL_LOGITS, "total_count logits"),
-        _pair(Binomial, ElementForm.BINOMIAL_PROBS, "total_count probs", may_be_infinite=True),
+    (Bernoulli, Poisson): (
+        _pair(Bernoulli, ElementForm.BERNOULLI_LOGITS_POISSON, other=Poisson, p="logits"),
+        _pair(Bernoulli, ElementForm.BERNOULLI_POISSON, other=Poisson, p="probs"),
     ),
-    Geometric: (
-        _pair(Geometric, ElementForm.GEOMETRIC_LOGITS, "logits"),
-        _pair(Geometric, ElementForm.GEOMETRIC_PROBS, "probs", may_be_infinite=True),
+    (Binomial, Binomial): (
+        _pair(Binomial, ElementForm.BINOMIAL_LOGITS, p="total_count logits"),
+        _pair(Binomial, ElementForm.BINOMIAL_PROBS, p="total_count probs", may_be_infinite=True),
     ),
-    Categorical: (
-        _pair(Categorical, RowForm.CATEGORICAL_LOGITS, "logits", may_be_infinite=True),
-        _pair(Categorical, RowForm.CATEGORICAL_PROBS, "probs", may_be_infinite=True),
+    (Geometric, Geometric): (
+        _pair(Geometric, ElementForm.GEOMETRIC_LOGITS, p="logits"),
+        _pair(Geometric, ElementForm.GEOMETRIC_PROBS, p="probs", may_be_infinite=True),
     ),
-    OneHotCategorical: (
-        _pair(OneHotCategorical, RowForm.CATEGORICAL_LOGITS, "logits", "_categorical.", may_be_infinite=True),
-        _pair(OneHotCategorical, RowForm.CATEGORICAL_PROBS, "probs", "_categorical.", may_be_infinite=True),
+    (Categorical, Categorical): (
+        _pair(Categorical, RowForm.CATEGORICAL_LOGITS, p="logits", may_be_infinite=True),
+        _pair(Categorical, RowForm.CATEGORICAL_PROBS, p="probs", may_be_infinite=True),
+    ),
+    (OneHotCategorical, OneHotCategorical): (
+        _pair(OneHotCategorical, RowForm.CATEGORICAL_LOGITS, p="_categorical.logits", may_be_infinite=True),
+        _pair(OneHotCategorical, RowForm.CATEGORICAL_PROBS, p="_categorical.probs", may_be_infinite=True),
     ),
 }
+
+
+def _normals(parameters: Parameters) -> Tensor:
+    loc_p, root_p, loc_q, root_q = parameters
+    p, q = (
+        MultivariateNormal(loc, scale_tril=root, validate_args=False)
+        for loc, root in ((loc_p, root_p), (loc_q, root_q))
+    )
+    return cast(ClosedForm, find_closed_form(MultivariateNormal, MultivariateNormal)).function(p, q)  # pyright: ignore[reportReturnType]
+
+
+_NORMALS = _Pair(
+    (MultivariateNormal, MultivariateNormal),
+    attrgetter("loc", "scale_tril"),
+    attrgetter("loc", "scale_tril"),
+    Form("closed_form_of_normals", 0, _normals, False),
+)
 
 
 def fused_divergence(p: object, q: object) -> Tensor | None:
     """Return KL(P || Q) in the dtype of the parameters; None if the kernels do not take these two."""
-    if torch.compiler.is_compiling() or type(p) is not type(q):
+    if torch.compiler.is_compiling():
         return None
-    pair = _PAIRS.get(type(p)) or _pair_of_logits_or_probs(p, q)
-    if pair is None or not _is_ordinary_call(pair):
+    types = type(p), type(q)
+    pair = _PAIRS.get(types) or _other_pair(types, p, q)
+    if pair is None:
+        return _of_dimensions(p, q) if types == (Independent, Independent) else None
+    if not _is_ordinary_call(types):
         return None
-    parameters = pair.read(p) + pair.read(q)
+    parameters = pair.read_p(p) + pair.read_q(q)
     required = required_gradients(parameters)
-    if required is None or (pair.form.of_rows and parameters[0].shape[-1] != parameters[1].shape[-1]):
+    if required is None or not _is_comparable(pair.form, parameters):
         return None
     return divergence(pair.form, parameters, required)
 
 
-def _pair_of_logits_or_probs(p: Any, q: Any) -> _Pair | None:
-    pairs = _LOGITS_AND_PROBS.get(type(p))
-    if pairs is None:
+def _is_comparable(form: Form, parameters: Parameters) -> bool:
+    if form.operator == "closed_form":
+        return True
+    if form.operator == "closed_form_of_rows":
+        return parameters[0].shape[-1] == parameters[1].shape[-1]
+    return parameters[0].shape == parameters[2].shape
+
+
+def _of_dimensions(p: Any, q: Any) -> Tensor | None:
+    """Return the sum over the event dimensions of two `Independent` distributions."""
+    dimensions: int = p.reinterpreted_batch_ndims
+    if (
+        not dimensions
+        or p.event_shape != q.event_shape
+        or dimensions != q.reinterpreted_batch_ndims
+        or (has_user_rules() and find_user_rule("kl_divergence", Independent, Independent) is not None)
+    ):
         return None
-    in_logits, also_q = (given_logits(getattr(d, "_categorical", d)) for d in (p, q))
-    if in_logits is not also_q:
+    value = fused_divergence(p.base_dist, q.base_dist)
+    return None if value is None else value.sum(tuple(range(-dimensions, 0)))
+
+
+def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
+    """Return the pair for families made from logits or probabilities, or for subclasses."""
+    known: TypePair | None = types
+    if types != _NORMALS.types and types not in _LOGITS_AND_PROBS:
+        if not (isinstance(p, Distribution) and isinstance(q, Distribution)):
+            return None
+        known = cached("kullback kernel", types, _of_superclasses)
+        if known is None:
+            return None
+        pair = _PAIRS.get(known)
+        if pair is not None:
+            return pair
+    if known == _NORMALS.types:
+        given = (first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")) for d in (p, q))
+        return _NORMALS if all(name == "scale_tril" for name in given) else None
+    pairs = _LOGITS_AND_PROBS[known]
+    in_logits = given_logits(getattr(p, "_categorical", p))
+    if known[0] is known[1] and in_logits is not given_logits(getattr(q, "_categorical", q)):
         return None
     return pairs[0] if in_logits else pairs[1]
 
 
-def _is_ordinary_call(pair: _Pair) -> bool:
+def _of_superclasses(types: TypePair) -> TypePair | None:
+    """Return the families whose kernel serves two subclasses of theirs; None if others have a rule for these."""
+    form, rule = find_closed_form(*types), find_third_party_rule(*types)
+    if form is None or (rule is not None and rule.for_own_class):
+        return None
+    for known in (*_PAIRS, *_LOGITS_AND_PROBS, _NORMALS.types):
+        if all(map(_keeps_support, types, known)) and find_closed_form(*known) is form:
+            return known
+    return None
+
+
+def _keeps_support(kind: type, family: type) -> bool:
+    return issubclass(kind, family) and getattr(kind, "support", None) is getattr(family, "support", None)
+
+
+def _is_ordinary_call(types: TypePair) -> bool:
     """Tell whether operators run as they are, without torch.func and its like, and no user has a rule for the pair."""
     return (
         _is_available()
         and _functorch.peek_interpreter_stack() is None
         and not _len_torch_dispatch_stack()
         and forward_ad._current_level < 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        and (not has_user_rules() or find_user_rule("kl_divergence", *pair.types) is None)
+        and (not has_user_rules() or find_user_rule("kl_divergence", *types) is None)
     )

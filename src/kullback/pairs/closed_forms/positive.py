@@ -25,11 +25,11 @@ from kullback.pairs.registry import closed_form
 from kullback.special import (
     HALF_LOG_2PI,
     expm1_ratio,
-    expm1mx,
     itakura_saito,
     lgamma_bregman,
     log1pmx,
     log_ratio,
+    scaled_expm1mx,
     stirling_bregman,
 )
 
@@ -79,7 +79,7 @@ def gamma_divergence(
     `more` is a_p - a_q and `faster` is rate_p - rate_q where those are known better than from the parameters.
     """
     log_means = log_ratio(a_p, a_q, more) - log_ratio(rate_p, rate_q, faster)
-    return a_q * expm1mx(log_means) + stirling_bregman(a_p, a_q, None if more is None else -more)
+    return scaled_expm1mx(a_q, log_means) + stirling_bregman(a_p, a_q, None if more is None else -more)
 
 
 @closed_form(Weibull, Exponential)
@@ -109,7 +109,7 @@ def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
     y = 1 / k
     log_means = log_ratio(scale * upcast(q.rate), a) + torch.lgamma(1 + y)
     shapes = a * lgamma_bregman(one, y, (1 - k) / k) - (a - 1) * log_ratio(k, one)
-    return (a * expm1mx(log_means) + shapes + stirling_bregman(torch.ones_like(a), a)).clamp(min=0)
+    return (scaled_expm1mx(a, log_means) + shapes + stirling_bregman(torch.ones_like(a), a)).clamp(min=0)
 
 
 @closed_form(HalfNormal, HalfNormal)

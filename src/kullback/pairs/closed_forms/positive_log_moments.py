@@ -43,6 +43,7 @@ from kullback.special import (
     digamma_minus_log,
     expm1mx,
     lgamma_bregman,
+    scaled_expm1mx,
     stirling_remainder,
     trigamma,
 )
@@ -274,7 +275,7 @@ def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) + a jensen_gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
     a = upcast(q.concentration)
     log_means = p.log_mean() + torch.log(upcast(q.rate) / a)
-    return a * (expm1mx(log_means) + p.jensen_gap(1.0)) + stirling_remainder(a) - p.entropy
+    return scaled_expm1mx(a, log_means) + a * p.jensen_gap(1.0) + stirling_remainder(a) - p.entropy
 
 
 def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
@@ -287,7 +288,7 @@ def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
     a = upcast(q.concentration)
     gap = p.jensen_gap(-1.0)
     log_means = gap - p.mean() + torch.log(upcast(q.rate) / a)
-    return a * (expm1mx(log_means) + gap) + stirling_remainder(a) - p.entropy
+    return scaled_expm1mx(a, log_means) + a * gap + stirling_remainder(a) - p.entropy
 
 
 def _to_weibull(p: LogMoments, q: Weibull) -> Tensor:

@@ -55,9 +55,20 @@ def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
 
 
 def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -> Tensor:
-    """Return KL between Cauchy distributions whose locations differ by `shift`."""
-    more = scale_p - scale_q
-    return torch.log1p(((more / scale_p) * (more / scale_q) + (shift / scale_p) * (shift / scale_q)) / 4)
+    """Return KL between Cauchy distributions whose locations differ by `shift`.
+
+    Far from 0 it is the logarithm of ((s_p + s_q)^2 + d^2) / (4 s_p s_q), of which no part overflows.
+    """
+    more, shift = scale_p - scale_q, torch.as_tensor(shift)
+    far = (
+        2 * torch.log(torch.hypot((scale_p + scale_q) / 2, shift / 2))
+        - torch.log(scale_p)
+        - torch.log(scale_q)
+    )
+    near = far.detach() < 0.5
+    more, shift = torch.where(near, more, 0), torch.where(near, shift, 0)
+    squares = (more / scale_p) * (more / scale_q) + (shift / scale_p) * (shift / scale_q)
+    return torch.where(near, torch.log1p(squares / 4), far)
 
 
 @closed_form(Gumbel, Gumbel)
@@ -162,7 +173,7 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     light = ratio < 1
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
     room = torch.where(light, (1 - ratio) * (1 + ratio), 1)
-    return shift + bounded_exp(-shift) / room - torch.log(2 * ratio) - 1
+    return shift + bounded_exp(-shift - torch.log(room)) - torch.log(2 * ratio) - 1
 
 
 @closed_form(Gumbel, Laplace)
@@ -191,9 +202,14 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     ratio = scale_p / scale_q
     more = (scale_p - scale_q) / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
+    # A square of the ratio that underflows leaves its logarithm; one that overflows is infinite.
+    tiny, huge = ratio < 1e-100, ratio > 1e150
+    log_variance = 2 * (torch.log(scale_p) - torch.log(scale_q)) + torch.log(half / (half - 1))
+    ratio, more = (torch.where(tiny | huge, x, y) for x, y in ((1, ratio), (0, more)))
     square = ratio * ratio
     variance = square * half / (half - 1)
     spread = itakura_saito(variance, torch.ones_like(variance), more * (2 + more) + square / (half - 1))
+    spread = torch.where(tiny, -1 - log_variance, torch.where(huge, torch.inf, spread))
     return (spread + shift * shift) / 2 + _from_normal(half)
 
 
@@ -230,6 +246,10 @@ def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
         + stirling_remainder(half + 0.5)
         - stirling_remainder(half)
     )
-    growth = (half + 0.5) * torch.log1p(shift * shift + ratio * (2 + ratio))
-    value = growth - step - torch.log(ratio) - torch.log(16 * math.pi * half) / 2
+    # log(shift^2 + (1 + ratio)^2), where neither square may overflow
+    large = torch.maximum(shift.abs(), ratio).detach() > 1e8
+    small_shift, small_ratio = torch.where(large, 0, shift), torch.where(large, 0, ratio)
+    near = torch.log1p(small_shift * small_shift + small_ratio * (2 + small_ratio))
+    log_square = torch.where(large, 2 * torch.log(torch.hypot(1 + ratio, shift)), near)
+    value = (half + 0.5) * log_square - step - torch.log(ratio) - torch.log(16 * math.pi * half) / 2
     return value.clamp(min=0)

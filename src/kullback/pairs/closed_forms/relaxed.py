@@ -59,7 +59,7 @@ def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
 
 @closed_form(ExpRelaxedCategorical, ExpRelaxedCategorical, method="series")
 def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor | None:
-    """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for n classes.
+    """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for the n classes with mass in P or Q.
 
     With d the differences of the logits of Q and P less their mean, KL is n E log(sum_k w_k e^d_k) for w uniform on
     the simplex. By log x = int (e^-t - e^-xt) dt / t, with t = e^s, it is the integral above, D(s) being the sum of
@@ -69,25 +69,28 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None
-    d = _log_ratios_of_classes(p, q)
+    d, empty = _log_ratios_of_classes(p, q)
     infinite = ~d.isfinite().all(-1)
     d = torch.where(infinite.unsqueeze(-1), 0, d)
-    d = d - d.mean(-1, keepdim=True)
-    n = d.shape[-1]
-    lowest = -d.detach().amax(-1, keepdim=True) - math.log(n) - 34
-    step = (math.log(math.expm1(36 / n)) - lowest) / _NODES
+    n = (~empty).sum(-1, keepdim=True).to(d.dtype)
+    d = torch.where(empty, 0, d - d.sum(-1, keepdim=True) / n)
+    lowest = -d.detach().amax(-1, keepdim=True) - torch.log(n) - 34
+    step = (torch.log(torch.expm1(36 / n)) - lowest) / _NODES
     s = lowest + step * (torch.arange(_NODES, dtype=d.dtype, device=d.device) + 0.5)
     rise = _softplus_bregman(torch.sigmoid(s).unsqueeze(-1), d.unsqueeze(-2)).sum(-1)
-    value = n * (step * torch.exp(n * logsigmoid(-s)) * -torch.expm1(-rise)).sum(-1)
+    value = n.squeeze(-1) * (step * torch.exp(n * logsigmoid(-s)) * -torch.expm1(-rise)).sum(-1)
     return torch.where(infinite, torch.inf, value)
 
 
-def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor:
-    """Return log q_k / p_k, up to a constant."""
+def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> tuple[Tensor, Tensor]:
+    """Return log q_k / p_k, up to a constant, and where neither has mass; there it is 0."""
     if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         left, right = (_log_weights(d) for d in (p, q))
-        return torch.where(left == right, 0, right - left)
-    return log_ratio(upcast(q.probs), upcast(p.probs))
+        empty = (left == -torch.inf) & (right == -torch.inf)
+        return torch.where(empty, 0, right) - torch.where(empty, 0, left), empty
+    left, right = upcast(p.probs), upcast(q.probs)
+    empty = (left == 0) & (right == 0)
+    return log_ratio(torch.where(empty, 1, right), torch.where(empty, 1, left)), empty
 
 
 def _log_weights(d: ExpRelaxedCategorical) -> Tensor:

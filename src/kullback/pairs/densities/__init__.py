@@ -7,4 +7,5 @@ from kullback.pairs.densities import (
     integer as integer,
     positive as positive,
     real as real,
+    transformed as transformed,
 )

@@ -93,9 +93,10 @@ class KumaraswamyDensity(_Unit):
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
         # log x loses its digits near 1, where log(1 - x) has them.
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
-        inner = torch.log(-torch.expm1(a * log_x))
         # 1 - x^a = a (1 - x) nearly, where even that difference underflows.
-        inner = torch.where(a * log_x > -1e-300, torch.log(a) + log_rest, inner)
+        tiny = a * log_x > -1e-300
+        inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
+        inner = torch.where(tiny, torch.log(a) + log_rest, inner)
         return torch.log(a) + torch.log(b) + (a - 1) * log_x + (b - 1) * inner
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The densities of distributions made from others: mixtures and maps of the line."""
+"""The densities of mixtures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, MixtureSameFamily, TransformedDistribution
-from torch.distributions.transforms import (
-    AffineTransform,
-    ComposeTransform,
-    ExpTransform,
-    SigmoidTransform,
-    TanhTransform,
-    Transform,
-)
+from torch.distributions import Categorical, MixtureSameFamily
 
 from kullback.numeric import upcast
 from kullback.pairs.densities.base import (
@@ -31,7 +23,7 @@ from kullback.pairs.densities.base import (
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.special import safe_log, safe_logsumexp
 
-__all__ = ["AffineDensity", "ExpDensity", "MixtureDensity", "SigmoidDensity", "log_weights_of"]
+__all__ = ["MixtureDensity", "log_weights_of"]
 
 
 @dataclass(frozen=True)
@@ -137,158 +129,6 @@ class MixtureOfIntegersDensity(MixtureDensity):
         return False
 
 
-@dataclass(frozen=True)
-class AffineDensity(Density):
-    """The density of loc + scale y, for y of another density and a scale that is positive throughout, or negative."""
-
-    part: Density
-    loc: Tensor
-    scale: Tensor
-    falls: bool
-
-    def low(self) -> Tensor | None:
-        end = self.part.high() if self.falls else self.part.low()
-        return None if end is None else self.loc + self.scale * end
-
-    def high(self) -> Tensor | None:
-        end = self.part.low() if self.falls else self.part.high()
-        return None if end is None else self.loc + self.scale * end
-
-    def log_density(self, at: Points) -> Tensor:
-        log_scale = torch.log(self.scale.abs())
-        y = (at.x - self.loc) / self.scale
-        low, high = self.part.low(), self.part.high()
-        above = at.log_below_high if self.falls else at.log_above_low
-        below = at.log_above_low if self.falls else at.log_below_high
-        # Distances from P's ends are those from this density's own only where the ends are the same.
-        own = Points(
-            y,
-            *((low, above - log_scale) if low is not None and above is not None else (None, None)),
-            *((high, below - log_scale) if high is not None and below is not None else (None, None)),
-        )
-        return self.part.log_density(own if self._shares_ends(at) else Points(y)) - log_scale
-
-    def _shares_ends(self, at: Points) -> bool:
-        return all(
-            a is None or b is None or bool((a == b).all())
-            for a, b in ((at.low, self.low()), (at.high, self.high()))
-        )
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        center, width = self.part.center_and_width()
-        return self._moved(center), width * self._scale_of_coordinate()
-
-    def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return [self._moved(marks) for marks in self.part.breakpoints(steps)]
-
-    def nonsmooth_points(self) -> list[Tensor]:
-        return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
-
-    def _moved(self, t: Tensor) -> Tensor:
-        """Turn the part's coordinate into this density's."""
-        own = self.part.coordinate()
-        if own.low is None and own.high is None:
-            return self.loc + self.scale * t
-        shift = 0.0 if own.low is not None and own.high is not None else torch.log(self.scale.abs())
-        shift = -shift if own.low is None else shift
-        return -(t + shift) if self.falls else t + shift
-
-    def _scale_of_coordinate(self) -> Tensor | float:
-        own = self.part.coordinate()
-        return self.scale.abs() if own.low is None and own.high is None else 1.0
-
-    def lower_tail(self) -> Tail:
-        return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low())
-
-    def upper_tail(self) -> Tail:
-        return self._tail(self.part.lower_tail() if self.falls else self.part.upper_tail(), self.high())
-
-    def lower_order(self) -> TailOrder:
-        order = self.part.upper_order() if self.falls else self.part.lower_order()
-        return TailOrder(order.power, order.rate * self._unit(self.low()))
-
-    def upper_order(self) -> TailOrder:
-        order = self.part.lower_order() if self.falls else self.part.upper_order()
-        return TailOrder(order.power, order.rate * self._unit(self.high()))
-
-    def _tail(self, tail: Tail, end: Tensor | None) -> Tail:
-        return Tail(tail.power, tail.rate * self._unit(end))
-
-    def _unit(self, end: Tensor | None) -> Tensor:
-        """Return how much longer u is in the part: at infinity 1 / scale, at an end scale."""
-        size = self.scale.abs()
-        return 1 / size if end is None else size
-
-
-@dataclass(frozen=True)
-class ExpDensity(Density):
-    """The density of e^y, for y of a density on the whole line."""
-
-    part: Density
-
-    def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64)
-
-    def log_density(self, at: Points) -> Tensor:
-        log_x = at.log_above(0.0)
-        return self.part.log_density(Points(log_x)) - log_x
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self.part.center_and_width()
-
-    def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return self.part.breakpoints(steps)
-
-    def nonsmooth_points(self) -> list[Tensor]:
-        return [torch.exp(point) for point in self.part.nonsmooth_points()]
-
-    def lower_tail(self) -> Tail:
-        return _tail_of_exponential(self.part.lower_tail())
-
-    def upper_tail(self) -> Tail:
-        return _tail_of_exponential(self.part.upper_tail())
-
-    def lower_order(self) -> TailOrder:
-        return TailOrder(power=self.part.lower_order().rate)
-
-    def upper_order(self) -> TailOrder:
-        return TailOrder(power=self.part.upper_order().rate)
-
-
-@dataclass(frozen=True)
-class SigmoidDensity(Density):
-    """The density of sigmoid(y), for y of a density on the whole line."""
-
-    part: Density
-
-    def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64)
-
-    def high(self) -> Tensor | None:
-        return torch.ones((), dtype=torch.float64)
-
-    def log_density(self, at: Points) -> Tensor:
-        log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
-        return self.part.log_density(Points(log_x - log_rest)) - log_x - log_rest
-
-    center_and_width = ExpDensity.center_and_width
-    breakpoints = ExpDensity.breakpoints
-
-    def nonsmooth_points(self) -> list[Tensor]:
-        return [torch.sigmoid(point) for point in self.part.nonsmooth_points()]
-
-    lower_tail, upper_tail = ExpDensity.lower_tail, ExpDensity.upper_tail
-    lower_order, upper_order = ExpDensity.lower_order, ExpDensity.upper_order
-
-
-def _tail_of_exponential(tail: Tail) -> Tail:
-    """Return the tail of e^y: an exponential one becomes a power, a heavier one is heavier than any power."""
-    power = torch.as_tensor(tail.power, dtype=torch.float64)
-    return Tail(
-        power=torch.where(power < torch.inf, 0.0, torch.as_tensor(tail.rate, dtype=torch.float64)), rate=0.0
-    )
-
-
 @register_density(MixtureSameFamily)
 def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
@@ -303,39 +143,3 @@ def log_weights_of(d: MixtureSameFamily) -> Tensor:
     return (
         upcast(weights.logits).log_softmax(-1) if given_logits(weights) else safe_log(upcast(weights.probs))
     )
-
-
-@register_density(TransformedDistribution)
-def _transformed(d: TransformedDistribution) -> Density | None:
-    current = density_of(d.base_dist)
-    for step in _steps(d.transforms):
-        current = None if current is None or current.integer else _after(current, step)
-    return current
-
-
-def _steps(transforms: list[Transform]) -> list[Transform]:
-    return [
-        step
-        for transform in transforms
-        for step in (_steps(transform.parts) if isinstance(transform, ComposeTransform) else [transform])
-    ]
-
-
-def _after(part: Density, step: Transform) -> Density | None:
-    """Return the density of what a transform makes of a variable, None where it is not known."""
-    if isinstance(step, AffineTransform) and step.event_dim == 0:
-        loc, scale = (torch.as_tensor(x) for x in (step.loc, step.scale))
-        loc, scale = upcast(loc), upcast(scale)
-        if bool((scale > 0).all()) or bool((scale < 0).all()):
-            return AffineDensity(part, loc, scale, bool((scale < 0).all()))
-        return None
-    on_line = part.low() is None and part.high() is None
-    if isinstance(step, ExpTransform) and on_line:
-        return ExpDensity(part)
-    if isinstance(step, SigmoidTransform) and on_line:
-        return SigmoidDensity(part)
-    if isinstance(step, TanhTransform) and on_line:
-        two = torch.full((), 2.0, dtype=torch.float64)
-        doubled = AffineDensity(part, torch.zeros((), dtype=torch.float64), two, falls=False)
-        return AffineDensity(SigmoidDensity(doubled), -torch.ones((), dtype=torch.float64), two, falls=False)
-    return None

@@ -32,7 +32,7 @@ from kullback.pairs.densities.base import (
     register_density,
 )
 from kullback.pairs.densities.real import log_one_plus_square
-from kullback.special import HALF_LOG_2PI, expm1mx, stirling_remainder
+from kullback.special import HALF_LOG_2PI, scaled_expm1mx, stirling_remainder
 
 __all__ = [
     "FisherSnedecorDensity",
@@ -54,7 +54,7 @@ def _trigamma(x: Tensor) -> Tensor:
 def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
     """Return c log y - y - lgamma(c), which for large c has no large terms near y = c."""
     d = log_y - torch.log(c)
-    return torch.where(d > 709, -torch.inf, -c * expm1mx(d) - stirling_remainder(c))
+    return torch.where(d > 709, -torch.inf, -scaled_expm1mx(c, d) - stirling_remainder(c))
 
 
 class _Positive(Density):

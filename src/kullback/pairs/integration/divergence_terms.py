@@ -6,6 +6,7 @@ With p and q times the weights of nodes these are the terms that a pair of finit
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,10 @@ from kullback.generators import (
 )
 
 __all__ = ["DivergenceTerms", "power_order", "total_of_masses", "with_derivatives"]
+
+
+# The largest logarithm of a derivative: sums of such derivatives are finite.
+_LARGEST = 667.0
 
 
 def power_order(kind: Divergence) -> tuple[float, float] | None:
@@ -78,11 +83,54 @@ class DivergenceTerms(NamedTuple):
             return self.kind.total(_pair(log_p, log_q))
 
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass."""
+        """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass.
+
+        Each has all its digits beside its own mass, however large the other mass is: far out on a tail the derivative
+        of a logarithm of a density is huge.
+        """
         with torch.no_grad():
-            both = zip(self.kind.derivatives(_pair(log_p, log_q)), (log_p, log_q), strict=True)
-            by_p, by_q = (torch.where(log.isfinite() & by.isfinite(), by, 0) for by, log in both)
+            if 0 != self.order != 1:
+                found = self._power_derivatives(log_p, log_q)
+            else:
+                found = self.kind.derivatives(_pair(log_p, log_q))
+            both = zip(found, (log_p, log_q), strict=True)
+            by_p, by_q = (
+                _less_mean(torch.where(log.isfinite() & by.isfinite(), by, 0), log) for by, log in both
+            )
             return by_p, by_q
+
+    def sensitivities(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how much each term changes with log p and with log q."""
+        alpha = self.order
+        if alpha in (0.0, 1.0):
+            by_p, by_q = self._additive().derivatives(_pair(log_p, log_q))
+        else:
+            p, q = torch.exp(log_p), torch.exp(log_q)
+            power = torch.exp(
+                (alpha * log_p + (1 - alpha) * log_q).nan_to_num(nan=-torch.inf).clamp(max=_LARGEST)
+            )
+            by_p, by_q = (power - p) / (alpha - 1), (q - power) / alpha
+        return by_p.abs(), by_q.abs()
+
+    def _power_derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""
+        alpha = self.order
+        there = (log_p > -torch.inf) & (log_q > -torch.inf)
+        a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
+        log_power = torch.where(there, alpha * a + (1 - alpha) * b, -torch.inf)
+        if isinstance(self.kind, Renyi):  # alpha / sum A times those of Alpha
+            log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
+        else:
+            order = power_order(self.kind)
+            log_scale = torch.full_like(log_p[..., :1], math.log(order[1] if order else 1.0))
+        power = torch.exp((log_power + log_scale).clamp(max=_LARGEST))
+        found: list[Tensor] = []
+        for log_mass, exponent in ((log_p, (alpha - 1) * (a - b)), (log_q, alpha * (a - b))):
+            mass = torch.exp(log_mass + log_scale)
+            near = exponent.abs() < 1
+            close = mass * torch.expm1(torch.where(near, exponent, 0))
+            found.append(torch.where(near & there, close, power - mass))
+        return found[0] / (alpha - 1), -found[1] / alpha
 
     def error(self, value: Tensor, error: Tensor) -> Tensor:
         """Turn the error of the sum of terms into that of the divergence, which for Renyi's is a function of it."""
@@ -90,6 +138,14 @@ class DivergenceTerms(NamedTuple):
             return error
         alpha = self.kind.alpha
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
+
+
+def _less_mean(derivative: Tensor, log_mass: Tensor) -> Tensor:
+    """Subtract the multiple of the mass that leaves a sum of 0: as the mass is 1 it has no derivative but rounding."""
+    mass = torch.exp(log_mass)
+    return derivative - mass * (
+        derivative.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
+    )
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -116,4 +172,5 @@ def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
         torch.exp(log_p),
         torch.exp(log_q),
         torch.where(both_empty, 0, log_p) - torch.where(both_empty, 0, log_q),
+        lambda: (log_p, log_q),
     )

@@ -19,6 +19,7 @@ from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
     NEGLIGIBLE,
     OUTERMOST,
+    SAFETY,
     Line,
     Panels,
     breakpoints_on,
@@ -26,6 +27,7 @@ from kullback.pairs.integration.panels import (
     integrate_panels,
     panel_nodes,
     refine,
+    rounding_error,
     scan_points,
     span,
 )
@@ -100,8 +102,8 @@ class _Piece:
 
     def log_densities(
         self, p: Density, q: Density, v: Tensor, needed: _Needed = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of p dx/dv and q dx/dv, -inf where a density does not live here or is not needed."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the logarithms of p dx/dv and q dx/dv, -inf where they are 0 or not needed, and log dx/dv."""
         low, high = _pieces(p, q, self.center.shape)[self.number]
         # Some elements of a batch may lack this piece.
         low = low if low is None else torch.where(self.exists, low, 0.0)
@@ -111,7 +113,7 @@ class _Piece:
             _density_on(density, low, high, at, self.exists if needed is None else self.exists & needed[side])
             for side, density in enumerate((p, q))
         )
-        return log_p + log_jacobian, log_q + log_jacobian
+        return log_p + log_jacobian, log_q + log_jacobian, log_jacobian
 
 
 def _pieces(p: Density, q: Density, shape: torch.Size) -> list[tuple[Tensor | None, Tensor | None]]:
@@ -198,15 +200,16 @@ def integrate_divergence(
             diverges, unseen = diverges | runs_away, unseen | is_lost
 
         def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
-            value, error, mass_error = _sums(parts)
+            value, error, mass_error, rounding = _sums(parts)
             met = mass_error <= MASS_ERROR
             columns = [(part.columns[1], part.columns[2]) for part in parts]
-            return target.is_met(value, error) & met, [
+            return (target.is_met(value, error) | (error <= rounding)) & met, [
                 torch.where(met.unsqueeze(-1), errors, mass_errors) for errors, mass_errors in columns
             ]
 
         refine(parts, measures, assess, target.max_evaluations)
-        error = torch.where(unseen, torch.inf, _sums(parts)[1])
+        _, error, _, rounding = _sums(parts)
+        error = torch.where(unseen, torch.inf, SAFETY * error + rounding)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
         found: list[tuple[Tensor, Tensor]] = []
@@ -216,7 +219,7 @@ def integrate_divergence(
             log_weights = torch.log(WEIGHTS_KRONROD * half).flatten(-2)
             stop = start + log_weights.shape[-1]
             here = None if needed is None else (needed[0][..., start:stop], needed[1][..., start:stop])
-            log_p, log_q = piece.log_densities(density_p, density_q, v.flatten(-2), here)
+            log_p, log_q, _ = piece.log_densities(density_p, density_q, v.flatten(-2), here)
             found.append((log_p + log_weights, log_q + log_weights))
             start = stop
         return torch.cat([a for a, _ in found], -1), torch.cat([b for _, b in found], -1)
@@ -225,7 +228,7 @@ def integrate_divergence(
 
 
 def _sums(parts: list[Panels]) -> Tensor:
-    """Return the value, its error and that of the masses, over all panels of all pieces."""
+    """Return the value, its error, that of the masses, and what rounding may change, over all panels of all pieces."""
     return torch.stack([torch.stack([x.sum(-1) for x in part.columns]) for part in parts]).sum(0)
 
 
@@ -248,7 +251,7 @@ def _first_panels(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return panels over all that is not negligible, and where the terms do not fall, or are lost to underflow."""
     v = scan_points(breakpoints)
-    log_p, log_q = piece.log_densities(p, q, v)
+    log_p, log_q, _ = piece.log_densities(p, q, v)
     either = torch.maximum(log_p, log_q)
     there = either > -torch.inf
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
@@ -272,7 +275,7 @@ def _crossings(piece: _Piece, p: Density, q: Density, v: Tensor, log_p: Tensor, 
     lower, upper, rises = v.gather(-1, index), v.gather(-1, index + 1), ~above.gather(-1, index)
     for _ in range(_BISECTIONS):
         middle = (lower + upper) / 2
-        log_p, log_q = piece.log_densities(p, q, middle)
+        log_p, log_q, _ = piece.log_densities(p, q, middle)
         is_left = (log_p > log_q) != rises
         lower, upper = torch.where(is_left, middle, lower), torch.where(is_left, upper, middle)
     return upper
@@ -288,18 +291,25 @@ def _runs_away(log_size: Tensor, there: Tensor) -> Tensor:
 
 def _measured(
     piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor, terms: DivergenceTerms
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the integral of the terms over each panel, its error, and that of both masses."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the integral of the terms over panels, its error, that of both masses, and what rounding may change."""
     v, half = panel_nodes(lower, upper)
-    log_p, log_q = (x.unflatten(-1, v.shape[-2:]) for x in piece.log_densities(p, q, v.flatten(-2)))
-    values, errors = integrate_panels(terms.terms(log_p, log_q), half)
+    found = piece.log_densities(p, q, v.flatten(-2))
+    log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in found)
+    f = terms.terms(log_p, log_q)
+    values, errors = integrate_panels(f, half)
     if not terms.is_smooth:  # a corner at a crossing may deceive both rules alike
         at_ends = piece.log_densities(p, q, torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack((at_ends[0] - at_ends[1]).chunk(2, -1), -1)], -1)
         crosses = (d > _SAME).any(-1) & (d < -_SAME).any(-1)
         errors = torch.where(crosses, torch.maximum(errors, _OF_A_CORNER * values), errors)
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
-    return values, errors, integrate_panels(masses, half)[1].sum(0)
+    mass_errors = integrate_panels(masses, half)[1].sum(0)
+    by_p, by_q = terms.sensitivities(log_p, log_q)
+    line = Line(Coordinate(None, None), piece.center, piece.width)
+    changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]
+    roundings = rounding_error(line, f, changes, lower, upper)
+    return values, errors, mass_errors, roundings
 
 
 # ---- On the integers.

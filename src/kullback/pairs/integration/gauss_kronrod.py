@@ -1,4 +1,4 @@
-"""The 15 nodes of Gauss and Kronrod on [-1, 1], the weights of all of them, and those of the 7 that are Gauss's.
+"""The 15 nodes of Gauss and Kronrod on [-1, 1]: weights of all, of the 7 that are Gauss's, and of the other 8.
 
 QUADPACK: A Subroutine Package for Automatic Integration (Piessens, de Doncker-Kapenga, Überhuber and Kahaner, 1983)
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["NODES", "WEIGHTS_GAUSS", "WEIGHTS_KRONROD"]
+__all__ = ["NODES", "WEIGHTS", "WEIGHTS_KRONROD"]
 
 # From the middle outwards.
 _POSITIVE_NODES = (
@@ -41,6 +41,17 @@ _GAUSS = (
     0.129484966168869693270611432679082,
     0.0,
 )
+# Those with which the other 8 nodes integrate polynomials of degree 7.
+_OTHERS = (
+    0.0,
+    0.408761012378475661805401336835692,
+    0.0,
+    0.338314908133113070265386759956844,
+    0.0,
+    0.209136164496178001188554322330881,
+    0.0,
+    0.0437879149922332667406575808765829,
+)
 
 
 def _mirrored(half: tuple[float, ...], sign: float) -> Tensor:
@@ -49,4 +60,5 @@ def _mirrored(half: tuple[float, ...], sign: float) -> Tensor:
 
 NODES = _mirrored(_POSITIVE_NODES, -1.0)
 WEIGHTS_KRONROD = _mirrored(_KRONROD, 1.0)
-WEIGHTS_GAUSS = _mirrored(_GAUSS, 1.0)
+WEIGHTS = torch.stack([WEIGHTS_KRONROD, _mirrored(_GAUSS, 1.0), _mirrored(_OTHERS, 1.0)], -1)
+"""Kronrod's, Gauss's and the others', side by side."""

@@ -16,13 +16,13 @@ _SERIES = [
 
 
 def kl_terms(log_p: Tensor, log_q: Tensor, with_q: bool) -> Tensor:
-    """Return p log(p / q) from log p and log q, with - p + q where Q's mass is to be counted; 0 where P has none."""
+    """Return p log(p / q) from log p and log q, 0 where P has no mass; with - p + q where Q's mass is to be counted."""
     p = torch.exp(log_p)
     empty = p == 0
     d = torch.where(empty, 0, log_p) - log_q
     d = torch.where(empty, 0, d)
     if not with_q:
         return p * d
-    near = d.abs() < NEAR
+    near = (d.abs() < NEAR) & ~empty
     far = torch.exp(log_q) - p + p * d
     return torch.where(near, p * power_series(_SERIES, torch.where(near, d, 0)), far)

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.base import Coordinate, Density, Points
-from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS_GAUSS, WEIGHTS_KRONROD
+from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS, WEIGHTS_KRONROD
 
 __all__ = [
     "NEGLIGIBLE",
     "OUTERMOST",
+    "SAFETY",
     "Line",
     "Panels",
     "breakpoints_on",
@@ -27,21 +28,30 @@ __all__ = [
     "integrate_panels",
     "panel_nodes",
     "refine",
+    "rounding_error",
     "same_coordinate",
     "scan_points",
     "span",
+    "without_ladders",
 ]
 
 NEGLIGIBLE = 46.0
 """An integrand that is this much below its largest value, in logarithms, is left out."""
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
+SAFETY = 4.0
+"""How much larger the error given is than the estimate: on some panels the rules agree by chance."""
 _SPLITS = 4
-# Breakpoints of a density, in widths from its center, and the three of them that suffice where it is no narrow peak.
-_STEPS = torch.tensor(
-    [-40.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 40.0], dtype=torch.float64
-)
-_COARSE = [4, 6, 8]
+_EPS = 8 * torch.finfo(torch.float64).eps
+# Breakpoints of a density, in widths from its center. Those far out are for the logarithm of a mixture, which has a
+# corner wherever another part becomes the largest.
+_LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
+_STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64)
+# Those that suffice where a density is no narrow peak: the center and two widths from it.
+_MIDDLE = len(_LADDER)
+_COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
+# Those where a peak has mass.
+_NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
 # A peak is narrow if its width is less than this part of a panel.
 _NARROW = 0.25
 
@@ -60,6 +70,12 @@ class Line(NamedTuple):
     def v(self, t: Tensor) -> Tensor:
         """Return v at the coordinate."""
         return torch.asinh((t - self.center) / self.width)
+
+    def resolution(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Return how far rounding moves nodes of panels in v, in units of the machine's epsilon."""
+        nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
+        farthest = torch.maximum(lower.abs(), upper.abs())
+        return 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
 
     def points(self, v: Tensor) -> tuple[Points, Tensor]:
         """Return the points at v, and log dx/dv there."""
@@ -139,8 +155,13 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
     far = torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64)
     positive = torch.cat([near[1:], far])
     grid = torch.cat([-positive.flip(0), near[:1], positive]).to(breakpoints[0].device)
-    batch = breakpoints[0].shape[:-1]
-    return torch.cat([grid.expand(*batch, -1), *breakpoints], -1).sort(-1).values
+    marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
+    return torch.cat([grid.expand(*marks[0].shape[:-1], -1), *marks], -1).sort(-1).values
+
+
+def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
+    """Return breakpoints with no more of each peak than its center and two widths from it."""
+    return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
 
 
 def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,10 +184,12 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
     ]
     for marks in breakpoints:
         if marks.shape[-1] == len(_STEPS):
-            middle = len(_STEPS) // 2
-            width = (marks[..., middle + 1] - marks[..., middle - 1]).abs().unsqueeze(-1) / 2
+            center = marks[..., _MIDDLE : _MIDDLE + 1]
+            width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
             inside = (marks.amax(-1, keepdim=True) > start) & (marks.amin(-1, keepdim=True) < stop)
-            if not bool((inside & (width < _NARROW * size)).any()):
+            if bool((inside & (width < _NARROW * size)).any()):
+                marks = torch.where((marks - center).abs() > size, center, marks)  # noqa: PLW2901
+            else:
                 marks = marks[..., _COARSE]  # noqa: PLW2901
         edges.append(torch.maximum(torch.minimum(marks, stop), start))
     sorted_edges = torch.cat(edges, -1).sort(-1).values
@@ -188,10 +211,37 @@ def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Kronrod's integrals over the panels and their errors: by QUADPACK's power of the distance to Gauss's."""
-    kronrod, gauss = WEIGHTS_KRONROD.to(f.device), WEIGHTS_GAUSS.to(f.device)
-    fine, coarse = ((f * weights * half).sum(-1) for weights in (kronrod, gauss))
-    size = (f.abs() * kronrod * half).sum(-1)
+    """Return Kronrod's integrals over the panels and their errors.
+
+    These are QUADPACK's power of the distance to Gauss's rule, which falls as fast as the error of a smooth integrand.
+    Where that distance is no smaller than that to a third rule, of lower degree, the integrand has a corner, and the
+    error is as large as the distance.
+    """
+    weights = WEIGHTS.to(f.device)
+    fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)
+    size = torch.matmul(f.abs(), weights[:, 0]) * half.squeeze(-1)
     difference = (coarse - fine).abs()
     powered = size * (200 * difference / size.clamp(min=1e-300)) ** 1.5
-    return fine, torch.minimum(difference, powered) + 2e-16 * size
+    cornered = 100 * difference**2 / (other - fine).abs().clamp(min=1e-300)
+    return fine, torch.minimum(difference, torch.maximum(powered, cornered)) + 2e-16 * size
+
+
+def rounding_error(
+    line: Line, f: Tensor, changes: list[tuple[Tensor, Tensor]], lower: Tensor, upper: Tensor
+) -> Tensor:
+    """Return what rounding may change in the integral of f over panels: of logarithms, and of where the nodes lie.
+
+    Arguments:
+        line: where the panels are.
+        f: the integrand at the nodes.
+        changes: how much it changes with a logarithm, and that logarithm, for each that it is made of.
+        lower: where the panels begin.
+        upper: where they end.
+    """
+    half = (upper - lower).unsqueeze(-1) / 2
+    of_logs = f.abs()
+    for by_log, log in changes:
+        of_logs = of_logs + (by_log * (1 + log.abs())).nan_to_num(nan=0.0, posinf=0.0)
+    of_logs = (of_logs * WEIGHTS_KRONROD.to(f.device) * half).sum(-1)
+    of_places = f.diff(dim=-1).abs().sum(-1) * line.resolution(lower, upper)
+    return _EPS * (of_logs + of_places)

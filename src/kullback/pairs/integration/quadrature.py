@@ -17,6 +17,7 @@ from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
     NEGLIGIBLE,
     OUTERMOST,
+    SAFETY,
     Line,
     Panels,
     breakpoints_on,
@@ -24,9 +25,12 @@ from kullback.pairs.integration.panels import (
     integrate_panels,
     panel_nodes,
     refine,
+    rounding_error,
     scan_points,
     span,
+    without_ladders,
 )
+from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.options import MASS_ERROR, Target
 
 __all__ = ["Integral", "Terms", "integrate"]
@@ -34,6 +38,8 @@ __all__ = ["Integral", "Terms", "integrate"]
 _FIRST_PANELS = 16
 # The logarithm below which P's density is too small to have a derivative.
 _UNDERFLOW = -700.0
+# The logarithm of a density that is -inf beyond logarithms below this has overflown: it is no hole in a support.
+_OVERFLOW = -1e250
 
 # The integrand from log p and log q; the flag says whether all of Q's mass is on the nodes.
 Terms = Callable[[Tensor, Tensor, bool], Tensor]
@@ -59,11 +65,13 @@ class _Pair(NamedTuple):
         at, log_jacobian = self.line.points(v if alive is None else torch.where(alive, v, 0))
         return self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
 
-    def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same without a gradient; both -inf at points so far out that q overflows there."""
-        log_p, log_q = (torch.where(x.isnan(), -torch.inf, x) for x in self.log_densities(v))
-        overflown = (log_q == -torch.inf) & self.line.points(v)[0].is_extreme()
-        return torch.where(overflown, -torch.inf, log_p), log_q
+    def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same, both -inf at points so far out that q overflows there, and log dx/dv."""
+        at, log_jacobian = self.line.points(v)
+        both = (density.log_density(at) + log_jacobian for density in (self.p, self.q))
+        log_p, log_q = (torch.where(x.isnan(), -torch.inf, x) for x in both)
+        overflown = (log_q == -torch.inf) & at.is_extreme()
+        return torch.where(overflown, -torch.inf, log_p), log_q, log_jacobian
 
     def breakpoints(self) -> list[Tensor]:
         """Return the v of both densities' breakpoints."""
@@ -86,47 +94,75 @@ def integrate(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
         center, width = (x.expand(*batch_shape, 1) for x in p.center_and_width())
         pair = _Pair(p, q, Line(p.coordinate(), center, width))
         same_ends = _same_ends(p, q).squeeze(-1)
+        tails = slow_tails(p, q, pair.line)
 
         def measure(lower: Tensor, upper: Tensor) -> Panels:
             return Panels(lower, upper, _measured(pair, lower, upper, terms))
 
         def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
-            columns = _Columns(*parts[0].columns)
-            value, error, is_whole = columns.sums(same_ends)
-            met = columns.mass_errors.sum(-1) <= MASS_ERROR
-            errors = torch.where(is_whole.unsqueeze(-1), columns.errors[0], columns.errors[1])
-            return target.is_met(value, error) & met, [
-                torch.where(met.unsqueeze(-1), errors, columns.mass_errors)
-            ]
+            sums = _Columns(*parts[0].columns).sums(same_ends)
+            met = sums.mass_error <= MASS_ERROR
+            enough = target.is_met(sums.value, sums.error) | (sums.error <= sums.rounding)
+            errors = torch.where(met.unsqueeze(-1), sums.errors, parts[0].columns[_MASS_ERRORS])
+            return enough & met | ~sums.value.isfinite(), [errors]
 
-        parts = [measure(*_edges(pair))]
+        lower, upper, overflows = _edges(pair, tails)
+        parts = [measure(lower, upper)]
         refine(parts, [measure], assess, target.max_evaluations)
-        columns = _Columns(*parts[0].columns)
-        value, error, is_whole = columns.sums(same_ends)
-        unintegrated = 1 - columns.mass_p.sum(-1)
-        mean = value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        value = value + mean * unintegrated
+        sums = _Columns(*parts[0].columns).sums(same_ends)
+        mean = sums.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        value = sums.value + mean * sums.unintegrated
+        is_finite = value.isfinite()
+        # Where log q leaves float64, P's mass times it may yet be finite.
+        endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
+        error = torch.where(is_finite, SAFETY * sums.error + sums.rounding, endless)
     if torch.is_grad_enabled():
         lower, upper = _out_to_breakpoints(pair, parts[0].lower, parts[0].upper)
         pair = _Pair(p, q, pair.line._replace(coordinate=p.coordinate()))
-        value = _differentiable_sum(pair, lower, upper, is_whole, terms, mean)
-    return Integral(value, error, unintegrated.abs())
+        found = _differentiable_sum(pair, lower, upper, sums.is_whole, is_finite, terms, mean)
+        value = torch.where(is_finite, found, value)
+    for tail in tails:
+        rest, rest_error = tail.rest(p, q, is_finite)
+        value, error = value + rest, error + rest_error
+    return Integral(value, error, sums.unintegrated.abs())
+
+
+class _Sums(NamedTuple):
+    """The panels' sums, in the form of the integrand that serves, and the panels' errors in that form."""
+
+    value: Tensor
+    error: Tensor
+    rounding: Tensor
+    is_whole: Tensor
+    unintegrated: Tensor
+    mass_error: Tensor
+    errors: Tensor
 
 
 class _Columns(NamedTuple):
-    """What each panel gives; values and errors in both forms of the integrand: with Q's mass and without."""
+    """What each panel gives; the first three in both forms of the integrand: with Q's mass and without."""
 
     values: Tensor
     errors: Tensor
+    roundings: Tensor
     mass_p: Tensor
     mass_q: Tensor
     mass_errors: Tensor
 
-    def sums(self, same_ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return value and error in the form that serves, and where that is the one with Q's mass."""
-        is_whole = same_ends & ((self.mass_q.sum(-1) - 1).abs() < 1e-11)
-        value, error = (torch.where(is_whole, *x.sum(-1).unbind(0)) for x in (self.values, self.errors))
-        return value, error, is_whole
+    def sums(self, same_ends: Tensor) -> _Sums:
+        beyond = (
+            self.mass_q.sum(-1) - 1
+        ).abs()  # of Q's mass, which in the first form is missing from the value
+        is_whole = same_ends & (beyond < 1e-11)
+        totals = (x.sum(-1) for x in self[:3])
+        value, error, rounding = (torch.where(is_whole, x[0], x[1]) for x in totals)
+        rounding = rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
+        errors = torch.where(is_whole.unsqueeze(-1), self.errors[0], self.errors[1])
+        unintegrated = 1 - self.mass_p.sum(-1)
+        return _Sums(value, error, rounding, is_whole, unintegrated, self.mass_errors.sum(-1), errors)
+
+
+_MASS_ERRORS = _Columns._fields.index("mass_errors")
 
 
 def _same_ends(p: Density, q: Density) -> Tensor:
@@ -139,15 +175,19 @@ def _same_ends(p: Density, q: Density) -> Tensor:
     return same
 
 
-def _edges(pair: _Pair) -> tuple[Tensor, Tensor]:
-    """Return the ends of panels that span what is not negligible, and meet every breakpoint."""
+def _edges(pair: _Pair, tails: list[SlowTail]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the ends of panels that span what is not negligible and meet breakpoints, and where log q overflows."""
     breakpoints = pair.breakpoints()
     v = scan_points(breakpoints)
-    log_p, log_q = pair.clean_log_densities(v)
+    log_p, log_q, _ = pair.clean_log_densities(v)
     # About how large the integrand is: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     kept = _matters(log_size) | _matters(log_p)
-    return first_edges(*span(v, kept), breakpoints, _FIRST_PANELS)
+    overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
+    start, stop = span(v, kept)
+    for tail in tails:
+        start, stop = tail.cut(start, stop)
+    return *first_edges(start, stop, breakpoints, _FIRST_PANELS), overflows.any(-1)
 
 
 def _matters(log_f: Tensor) -> Tensor:
@@ -157,12 +197,20 @@ def _matters(log_f: Tensor) -> Tensor:
 
 def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Columns:
     v, half = panel_nodes(lower, upper)
-    log_p, log_q = (x.unflatten(-1, v.shape[-2:]) for x in pair.clean_log_densities(v.flatten(-2)))
-    mass_p, mass_errors = integrate_panels(torch.exp(log_p), half)
-    mass_q, _ = integrate_panels(torch.exp(log_q), half)
+    log_p, log_q, log_jacobian = (
+        x.unflatten(-1, v.shape[-2:]) for x in pair.clean_log_densities(v.flatten(-2))
+    )
+    p, q = torch.exp(log_p), torch.exp(log_q)
+    mass_p, mass_errors = integrate_panels(p, half)
+    mass_q, _ = integrate_panels(q, half)
     f = torch.stack([terms(log_p, log_q, whole) for whole in (True, False)])
     values, errors = integrate_panels(f, half)
-    return _Columns(values, errors, mass_p, mass_q, mass_errors)
+    # A rounded log q changes a term by |p - q| with Q's mass in it, by p without.
+    by_q = torch.stack([(p - q).abs(), p])
+    by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
+    changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]
+    roundings = rounding_error(pair.line, f, changes, lower, upper)
+    return _Columns(values, errors, roundings, mass_p, mass_q, mass_errors)
 
 
 def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +220,7 @@ def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tens
     """
     p, line = pair.p, pair.line
     with torch.no_grad():
-        marks = torch.cat(pair.breakpoints(), -1)
+        marks = torch.cat(without_ladders(pair.breakpoints()), -1)
         marks = line.t(torch.where(marks.abs() < OUTERMOST, marks, 0))  # those outside the support are there
         reach = NEGLIGIBLE / 2
         for end, side in ((p.low(), -1), (p.high(), 1)):
@@ -190,9 +238,15 @@ def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tens
 
 
 def _differentiable_sum(
-    pair: _Pair, lower: Tensor, upper: Tensor, is_whole: Tensor, terms: Terms, mean: Tensor
+    pair: _Pair,
+    lower: Tensor,
+    upper: Tensor,
+    is_whole: Tensor,
+    is_finite: Tensor,
+    terms: Terms,
+    mean: Tensor,
 ) -> Tensor:
-    """Return the sum, plus `mean` times P's missing mass, which is 0.
+    """Return the sum, plus `mean` times P's missing mass, which is 0; no more than 0 where the value is not finite.
 
     With it the integrand that meets the derivative of p is log(p / q) less its mean: where that is large and the rest
     is small, the derivative would otherwise be lost in the rounding of a derivative of P's mass.
@@ -201,8 +255,8 @@ def _differentiable_sum(
     weights = (WEIGHTS_KRONROD.to(v.device) * half).flatten(-2)
     v = v.flatten(-2)
     with torch.no_grad():
-        log_p, log_q = pair.clean_log_densities(v)
-        alive = (log_p > _UNDERFLOW) & (weights > 0)
+        log_p, _, _ = pair.clean_log_densities(v)
+        alive = (log_p > _UNDERFLOW) & (weights > 0) & is_finite.unsqueeze(-1)
     log_p, log_q = pair.log_densities(v, alive)
     f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))
     mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)

@@ -7,13 +7,14 @@ of which no term is negative. Where P and Q are close, M comes from the differen
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.numeric import upcast
+from kullback.pairs.numerics.parameters import first_given
 from kullback.special import itakura_saito
 
 __all__ = [
@@ -38,6 +39,20 @@ class Covariance(NamedTuple):
     root: Tensor
     matrix: Tensor | None = None
     low_rank: tuple[Tensor, Tensor] | None = None
+    from_matrix: bool = False
+
+    def rounding_error(self) -> Tensor:
+        """Bound the relative error of L: rounding times its condition number, and for a matrix what a step leaves.
+
+        The correction of a factor of a matrix (see `of_matrix`) leaves the third power of its first error.
+        """
+        root = self.root.detach()
+        one = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+        inverse = torch.linalg.solve_triangular(root, one.expand_as(root), upper=False)
+        condition = torch.linalg.matrix_norm(root) * torch.linalg.matrix_norm(inverse)
+        rounding = torch.finfo(root.dtype).eps
+        first = (rounding * condition**2) ** 3 if self.from_matrix else 0
+        return rounding * condition + first
 
 
 class Relative(NamedTuple):
@@ -71,7 +86,7 @@ def of_matrix(matrix: Tensor) -> Covariance:
     fixed = matrix.detach()
     root = torch.linalg.cholesky(fixed)
     change = _both_sides(root, _residual(fixed, root) + (matrix - fixed))
-    return Covariance(_corrected(root, change), matrix)
+    return Covariance(_corrected(root, change), matrix, from_matrix=True)
 
 
 def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
@@ -176,7 +191,7 @@ def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance
 def _given(d: Distribution) -> tuple[str, Tensor]:
     """Return the matrix that a distribution was made from, without the batch dimensions that it was expanded to."""
     attributes = vars(d)
-    name = next(x for x in attributes if x in ("scale_tril", "covariance_matrix", "precision_matrix"))
+    name = cast("str", first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")))
     matrix: Tensor = attributes[name]
     own: Tensor = attributes["_unbroadcasted_scale_tril"]
     if matrix.numel():
@@ -199,4 +214,5 @@ def _covariance(name: str, matrix: Tensor) -> Covariance:
     flipped = of_matrix(matrix.flip((-2, -1)))
     inverse = flipped.root.flip((-2, -1)).mT
     one = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
-    return of_root(torch.linalg.solve_triangular(inverse, one.expand_as(inverse), upper=False))
+    root = torch.linalg.solve_triangular(inverse, one.expand_as(inverse), upper=False)
+    return of_root(root)._replace(from_matrix=True)

@@ -5,8 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.distributions.utils import probs_to_logits
 
-__all__ = ["all_equal", "batch_shape_of", "dtype_of", "given_logits", "is_transformed"]
+from kullback.representations import can_inspect
+
+__all__ = ["all_equal", "batch_shape_of", "dtype_of", "first_given", "given_logits", "is_transformed"]
+
+# Where torch's distributions keep others that they are made from.
+_PARTS = (
+    "base_dist",
+    "_categorical",
+    "_component_distribution",
+    "_mixture_distribution",
+    "_gamma",
+    "_normal",
+)
 
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 
@@ -29,7 +42,8 @@ def dtype_of(*distributions: Distribution) -> torch.dtype:
     """Return the dtype that the parameters of distributions promote to."""
     dtype: torch.dtype | None = None
     for distribution in distributions:
-        for value in vars(distribution).values():
+        is_compiling = torch.compiler.is_compiling()
+        for value in _known(distribution) if is_compiling else vars(distribution).values():
             if isinstance(value, Distribution):
                 found = dtype_of(value)
             elif isinstance(value, Tensor) and value.is_floating_point():
@@ -38,6 +52,23 @@ def dtype_of(*distributions: Distribution) -> torch.dtype:
                 continue
             dtype = found if dtype is None or dtype == found else torch.promote_types(dtype, found)
     return dtype or torch.get_default_dtype()
+
+
+def _known(distribution: Distribution) -> list[object]:
+    """Return the attributes whose names are known beforehand: torch 2.10 does not compile a loop over all."""
+    attributes = vars(distribution)
+    names = (*distribution.arg_constraints, *_PARTS)
+    return [attributes[name] for name in names if name in attributes] or list(attributes.values())
+
+
+def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | None:
+    """Return which of these attributes a distribution got first, at its construction; others follow when asked for."""
+    attributes = vars(distribution)
+    if torch.compiler.is_compiling():  # torch 2.10 compiles a loop over names, not over attributes
+        found = [name for name in names if name in attributes]
+        if len(found) <= 1:
+            return found[0] if found else None
+    return next((name for name in attributes if name in names), None)
 
 
 def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:
@@ -50,6 +81,14 @@ def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:
 def given_logits(distribution: Distribution) -> bool:
     """Tell whether a distribution was made from logits: the probabilities are then derived, and less exact."""
     attributes = vars(distribution)
-    if "_param" in attributes:
-        return attributes["_param"] is attributes.get("logits")
-    return next((name for name in attributes if name in ("probs", "logits")), "probs") == "logits"
+    probs, logits = attributes.get("probs"), attributes.get("logits")
+    if probs is None or logits is None:
+        return first_given(distribution, ("probs", "logits")) == "logits"
+    if "_param" in attributes and attributes["_param"] is not logits:
+        return False
+    # torch's `expand` puts the logits last and takes them, also those that it clamped from probabilities.
+    first = first_given(distribution, ("probs", "logits"))
+    if first == "logits" or not can_inspect(probs):
+        return first == "logits" or "_param" in attributes
+    is_binary = "_num_events" not in attributes
+    return not torch.equal(logits, probs_to_logits(probs, is_binary=is_binary))

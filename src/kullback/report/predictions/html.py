@@ -12,10 +12,11 @@ from kullback.report.predictions.wording import (
     infinite_sentences,
     interval_end,
     label_rows,
+    summary,
 )
 from kullback.report.shared.page import render_page
 
-__all__ = ["render"]
+__all__ = ["render", "render_table"]
 
 # The page has the sign that plain text writes as two bars.
 SYMBOLS = {key: name.replace("||", "‖") for key, name in QUANTITIES.items()}
@@ -49,10 +50,36 @@ def render(comparison: Comparison) -> str:
         "predictions.html.j2",
         (confidence_range, interval_end),
         comparison=comparison,
+        outcome=summary(comparison),
+        tone="",
         kl=comparison.divergences[KL_PQ],
         symbols=SYMBOLS,
         summary_rows=SUMMARY_ROWS,
         labels=label_rows(comparison.labels) if comparison.labels is not None else [],
         infinite=infinite_sentences(comparison),
         plots=draw_plots(comparison),
+    )
+
+
+def render_table(comparison: Comparison) -> str:
+    """Render the outcome and the table of divergences as a fragment of HTML, for notebooks.
+
+    Arguments:
+        comparison: the result of `compare_predictions`.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs
+        >>> from kullback.predictions import compare_predictions
+        >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+        >>> "P and Q are equal in every row" in render_table(compare_predictions(p, p))
+        True
+    """
+    return render_page(
+        "predictions_table.html.j2",
+        (confidence_range, interval_end),
+        comparison=comparison,
+        outcome=summary(comparison),
+        symbols=SYMBOLS,
+        summary_rows=SUMMARY_ROWS,
     )

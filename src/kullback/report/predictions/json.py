@@ -5,10 +5,11 @@ The document is one object with ``"schema": "kullback.predictions/2"`` and ``"un
 
 * ``p_name``, ``q_name`` (strings); ``rows``, ``classes`` (integers); ``clusters`` (integer or null).
 * ``divergences``: for each of ``kl_pq``, ``kl_qp``, ``js``, ``tv`` an object with ``mean``, ``standard_error``,
-  ``interval`` ([from, to] of the 95 % interval, or null), ``median``, ``p90``, ``p95``, ``p99``, ``p999``, ``maximum``.
-* ``top1_agreement``: ``value``, ``standard_error``, ``interval``.
-* ``labels``: null, or ``labeled`` and, each with ``mean``, ``standard_error``, ``interval``: ``cross_entropy_p``,
-  ``cross_entropy_q``, ``difference``, ``delta_prob_mean``, ``delta_prob_rms``.
+  ``interval`` ([from, to] of the 95 % interval, or null), ``reason`` (why an end of it is open, or null), ``median``,
+  ``p90``, ``p95``, ``p99``, ``p999``, ``maximum``.
+* ``top1_agreement``: ``value``, ``standard_error``, ``interval``, ``reason``.
+* ``labels``: null, or ``labeled`` and, each with ``mean``, ``standard_error``, ``interval``, ``reason``:
+  ``cross_entropy_p``, ``cross_entropy_q``, ``difference``, ``delta_prob_mean``, ``delta_prob_rms``.
 * ``worst``: objects ``row``, ``kl``, ``label``, ``cluster``, ``top`` (objects ``index``, ``p``, ``q``).
 * ``by_confidence``: objects ``low``, ``high``, ``rows``, ``kl_mean``, ``kl_p99``, ``top1_agreement``.
 * ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.

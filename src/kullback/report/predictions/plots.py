@@ -10,7 +10,7 @@ import numpy as np
 from kullback.predictions import Comparison
 from kullback.report.predictions.wording import KL_PQ
 from kullback.report.shared.formats import count, number
-from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg
+from kullback.report.shared.plots import FIRST, SECOND, Plot, draw_legend, draw_svg, power_of_ten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,5 +180,5 @@ def _logarithmic(axes: Axes, axis: Axis) -> None:
         set_limits = axes.set_xlim if along_x else axes.set_ylim
         set_limits(10.0 ** math.floor(low), 10.0 ** math.ceil(high))
     axis.set_major_locator(LogLocator(numticks=6))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(lambda value, _: power_of_ten(value))
     axes.minorticks_off()

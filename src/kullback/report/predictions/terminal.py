@@ -12,6 +12,7 @@ from kullback.report.predictions.wording import (
     infinite_sentences,
     interval_end,
     label_rows,
+    summary,
     top_classes,
 )
 from kullback.report.shared.console import Printer
@@ -26,7 +27,7 @@ __all__ = ["render"]
 
 MEANINGS = (
     "KL(P||Q) is what it costs per row to predict with Q what follows P; JS is the Jensen-Shannon divergence, "
-    "TV the total variation; CI is a bootstrap confidence interval."
+    "TV the total variation; CI is a confidence interval, inf where the data do not bound it."
 )
 
 
@@ -46,11 +47,11 @@ def render(comparison: Comparison, console: Console) -> None:
         >>> from kullback.predictions import compare_predictions
         >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
         >>> render(compare_predictions(p, p), Console(width=80))
-        How far is Q from P?
+        P and Q are equal in every row: KL(P||Q) is 0.
         ...
     """
     say = Printer(console)
-    say.heading(comparison.p_name, comparison.q_name, _size(comparison))
+    say.heading(summary(comparison), comparison.p_name, comparison.q_name, _size(comparison))
     say.table(
         "Divergence of a row, in nats (TV: from 0 to 1)",
         ["", *QUANTITIES.values()],

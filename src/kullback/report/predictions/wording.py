@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from kullback.predictions import Comparison, ConfidenceBin, LabelStatistics, Mean, Summary, TopClass, WorstRow
-from kullback.report.shared.formats import count, number
+from kullback.report.shared.formats import count, number, percent
 
 __all__ = [
     "KL_PQ",
@@ -16,6 +17,7 @@ __all__ = [
     "infinite_sentences",
     "interval_end",
     "label_rows",
+    "summary",
 ]
 
 KL_PQ = "kl_pq"
@@ -62,6 +64,19 @@ def confidence_range(part: ConfidenceBin) -> str:
 def top_classes(row: WorstRow) -> tuple[TopClass, TopClass]:
     """Return the top class under P and the top class under Q."""
     return max(row.top, key=lambda top: top.p), max(row.top, key=lambda top: top.q)
+
+
+def summary(comparison: Comparison) -> str:
+    """The outcome in one sentence: the mean divergence of a row, and how often both choose the same class."""
+    mean = comparison.divergences[KL_PQ]
+    same = f"both have the same top class in {percent(comparison.top1_agreement.value)} of rows"
+    if mean.maximum == 0:
+        return "P and Q are equal in every row: KL(P||Q) is 0."
+    if math.isinf(mean.mean):
+        where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {count(comparison.rows)} rows"
+        return f"Q rules out what P does not {where}, so that the mean KL(P||Q) is infinite; {same}."
+    ends = "" if mean.interval is None else f" (95% CI {' to '.join(map(number, mean.interval))})"
+    return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}."
 
 
 def infinite_sentences(comparison: Comparison) -> list[str]:

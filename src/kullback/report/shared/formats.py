@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["count", "number", "percent", "printable", "probability"]
+from kullback.errors import printable
+
+__all__ = ["count", "decimal", "number", "percent", "printable", "probability"]
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format a number to so many significant digits.
+    """Format a number to so many significant digits, without an exponent from 1e-7 to 1e7.
 
     Example:
-        >>> [number(x) for x in (0.0, 0.5, 1.23456e-05, 12.3456, float("inf"), float("nan"))]
-        ['0', '0.5000', '1.235e-05', '12.35', 'inf', 'n/a']
+        >>> [number(x) for x in (0.0, 0.5, 1.23456e-05, 12.3456, 12345.6, float("inf"), float("nan"))]
+        ['0', '0.5000', '0.00001235', '12.35', '12,350', 'inf', 'n/a']
+        >>> number(1.5e-12)
+        '1.500e-12'
     """
     if math.isnan(value):
         return "n/a"
     if value == 0 or math.isinf(value):
         return f"{value:g}"
-    if 1e-4 <= abs(value) < 10**digits:
-        return f"{value:#.{digits}g}".removesuffix(".")
-    return f"{value:.{digits - 1}e}"
+    rounded = float(f"{value:.{digits - 1}e}")
+    if not 1e-7 <= abs(rounded) < 1e7:
+        return f"{value:.{digits - 1}e}"
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(decimals, 0)}f}"
+
+
+def decimal(value: float) -> str:
+    """Format a number to three decimals; "0" stands for exactly 0 alone.
+
+    Example:
+        >>> [decimal(x) for x in (0.0, 0.0004, 0.1234, 12.3456, 1234.5, float("inf"), float("nan"))]
+        ['0', '<0.001', '0.123', '12.346', '1,234', 'inf', 'n/a']
+    """
+    if math.isnan(value):
+        return "n/a"
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    if 0 < value < 0.0005:
+        return "<0.001"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
 
 
 def percent(proportion: float) -> str:
@@ -54,15 +76,3 @@ def probability(value: float) -> str:
 def count(value: int) -> str:
     """Format an integer with thousands separators: ``12,345``."""
     return f"{value:,}"
-
-
-def printable(text: str) -> str:
-    r"""Escape the control characters and undecodable bytes of a name or sentence.
-
-    A terminal would execute control characters, and UTF-8 cannot encode undecodable bytes of file names.
-
-    Example:
-        >>> print(printable("a\x1b[2Jb\udcff"))
-        a\x1b[2Jb\udcff
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -7,6 +7,7 @@ Its settings change only inside its own context manager, pyplot is not imported,
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-__all__ = ["FIRST", "SECOND", "Plot", "draw_legend", "draw_svg"]
+__all__ = ["FIRST", "SECOND", "Plot", "draw_legend", "draw_svg", "power_of_ten"]
 
 # The marker colors of matplotlib, and the CSS variables that replace them.
 INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
 COLORS = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECOND: "var(--second)"}
 
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SIZE = (5.0, 3.2)  # inches: small, so that 11-point text stays legible at a phone's width
 STYLE = {
     "axes.axisbelow": True,
@@ -62,6 +64,19 @@ class Plot:
     title: str
     caption: str
     svg: str
+
+
+def power_of_ten(value: float) -> str:
+    """Write a power of ten on a logarithmic axis, and nothing for other numbers.
+
+    Example:
+        >>> [power_of_ten(value) for value in (1e-12, 0.1, 1.0, 1000.0, 20.0)]
+        ['10⁻¹²', '10⁻¹', '1', '10³', '']
+    """
+    exponent = round(math.log10(value)) if value > 0 else 0
+    if not math.isclose(value, 10.0**exponent):
+        return ""
+    return f"10{str(exponent).translate(SUPERSCRIPTS)}" if exponent else "1"
 
 
 def draw_legend(axes: Axes) -> None:

@@ -7,16 +7,19 @@ The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": 
   ``weights``, ``cluster`` (a column's name or null).
 * ``columns``: objects, the largest PSI first, with ``name``, ``column_type`` (``"numeric"``, ``"datetime"``,
   ``"boolean"``, ``"categorical"``, ``"text"``); ``kl_pq``, ``kl_qp``, ``js``, ``psi``, ``tv``, each an object with
-  ``value``, ``standard_error`` (number or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``;
-  ``missing_p``, ``missing_q`` (proportions); ``new``, ``vanished`` (strings); ``bins``; ``notes`` (strings).
+  ``value``, ``standard_error`` (numbers or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``;
+  ``missing_p``, ``missing_q`` (proportions); ``new``, ``vanished`` (strings); ``bins``; ``histogram``; ``notes``
+  (strings).
+* ``histogram``: objects with ``low``, ``high`` (numbers; equal for a single value), ``p``, ``q`` (weights); empty for
+  categories.
 * ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
 * ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
 * ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 
 Numbers are written as in `kullback.report.predictions.json`: the strings ``"Infinity"``, ``"-Infinity"`` and
-``"NaN"`` stand for what JSON has
-no number for. Within version 2 names and codes may be added, never removed or changed.
+``"NaN"`` stand for what JSON has no number for. Within version 2 names and codes may be added, never removed or
+changed.
 """
 
 from __future__ import annotations

@@ -1,22 +1,30 @@
-"""A comparison of tables in the terminal, 80 columns wide or more."""
+"""A comparison of tables in the terminal; a narrow one shows fewer numbers, never fewer names."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from kullback.report.shared.console import Printer
-from kullback.report.shared.formats import count, number
+from kullback.report.shared.formats import count, decimal
 from kullback.report.tables.wording import (
+    LARGE,
+    MODERATE,
     SIGNIFICANT,
+    Tone,
     Verdict,
     contributors,
     differing,
+    in_order,
     interval,
+    meaning,
     name_of,
     p_value_text,
     percentage,
     size,
+    summary,
+    tone_of,
     totals,
+    value_text,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +39,15 @@ __all__ = ["render"]
 
 MOST_EXPLAINED = 5  # columns whose bins are shown
 MOST_BINS = 3  # of each
+MOST_FINDINGS = 25
+STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim"}
+HEADINGS = ("column", "found", "PSI", "{} CI", "p", "KL(P||Q)", "KL(Q||P)", "TV")
+DROPPED_FIRST = (6, 5, 7, 3)
 MEANINGS = (
+    (
+        f"A shift is a difference that is no chance (p < {SIGNIFICANT:g}): large from a PSI of {LARGE:g} on, small "
+        f"below {MODERATE:g}."
+    ),
     (
         "KL(P||Q) is what it costs per row to predict with Q what follows P; PSI is KL both ways added; TV is the "
         "total variation. All are of the bins into which values are sorted."
@@ -44,7 +60,7 @@ MEANINGS = (
 
 
 def render(comparison: TableComparison, console: Console, verdicts: Sequence[Verdict] = ()) -> None:
-    """Print what a comparison of tables found: tables that fit 80 columns, in words that need no manual.
+    """Print what a comparison of tables found: the outcome in a sentence, the columns, and what else was noticed.
 
     Divergences are in nats. Beyond names and findings everything printed is ASCII, so that any terminal shows it.
 
@@ -59,59 +75,59 @@ def render(comparison: TableComparison, console: Console, verdicts: Sequence[Ver
         >>> from kullback.tables import compare_tables
         >>> table = pa.table({"x": [1, 2] * 50})
         >>> render(compare_tables(table, table), Console(width=80))
-        How far is Q from P?
+        No difference is seen in 1 column.
         ...
     """
     say = Printer(console)
-    say.heading(comparison.p_name, comparison.q_name, size(comparison))
-    heading = f"{100 * comparison.confidence:g}% CI"
-    headings = ["", "PSI", heading, "KL(P||Q)", "KL(Q||P)", "TV", "p"]
-    if comparison.columns:
-        say.table("By column, the largest PSI first, in nats", headings, list(map(_line, comparison.columns)))
-    if comparison.joint:
-        say.table("Columns together", headings, list(map(_line, comparison.joint)))
-    explained = differing(comparison)[:MOST_EXPLAINED]
-    if explained:
-        say.table(
-            "The bins that contribute most to KL(P||Q)",
-            ["", "P", "Q", "nats"],
-            [line for column in explained for line in _cells(column)],
-        )
+    tone = STYLES[tone_of(comparison, verdicts)].replace("dim", "bold")
+    style = tone if "bold" in tone else f"bold {tone}"
+    outcome = summary(comparison, verdicts)
+    say.heading(outcome, comparison.p_name, comparison.q_name, size(comparison), style)
+    headings = [heading.format(f"{100 * comparison.confidence:g}%") for heading in HEADINGS]
+    tables = (
+        ("By column, the largest PSI first, in nats", comparison.columns),
+        ("Columns together", comparison.joint),
+    )
+    for title, compared in tables:
+        if compared:
+            meanings = [meaning(each, verdicts) for each in compared]
+            rows = [_line(each, found.words) for each, found in zip(compared, meanings, strict=True)]
+            styles = [STYLES[found.tone] for found in meanings]
+            say.table(title, headings, rows, styles=styles, dropped_first=DROPPED_FIRST)
+    if bins := [line for column in differing(comparison)[:MOST_EXPLAINED] for line in _bins(column)]:
+        say.table("The bins that contribute most to KL(P||Q)", ["", "P", "Q", "nats"], bins)
     say.space()
-    say.line(_outcome(comparison))
     for verdict in verdicts:
-        say.line(f"{'FAILED' if verdict.failures else 'passed'}: {verdict.limit}")
-    for remark in (*(finding.message for finding in comparison.findings), *MEANINGS):
-        say.line(f"- {remark}")
+        failed = bool(verdict.failures)
+        say.line(f"{'FAILED' if failed else 'passed'}: {verdict.limit}", STYLES["bad" if failed else "good"])
+    findings = in_order(comparison)
+    for level, message in findings[:MOST_FINDINGS]:
+        say.line(f"{level}: {message}")
+    if len(findings) > MOST_FINDINGS:
+        say.line(f"{count(len(findings) - MOST_FINDINGS)} more findings are in the JSON and on the page")
+    for remark in MEANINGS:
+        say.line(f"- {remark}", "dim")
 
 
-def _line(compared: Compared) -> list[str]:
-    values = (number(getattr(compared, name).value, 3) for name in ("kl_pq", "kl_qp", "tv"))
-    name = name_of(compared).replace(" × ", " x ")
+def _line(compared: Compared, found: str) -> list[str]:
     return [
-        name,
-        number(compared.psi.value, 3),
+        name_of(compared).replace(" × ", " x "),
+        found,
+        value_text(compared.psi),
         interval(compared.psi),
-        *values,
         p_value_text(compared.p_adjusted),
+        *(value_text(getattr(compared, name)) for name in ("kl_pq", "kl_qp", "tv")),
     ]
 
 
-def _cells(compared: Compared) -> list[list[str]]:
+def _bins(compared: Compared) -> list[list[str]]:
     of_p, of_q = totals(compared)
     return [
         [
             f"{name_of(compared)}: {part.label}",
             percentage(part.p, of_p),
             percentage(part.q, of_q),
-            number(part.contribution, 3),
+            decimal(part.contribution),
         ]
         for part in contributors(compared, MOST_BINS)
     ]
-
-
-def _outcome(comparison: TableComparison) -> str:
-    if not comparison.columns:
-        return "Nothing was compared."
-    found = len(differing(comparison))
-    return f"{count(found)} of {count(len(comparison.columns))} columns differ (p < {SIGNIFICANT:g})."

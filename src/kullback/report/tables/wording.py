@@ -1,29 +1,42 @@
-"""How the reports on tables write their numbers, the same on every medium."""
+"""How the reports on tables write their numbers and what they mean, the same on every medium."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from kullback.report.shared.formats import count, number, percent
-from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison
+from kullback.errors import quoted
+from kullback.report.shared.formats import count, decimal, percent
+from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison, least
 
 __all__ = [
+    "LARGE",
+    "MODERATE",
     "SIGNIFICANT",
+    "Compared",
+    "Meaning",
+    "Tone",
     "Verdict",
-    "p_value_text",
     "contributors",
     "differing",
+    "in_order",
     "interval",
+    "meaning",
     "name_of",
+    "p_value_text",
     "percentage",
     "size",
+    "summary",
+    "tone_of",
     "totals",
+    "value_text",
 ]
 
 SIGNIFICANT = 0.05
+# The rule of thumb of credit scoring for PSI.
+MODERATE, LARGE = 0.1, 0.25
 Compared = ColumnComparison | JointComparison
+Tone = Literal["bad", "warning", "good", "unknown"]
 
 
 class Verdict(NamedTuple):
@@ -32,36 +45,140 @@ class Verdict(NamedTuple):
     Attributes:
         limit: the limit in words, such as "psi at most 0.2".
         failures: a sentence for each column beyond it; none where it holds.
+        broken_by: the columns, and groups of columns, that are beyond it.
     """
 
     limit: str
     failures: tuple[str, ...]
+    broken_by: tuple[str, ...] = ()
 
 
-def interval(quantity: Quantity, digits: int = 3) -> str:
+class Meaning(NamedTuple):
+    """What the numbers of a column mean: in a word or two, and as a color."""
+
+    words: str
+    tone: Tone
+
+
+def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Meaning:
+    """What the numbers of a column mean, by the limits that were asked for, its p-value and its PSI.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before, after = pa.table({"x": ["a", "b"] * 99}), pa.table({"x": ["a", "b", "b", "b"] * 50})
+        >>> meaning(compare_tables(before, after)["x"])
+        Meaning(words='large shift', tone='bad')
+    """
+    psi = compared.psi.value
+    # Without an interval few rows are what may hide a shift.
+    hidden = psi is None or (compared.psi.interval is None and len(compared.bins) > 1)
+    if any(compared.label in verdict.broken_by for verdict in verdicts):
+        return Meaning("cannot tell" if hidden else "limit broken", "bad")
+    if psi is None:
+        return Meaning("cannot tell", "unknown")
+    if compared.p_adjusted < SIGNIFICANT:
+        if psi >= LARGE:
+            return Meaning("large shift", "bad")
+        return Meaning("shift", "warning") if psi >= MODERATE else Meaning("small shift", "good")
+    return Meaning("cannot tell", "unknown") if hidden or psi >= MODERATE else Meaning("none seen", "good")
+
+
+def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str:
+    """The outcome in one sentence: the limits, how many columns differ and which the most, what could not be told.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50, "y": [3] * 100})
+        >>> summary(compare_tables(table, table))
+        'No difference is seen in 2 columns.'
+    """
+    broken = sum(1 for verdict in verdicts if verdict.failures)
+    limits = f"{count(len(verdicts))} limit{'' if len(verdicts) == 1 else 's'}"
+    outcome: list[str] = []
+    if verdicts:
+        outcome = [f"Failed: {count(broken)} of {limits} broken" if broken else f"Passed: {limits}"]
+    unknown = sum(1 for column in comparison.columns if meaning(column).tone == "unknown")
+    outcome += _differences(comparison, unknown)
+    if unknown:
+        outcome.append(f"of {_columns(unknown)} nothing can be told")
+    if comparison.not_compared:
+        outcome.append(f"{_columns(len(comparison.not_compared))} could not be compared")
+    sentence = "; ".join(outcome)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _differences(comparison: TableComparison, unknown: int) -> list[str]:
+    number = len(comparison.columns)
+    if not number:
+        return ["nothing was compared"]
+    different = differing(comparison)
+    if not different:
+        return [f"no difference is seen in {_columns(number - unknown)}"] if number > unknown else []
+    large = sum(1 for column in different if least(column.psi) >= LARGE)
+    verb = "differs" if len(different) == 1 else "differ"
+    text = f"{count(len(different))} of {_columns(number)} {verb}"
+    if large:
+        text += f", {count(large)} of them by a large shift" if len(different) > 1 else " by a large shift"
+    most = different[0]
+    which = f"{quoted(most.name)} the most" if len(different) > 1 else quoted(most.name)
+    return [f"{text}: {which} (PSI {value_text(most.psi)})"]
+
+
+def _columns(number: int) -> str:
+    return f"{count(number)} column{'' if number == 1 else 's'}"
+
+
+def tone_of(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> Tone:
+    """The color of the outcome: that of the limits where there are some, else that of the worst column."""
+    if verdicts:
+        return "bad" if any(verdict.failures for verdict in verdicts) else "good"
+    if not comparison.columns or comparison.not_compared:
+        return "bad"
+    tones = {meaning(column).tone for column in comparison.columns}
+    order: tuple[Tone, ...] = ("bad", "warning", "unknown", "good")
+    return next(tone for tone in order if tone in tones)
+
+
+def in_order(comparison: TableComparison) -> list[tuple[str, str]]:
+    """The level and message of each finding: by severity, and then by how much its column differs."""
+    severity = {"error": 0, "warning": 1, "note": 2}
+    drift = {column.name: least(column.psi) for column in differing(comparison)}
+    ranked = sorted(
+        comparison.findings, key=lambda each: (severity[each.level], -drift.get(each.column or "", 0.0))
+    )
+    return [(each.level, each.message) for each in ranked]
+
+
+def interval(quantity: Quantity) -> str:
     """The ends of an interval, or n/a where there is none.
 
     Example:
         >>> interval(Quantity(0.1, 0.02, (0.05, float("inf")))), interval(Quantity(0.1, None, None))
-        ('0.0500 to inf', 'n/a')
+        ('0.050 to inf', 'n/a')
     """
-    if quantity.interval is None:
-        return "n/a"
-    return " to ".join(number(end, digits) for end in quantity.interval)
+    return "n/a" if quantity.interval is None else " to ".join(map(decimal, quantity.interval))
+
+
+def value_text(quantity: Quantity) -> str:
+    """Return a divergence to three decimals, or n/a where it has no value.
+
+    Example:
+        >>> value_text(Quantity(0.1234, None, None)), value_text(Quantity(None, None, (0.0, 1.0)))
+        ('0.123', 'n/a')
+    """
+    return "n/a" if quantity.value is None else decimal(quantity.value)
 
 
 def p_value_text(p_value: float) -> str:
-    """A p-value, as exactly as it matters.
+    """A p-value to three decimals; no p-value is 0.
 
     Example:
-        >>> [p_value_text(p) for p in (1.0, 0.8154, 0.0123, 3e-5, float("nan"))]
-        ['1.00', '0.82', '0.012', '<.001', 'n/a']
+        >>> [p_value_text(p) for p in (1.0, 0.8154, 0.0123, 3e-5, 0.0, float("nan"))]
+        ['1.000', '0.815', '0.012', '<0.001', '<0.001', 'n/a']
     """
-    if math.isnan(p_value):
-        return "n/a"
-    if p_value < 0.001:
-        return "<.001"
-    return f"{p_value:.2f}" if p_value >= 0.095 else f"{p_value:.3f}"
+    return decimal(p_value or 1e-300)
 
 
 def name_of(compared: Compared) -> str:
@@ -80,7 +197,9 @@ def percentage(weight: float, total: float) -> str:
 
 
 def contributors(compared: Compared, most: int) -> list[Bin]:
-    """The bins that contribute most to KL(P || Q), the largest first; none that contribute nothing."""
+    """The bins that contribute most to KL(P || Q), the largest first; none where no difference is seen."""
+    if not compared.p_adjusted < SIGNIFICANT or not compared.psi.value:
+        return []
     ranked = sorted(compared.bins, key=lambda part: -part.contribution)
     return [part for part in ranked[:most] if part.contribution > 0]
 
@@ -92,19 +211,11 @@ def differing(comparison: TableComparison) -> list[ColumnComparison]:
 
 def size(comparison: TableComparison) -> str:
     """How much was compared, in a sentence."""
-    columns = len(comparison.columns)
-    text = (
-        f"{count(columns)} column{'' if columns == 1 else 's'} of {count(comparison.p_rows)} rows of P and "
-    )
+    text = f"{_columns(len(comparison.columns))} of {count(comparison.p_rows)} rows of P and "
     text += f"{count(comparison.q_rows)} of Q"
     text += _named(", weighted by {}", comparison.weights) + _named(", in groups of {}", comparison.cluster)
     return text + f"; numbers in at most {count(comparison.max_bins)} bins."
 
 
 def _named(form: str, name: str | None) -> str:
-    return "" if name is None else form.format(repr(name))
-
-
-def passed(verdicts: Sequence[Verdict]) -> bool:
-    """Whether no limit is broken."""
-    return not any(verdict.failures for verdict in verdicts)
+    return "" if name is None else form.format(quoted(name))

@@ -10,30 +10,40 @@ from typing import Any
 
 import numpy as np
 
-from kullback.tables.columns.log_grid import bucket_ends, bucket_middles
+from kullback.tables.columns.log_grid import SMALLEST, buckets_of, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 
-__all__ = ["interval_labels"]
+__all__ = ["constant_label", "interval_labels"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIMESTAMP_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 
 
-def interval_labels(column: ColumnProfile, edges: Sequence[float]) -> tuple[str, ...]:
+def interval_labels(
+    column: ColumnProfile, edges: Sequence[float], cuts: Sequence[int] | None = None
+) -> tuple[str, ...]:
     """Return a label for each interval between edges, the first and the last open.
 
     An interval of integers is labeled by the integers that occurred in it, and one that holds only the grid's center by
     that value.
 
+    Arguments:
+        column: the column.
+        edges: the lower end of each interval but the first.
+        cuts: the first bucket of each interval but the first; by default those of the edges.
+
     Example:
         >>> interval_labels(ColumnProfile("numeric"), (1.5, 2.25))
         ('< 1.5', '1.5 to 2.25', '≥ 2.25')
-        >>> interval_labels(ColumnProfile("numeric", minimum=1, maximum=9, integer=True), (2.0, 2.1, 4.0))
+        >>> interval_labels(ColumnProfile("numeric", minimum=1, maximum=9, integer=True), (2.0, 3.0, 4.0))
         ('1', '2', '3', '4 to 9')
     """
-    occupied = _occupied(column, edges)
+    begins: list[int] = list(cuts or ())
+    if cuts is None:
+        begins = buckets_of(np.array(edges, np.float64), column.center).tolist()
+    occupied = _occupied(column, begins)
     if column.column_type == "text" or column.integer:
-        return _integer_labels(column, edges, occupied)
+        return _integer_labels(column, begins, occupied)
     write = _timestamps if column.column_type == "datetime" else _numbers
     labels = ["any value"]
     if edges:
@@ -46,13 +56,29 @@ def interval_labels(column: ColumnProfile, edges: Sequence[float]) -> tuple[str,
     return tuple(labels)
 
 
-def _occupied(column: ColumnProfile, edges: Sequence[float]) -> dict[int, tuple[int, int]]:
+def constant_label(column: ColumnProfile) -> str | None:
+    """Return the only value of a column in words; None where there is another one, or a missing one."""
+    specials = (column.not_a_number, column.minus_infinity, column.plus_infinity)
+    if column.missing or column.empty or column.other_categories or any(specials):
+        return None
+    if column.categories:
+        return next(iter(column.categories)) if len(column.categories) == 1 else None
+    if column.minimum is None or column.minimum != column.maximum:
+        return None
+    if column.column_type == "datetime":
+        written = _timestamps([column.minimum], TIMESTAMP_FORMATS[-1:])[0]
+        return written.removesuffix(".000000").removesuffix(" 00:00:00")
+    length = " characters long" if column.column_type == "text" else ""
+    value = f"{int(column.minimum)}" if column.integer else repr(float(column.minimum)).removesuffix(".0")
+    return value + length
+
+
+def _occupied(column: ColumnProfile, cuts: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Return the first and the last bucket that occurred in each bin."""
     if not column.buckets:
         return {}
     buckets = np.sort(np.fromiter(column.buckets, np.int64, len(column.buckets)))
-    bins = np.searchsorted(edges, bucket_middles(buckets, column.center), side="right")
-    found, firsts = np.unique(bins, return_index=True)
+    found, firsts = np.unique(np.searchsorted(cuts, buckets, side="right"), return_index=True)
     lasts = np.append(firsts[1:], len(buckets)) - 1
     ends = zip(buckets[firsts].tolist(), buckets[lasts].tolist(), strict=True)
     return dict(zip(found.tolist(), ends, strict=True))
@@ -65,36 +91,39 @@ def _exact(column: ColumnProfile) -> str:
 
 
 def _integer_labels(
-    column: ColumnProfile, edges: Sequence[float], occupied: dict[int, tuple[int, int]]
+    column: ColumnProfile, cuts: Sequence[int], occupied: dict[int, tuple[int, int]]
 ) -> tuple[str, ...]:
     low = -math.inf if column.minimum is None else column.minimum
     high = math.inf if column.maximum is None else column.maximum
-    firsts = [low, *(math.ceil(edge) for edge in edges)]
-    lasts = [*(math.ceil(edge) - 1 for edge in edges), high]
+    begins = [integers_in(cut, column.center)[0] for cut in cuts]
+    firsts, lasts = [low, *begins], [*(begin - 1 for begin in begins), high]
     for index, (first, last) in occupied.items():
-        firsts[index] = max(low, _integers(first, column.center)[0])
-        lasts[index] = min(high, _integers(last, column.center)[1])
+        firsts[index] = max(low, integers_in(first, column.center)[0])
+        lasts[index] = min(high, integers_in(last, column.center)[1])
     return tuple(_span(first, last) for first, last in zip(firsts, lasts, strict=True))
-
-
-def _integers(bucket: int, center: float) -> tuple[float, float]:
-    """Return the smallest and the largest integer of a bucket, which holds its end nearer to the center."""
-    low, high = bucket_ends(bucket, center)
-    if math.isinf(low) or math.isinf(high) or bucket == 0:
-        return low, high
-    if bucket > 0:
-        return math.ceil(low), math.ceil(high) - 1
-    return math.floor(low) + 1, math.floor(high)
 
 
 def _span(first: float, last: float) -> str:
     if first > last or math.isinf(first) or math.isinf(last):
-        return f"≤ {last:.15g}" if math.isinf(first) or first > last else f"≥ {first:.15g}"
-    return f"{first:.15g}" if first == last else f"{first:.15g} to {last:.15g}"
+        return f"≤ {_integer(last)}" if math.isinf(first) or first > last else f"≥ {_integer(first)}"
+    return _integer(first) if first == last else f"{_integer(first)} to {_integer(last)}"
+
+
+def _integer(value: float) -> str:
+    return f"{value:g}" if math.isinf(value) else f"{int(value)}"
 
 
 def _numbers(edges: Sequence[float]) -> list[str]:
-    return _shortest(edges, [lambda edge, digits=digits: f"{edge:.{digits}g}" for digits in range(3, 18)])
+    return _shortest(edges, [lambda edge, digits=digits: _number(edge, digits) for digits in range(3, 18)])
+
+
+def _number(value: float, digits: int) -> str:
+    """Write a number without an exponent where it has few zeros; what begins just above 0 begins at 0."""
+    if abs(value) <= SMALLEST:
+        return "0"
+    if 1e-5 <= abs(value) < 1e9:
+        return np.format_float_positional(value, precision=digits, fractional=False, trim="-")
+    return f"{value:.{digits}g}"
 
 
 def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS) -> list[str]:

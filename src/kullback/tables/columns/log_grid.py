@@ -19,6 +19,7 @@ Integers up to 63 away from the center have buckets of their own.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CODES",
     "FARTHEST_CENTER",
+    "MOST_BUCKET",
     "PER_OCTAVE",
     "SMALLEST",
     "bucket_codes",
@@ -36,6 +38,7 @@ __all__ = [
     "bucket_middles",
     "buckets_of",
     "buckets_of_codes",
+    "integers_in",
 ]
 
 PER_OCTAVE = 32
@@ -43,6 +46,7 @@ SHIFT = np.uint64(52 - 5)
 CODES = 1 << 17
 SIGN = 1 << 16
 SMALLEST = 2.0**-1022
+MOST_BUCKET = PER_OCTAVE * 2046  # of the largest number
 # Up to here x - c is finite for every finite x: c is less than half of the last digit of the largest one.
 FARTHEST_CENTER = 2.0**960
 
@@ -85,6 +89,25 @@ def bucket_ends(bucket: int, center: float = 0.0) -> tuple[float, float]:
         return center, center
     near, far = _distance(abs(bucket)), _distance(abs(bucket) + 1)
     return (center + near, center + far) if bucket > 0 else (center - far, center - near)
+
+
+def integers_in(bucket: int, center: float = 0.0) -> tuple[float, float]:
+    """Return the smallest and the largest integer of a bucket, exact however large they are; infinite for the last one.
+
+    Example:
+        >>> integers_in(int(buckets_of(np.array([100.0]))[0]))
+        (100, 101)
+        >>> integers_in(int(buckets_of(np.array([2.0]))[0]), center=2**60 + 1)
+        (1152921504606846979, 1152921504606846979)
+    """
+    low, high = bucket_ends(bucket)
+    if math.isinf(low) or math.isinf(high) or not float(center).is_integer():
+        return bucket_ends(bucket, center)
+    if bucket == 0:
+        return int(center), int(center)
+    if bucket > 0:
+        return int(center) + math.ceil(low), int(center) + math.ceil(high) - 1
+    return int(center) + math.floor(low) + 1, int(center) + math.floor(high)
 
 
 def bucket_middles(buckets: NDArray[np.int64], center: float = 0.0) -> NDArray[np.float64]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
-from kullback.errors import ArgumentValueError, FileError, invalid_value
+from kullback.errors import LONGEST_NAME, ArgumentValueError, FileError, invalid_value, printable, quoted
+from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import ColumnType
 
 __all__ = ["ColumnProfile", "combined"]
@@ -30,10 +32,18 @@ class ColumnProfile:
         not_a_number: the weight of NaN, which is not counted as missing.
         minus_infinity: the weight of minus infinity.
         plus_infinity: the weight of infinity.
-        minimum: the smallest finite number; None if there is none.
+        minimum: the smallest finite number, an int where the type holds integers; None if there is none.
         maximum: the largest finite number.
         other_categories: the weight of the categories that a shortened profile no longer names.
         integer: whether all numbers are integers by their type.
+        zoned: whether timestamps have a time zone; None for dates, for other types, and where parts differ.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import profile_table
+        >>> column = profile_table(pa.table({"plan": ["a", "a", None]})).columns["plan"]
+        >>> column.column_type, column.categories, column.missing
+        ('categorical', {'a': 2.0}, 1.0)
     """
 
     column_type: ColumnType
@@ -48,6 +58,7 @@ class ColumnProfile:
     maximum: float | None = None
     other_categories: float = 0.0
     integer: bool = False
+    zoned: bool | None = None
 
     @property
     def gridded(self) -> bool:
@@ -103,6 +114,7 @@ class ColumnProfile:
             _extreme(max, self.maximum, other.maximum),
             self.other_categories + other.other_categories,
             self.integer and other.integer,
+            self.zoned if self.zoned == other.zoned else None,
         )
 
     def shortened(self, categories: int) -> ColumnProfile:
@@ -128,6 +140,8 @@ class ColumnProfile:
             value = getattr(self, name)
             if value not in {0, None}:
                 written[name] = _short(value)
+        if self.zoned is not None:
+            written["zoned"] = self.zoned
         # A minimum of 0 is no missing minimum.
         written.update({name: 0 for name in ("minimum", "maximum") if getattr(self, name) == 0})
         return written
@@ -141,7 +155,7 @@ class ColumnProfile:
         """
         try:
             return _read(written)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise FileError(
                 f"a column's profile cannot be read ({reason}); write the profile again"
@@ -171,9 +185,9 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
 
 def _read(written: dict[str, Any]) -> ColumnProfile:
     if written["column_type"] not in get_args(ColumnType):
-        raise ValueError(f"unknown column type {written['column_type']!r}")
+        raise ValueError(f"unknown column type {printable(repr(written['column_type']), LONGEST_NAME)}")
     numbers = {
-        name: bool(written[name]) if name == "integer" else float(written[name])
+        name: bool(written[name]) if name == "integer" else _number(written[name])
         for name in _PLAIN
         if name in written
     }
@@ -182,10 +196,42 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
     bucket = 0
     for step, weight in zip(grid["steps"], grid["weights"], strict=True):
         bucket += int(step)
-        buckets[bucket] = float(weight)
-    categories = {str(name): float(weight) for name, weight in written.get("categories", {}).items()}
-    given: dict[str, Any] = {"buckets": buckets, "categories": categories, **numbers}
-    return ColumnProfile(written["column_type"], **given)
+        buckets[bucket] = _number(weight)
+    categories = {
+        str(name): _number(weight) for name, weight in written.get("categories", {}).items() if weight
+    }
+    zoned = None if written.get("zoned") is None else bool(written["zoned"])
+    given: dict[str, Any] = {"buckets": buckets, "categories": categories, "zoned": zoned, **numbers}
+    column = ColumnProfile(written["column_type"], **given)
+    _check(column)
+    return column
+
+
+def _check(column: ColumnProfile) -> None:
+    """Refuse counts that no table has."""
+    counts = [*column.buckets.values(), *column.categories.values(), column.missing, column.not_a_number]
+    counts += [column.minus_infinity, column.plus_infinity, column.other_categories]
+    if min(counts) < 0:
+        raise ValueError(f"a count of {min(counts):g}")
+    if column.buckets and max(map(abs, column.buckets)) > MOST_BUCKET:
+        raise ValueError("a bucket beyond the grid")
+    if abs(column.center) > FARTHEST_CENTER:
+        raise ValueError(f"a center of {column.center:g}")
+    if column.categories if column.gridded else column.buckets:
+        raise ValueError(f"counts that a column of type {column.column_type} does not have")
+    low, high = column.minimum, column.maximum
+    if (low is None) != (high is None) or (low is not None and high is not None and low > high):
+        raise ValueError("a minimum and a maximum that do not fit")
+    if column.buckets and low is None:
+        raise ValueError("numbers without a minimum")
+
+
+def _number(written: Any) -> float:
+    """Return a finite number of JSON; large integers stay exact."""
+    value = written if isinstance(written, int) and abs(written) >= 2**53 else float(written)
+    if isinstance(written, str) or not math.isfinite(value):
+        raise ValueError(f"{printable(repr(written), LONGEST_NAME)} is no number")
+    return value
 
 
 def _short(value: float | bool) -> float | int | bool:
@@ -204,6 +250,6 @@ def _extreme(choose: Any, first: float | None, second: float | None) -> float | 
 
 def _other_grid(name: str, first: ColumnProfile, second: ColumnProfile) -> ArgumentValueError:
     parts = " and ".join(f"{each.column_type} around {each.center:g}" for each in (first, second))
-    got = f"column {name!r}: {parts}"
+    got = f"column {quoted(name)}: {parts}"
     instead = "profile_table(second, like=first), which counts both alike"
     return invalid_value("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["MAX_CATEGORIES", "ColumnType", "Field", "FieldType", "arrow_field", "is_text", "narwhals_field"]
+__all__ = [
+    "MAX_CATEGORIES",
+    "ColumnType",
+    "Field",
+    "FieldType",
+    "arrow_field",
+    "is_arrow_integer",
+    "is_text",
+    "narwhals_field",
+]
 
 ColumnType = Literal["numeric", "datetime", "boolean", "categorical", "text"]
 # A column of strings is categories or text; its values decide.
 FieldType = ColumnType | Literal["string"]
 
 MAX_CATEGORIES = 2_000_000
+DECIMAL_DIGITS = 18  # of a decimal number that fits into 64 bits
 TEXT_LENGTH = 32
 TEXT_VALUES = 256
 
@@ -25,12 +35,14 @@ class Field:
         column_type: its type; None where such a column cannot be profiled.
         integer: whether the type holds integers only.
         reason: why the column cannot be profiled.
+        zoned: whether timestamps have a time zone; None for dates and for all other types.
     """
 
     name: str
     column_type: FieldType | None
     integer: bool = False
     reason: str = ""
+    zoned: bool | None = None
 
 
 def is_text(rows: int, characters: int, distinct: int) -> bool:
@@ -63,27 +75,38 @@ def arrow_field(name: str, arrow_type: Any) -> Field:
     }
     for column_type, several in tests.items():
         if any(test(arrow_type) for test in several):
-            integer = is_.is_integer(arrow_type) or (is_.is_decimal(arrow_type) and arrow_type.scale <= 0)
-            return Field(name, column_type, integer=bool(integer))
+            zoned = arrow_type.tz is not None if is_.is_timestamp(arrow_type) else None
+            return Field(name, column_type, integer=is_arrow_integer(arrow_type), zoned=zoned)
     return _unknown(name, arrow_type)
+
+
+def is_arrow_integer(arrow_type: Any) -> bool:
+    """Whether an Arrow type holds integers that fit into 64 bits."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(arrow_type):
+        return arrow_type.scale == 0 and arrow_type.precision <= DECIMAL_DIGITS
+    return bool(pa.types.is_integer(arrow_type))
 
 
 def narwhals_field(name: str, dtype: Any) -> Field:
     """Return the field of a column with a narwhals type."""
     import narwhals as nw
 
-    if dtype in {nw.Categorical, nw.Enum} or isinstance(dtype, nw.Enum):
-        return Field(name, "categorical")
-    if dtype == nw.Boolean:
-        return Field(name, "boolean")
-    if dtype == nw.String:
-        return Field(name, "string")
-    if dtype in {nw.Date, nw.Datetime} or isinstance(dtype, nw.Datetime):
-        return Field(name, "datetime")
     if dtype.is_numeric():
-        integer = dtype.is_integer() or (dtype.is_decimal() and dtype.scale == 0)
-        return Field(name, "numeric", integer=bool(integer))
-    return _unknown(name, dtype)
+        whole = dtype.is_decimal() and dtype.scale == 0 and dtype.precision <= DECIMAL_DIGITS
+        return Field(name, "numeric", integer=bool(dtype.is_integer() or whole))
+    if dtype == nw.Datetime:
+        return Field(name, "datetime", zoned=dtype.time_zone is not None)
+    types: dict[Any, FieldType] = {
+        nw.Categorical: "categorical",
+        nw.Enum: "categorical",
+        nw.Boolean: "boolean",
+        nw.String: "string",
+        nw.Date: "datetime",
+    }
+    found: FieldType | None = next((types[known] for known in types if dtype == known), None)
+    return Field(name, found) if found else _unknown(name, dtype)
 
 
 def _unknown(name: str, dtype: object) -> Field:

@@ -12,9 +12,19 @@ from kullback.tables.engines.base import bad_weights
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["category_codes", "lengths_of", "numbers_of", "strings_of", "weights_of"]
+__all__ = [
+    "EXACT_OFFSET",
+    "category_codes",
+    "integer_offsets",
+    "integers_of",
+    "lengths_of",
+    "numbers_of",
+    "strings_of",
+    "weights_of",
+]
 
 MICROSECONDS = 1_000_000
+EXACT_OFFSET = 2.0**62  # up to which differences of integers are exact
 
 
 def numbers_of(array: Any, column_type: str) -> NDArray[np.float64]:
@@ -30,6 +40,26 @@ def numbers_of(array: Any, column_type: str) -> NDArray[np.float64]:
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     return array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+
+
+def integers_of(array: Any) -> NDArray[np.int64] | NDArray[np.uint64]:
+    """Return an array of integers, or of decimals without fraction, as 64-bit integers."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.int64())
+    values = array.to_numpy(zero_copy_only=False)
+    return values.astype(np.uint64 if values.dtype.kind == "u" else np.int64, copy=False)
+
+
+def integer_offsets(values: NDArray[np.int64] | NDArray[np.uint64], center: int) -> NDArray[np.float64]:
+    """Return the distances of integers from a center, exact before they are rounded to float64."""
+    rounded = values.astype(np.float64) - float(center)
+    if not center:
+        return rounded
+    # Modulo 2^64 the difference is right wherever it fits into 64 bits.
+    exact = (values.view(np.uint64) - np.uint64(center % 2**64)).view(np.int64)
+    return np.where(np.abs(rounded) < EXACT_OFFSET, exact.astype(np.float64), rounded)
 
 
 def lengths_of(array: Any) -> Any:

@@ -5,19 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kullback.errors import ArgumentValueError, invalid_value
+from kullback.errors import ArgumentValueError, quoted
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field, FieldType
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["ColumnSpec", "JointCounts", "Table", "TableCounts", "bad_weights"]
+__all__ = ["Caller", "ColumnSpec", "JointCounts", "Table", "TableCounts", "bad_weights"]
 
 # The weight of each combination of bins that occurs.
 JointCounts = dict[tuple[Any, ...], float]
+
+
+class Caller(NamedTuple):
+    """What the user called and the argument that holds the table, for errors."""
+
+    call: str = "profile_table"
+    argument: str = "frame"
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,7 @@ class Table(ABC):
 
 def bad_weights(name: str, got: str) -> ArgumentValueError:
     """Return the error for a column that cannot be weights."""
-    return invalid_value(
-        "profile_table",
-        "weights",
-        wanted="a column of finite numbers of 0 or more, none missing",
-        got=f"{name!r} with {got}",
-        instead="weights=None, or another column",
+    return ArgumentValueError(
+        f"weights={quoted(name)}: wanted a column of finite numbers of 0 or more, none missing; got {got}; correct "
+        "them, or name another column"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import abstractmethod
 from collections import deque
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kullback.tables.columns.types import ColumnType
-from kullback.tables.engines.arrow import numbers_of, weights_of
+from kullback.tables.engines.arrow import integers_of, numbers_of, weights_of
 from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts
 from kullback.tables.engines.counters import (
     CategoryCounter,
@@ -74,13 +75,19 @@ class BatchTable(Table):
         found: dict[str, tuple[float, float]] = {}
         for _, batch in self.batches(list(intervals)):
             for name, (low, high) in intervals.items():
-                values = numbers_of(batch[name].drop_null(), column_types[name])
-                values = values[(values >= low) & (values <= high)]
+                array = batch[name].drop_null()
+                if self.fields[name].integer:
+                    values = integers_of(array)
+                    limits = np.iinfo(values.dtype)
+                    ends = max(math.ceil(low), limits.min), min(math.floor(high), limits.max)
+                else:
+                    values, ends = numbers_of(array, column_types[name]), (low, high)
+                values = values[(values >= ends[0]) & (values <= ends[1])]
                 if len(values):
                     before = found.get(name, (np.inf, -np.inf))
                     found[name] = (
-                        min(before[0], float(values.min()) + 0.0),
-                        max(before[1], float(values.max()) + 0.0),
+                        min(before[0], values.min().item() + 0),
+                        max(before[1], values.max().item() + 0),
                     )
         return found
 

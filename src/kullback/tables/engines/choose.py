@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kullback.optional import load
+from kullback.tables.engines.base import Caller
 from kullback.tables.engines.dask_table import DaskTable
 from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
 from kullback.tables.engines.streaming import DuckTable, FileTable, PolarsTable
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["open_table"]
 
 
-def open_table(frame: object) -> Table:
-    """Return the table as its engine reads it."""
+def open_table(frame: object, caller: Caller | None = None) -> Table:
+    """Return the table as its engine reads it; errors name the caller."""
+    caller = caller or Caller()
     if isinstance(frame, (str, os.PathLike)):
-        return FileTable(os.fspath(frame))
+        return FileTable(os.fspath(frame), caller)
     nw = load("narwhals", "reading tables")
     load("pyarrow", "reading tables")
     native: Any = nw.to_native(frame, pass_through=True)
     is_ = nw.dependencies
-    engines: tuple[tuple[Callable[[Any], bool], Callable[[Any], Table]], ...] = (
+    engines: tuple[tuple[Callable[[Any], bool], Callable[[Any, Caller], Table]], ...] = (
         (is_.is_pyarrow_table, ArrowTable),
         (is_.is_pandas_dataframe, PandasTable),
         (is_.is_polars_dataframe, PolarsTable),
@@ -33,18 +35,18 @@ def open_table(frame: object) -> Table:
         (is_.is_duckdb_relation, DuckTable),
         (is_.is_dask_dataframe, DaskTable),
     )
-    opened = next((take(native) for recognizes, take in engines if recognizes(native)), None)
-    return opened or _through_narwhals(nw, native)
+    opened = next((take(native, caller) for recognizes, take in engines if recognizes(native)), None)
+    return opened or _through_narwhals(nw, native, caller)
 
 
-def _through_narwhals(nw: Any, native: Any) -> Table:
+def _through_narwhals(nw: Any, native: Any, caller: Caller) -> Table:
     """Return a table that is read through narwhals."""
     try:
         frame = nw.from_native(native)
     except TypeError:
-        raise not_a_table(native) from None
+        raise not_a_table(native, caller) from None
     if isinstance(frame, nw.LazyFrame):
         from kullback.tables.engines.narwhals_lazy import LazyTable
 
-        return LazyTable(frame)
-    return ArrowTable(frame.to_arrow())  # Modin, cuDF: in memory too
+        return LazyTable(frame, caller)
+    return ArrowTable(frame.to_arrow(), caller)  # Modin, cuDF: in memory too

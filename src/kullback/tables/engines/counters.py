@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from kullback.tables.columns.log_grid import CODES, PER_OCTAVE, bucket_codes, buckets_of_codes
+from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
 from kullback.tables.columns.profile import ColumnProfile
-from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_text
-from kullback.tables.engines.arrow import lengths_of, numbers_of, strings_of
+from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_arrow_integer, is_text
+from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_of, numbers_of, strings_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["CategoryCounter", "Counter", "GridCounter", "StringCounter", "WeightCounter"]
 
-Weights = "NDArray[np.float64] | None"
-INFINITE = 2047 * PER_OCTAVE
-POSITIVE_INFINITE = slice(INFINITE, CODES // 2)
-NEGATIVE_INFINITE = slice(CODES // 2 + INFINITE, CODES)
 PENDING = 1 << 17
 MOST_BYTES = 1 << 26
 
@@ -75,10 +72,15 @@ class GridCounter(Counter):
         self.center, self.integer = center, integer
         self.codes = np.zeros(CODES)
         self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
-        self.minimum, self.maximum = np.inf, -np.inf
+        self.minimum: float = math.inf  # an int where the column holds integers
+        self.maximum: float = -math.inf
 
     def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
-        self.add_numbers(numbers_of(array, self.column_type), weights)
+        if not (self.integer and is_arrow_integer(array.type)):
+            self.add_numbers(numbers_of(array, self.column_type), weights)
+            return
+        values = integers_of(array)
+        self._add(integer_offsets(values, int(self.center)), weights, int(values.min()), int(values.max()))
 
     def add_numbers(self, values: NDArray[np.float64], weights: NDArray[np.float64] | None) -> None:
         """Count a batch of numbers."""
@@ -88,8 +90,13 @@ class GridCounter(Counter):
             if not len(values):
                 return
             low, high = values.min(), values.max()
-        codes = bucket_codes(values - self.center if self.center else values)
-        counts = np.bincount(codes, weights)
+        self._add(values - self.center if self.center else values, weights, float(low), float(high))
+
+    def _add(
+        self, offsets: NDArray[np.float64], weights: NDArray[np.float64] | None, low: float, high: float
+    ) -> None:
+        """Count finite numbers by their distances from the center."""
+        counts = np.bincount(bucket_codes(offsets), weights)
         with self.lock:
             self.codes[: len(counts)] += counts
             self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
@@ -123,8 +130,8 @@ class GridCounter(Counter):
             not_a_number=self.not_a_number,
             minus_infinity=self.minus_infinity,
             plus_infinity=self.plus_infinity,
-            minimum=float(self.minimum) + 0.0 if some else None,
-            maximum=float(self.maximum) + 0.0 if some else None,
+            minimum=self.minimum + 0 if some else None,
+            maximum=self.maximum + 0 if some else None,
             integer=self.integer,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kullback.tables.columns.profile import ColumnProfile, combined
 from kullback.tables.columns.types import MAX_CATEGORIES, TEXT_VALUES, ColumnType, Field, is_text
 from kullback.tables.engines.arrow import lengths_of
-from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts
+from kullback.tables.engines.base import Caller, ColumnSpec, JointCounts, Table, TableCounts
 from kullback.tables.engines.in_memory import PandasTable, distinct_names
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ Strings = dict[str, tuple[int, int, set[str]]]
 class DaskTable(Table):
     """A Dask DataFrame with partitions of pandas, counted by the active scheduler or cluster."""
 
-    def __init__(self, frame: Any) -> None:
-        distinct_names(frame.columns)
+    def __init__(self, frame: Any, caller: Caller | None = None) -> None:
+        distinct_names(frame.columns, caller)
         self.frame = frame
         self.fields = PandasTable(frame._meta).fields  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         objects = [name for name in self.fields if str(frame.dtypes[name]) == "object"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kullback.errors import ArgumentTypeError, invalid_type, invalid_value
+from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, quoted
 from kullback.tables.columns.types import Field, arrow_field
+from kullback.tables.engines.base import Caller
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
 
 __all__ = ["ArrowTable", "PandasTable", "distinct_names"]
@@ -15,8 +16,8 @@ __all__ = ["ArrowTable", "PandasTable", "distinct_names"]
 class ArrowTable(BatchTable):
     """A PyArrow table."""
 
-    def __init__(self, table: Any) -> None:
-        distinct_names(table.column_names)
+    def __init__(self, table: Any, caller: Caller | None = None) -> None:
+        distinct_names(table.column_names, caller)
         self.table = table
         self.fields = {field.name: arrow_field(field.name, field.type) for field in table.schema}
 
@@ -32,8 +33,8 @@ class PandasTable(BatchTable):
     In NumPy's floating-point columns pandas itself means a missing value by NaN, so NaN is counted as missing there.
     """
 
-    def __init__(self, frame: Any) -> None:
-        distinct_names(frame.columns)
+    def __init__(self, frame: Any, caller: Caller | None = None) -> None:
+        distinct_names(frame.columns, caller)
         self.frame = frame
         self.objects: dict[str, Any] = {}
         self.fields = {name: self._field(name) for name in map(str, frame.columns)}
@@ -70,17 +71,16 @@ class PandasTable(BatchTable):
         return _arrow(self.frame[self.names[name]].iloc[start : start + BATCH_ROWS])
 
 
-def distinct_names(names: Sequence[Any]) -> None:
+def distinct_names(names: Sequence[Any], caller: Caller | None = None) -> None:
     """Refuse two columns of the same name."""
     seen: set[str] = set()
     for name in map(str, names):
         if name in seen:
             raise invalid_value(
-                "profile_table",
-                "frame",
+                *(caller or Caller()),
                 wanted="columns of different names",
-                got=f"two columns {name!r}",
-                instead="rename one of them",
+                got=f"two columns {quoted(name)}",
+                instead="a table in which one of them is renamed",
             )
         seen.add(name)
 
@@ -100,12 +100,11 @@ def _one(array: Any) -> Any:
     return array
 
 
-def not_a_table(frame: object) -> ArgumentTypeError:
+def not_a_table(frame: object, caller: Caller) -> ArgumentTypeError:
     """Return the error for an argument that is not a table."""
     return invalid_type(
-        "profile_table",
-        "frame",
+        *caller,
         wanted="a path, or a table of pandas, Polars, PyArrow, DuckDB, Dask, PySpark or Ibis",
         got=type(frame).__name__,
-        instead="profile_table('table.parquet'), or pandas.DataFrame(...)",
+        instead=f"{caller.argument}=pandas.DataFrame(...), or a path such as 'table.parquet'",
     )

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.errors import ArgumentValueError, invalid_value
+from kullback.errors import ArgumentValueError, invalid_value, quoted
 from kullback.tables.columns.log_grid import buckets_of
-from kullback.tables.engines.arrow import category_codes, numbers_of
+from kullback.tables.columns.types import is_arrow_integer
+from kullback.tables.engines.arrow import category_codes, integer_offsets, integers_of, numbers_of
 from kullback.tables.engines.base import JointCounts
 
 if TYPE_CHECKING:
@@ -87,17 +88,21 @@ def unknown_category(name: str) -> ArgumentValueError:
         "contingency_tables",
         "bins",
         wanted="a bin for every value",
-        got=f"values of {name!r} in none",
+        got=f"values of {quoted(name)} in none",
         instead="choose_bins(p, q) with the profiles of both tables",
     )
 
 
 def _bins_of_numbers(array: Any, bins: Bins) -> NDArray[np.int64]:
+    cuts = np.array(bins.cuts, np.int64)
+    if bins.column_type == "numeric" and is_arrow_integer(array.type) and float(bins.center).is_integer():
+        return np.searchsorted(
+            cuts, buckets_of(integer_offsets(integers_of(array), int(bins.center))), side="right"
+        )
     values = numbers_of(array, bins.column_type)
     finite = np.isfinite(values)
     found = np.full(len(values), -1, np.int64)
-    buckets = buckets_of(values[finite], bins.center)
-    found[finite] = np.searchsorted(np.array(bins.cuts, np.int64), buckets, side="right")
+    found[finite] = np.searchsorted(cuts, buckets_of(values[finite], bins.center), side="right")
     for label, which in (
         ("not a number", np.isnan(values)),
         ("-infinity", values == -np.inf),

@@ -6,6 +6,7 @@ number unpivoted, grouped by its bucket), one the categories, one the extremes o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +16,8 @@ import narwhals as nw
 from kullback.tables.columns.log_grid import PER_OCTAVE, SMALLEST, bucket_ends
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, is_text, narwhals_field
-from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts, bad_weights
+from kullback.tables.engines.arrow import EXACT_OFFSET
+from kullback.tables.engines.base import Caller, ColumnSpec, JointCounts, Table, TableCounts, bad_weights
 from kullback.tables.engines.in_memory import distinct_names
 from kullback.tables.engines.joint_counts import special_bins, unknown_category
 from kullback.tables.engines.timestamps import with_microseconds
@@ -33,9 +35,9 @@ WEIGHT, NAME, VALUE, CODE = "weight", "name", "value", "code"
 class LazyTable(Table):
     """A narwhals LazyFrame, whose engine runs the aggregations."""
 
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         schema = frame.collect_schema()
-        distinct_names(list(schema))
+        distinct_names(list(schema), caller)
         self.fields = {name: narwhals_field(name, dtype) for name, dtype in schema.items()}
         self.inner = {name: name for name in self.fields}
         if frame.implementation.is_spark_like():
@@ -65,6 +67,9 @@ class LazyTable(Table):
         for row in self._grouped(others, weights, bucket=False):
             _add_category(columns[int(row[NAME][1:])], row[VALUE], float(row[WEIGHT]))
         self._correct_extremes(specs, columns)
+        for index, column in enumerate(columns):
+            if specs[index].integer and column.buckets:
+                column.minimum, column.maximum = (int(facts[f"{index}_{end}"]) for end in ("low", "high"))
         by_name = {name: _sorted(column) for name, column in zip(names, columns, strict=True)}
         return TableCounts(by_name, int(facts["rows"]), float(facts["weight"]), float(facts["squares"]))
 
@@ -73,6 +78,9 @@ class LazyTable(Table):
         wanted = [nw.len().alias("rows")]
         for index, spec in enumerate(specs):
             wanted += _string_facts(index, spec)
+            if spec.integer:
+                column = nw.col(spec.name)
+                wanted += [column.min().alias(f"{index}_low"), column.max().alias(f"{index}_high")]
         if weights is not None:
             wanted += _weight_facts(self.inner[weights])
         row: dict[str, Any] = self._rows(self.frame.select(wanted))[0]
@@ -130,13 +138,17 @@ class LazyTable(Table):
         """Return the smallest and the largest number that each column has within its closed interval."""
         wanted: list[Any] = []
         for index, (name, (low, high)) in enumerate(intervals.items()):
-            number = _number(self.inner[name], column_types[name])
-            inside = nw.when((number >= low) & (number <= high)).then(number)
+            number: Any = _number(self.inner[name], column_types[name])
+            ends = low, high
+            if self.fields[name].integer:
+                number, ends = nw.col(self.inner[name]), (math.ceil(low), math.floor(high))
+            inside = nw.when((number >= ends[0]) & (number <= ends[1])).then(number)
             wanted += [inside.min().alias(f"{index}_low"), inside.max().alias(f"{index}_high")]
         row = self._rows(self.frame.select(wanted))[0]
+        converters = {name: int if self.fields[name].integer else float for name in intervals}
         return {
-            name: (float(row[f"{index}_low"]) + 0.0, float(row[f"{index}_high"]) + 0.0)
-            for index, name in enumerate(intervals)
+            name: (convert(row[f"{index}_low"]) + 0, convert(row[f"{index}_high"]) + 0)
+            for index, (name, convert) in enumerate(converters.items())
             if row[f"{index}_low"] is not None
         }
 
@@ -149,7 +161,8 @@ class LazyTable(Table):
     def _joint_key(self, bins: Mapping[str, Bins], key: list[str], weights: str | None) -> JointCounts:
         names = [f"c{index}" for index in range(len(key))]
         selected = [
-            _bin(self.inner[name], bins.get(name)).alias(new) for name, new in zip(key, names, strict=True)
+            _bin(self.inner[name], bins.get(name), self.fields[name].integer).alias(new)
+            for name, new in zip(key, names, strict=True)
         ]
         if weights is not None:
             selected.append(nw.col(self.inner[weights]).cast(nw.Float64).alias(WEIGHT))
@@ -181,8 +194,22 @@ def _finite(number: Any) -> Any:
 
 def _offset(spec: ColumnSpec) -> Any:
     """Return the distance of a column's values from its center; NaN and the infinities are unchanged."""
-    number = _number(spec.name, spec.column_type)
-    return number - spec.center if spec.center else number
+    return _distance(spec.name, spec.column_type, spec.center, integer=spec.integer)
+
+
+def _distance(name: str, column_type: str, center: float, *, integer: bool) -> Any:
+    """Return the distance of a column's values from a center, exact for integers before it is rounded to float64."""
+    number = _number(name, column_type)
+    if not center:
+        return number
+    if not (integer and column_type == "numeric"):
+        return number - center
+    column, middle, reach = nw.col(name), int(center), int(EXACT_OFFSET)
+    above = column.clip(middle, min(middle + reach, 2**63 - 1)) - middle
+    below = middle - column.clip(max(middle - reach, -(2**63)), middle)
+    exact = above.cast(nw.Float64) - below.cast(nw.Float64)
+    rounded = number - float(center)
+    return nw.when(rounded.abs() < EXACT_OFFSET).then(exact).otherwise(rounded)
 
 
 def _code(offset: Any) -> Any:
@@ -274,14 +301,14 @@ def _sorted(column: ColumnProfile) -> ColumnProfile:
     return column
 
 
-def _bin(name: str, bins: Bins | None) -> Any:
+def _bin(name: str, bins: Bins | None, integer: bool) -> Any:
     """Return an expression for the bin of each value; a column without bins is returned as it is."""
     if bins is None:
         return nw.col(name)
     if not bins.gridded:
         return nw.col(name).cast(nw.String)
     number = _number(name, bins.column_type)
-    offset = number - bins.center if bins.center else number
+    offset = _distance(name, bins.column_type, bins.center, integer=integer)
     found = nw.lit(0)
     for cut in bins.cuts:
         found += nw.when(_reaches(offset, cut)).then(nw.lit(1)).otherwise(nw.lit(0))

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kullback.errors import FileError
+from kullback.errors import FileError, printable
 from kullback.optional import load
 from kullback.tables.columns.types import Field, arrow_field
+from kullback.tables.engines.base import Caller
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
 from kullback.tables.engines.in_memory import ArrowTable, distinct_names
 
@@ -33,9 +34,9 @@ LONGEST_REASON = 300
 class DuckTable(BatchTable):
     """A DuckDB relation, computed on its own connection and read batch by batch."""
 
-    def __init__(self, relation: Any) -> None:
+    def __init__(self, relation: Any, caller: Caller | None = None) -> None:
         self.relation = relation
-        distinct_names(relation.columns)
+        distinct_names(relation.columns, caller)
         schema = _reader(relation.limit(0), 1).schema
         self.fields = {field.name: arrow_field(field.name, field.type) for field in schema}
 
@@ -52,15 +53,16 @@ class FileTable(DuckTable):
     DuckDB (measured on 40 columns of Parquet).
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, caller: Caller) -> None:
         self.path = path
-        duckdb = load("duckdb", f"reading {path}")
+        self.place = f"{caller.argument} = {printable(path)}"
+        duckdb = load("duckdb", f"reading {printable(path)}")
         self.errors: tuple[type[Exception], ...] = (duckdb.Error, OSError, ValueError, RuntimeError)
-        self.how = _format(path)
+        self.how = _format(path, self.place)
         options = {"memory_limit": MEMORY_LIMIT, "preserve_insertion_order": "false"}
         self.connection = duckdb.connect(config=options)
         try:
-            super().__init__(self._open())
+            super().__init__(self._open(), caller)
         except self.errors as error:
             raise self._unreadable(error) from None
 
@@ -69,10 +71,17 @@ class FileTable(DuckTable):
             return self.connection.read_parquet(self.path)
         if self.how == "csv":
             # All rows decide the types: a column must not turn out to hold strings when half of it is counted.
-            return self.connection.read_csv(
-                self.path, header=True, delimiter=_delimiter(self.path), quotechar='"', sample_size=-1
-            )
-        return self.connection.read_json(self.path, format="newline_delimited", sample_size=-1)
+            options: dict[str, Any] = {"header": True, "quotechar": '"', "sample_size": -1}
+            options["delimiter"] = _delimiter(self.path, self.place)
+            try:
+                return self.connection.read_csv(self.path, **options)
+            except self.errors:
+                # DuckDB takes a line break in the name of a column for the end of the header, unless it is told to
+                # let things pass; then the lines have been counted here.
+                if not _broken_header(self.path) or _uneven_line(self.path, self.place):
+                    raise
+                return self.connection.read_csv(self.path, strict_mode=False, **options)
+        return _narrowed(self.connection.read_json(self.path, format="newline_delimited", sample_size=-1))
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
@@ -83,11 +92,11 @@ class FileTable(DuckTable):
     def _unreadable(self, error: Exception) -> Exception:
         if isinstance(error, FileError):
             return error
-        reason = _uneven_line(self.path) if self.how == "csv" else None
+        reason = _uneven_line(self.path, self.place) if self.how == "csv" else None
         reason = reason or " ".join(str(error).split())
         shown = reason[:LONGEST_REASON] + ("..." if len(reason) > LONGEST_REASON else "")
         return FileError(
-            f"frame = {self.path}: wanted a {self.how} file; got one that cannot be read ({shown}); the file "
+            f"{self.place}: wanted a {self.how} file; got one that cannot be read ({shown}); the file "
             "is truncated or damaged: write or copy it again"
         )
 
@@ -95,14 +104,14 @@ class FileTable(DuckTable):
 class PolarsTable(BatchTable):
     """A Polars DataFrame or LazyFrame, computed as a stream by Polars."""
 
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         import polars as pl
 
         self.frame = frame.lazy()
         schema = self.frame.collect_schema()
         # Polars' columns of Python objects have no Arrow type.
         objects = [name for name, dtype in schema.items() if dtype == pl.Object]
-        known = ArrowTable(self.frame.drop(objects).head(0).collect().to_arrow()).fields
+        known = ArrowTable(self.frame.drop(objects).head(0).collect().to_arrow(), caller).fields
         unknown = {name: Field(name, None, reason="Python objects of any type") for name in objects}
         self.fields = {name: known.get(name) or unknown[name] for name in schema}
 
@@ -122,32 +131,50 @@ def _reader(relation: Any, rows: int) -> Any:
     return read(rows)
 
 
+def _narrowed(relation: Any) -> Any:
+    """Return a relation whose columns of 128-bit integers are of 64 bits where all their values fit.
+
+    DuckDB reads every JSON file with a negative integer as 128-bit ones.
+    """
+    types = dict(zip(relation.columns, map(str, relation.dtypes), strict=True))
+    wide = [name for name, dtype in types.items() if dtype == "HUGEINT"]
+    if not wide:
+        return relation
+    ends = relation.aggregate(", ".join(f"min({_quoted(n)}), max({_quoted(n)})" for n in wide)).fetchall()[0]
+    casts: dict[str, str] = {}
+    for name, low, high in zip(wide, ends[::2], ends[1::2], strict=True):
+        for dtype, least, most in (("BIGINT", -(2**63), 2**63 - 1), ("UBIGINT", 0, 2**64 - 1)):
+            if name not in casts and (low is None or (low >= least and high <= most)):
+                casts[name] = f"{_quoted(name)}::{dtype} AS {_quoted(name)}"
+    return relation.select(", ".join(casts.get(name, _quoted(name)) for name in types))
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _format(path: str) -> str:
+def _format(path: str, place: str) -> str:
     """Return the format that the extension names; that of a compression is ignored."""
     file_path = Path(path)
     suffix = Path(file_path.stem).suffix if file_path.suffix in {".gz", ".zst"} else file_path.suffix
     found = FORMATS.get(suffix.lower())
     if found is None:
         raise FileError(
-            f"frame = {path}: wanted one of {', '.join(FORMATS)}; got extension {suffix!r}; rename the file to its "
+            f"{place}: wanted one of {', '.join(FORMATS)}; got extension {suffix!r}; rename the file to its "
             "format's extension, or convert it"
         )
     if not _files(path):
-        raise FileError(f"frame = {path}: wanted a file; got no such file; check the path")
+        raise FileError(f"{place}: wanted a file; got no such file; check the path")
     return found
 
 
-def _uneven_line(path: str) -> str | None:
+def _uneven_line(path: str, place: str) -> str | None:
     """Describe the first line of a CSV file that has more or fewer fields than its header; None without one."""
     for file_path in _files(path):
         if file_path.suffix in {".gz", ".zst"}:
             return None
         with file_path.open(newline="", encoding="utf-8", errors="replace") as file:
-            lines = csv.reader(file, delimiter=_delimiter(path))
+            lines = csv.reader(file, delimiter=_delimiter(path, place))
             fields = len(next(lines, []))
             for line in lines:
                 if line and len(line) != fields:
@@ -155,12 +182,23 @@ def _uneven_line(path: str) -> str | None:
     return None
 
 
+def _broken_header(path: str) -> bool:
+    """Whether the header of a CSV file spans several lines."""
+    first = _files(path)[0]
+    if first.suffix in {".gz", ".zst"}:
+        return False
+    with first.open(newline="", encoding="utf-8", errors="replace") as file:
+        lines = csv.reader(file, delimiter=_delimiter(path, ""))
+        next(lines, [])
+        return lines.line_num > 1
+
+
 def _files(path: str) -> list[Path]:
     """Return the files of a path, which may have ``*``."""
     return [Path(name) for name in sorted(glob.glob(path, recursive=True))]  # noqa: PTH207 - Path takes no "/*"
 
 
-def _delimiter(path: str) -> str:
+def _delimiter(path: str, place: str) -> str:
     """Return the delimiter of the header; DuckDB may read a damaged file as a single column."""
     first = _files(path)[0]
     if first.suffix in {".gz", ".zst"}:
@@ -168,5 +206,5 @@ def _delimiter(path: str) -> str:
     with first.open("rb") as file:
         header = file.readline(1 << 16).decode("utf-8", "replace")
     if not header.strip():
-        raise FileError(f"frame = {path}: wanted a line with the names of the columns; got an empty file")
+        raise FileError(f"{place}: wanted a line with the names of the columns; got an empty file")
     return max(DELIMITERS, key=header.count)

@@ -24,22 +24,27 @@ import numpy as np
 import torch
 
 from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
+from kullback.tables.inference.rare_values import GROUPS, RareValues
 from kullback.tables.inference.sampling_error import (
     ClusteredRows,
     IndependentRows,
+    RowsWithRareValues,
     SamplingError,
     multinomial_variance,
 )
-from kullback.tables.inference.significance import g_test
+from kullback.tables.inference.significance import g_test, together
 from kullback.tables.result import Interval, Quantity
 
 __all__ = ["MIN_EFFECTIVE", "Statistics", "compare_counts", "expected_rows"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 MIN_EFFECTIVE = 20.0  # independent rows on each side, below which no interval is given
 MIN_CLUSTERS = 20  # on each side, likewise
 MIN_EXPECTED = 10.0  # rows in a bin, on the smaller side, below which it is rare
+STRAY = 0.01  # the proportion of rows that may differ unseen before a divergence has no upper end
+MOST_UNSEEN = 0.5  # the proportion of rows that nothing is known of, beyond which a divergence has no value
 TV_DRAWS = 2000
 
 
@@ -63,6 +68,8 @@ def compare_counts(
     *,
     random: np.random.Generator,
     clusters: tuple[Array, Array] | None = None,
+    rare: RareValues | None = None,
+    pooled: int = 0,
     confidence: float = 0.95,
 ) -> Statistics:
     """Compare P's counts with Q's in the same bins.
@@ -74,36 +81,113 @@ def compare_counts(
         random: the source of randomness of the test and of the intervals of total variation.
         clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K) with the same cluster in the same
             row, zeros where a side does not have it; None where rows are independent.
+        rare: the rows of rare values, whose groups are the last bins; None where there are none, or only one group.
+        pooled: how many of the last bins hold rare values; of the first of them nothing more is known.
         confidence: the confidence level of the intervals.
 
     Returns:
         the divergences; without standard errors and intervals where there is one bin only or a side has fewer than 20
         independent rows.
     """
+    width, common = len(a), np.minimum(a / a.sum(), b / b.sum())
+    hidden = _Hidden(float(common[width - pooled :].sum()), float(common[width - pooled]) if pooled else 0.0)
     occupied = (a + b) > 0
     a, b = a[occupied], b[occupied]
+    contributions = np.zeros(width)
     if len(a) < 2:
-        exact = Quantity(0.0, None, None)
-        return Statistics(exact, exact, exact, exact, exact, 1.0, np.zeros(len(occupied)))
+        p_value = math.nan if hidden.unseen > MOST_UNSEEN else 1.0
+        interval = (0.0, 0.0) if pooled and min(sizes) >= MIN_EFFECTIVE else None
+        return _statistics([Quantity(0.0, None, interval)] * 5, hidden, p_value, contributions)
     groups = None if clusters is None else (clusters[0][:, occupied], clusters[1][:, occupied])
-    errors = IndependentRows(a, b, *sizes) if groups is None else ClusteredRows(*groups, sizes)
+    by_value = None if rare is None else _padded(rare, width, occupied)
+    if groups is not None:
+        errors = ClusteredRows(*groups, sizes, by_value)
+    else:
+        errors = IndependentRows(a, b, *sizes) if by_value is None else RowsWithRareValues(a, b, by_value)
+    if by_value is None or groups is not None:
+        p_value = g_test(a, b, errors, groups, random, permute=rare is None)
+    else:
+        p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
     n, m = errors.effective
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence)
-    contributions = np.zeros(len(occupied))
     contributions[occupied] = case.contributions()
-    return Statistics(
-        case.smooth(_kl, case.zhang_grabchak(), unbounded=bool(((a > 0) & (b == 0)).any())),
-        case.smooth(_reverse_kl, case.swapped_zhang_grabchak(), unbounded=bool(((a == 0) & (b > 0)).any())),
+    forward, backward = case.zhang_grabchak(), case.swapped_zhang_grabchak()
+    quantities = [
+        case.smooth(_kl, forward, unbounded=bool(((a > 0) & (b == 0)).any())),
+        case.smooth(_reverse_kl, backward, unbounded=bool(((a == 0) & (b > 0)).any())),
         case.smooth(_jensen_shannon, case.jensen_shannon()),
-        case.smooth(
-            _jeffreys,
-            case.zhang_grabchak() + case.swapped_zhang_grabchak(),
-            unbounded=bool(((a == 0) != (b == 0)).any()),
-        ),
+        case.smooth(_jeffreys, forward + backward, unbounded=bool(((a == 0) != (b == 0)).any())),
         case.total_variation(random),
-        g_test(a, b, errors, groups, random),
-        contributions,
+    ]
+    if by_value is not None and not p_value <= 1 - confidence:
+        quantities = [_down_to_zero(each) for each in quantities]
+    return _statistics(quantities, hidden, p_value, contributions)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """The proportion of rows of both sides that pooling may hide a difference of.
+
+    Attributes:
+        pooled: in all groups of rare values.
+        unseen: in the group of those of which nothing more is known.
+    """
+
+    pooled: float
+    unseen: float
+
+    def in_quantity(self, found: Quantity, greatest: float) -> Quantity:
+        """Return a divergence between bins as one between values: open above as far as pooling may hide, or unknown."""
+        if self.unseen > MOST_UNSEEN:
+            return Quantity(None, None, (found.interval[0] if found.interval else 0.0, greatest))
+        if found.interval is None or self.pooled == 0:
+            return found
+        low, high = found.interval
+        most = high + self.pooled * greatest if math.isfinite(greatest) else high
+        if self.pooled > STRAY and math.isinf(greatest):
+            most = math.inf
+        return Quantity(found.value, found.standard_error, (low, min(most, greatest)))
+
+
+def _statistics(
+    quantities: list[Quantity], hidden: _Hidden, p_value: float, contributions: Array
+) -> Statistics:
+    """Return the statistics with quantities in the order KL both ways, JS, PSI, TV."""
+    greatest = (math.inf, math.inf, math.log(2), math.inf, 1.0)
+    known = [hidden.in_quantity(found, most) for found, most in zip(quantities, greatest, strict=True)]
+    return Statistics(known[0], known[1], known[2], known[3], known[4], p_value, contributions)
+
+
+def _down_to_zero(found: Quantity) -> Quantity:
+    """Return a divergence whose interval includes 0, as it must where the test does not reject."""
+    interval = None if found.interval is None else (0.0, found.interval[1])
+    return Quantity(found.value, found.standard_error, interval)
+
+
+def _padded(rare: RareValues, width: int, occupied: Mask) -> tuple[Array, Array, Array]:
+    """Return the rows of rare values by value and bin, for all bins that are occupied."""
+    before = np.zeros((len(rare.number), width - len(GROUPS)))
+    return (
+        np.hstack([before, rare.a])[:, occupied],
+        np.hstack([before, rare.b])[:, occupied],
+        rare.number,
     )
+
+
+def _test_with_rare_values(
+    a: Array, b: Array, rare: tuple[Array, Array, Array], random: np.random.Generator, of_rare: float
+) -> float:
+    """Return the p-value of the tests with rare values as one bin and of these, which are independent of each other."""
+    pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
+    frequent = [side - rare[2] @ each for side, each in zip((a, b), rare[:2], strict=True)]
+    bins = [np.append(side, total) for side, total in zip(frequent, pooled, strict=True)]
+    held = bins[0] + bins[1] > 0
+    first = [side[held] for side in bins]
+    p_values = [of_rare]
+    if len(first[0]) > 1:
+        errors = IndependentRows(first[0], first[1], float(a.sum()), float(b.sum()))
+        p_values.append(g_test(first[0], first[1], errors, None, random))
+    return together(p_values)
 
 
 def expected_rows(a: Array, b: Array, sizes: tuple[float, float]) -> Array:
@@ -156,6 +240,8 @@ class _Comparison:
         The mixture's proportions have the variance of those of 4 / (1 / n + 1 / m) draws.
         """
         p, q, middle = self.p, self.q, (self.p + self.q) / 2
+        if not isinstance(self.errors, IndependentRows):  # whose counts of a bin may be less than one row
+            return _jensen_shannon(p, q)[0] - self.errors.scale * self.errors.dof / 8
         counts = 4 * middle**2 / (p / self.n + q / self.m)
         size = 4 / (1 / self.n + 1 / self.m)
         of_middle = _entropy(middle, counts, size)

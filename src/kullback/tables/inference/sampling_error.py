@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["ClusteredRows", "IndependentRows", "SamplingError", "multinomial_variance"]
+__all__ = ["ClusteredRows", "IndependentRows", "RowsWithRareValues", "SamplingError", "multinomial_variance"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -78,43 +78,45 @@ class IndependentRows:
             yield rows, errors
 
 
-class ClusteredRows:
-    """The sampling errors of counts of rows in independent clusters, which may have rows on both sides.
+class _ErrorRows:
+    """The sampling errors of sums over independent units, given by the part of each unit in the errors of p and of q.
 
     Arguments:
-        a: P's weight by cluster and bin, shape (G, K).
-        b: Q's, with the same cluster in the same row.
-        sizes: the effective numbers of rows of P and Q; their weights by default.
-
-    References:
-        Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
-        On chi-squared tests for multiway contingency tables with cell proportions estimated from survey data
-            (Rao and Scott, 1984)
+        errors_p: the parts in the errors of p, shape (units, K); equal parts may be one row, times the root of their
+            number.
+        errors_q: likewise for q.
+        proportions: p and q.
+        sizes: the effective numbers of rows of P and Q.
+        units: the number of independent units.
+        clusters: the numbers of clusters of P and of Q; None where rows are independent.
     """
 
-    def __init__(self, a: Array, b: Array, sizes: tuple[float, float] | None = None) -> None:
-        rows = sizes or (float(a.sum()), float(b.sum()))
-        self._errors_p, self._errors_q = _errors_by_cluster(a), _errors_by_cluster(b)
-        self._errors = self._errors_p - self._errors_q
-        pooled = (a.sum(0) / a.sum() + b.sum(0) / b.sum()) / 2
+    def __init__(
+        self,
+        errors_p: Array,
+        errors_q: Array,
+        proportions: tuple[Array, Array],
+        sizes: tuple[float, float],
+        units: float,
+        clusters: tuple[int, int] | None,
+    ) -> None:
+        self._errors_p, self._errors_q = errors_p, errors_q
+        self._errors = errors_p - errors_q
+        pooled = (proportions[0] + proportions[1]) / 2
         bins = len(pooled)
-        # Clusters that are all alike would give an error of 0: it is at least a tenth of that of independent rows.
-        least = [(bins - 1) / (MOST_GAIN * size) for size in rows]
+        # Units that are all alike would give an error of 0: it is at least a tenth of that of independent rows.
+        least = [(bins - 1) / (MOST_GAIN * size) for size in sizes]
         trace_p, trace_q, trace = (
             max(float((errors**2 / pooled).sum()), floor)
-            for errors, floor in (
-                (self._errors_p, least[0]),
-                (self._errors_q, least[1]),
-                (self._errors, sum(least)),
-            )
+            for errors, floor in ((errors_p, least[0]), (errors_q, least[1]), (self._errors, sum(least)))
         )
-        self.dof = _satterthwaite(self._errors / np.sqrt(pooled), trace)
-        self.scale = trace / (bins - 1)
+        self.dof = _satterthwaite(self._errors / np.sqrt(pooled), trace, units)
+        self.scale = trace / self.dof
         # The common part of both sides' errors cancels in the difference, and in the bias of a divergence.
         shared = (trace_p + trace_q) / trace
         n, m = ((bins - 1) / side * shared for side in (trace_p, trace_q))
         self.effective: tuple[float, float] = n, m
-        self.clusters: tuple[int, int] | None = int((a.sum(1) > 0).sum()), int((b.sum(1) > 0).sum())
+        self.clusters = clusters
 
     def variance(self, of_p: Array, of_q: Array) -> float:
         """Return the variance of a function with these gradients with respect to p and q."""
@@ -128,6 +130,66 @@ class ClusteredRows:
         """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
         for rows in _blocks(number, max(self._errors.shape)):
             yield rows, random.standard_normal((rows.stop - rows.start, len(self._errors))) @ self._errors
+
+
+class ClusteredRows(_ErrorRows):
+    """The sampling errors of counts of rows in independent clusters, which may have rows on both sides.
+
+    Arguments:
+        a: P's weight by cluster and bin, shape (G, K).
+        b: Q's, with the same cluster in the same row.
+        sizes: the effective numbers of rows of P and Q; their weights by default.
+        rare: the rows of rare values, whose groups are the last bins; None without groups. Their errors by value are
+            added to those by cluster.
+
+    References:
+        Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
+        On chi-squared tests for multiway contingency tables with cell proportions estimated from survey data
+            (Rao and Scott, 1984)
+    """
+
+    def __init__(
+        self,
+        a: Array,
+        b: Array,
+        sizes: tuple[float, float] | None = None,
+        rare: tuple[Array, Array, Array] | None = None,
+    ) -> None:
+        totals = float(a.sum()), float(b.sum())
+        proportions = a.sum(0) / totals[0], b.sum(0) / totals[1]
+        errors = [_errors_by_cluster(a), _errors_by_cluster(b)]
+        if rare is not None:
+            by_value = _errors_by_value(rare, proportions, totals)
+            errors = [np.vstack(each) for each in zip(errors, by_value, strict=True)]
+        clusters = int((a.sum(1) > 0).sum()), int((b.sum(1) > 0).sum())
+        units = float(((a.sum(1) + b.sum(1)) > 0).sum())
+        super().__init__(errors[0], errors[1], proportions, sizes or totals, units, clusters)
+
+
+class RowsWithRareValues(_ErrorRows):
+    """The sampling errors of independent rows, of which those with the same rare value are grouped together.
+
+    Arguments:
+        a: P's counts, shape (K,).
+        b: Q's.
+        rare: the weights of P and of Q by value and bin, and how many values each row stands for: arrays of shape
+            (R, K), (R, K) and (R,).
+    """
+
+    def __init__(self, a: Array, b: Array, rare: tuple[Array, Array, Array]) -> None:
+        totals = float(a.sum()), float(b.sum())
+        proportions = a / totals[0], b / totals[1]
+        frequent = a - rare[2] @ rare[0], b - rare[2] @ rare[1]
+        by_value = _errors_by_value(rare, proportions, totals)
+        width = len(a)
+        errors: list[Array] = []
+        for side in range(2):
+            by_row = np.zeros((2 * width, width))
+            root = np.sqrt(np.maximum(frequent[side], 0))[:, None] / totals[side]
+            by_row[side * width : (side + 1) * width] = root * (np.eye(width) - proportions[side])
+            errors.append(np.vstack([by_row, by_value[side]]))
+        units = float(frequent[0].sum() + frequent[1].sum() + rare[2].sum())
+        super().__init__(errors[0], errors[1], proportions, totals, units, None)
 
 
 def multinomial_variance(
@@ -158,13 +220,24 @@ def _errors_by_cluster(counts: Array) -> Array:
     return errors * np.sqrt(clusters / max(clusters - 1, 1))
 
 
-def _satterthwaite(errors: Array, trace: float) -> float:
+def _errors_by_value(
+    rare: tuple[Array, Array, Array], proportions: tuple[Array, Array], totals: tuple[float, float]
+) -> list[Array]:
+    """Return the part of each rare value in the errors of p and of q."""
+    root = np.sqrt(rare[2])[:, None]
+    return [
+        root * (counts - counts.sum(1, keepdims=True) * proportion) / total
+        for counts, proportion, total in zip(rare[:2], proportions, totals, strict=True)
+    ]
+
+
+def _satterthwaite(errors: Array, trace: float, units: float) -> float:
     """Return Satterthwaite's degrees of freedom of a sum of squared errors: trace(C)² / trace(C²)."""
     bins = errors.shape[1]
-    clusters = int((errors**2).sum(1).astype(bool).sum())
+    units = max(units, 1.0)
     square = errors.T @ errors if bins <= len(errors) else errors @ errors.T
-    # The eigenvalues of a covariance estimated from few clusters are too spread out: that part is removed.
-    squares = (float((square**2).sum()) - trace**2 / max(clusters, 1)) / (1 + 1 / max(clusters, 1))
+    # The eigenvalues of a covariance estimated from few units are too spread out: that part is removed.
+    squares = (float((square**2).sum()) - trace**2 / units) / (1 + 1 / units)
     least = trace**2 / (bins - 1)
     return float(trace**2 / max(squares, least))
 

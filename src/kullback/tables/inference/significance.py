@@ -9,7 +9,7 @@ import numpy as np
 
 from kullback.tables.inference.sampling_error import SamplingError
 
-__all__ = ["adjusted", "g_test"]
+__all__ = ["adjusted", "g_test", "sparse_test", "together"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -18,8 +18,11 @@ RANDOM_TABLES = 9999
 FIRST_TABLES = 999  # of which 50 as far apart settle that p is about 0.05 or more
 ENOUGH_ABOVE = 50
 PERMUTATIONS = 1999
+MOST_RANDOM = 200  # values; beyond, a sum of so many parts has the distribution of its moments
 MOST_PERMUTED = 200  # clusters; with more of them the F distribution is as accurate and faster
 BLOCK = 1 << 22
+MOST_TABULATED = 10_000_000  # rows; SciPy's random tables need memory for each
+FEW = 100_000  # rows among more than those
 
 
 def g_test(
@@ -28,6 +31,8 @@ def g_test(
     errors: SamplingError,
     clusters: tuple[Array, Array] | None,
     random: np.random.Generator,
+    *,
+    permute: bool = True,
 ) -> float:
     """Return the p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
 
@@ -41,6 +46,7 @@ def g_test(
         errors: the sampling errors of the proportions.
         clusters: the weights by cluster and bin, or None.
         random: the source of random tables and permutations.
+        permute: whether bins are the same however clusters are permuted.
 
     References:
         Improved likelihood ratio tests for complete contingency tables (Williams, 1976)
@@ -57,7 +63,7 @@ def g_test(
             return _random_tables(a, b, random)
         return float(chdtrc(errors.dof, float(g_statistic(a, b)) / _williams(a, b)))
     of_p, of_q = (side.sum(1) > 0 for side in clusters)
-    if len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
+    if permute and len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
         return _permuted(*clusters, random)
     least = max(int(of_p.sum() + of_q.sum()) - 2, 1)
     ratio = float(g_statistic(a, b)) / _williams(a, b) / (len(a) - 1)
@@ -91,6 +97,80 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
+def sparse_test(a: Array, b: Array, random: np.random.Generator) -> float:
+    """Return the p-value of the likelihood-ratio test for many values with few rows each.
+
+    It is that of random tables with the same margins where the table is small. Else the statistic is a sum of many
+    parts: its mean, variance and skewness given the margins are those of independent binomials, less what the total
+    explains, and its distribution is Pearson's type III.
+
+    Arguments:
+        a: how many rows of P have each value.
+        b: likewise for Q.
+        random: the source of random tables.
+
+    Returns:
+        the p-value; NaN where all tables with these margins have the same statistic, as where each value occurs once.
+
+    References:
+        Central limit theorems for multinomial sums (Morris, 1975)
+        Conditioned limit theorems (Holst, 1979)
+    """
+    from scipy.special import xlogy
+
+    held = a + b > 0
+    a, total = a[held], (a + b)[held]
+    if total.max(initial=0) <= 1 or a.sum() in (0, total.sum()):
+        return float("nan")
+    if len(a) <= MOST_RANDOM:
+        return _random_tables(a, total - a, random)
+    observed = float((xlogy(a, a / total) + xlogy(total - a, (total - a) / total)).sum())
+    return _pearson_tail(observed, total, float(a.sum() / total.sum()))
+
+
+def together(p_values: Sequence[float]) -> float:
+    """Return the p-value of several independent tests of one hypothesis; NaN stands for a test that could not be made.
+
+    References:
+        Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)
+    """
+    made = [value for value in p_values if not np.isnan(value)]
+    if not made:
+        return float("nan")
+    return -float(np.expm1(len(made) * np.log1p(-min(made)))) if min(made) < 1 else 1.0
+
+
+def _pearson_tail(observed: float, total: Array, proportion: float) -> float:
+    """Return the probability that random rows give as large a sum of a log(a / t) + b log(b / t)."""
+    from scipy.special import gammaincc, ndtr, xlogy
+    from scipy.stats import binom
+
+    proportion = min(proportion, 1 - proportion)  # of the rarer side: the statistic is the same for both
+    parts: list[tuple[float, Array, Array, Array]] = []
+    mean = covariance = variance = third = 0.0
+    for rows, number in zip(*(each.tolist() for each in np.unique(total, return_counts=True)), strict=True):
+        most = int(
+            rows * proportion + 12 * np.sqrt(rows * proportion) + 30
+        )  # more have no probability to speak of
+        x = np.arange(min(rows, most) + 1)
+        probability = binom.pmf(x, rows, proportion)
+        part = xlogy(x, x / rows) + xlogy(rows - x, (rows - x) / rows)
+        expected = float(probability @ part)
+        parts.append((number, probability, part - expected, x - rows * proportion))
+        mean += number * expected
+        covariance += number * float(probability @ (parts[-1][2] * parts[-1][3]))
+    slope = covariance / (float(total.sum()) * proportion * (1 - proportion))
+    for number, probability, part, row in parts:
+        residual = part - slope * row
+        variance += number * float(probability @ residual**2)
+        third += number * float(probability @ residual**3)
+    z, skewness = (observed - mean) / np.sqrt(variance), third / variance**1.5
+    if skewness < 1e-6:
+        return float(ndtr(-z))
+    shape = 4 / skewness**2
+    return float(gammaincc(shape, max(shape + z * np.sqrt(shape), 0.0)))
+
+
 def _williams(a: Array, b: Array) -> float:
     """Return the ratio of the statistic's mean to its degrees of freedom, to first order."""
     n, m = a.sum(), b.sum()
@@ -106,18 +186,46 @@ def _is_whole(a: Array, b: Array) -> bool:
 
 def _random_tables(a: Array, b: Array, random: np.random.Generator) -> float:
     """Return the p-value by random tables with the same margins; fewer are drawn where the p-value is large."""
-    from scipy.stats import random_table
-
     a, b = np.round(a), np.round(b)
-    tables_of = random_table([int(a.sum()), int(b.sum())], (a + b).astype(np.int64))
     least = float(g_statistic(a, b)) * (1 - 1e-9)
     above = drawn = 0
     while drawn < RANDOM_TABLES and above < ENOUGH_ABOVE:
         number = min(max(1, min(FIRST_TABLES, BLOCK // len(a))), RANDOM_TABLES - drawn)
-        tables = np.asarray(tables_of.rvs(number, random_state=random), np.float64).reshape(number, 2, len(a))
-        above += int((g_statistic(tables[:, 0], tables[:, 1]) >= least).sum())
+        first = _rows_of_p(float(a.sum()), a + b, number, random)
+        above += int((g_statistic(first, a + b - first) >= least).sum())
         drawn += number
     return (1 + above) / (1 + drawn)
+
+
+def _rows_of_p(n: float, total: Array, number: int, random: np.random.Generator) -> Array:
+    """Return how many of P's n rows random tables with these totals have in each bin, shape (number, bins)."""
+    from scipy.stats import random_table
+
+    rows = float(total.sum())
+    if rows <= MOST_TABULATED:
+        tables = random_table([round(n), round(rows - n)], total.astype(np.int64))
+        drawn = np.asarray(tables.rvs(number, random_state=random), np.float64)
+        return drawn.reshape(number, 2, len(total))[:, 0]
+    found = np.empty((number, len(total)))
+    left = np.full(number, n)
+    order = np.argsort(total)
+    for index in order[:-1]:
+        found[:, index] = _hypergeometric(left, float(total[index]), rows, random)
+        left, rows = left - found[:, index], rows - float(total[index])
+    found[:, order[-1]] = left
+    return found
+
+
+def _hypergeometric(n: Array, good: float, rows: float, random: np.random.Generator) -> Array:
+    """Return how many of n rows out of very many are among the good ones: binomial if few of either, else normal."""
+    if good <= FEW:
+        return random.binomial(int(good), n / rows).astype(np.float64)
+    if n.max() <= FEW:
+        return random.binomial(n.astype(np.int64), good / rows).astype(np.float64)
+    share = n / rows
+    spread = np.sqrt(good * share * (1 - share) * (1 - good / rows))
+    drawn = np.round(good * share + spread * random.standard_normal(len(n)))
+    return np.clip(drawn, np.maximum(0.0, n - (rows - good)), np.minimum(good, n))
 
 
 def _permuted(a: Array, b: Array, random: np.random.Generator) -> float:

@@ -1,0 +1,185 @@
+"""The size and the power of `two_sample_test` beside Kolmogorov and Smirnov's, energy, kernel and chi-squared tests.
+
+python benchmarks/bench_two_sample.py [--repetitions 200]
+
+Every test works on the same draws, at the level 0.05; those without a known distribution shuffle 199 times.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+from scipy.spatial.distance import pdist, squareform
+from timing import RESULTS, machine
+
+from kullback import Samples
+from kullback.estimators.permutations import Labeling, p_value, permuted
+from kullback.estimators.two_sample_test import _statistics
+
+SCHEMA = "kullback.two_sample/1"
+LEVEL, SHUFFLES = 0.05, 199
+Draws = np.ndarray
+Draw = Callable[[np.random.Generator, int], Draws]
+
+
+class Case(NamedTuple):
+    name: str
+    p: Draw
+    q: Draw
+    sizes: tuple[int, int]
+    equal: bool = False
+
+
+def normal(shift: float = 0.0, scale: float = 1.0, d: int = 1) -> Draw:
+    return lambda rng, n: shift + scale * rng.standard_normal((n, d))
+
+
+def correlated(rho: float) -> Draw:
+    root = np.linalg.cholesky([[1, rho], [rho, 1]])
+    return lambda rng, n: rng.standard_normal((n, 2)) @ root.T
+
+
+def contaminated(d: int, share: float, scale: float) -> Draw:
+    return lambda rng, n: rng.standard_normal((n, d)) * np.where(rng.random((n, 1)) < share, scale, 1.0)
+
+
+def zeros(share: float, d: int) -> Draw:
+    return lambda rng, n: rng.standard_normal((n, d)) * (rng.random((n, 1)) >= share)
+
+
+def rounded(d: int, digits: int) -> Draw:
+    return lambda rng, n: rng.standard_normal((n, d)).round(digits)
+
+
+def yes_or_no(d: int) -> Draw:
+    return lambda rng, n: (rng.random((n, d)) < 0.5).astype(float)
+
+
+def bimodal(rng: np.random.Generator, n: int) -> Draws:
+    return 0.6 * rng.standard_normal((n, 1)) + 0.8 * rng.choice([-1, 1], (n, 1))
+
+
+def first_shifted(d: int, by: float) -> Draw:
+    return lambda rng, n: rng.standard_normal((n, d)) + by * np.eye(d)[0]
+
+
+CASES = [
+    Case("1-D, equal", normal(), normal(), (100, 100), equal=True),
+    Case("1-D, shift 0.3", normal(), normal(0.3), (100, 100)),
+    Case("1-D, scale 1.3", normal(), normal(0, 1.3), (100, 100)),
+    Case("1-D, normal and Student's t with 3", normal(), lambda r, n: r.standard_t(3, (n, 1)), (300, 300)),
+    Case("1-D, normal and two modes", normal(), bimodal, (100, 100)),
+    Case("1-D, rounded, equal", rounded(1, 0), rounded(1, 0), (100, 100), equal=True),
+    Case("2-D, 60 % zero rows, equal", zeros(0.6, 2), zeros(0.6, 2), (200, 200), equal=True),
+    Case("2-D, rounded, equal", rounded(2, 0), rounded(2, 0), (200, 200), equal=True),
+    Case("three yes or no, equal", yes_or_no(3), yes_or_no(3), (200, 200), equal=True),
+    Case("5-D, 100 and 2000, equal", normal(d=5), normal(d=5), (100, 2000), equal=True),
+    Case("2-D, correlation 0.5", normal(d=2), correlated(0.5), (100, 100)),
+    Case("5-D, shift 0.5 of one component", normal(d=5), first_shifted(5, 0.5), (100, 100)),
+    Case("5-D, a fifth three times as wide", normal(d=5), contaminated(5, 0.2, 3.0), (100, 100)),
+    Case("20-D, shift 0.6 of one component", normal(d=20), first_shifted(20, 0.6), (100, 100)),
+    Case("5-D, shift 0.4 of one, 100 and 2000", normal(d=5), first_shifted(5, 0.4), (100, 2000)),
+]
+
+
+def ours(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+    p, q = Samples(x), Samples(y)
+    return p_value(*permuted(_statistics(p, q, rng), Labeling.of(p, q), SHUFFLES, rng))[0]
+
+
+def kolmogorov_smirnov(x: Draws, y: Draws, _: np.random.Generator) -> float:
+    return float(scipy.stats.ks_2samp(x[:, 0], y[:, 0]).pvalue)
+
+
+def chi_squared(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+    """Of ten bins of equal probability in one dimension; of the signs about the medians in two and three."""
+    both = np.concatenate([x, y])
+    if x.shape[1] == 1:
+        cuts = np.unique(np.quantile(both, np.arange(1, 10) / 10))
+        codes = np.searchsorted(cuts, both[:, 0])
+    else:
+        codes = (both > np.median(both, 0)) @ 2 ** np.arange(x.shape[1])
+    table = np.stack(
+        [np.bincount(side, minlength=codes.max() + 1) for side in (codes[: len(x)], codes[len(x) :])]
+    )
+    table = table[:, table.sum(0) > 0]
+    return 1.0 if table.shape[1] < 2 else float(scipy.stats.chi2_contingency(table).pvalue)
+
+
+def by_similarity(
+    similarity: Callable[[Draws], Draws],
+) -> Callable[[Draws, Draws, np.random.Generator], float]:
+    def test(x: Draws, y: Draws, rng: np.random.Generator) -> float:
+        matrix = similarity(np.concatenate([x, y])).astype(np.float32)
+        labels = np.r_[np.full(len(x), 1 / len(x)), np.full(len(y), -1 / len(y))].astype(np.float32)
+        rows = np.stack([labels, *(rng.permutation(labels) for _ in range(SHUFFLES))], 1)
+        found = np.einsum("ij,ij->j", rows, matrix @ rows)
+        return float((found >= found[0] - 1e-7 * abs(found[0])).mean())
+
+    return test
+
+
+def gaussian_kernel(points: Draws) -> Draws:
+    distances = squareform(pdist(points))
+    median = np.median(distances[np.triu_indices(len(points), 1)])
+    return np.exp(-np.square(distances) / (2 * max(median, 1e-9) ** 2))
+
+
+TESTS = {
+    "ours": ours,
+    "Kolmogorov-Smirnov": kolmogorov_smirnov,
+    "energy": by_similarity(lambda points: -squareform(pdist(points))),
+    "MMD": by_similarity(gaussian_kernel),
+    "χ²": chi_squared,
+}
+
+
+def applies(test: str, case: Case) -> bool:
+    d = case.p(np.random.default_rng(0), 1).shape[1]
+    return {"Kolmogorov-Smirnov": d == 1, "χ²": d <= 3}.get(test, True)
+
+
+def measured(case: Case, repetitions: int) -> dict[str, Any]:
+    rejected = {test: 0 for test in TESTS if applies(test, case)}
+    for seed in range(repetitions):
+        streams = [np.random.default_rng([seed, i]) for i in range(2 + len(rejected))]
+        x, y = case.p(streams[0], case.sizes[0]), case.q(streams[1], case.sizes[1])
+        for test, rng in zip(rejected, streams[2:], strict=True):
+            rejected[test] += TESTS[test](x, y, rng) <= LEVEL
+    shares = {test: count / repetitions for test, count in rejected.items()}
+    return {
+        "case": case.name,
+        "sizes": case.sizes,
+        "equal": case.equal,
+        "repetitions": repetitions,
+        "rejects": shares,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument("--only", nargs="*", help="cases whose names have these words")
+    arguments = parser.parse_args()
+    rows = []
+    for case in CASES:
+        if arguments.only and not any(word in case.name for word in arguments.only):
+            continue
+        rows.append(measured(case, arguments.repetitions))
+        print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+    if not arguments.only:
+        document = {"schema": SCHEMA, "machine": machine(), "level": LEVEL, "rows": rows}
+        (RESULTS / "two_sample.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""How often 95 % intervals hold the truth on pairs that bench_samples.py does not have: the hard ones.
+
+python benchmarks/coverage.py [--repetitions 200] [--only WORDS]
+
+A case holds where its interval covers in 93 % of the repetitions at least, binomial error aside. An interval that is
+open above covers whenever its lower end is below the truth; a refusal counts neither way, and its reason is listed.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import math
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats as st
+import torch
+from scipy.special import digamma, gammaln
+from timing import RESULTS, machine
+from torch.distributions import Distribution, Laplace, Normal, StudentT, Uniform
+
+from kullback import Estimate, Samples, kl_estimate
+from kullback.errors import KullbackError
+from kullback.estimators import log_ratio
+
+SCHEMA = "kullback.coverage/1"
+LEAST = 0.93
+Draw = Callable[[np.random.Generator, int], Any]
+
+
+class Case(NamedTuple):
+    """A name, KL in nats, how to draw P and Q (or Q itself), how many, and a share of the repetitions if slow."""
+
+    name: str
+    truth: float
+    p: Draw
+    q: Draw | Distribution
+    n: int
+    share: float = 1.0
+    estimate: Callable[[Samples, Any, torch.Generator], Estimate] | None = None
+
+
+def of(distribution: Any) -> Draw:
+    return lambda rng, n: distribution.rvs(n, random_state=rng)
+
+
+def by_quadrature(p: Any, q: Any) -> float:
+    low, high = p.ppf(1e-13), p.isf(1e-13)
+    cuts = np.unique(np.concatenate([np.linspace(low, high, 41), p.ppf(np.linspace(0.001, 0.999, 81))]))
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    middle, half = (cuts[1:] + cuts[:-1]) / 2, np.diff(cuts) / 2
+    x = middle[:, None] + half[:, None] * nodes
+    return float((half[:, None] * weights * p.pdf(x) * (p.logpdf(x) - q.logpdf(x))).sum())
+
+
+def line(name: str, p: Any, q: Any, *sizes: int, truth: float | None = None) -> list[Case]:
+    value = by_quadrature(p, q) if truth is None else truth
+    return [Case(name, value, of(p), of(q), n) for n in sizes]
+
+
+def categories(name: str, p: Any, q: Any, *sizes: int) -> list[Case]:
+    p, q = (np.asarray(x, float) / np.sum(x) for x in (p, q))
+    with np.errstate(divide="ignore"):
+        truth = float(np.sum(p[p > 0] * (np.log(p[p > 0]) - np.log(q[p > 0]))))
+
+    def draw(probabilities: np.ndarray) -> Draw:
+        return lambda rng, n: rng.choice(len(probabilities), n, p=probabilities)
+
+    return [Case(name, truth, draw(p), draw(q), n) for n in sizes]
+
+
+def gaussian(mean: Any, covariance: Any) -> Draw:
+    root = np.linalg.cholesky(np.asarray(covariance, float))
+    return lambda rng, n: np.asarray(mean, float) + rng.standard_normal((n, len(root))) @ root.T
+
+
+def equal_correlation(d: int, rho: float) -> np.ndarray:
+    return np.full((d, d), rho) + (1 - rho) * np.eye(d)
+
+
+def gaussians(name: str, d: int, first: Any, mean: Any, second: Any, n: int, share: float = 0.3) -> Case:
+    inverse = np.linalg.inv(second)
+    mean = np.asarray(mean, float)
+    determinants = np.linalg.slogdet(second)[1] - np.linalg.slogdet(first)[1]
+    truth = float(np.trace(inverse @ first) + mean @ inverse @ mean - d + determinants) / 2
+    return Case(name, truth, gaussian(np.zeros(d), first), gaussian(mean, second), n, share)
+
+
+def dirichlet_truth(a: np.ndarray, b: np.ndarray) -> float:
+    constants = gammaln(a.sum()) - gammaln(b.sum()) - (gammaln(a) - gammaln(b)).sum()
+    return float(constants + ((a - b) * (digamma(a) - digamma(a.sum()))).sum())
+
+
+def with_total(shift: float, dtype: Any) -> Draw:
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        parts = rng.standard_normal((n, 2)) + shift
+        return np.column_stack([parts, parts.sum(1)]).astype(dtype)
+
+    return draw
+
+
+def clustered(shift: float, clusters: int, d: int = 1) -> Draw:
+    def draw(rng: np.random.Generator, n: int) -> Samples:
+        group = np.repeat(np.arange(clusters), n // clusters)
+        x = (rng.standard_normal((clusters, d))[group] + rng.standard_normal((n, d))) / math.sqrt(2) + shift
+        return Samples(x, cluster=group)
+
+    return draw
+
+
+def clustered_categories(probabilities: Any, clusters: int) -> Draw:
+    def draw(rng: np.random.Generator, n: int) -> Samples:
+        own = rng.dirichlet(5 * np.asarray(probabilities), clusters)
+        x = np.concatenate([rng.choice(len(probabilities), n // clusters, p=each) for each in own])
+        return Samples(x, cluster=np.repeat(np.arange(clusters), n // clusters))
+
+    return draw
+
+
+def wave(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Draws of 1 + cos(40 pi x) on the unit interval."""
+    x = rng.random(8 * n)
+    return x[2 * rng.random(8 * n) < 1 + np.cos(40 * np.pi * x)][:n]
+
+
+def rounded(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.standard_normal(n).round(1)
+
+
+def student(dof: float, d: int) -> Draw:
+    return lambda rng, n: rng.standard_t(dof, (n, d))
+
+
+def double(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def by_log_ratio(p: Distribution) -> Callable[[Samples, Any, torch.Generator], Estimate]:
+    return lambda x, q, _: log_ratio(x, p.log_prob, q.log_prob)
+
+
+def torch_draw(p: Distribution) -> Draw:
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        with torch.random.fork_rng():
+            torch.manual_seed(int(rng.integers(2**31)))
+            return p.sample(torch.Size([n])).numpy()
+
+    return draw
+
+
+def weighted(rng: np.random.Generator, n: int) -> Samples:
+    """Draws of N(0, 1.3²) that stand for N(0, 1)."""
+    x = 1.3 * rng.standard_normal(n)
+    return Samples(x, weights=np.exp(-(x**2) / 2 + x**2 / 3.38))
+
+
+T3 = StudentT(double(3.0), double(0.0), double(1.0))
+STANDARD = Normal(double(0.0), double(1.0))
+LAPLACE = Laplace(double(0.0), double(1.0))
+NORMAL, THREE, FIVE = st.norm(), st.t(3), st.t(5)
+K, FAR = np.arange(1, 100_001.0), np.arange(400.0)
+FIRST, SECOND = np.array([2.0, 3, 4, 5]), np.full(4, 3.0)
+FIVE_CATEGORIES = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+
+
+def cases() -> list[Case]:
+    third = [0.5, 0.47, 0.03]
+    rest = by_quadrature
+    return [
+        *line("t(3) ‖ N(0, 3)", THREE, st.norm(0, 3), 300, 1000, 5000, truth=rest(THREE, st.norm(0, 3))),
+        *line("t(3) ‖ N(0, √3)", THREE, st.norm(0, 3**0.5), 1000, 5000, truth=0.194845),
+        *line("t(3) ‖ N(0, 1)", THREE, NORMAL, 1000, 5000, truth=0.645540),
+        *line("t(5) ‖ N(0, 1)", FIVE, NORMAL, 300, 1000, 5000),
+        *line("N(0, 1) ‖ t(3)", NORMAL, THREE, 300, 1000),
+        *line("Laplace ‖ normal of its variance", st.laplace(), st.norm(0, 2**0.5), 1000, 5000),
+        *line("N(0, 4) ‖ N(0, 1)", st.norm(0, 2), NORMAL, 300, 5000),
+        *line("lognormal, wider ‖ narrower", st.lognorm(1.5), st.lognorm(1.0), 300, 1000),
+        *line("lognormal, narrower ‖ wider", st.lognorm(1.0), st.lognorm(1.5, scale=math.exp(0.5)), 1000),
+        *line("gamma(2) ‖ gamma(3)", st.gamma(2), st.gamma(3), 300, 1000),
+        *line("uniform ‖ beta(2, 2)", st.uniform(), st.beta(2, 2), 1000, truth=2 - math.log(6)),
+        *line("logistic ‖ normal", st.logistic(0, 0.55), NORMAL, 1000),
+        *line(
+            "3 % of a uniform outside Q", st.uniform(), st.uniform(0, 0.97), 300, 1000, 5000, truth=math.inf
+        ),
+        *line("P = Q, uniform", st.uniform(), st.uniform(), 300, 1000, truth=0.0),
+        *line("P = Q, exponential", st.expon(), st.expon(), 1000, truth=0.0),
+        Case("P rounded to 0.1, Q continuous", math.inf, rounded, of(NORMAL), 1000),
+        Case("both rounded to 0.1", 0.0, rounded, rounded, 1000),
+        *categories("a category 0.03 ‖ 1e-9", third, [0.5, 0.5 - 1e-9, 1e-9], 200, 1000, 5000),
+        *categories("1 % of categories outside Q", [0.5, 0.49, 0.01], [0.5, 0.5, 0], 500, 1000, 5000),
+        *categories(
+            "2 % in 50 categories outside Q", [0.98 / 50] * 50 + [0.02 / 50] * 50, [1] * 50 + [0] * 50, 1000
+        ),
+        *categories("zeta(2) ‖ zeta(2.5)", K**-2, K**-2.5, 1000, 5000),
+        *categories("geometric 0.1 ‖ 0.2", 0.9**FAR, 0.8**FAR, 1000, 5000),
+        *categories("geometric 0.2 ‖ 0.1", 0.8**FAR, 0.9**FAR, 1000),
+        *categories("P = Q, a hundred categories", [1] * 100, [1] * 100, 1000),
+        *categories("two categories", [0.3, 0.7], [0.5, 0.5], 50),
+        gaussians("2-D, correlation 0 ‖ 0.9", 2, np.eye(2), [0, 0], equal_correlation(2, 0.9), 1000, 0.25),
+        gaussians("2-D, correlation 0.9 ‖ 0", 2, equal_correlation(2, 0.9), [0, 0], np.eye(2), 1000),
+        gaussians("2-D, shift 1 in both", 2, np.eye(2), [1, 1], np.eye(2), 1000),
+        gaussians("P = Q, 3-D", 3, np.eye(3), [0, 0, 0], np.eye(3), 1000),
+        Case(
+            "2-D, t(5) ‖ normal",
+            2 * rest(FIVE, NORMAL),
+            student(5, 2),
+            gaussian([0, 0], np.eye(2)),
+            1000,
+            0.25,
+        ),
+        Case(
+            "2-D, 3 % outside Q",
+            math.inf,
+            lambda rng, n: rng.random((n, 2)),
+            lambda rng, n: rng.random((n, 2)) * [0.97, 1],
+            1000,
+            0.25,
+        ),
+        Case(
+            "Dirichlet proportions, 4-D",
+            dirichlet_truth(FIRST, SECOND),
+            lambda rng, n: rng.dirichlet(FIRST, n),
+            lambda rng, n: rng.dirichlet(SECOND, n),
+            1000,
+            0.3,
+        ),
+        Case("a total among three", 0.25, with_total(0, np.float64), with_total(0.5, np.float64), 1000, 0.3),
+        Case("a total in float32", 0.25, with_total(0, np.float32), with_total(0.5, np.float32), 1000, 0.3),
+        Case("clusters, 20 of 50, P = Q", 0.0, clustered(0, 20), clustered(0, 20), 1000, 0.5),
+        Case("clusters, 20 of 50, shift 0.5", 0.125, clustered(0, 20), clustered(0.5, 20), 1000),
+        Case("clusters, 50 of 20, shift 0.5", 0.125, clustered(0, 50), clustered(0.5, 50), 1000),
+        Case("clusters, 100 of 10, shift 0.5", 0.125, clustered(0, 100), clustered(0.5, 100), 1000),
+        Case("clusters, 3-D, 20 of 50, P = Q", 0.0, clustered(0, 20, 3), clustered(0, 20, 3), 1000, 0.2),
+        Case(
+            "clusters of categories, P = Q",
+            0.0,
+            clustered_categories(FIVE_CATEGORIES, 20),
+            clustered_categories(FIVE_CATEGORIES, 20),
+            1000,
+        ),
+        Case("known Q: waves ‖ uniform", 1 - math.log(2), wave, Uniform(double(0.0), double(1.0)), 1000, 0.3),
+        Case("known Q: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, 1000, 0.3),
+        Case("known Q: N(0, 1) ‖ Laplace", 0.0721106, of(NORMAL), LAPLACE, 200, 0.5),
+        Case("known Q: weighted draws", 0.349910, weighted, Normal(double(1.0), double(1.5)), 1000, 0.3),
+        Case(
+            "both known: N(0, 1) ‖ t(3)",
+            rest(NORMAL, THREE),
+            of(NORMAL),
+            T3,
+            100,
+            1.0,
+            by_log_ratio(STANDARD),
+        ),
+        *[
+            Case("both known: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, n, 1.0, by_log_ratio(T3))
+            for n in (100, 1000)
+        ],
+        *[
+            Case(
+                "both known: N(0, 1) ‖ Laplace",
+                0.0721106,
+                of(NORMAL),
+                LAPLACE,
+                n,
+                1.0,
+                by_log_ratio(STANDARD),
+            )
+            for n in (30, 100, 1000)
+        ],
+    ]
+
+
+def measured(case: Case, repetitions: int) -> dict[str, Any]:
+    covered = opened = given = 0
+    widths, values, reasons = [], [], Counter()
+    started = time.perf_counter()
+    count = max(20, round(case.share * repetitions))
+    for seed in range(count):
+        streams = np.random.SeedSequence([seed, case.n]).spawn(2)
+        x = case.p(np.random.default_rng(streams[0]), case.n)
+        p = x if isinstance(x, Samples) else Samples(x)
+        q: Any = case.q
+        if not isinstance(q, Distribution):
+            y = q(np.random.default_rng(streams[1]), case.n)
+            q = y if isinstance(y, Samples) else Samples(y)
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            found = (
+                case.estimate(p, q, generator) if case.estimate else kl_estimate(p, q, generator=generator)
+            )
+        except KullbackError as refusal:
+            reasons[str(refusal)] += 1
+            continue
+        values.append(float(found.value))
+        if found.interval is None:
+            reasons[found.notes[-1]] += 1
+            continue
+        low, high = map(float, found.interval)
+        given += 1
+        covered += low <= case.truth <= high
+        opened += math.isinf(high)
+        if math.isfinite(high):
+            widths.append(high - low)
+    share = covered / given if given else None
+    slack = 2 * math.sqrt(LEAST * (1 - LEAST) / given) if given else 0.0
+    return {
+        "case": case.name,
+        "n": case.n,
+        "truth": None if math.isinf(case.truth) else case.truth,
+        "repetitions": count,
+        "mean": statistics.fmean(values) if values else None,
+        "intervals": given,
+        "coverage": share,
+        "open": opened / given if given else None,
+        "width": statistics.median(widths) if widths else None,
+        "holds": share is None or share >= LEAST - slack,
+        "reasons": [reason for reason, _ in reasons.most_common(2)],
+        "seconds": (time.perf_counter() - started) / count,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument("--only", nargs="*", help="cases whose names have these words")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rows = []
+    for case in cases():
+        if arguments.only and not any(word in case.name for word in arguments.only):
+            continue
+        rows.append(measured(case, arguments.repetitions))
+        print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+    if not arguments.only:
+        document = {"schema": SCHEMA, "machine": machine(), "least": LEAST, "rows": rows}
+        (RESULTS / "coverage.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

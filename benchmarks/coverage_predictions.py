@@ -1,0 +1,229 @@
+"""How often the 95 % intervals of `compare_predictions` cover the true mean, on simulated rows and documents.
+
+Each case draws independent units, rows or documents of unequal length, from a known distribution, many times. An
+interval covers where it holds the true mean; where an end is open, the comparison has said that the units do not
+determine it. Writes benchmarks/results/coverage_predictions.json and the table in docs/coverage.md.
+
+    python benchmarks/coverage_predictions.py
+    python benchmarks/coverage_predictions.py --repetitions 200 --dry     # prints alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kullback.predictions.intervals import MeanEstimate, MeanEstimator, Quantity
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "coverage_predictions.json"
+PAGE = ROOT / "docs" / "coverage.md"
+START, END = "<!-- table: start -->", "<!-- table: end -->"
+LEAST = 93.0
+TRUTH_UNITS = 20_000_000
+Draw = Callable[[np.random.Generator, int], tuple[Any, Any]]
+
+
+class Case(NamedTuple):
+    """A distribution of units, given as the sum and the number of rows of each, and the bounds of a row's value."""
+
+    name: str
+    draw: Draw
+    units: tuple[int, ...]
+    low: float = 0.0
+    high: float = math.inf
+    binary: bool = False
+    clustered: bool = False
+    truth: float | None = None
+    unseen: bool = (
+        False  # whether samples may hold none of the rows that carry the mean, which no interval can tell
+    )
+
+
+def rows(draw: Callable[[np.random.Generator, int], Any]) -> Draw:
+    """Units that are single rows."""
+    return lambda random, count: (draw(random, count), np.ones(count))
+
+
+def documents(length: float, power: float, effect: float, row: float = 1.0) -> Draw:
+    """Documents of lognormal length around 20, whose mean KL goes with a power of their length.
+
+    `length`, `effect` and `row` are the standard deviations of the logarithms of the length, of a document's mean and
+    of a row; the sum of the rows has a gamma distribution of the right mean and variance.
+    """
+
+    def draw(random: np.random.Generator, count: int) -> tuple[Any, Any]:
+        sizes = np.maximum(1, np.round(20 * np.exp(length * random.standard_normal(count))))
+        means = 0.01 * np.exp(effect * random.standard_normal(count)) * (sizes / 20) ** power
+        shape = sizes / math.expm1(row**2)
+        return means * sizes * random.gamma(shape) / shape, sizes
+
+    return draw
+
+
+def signed_documents(random: np.random.Generator, count: int) -> tuple[Any, Any]:
+    """Documents whose difference is positive in 80 % of them and negative in the others."""
+    sums, sizes = documents(0.7, 1, 0.5)(random, count)
+    return sums * (random.random(count) < 0.8) - 0.3 * sums, sizes
+
+
+def agreement(p: float, correlation: float) -> Draw:
+    """Documents of 50 rows that agree with a probability of mean `p`, beta-distributed over documents."""
+    scale = 1 / correlation - 1
+
+    def draw(random: np.random.Generator, count: int) -> tuple[Any, Any]:
+        return random.binomial(50, random.beta(p * scale, (1 - p) * scale, count)).astype(float), np.full(
+            count, 50.0
+        )
+
+    return draw
+
+
+FEW, ALL, MANY = (20, 50, 100), (10, 20, 50, 100, 1000), (100, 1000)
+ANY = -math.inf
+CASES = [
+    Case("documents, equal length, log sd 0.5", documents(0, 0, 0.5), ALL),
+    Case("documents, equal length, log sd 1", documents(0, 0, 1.0), ALL),
+    Case("documents, length independent of KL", documents(0.7, 0, 0.5), ALL),
+    Case("documents, length tells KL: log sd 0.5, power 1", documents(0.5, 1, 0.3), ALL),
+    Case("documents, length tells KL: log sd 0.7, power 1", documents(0.7, 1, 0.5), ALL),
+    Case("documents, length tells KL: log sd 1, power 1", documents(1.0, 1, 0.5), ALL),
+    Case("documents, length tells KL: log sd 0.6, power 0.7, effect 1", documents(0.6, 0.7, 1.0), FEW),
+    Case("documents, length tells KL: log sd 1, power -1", documents(1.0, -1, 0.5), ALL),
+    Case("documents, length tells KL: log sd 0.7, power -0.5", documents(0.7, -0.5, 0.5), FEW),
+    Case("rows, exponential", rows(lambda r, n: r.exponential(size=n)), ALL, truth=1.0),
+    Case("rows, squared normal", rows(lambda r, n: r.standard_normal(n) ** 2), FEW, truth=1.0),
+    Case("rows, gamma of shape 0.3", rows(lambda r, n: r.gamma(0.3, size=n)), FEW, truth=0.3),
+    Case("rows, squared gamma of shape 0.5", rows(lambda r, n: r.gamma(0.5, size=n) ** 2), FEW, truth=0.75),
+    *(
+        Case(f"rows, lognormal, sd {s:g}", rows(lambda r, n, s=s: np.exp(s * r.standard_normal(n))), ALL,
+             truth=math.exp(s * s / 2))
+        for s in (1.0, 1.5, 2.0, 2.5)
+    ),
+    Case("rows, Pareto of index 3", rows(lambda r, n: r.pareto(3, size=n)), ALL, truth=1 / 2),
+    Case("rows, Pareto of index 2.2", rows(lambda r, n: r.pareto(2.2, size=n)), ALL, truth=1 / 1.2),
+    Case("rows, Pareto of index 1.5", rows(lambda r, n: r.pareto(1.5, size=n)), ALL, truth=2.0),
+    Case("rows, 5 % of them exponential, the rest 0",
+         rows(lambda r, n: (r.random(n) < 0.05) * r.exponential(size=n)), (20, 50, 100, 1000), truth=0.05),
+    Case("rows, 0.5 % of them exponential, the rest 0",
+         rows(lambda r, n: (r.random(n) < 0.005) * r.exponential(size=n)), MANY, truth=0.005),
+    Case("rows, normal around 5", rows(lambda r, n: 5 + r.standard_normal(n)), ALL, truth=5.0),
+    Case("differences, normal", rows(lambda r, n: r.standard_normal(n)), ALL, ANY, truth=0.0),
+    Case("differences, Student's t with 3 degrees", rows(lambda r, n: r.standard_t(3, n)), ALL, ANY, truth=0.0),
+    Case("differences, exponential minus gamma of shape 0.3",
+         rows(lambda r, n: r.exponential(size=n) - r.gamma(0.3, size=n)), FEW, ANY, truth=0.7),
+    Case("differences, minus lognormal of sd 1", rows(lambda r, n: -np.exp(r.standard_normal(n))), ALL, ANY,
+         truth=-math.exp(0.5)),
+    Case("differences of documents, length tells them", signed_documents, FEW, ANY),
+    Case("total variation, beta(0.5, 5)", rows(lambda r, n: r.beta(0.5, 5, n)), FEW, 0.0, 1.0, truth=1 / 11),
+    Case("total variation, beta(5, 0.5)", rows(lambda r, n: r.beta(5, 0.5, n)), FEW, 0.0, 1.0, truth=10 / 11),
+    *(
+        Case(f"agreement of rows, {p:.1%}", rows(lambda r, n, p=p: (r.random(n) < p).astype(float)), (20, 100, 1000),
+             0.0, 1.0, True, truth=p)
+        for p in (0.5, 0.9, 0.99)
+    ),
+    Case("agreement of documents, 90 %, correlation 0.1", agreement(0.9, 0.1), FEW, 0.0, 1.0, True, True, 0.9),
+    Case("agreement of documents, 99 %, correlation 0.05", agreement(0.99, 0.05), FEW, 0.0, 1.0, True, True, 0.99),
+    Case("rows, 1 % of them 30 times the others",
+         rows(lambda r, n: r.exponential(size=n) * np.where(r.random(n) < 0.01, 30, 1)), MANY, truth=1.29, unseen=True),
+]  # fmt: skip
+
+
+def true_mean(case: Case) -> float:
+    """The ratio of expectations: exact where a formula is given, else from 20 million units."""
+    if case.truth is not None:
+        return case.truth
+    random, sums, sizes = np.random.default_rng(0), 0.0, 0.0
+    for _ in range(TRUTH_UNITS // 1_000_000):
+        s, n = case.draw(random, 1_000_000)
+        sums, sizes = sums + float(s.sum()), sizes + float(n.sum())
+    return sums / sizes
+
+
+def one_interval(case: Case, units: int, seed: int, draws: int = 1000) -> MeanEstimate:
+    """The estimate from one sample of a case."""
+    sums, sizes = case.draw(np.random.default_rng([zlib.crc32(case.name.encode()), units, seed]), units)
+    clusters = torch.arange(units) if case.clustered else None
+    estimator = MeanEstimator(2, draws, torch.Generator().manual_seed(seed), clusters)
+    estimator.add(torch.from_numpy(np.stack([sums, sizes], -1)))
+    return estimator.estimates([Quantity(0, 1, case.low, case.high, case.binary)])[0]
+
+
+def study(case: Case, units: int, repetitions: int, truth: float) -> dict[str, Any]:
+    """How often the interval covers, is open, and either; and its median relative half-width where it is not open."""
+    covers = is_open = either = 0
+    widths: list[float] = []
+    for seed in range(repetitions):
+        found = one_interval(case, units, seed)
+        open_here = found.interval is None or found.reason is not None
+        low, high = found.interval or (-math.inf, math.inf)
+        inside = low <= truth <= high
+        # An open end must not be an excuse for the other one.
+        either += inside
+        covers += inside and not open_here
+        is_open += open_here
+        if not open_here:
+            widths.append((high - low) / 2 / abs(truth) if truth else (high - low) / 2)
+    closed = repetitions - is_open
+    return {
+        "case": case.name,
+        "units": units,
+        "covers": 100 * either / repetitions,
+        "open": 100 * is_open / repetitions,
+        "covers_if_closed": 100 * covers / closed if closed else None,
+        "half_width": float(np.median(widths)) if widths else None,
+        "repetitions": repetitions,
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The results in Markdown."""
+    lines = [
+        "| case | units | holds the mean, % | open, % | of the closed, % | half-width / mean |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for found in results:
+        width = "" if found["half_width"] is None else f"{found['half_width']:.2g}"
+        closed = "" if found["covers_if_closed"] is None else f"{found['covers_if_closed']:.0f}"
+        lines.append(
+            f"| {found['case']} | {found['units']} | {found['covers']:.1f} | {found['open']:.0f} | {closed} | {width} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=400)
+    parser.add_argument("--only", default="", help="the cases whose name contains this")
+    parser.add_argument("--dry", action="store_true", help="print, and write nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results: list[dict[str, Any]] = []
+    for case in CASES:
+        if options.only not in case.name:
+            continue
+        truth = true_mean(case)
+        for units in case.units:
+            results.append(study(case, units, options.repetitions, truth))
+            print(json.dumps(results[-1]), flush=True)
+    slack = 2 * math.sqrt(LEAST * (100 - LEAST) / options.repetitions)
+    unseen = {case.name for case in CASES if case.unseen}
+    short = [found for found in results if found["covers"] < LEAST - slack and found["case"] not in unseen]
+    print(f"{len(short)} of {len(results)} below {LEAST} % by more than two binomial errors")
+    if not options.dry:
+        RESULT.write_text(json.dumps({"least": LEAST, "results": results}, indent=1) + "\n")
+        text = PAGE.read_text(encoding="utf-8")
+        before, after = text.split(START)[0], text.split(END)[1]
+        PAGE.write_text(f"{before}{START}\n\n{table(results)}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+// A row of logits of P and one of Q become probabilities and log-ratios; derivatives by their logarithms become gradients.
+#pragma once
+#include "../common/convert.h"
+#include "task.h"
+
+namespace kullback {
+namespace KULLBACK_ISA {
+
+// Lanes are summed in their own precision over a block, blocks in float64.
+constexpr int64_t kBlock = 1024;
+
+// Where a row is; a gradient that is not wanted is null, and may be the same memory as the logits it belongs to.
+template <class Real>
+struct Row {
+  const Real* p;
+  const Real* q;
+  Real* exp_p;
+  Real* exp_q;
+  Real *spare_p, *spare_q;  // may be where the logits or the gradient of that side are
+  Real* affinities;         // for Renyi's divergence alone
+  Real *gradient_p, *gradient_q;
+};
+
+struct Statistics {
+  double peak;
+  double sum;
+};
+
+// Peak and sum of exponentials of one row; the exponentials themselves stay in `e`.
+template <class Real>
+KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inverse_temperature) {
+  Real peak = -kInf<Real>;
+#pragma omp simd reduction(max : peak)
+  for (int64_t i = 0; i < n; ++i) peak = x[i] > peak ? x[i] : peak;
+  double sum = 0;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = start; i < stop; ++i) {
+      const Real value = exp_of_negative((x[i] - peak) * inverse_temperature);
+      e[i] = value;
+      part += value;
+    }
+    sum += part;
+  }
+  return {peak, sum};
+}
+
+template <class Real>
+static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = x[i] - offset;
+  return to;
+}
+
+// Both sides normalized: log p - log q = (a - b) / T - high - low. The shift is subtracted in two parts, as one alone
+// would round it.
+template <class Real>
+struct Normalized {
+  Statistics p, q;
+  const Real *a, *b;
+  Real peak_a;
+  Real scale_p, scale_q, high, low;
+};
+
+template <class Real>
+static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
+  const int64_t n = t.classes;
+  const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
+  Normalized<Real> r;
+  r.p = normalize(row.p, row.exp_p, n, inverse_temperature);
+  r.q = normalize(row.q, row.exp_q, n, inverse_temperature);
+  const Real peak_p = static_cast<Real>(r.p.peak), peak_q = static_cast<Real>(r.q.peak);
+  constexpr double huge = kIsDouble<Real> ? 1e300 : 1e30;
+  Real from_p = 0, from_q = 0;
+  if (std::fabs(peak_p) > huge || std::fabs(peak_q) > huge) {  // a - b might overflow
+    from_p = peak_p;
+    from_q = peak_q;
+  } else if (std::fabs(peak_p - peak_q) > 4) {  // a - b would lose digits of small logits
+    from_p = peak_p - peak_q;
+  }
+  r.a = from_p == 0 ? row.p : shifted(row.p, from_p, row.spare_p, n);
+  r.b = from_q == 0 ? row.q : shifted(row.q, from_q, row.spare_q, n);
+  r.peak_a = peak_p - from_p;
+  const double rest = (r.p.peak - from_p) - (r.q.peak - from_q);
+  const double shift = rest * t.inverse_temperature + std::log(r.p.sum / r.q.sum);
+  r.high = static_cast<Real>(shift);
+  r.low = static_cast<Real>(shift - r.high);
+  r.scale_p = static_cast<Real>(1.0 / r.p.sum);
+  r.scale_q = static_cast<Real>(1.0 / r.q.sum);
+  return r;
+}
+
+// What a gradient is finished with: the sum of the derivatives by log-probabilities, and the sum of their sizes.
+struct DerivativeSums {
+  double sum = 0, size = 0;
+};
+
+template <class Real>
+static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Real weight) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
+}
+
+// Derivatives by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at
+// once; their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
+template <bool at_once, class Real>
+static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, DerivativeSums sums, Real weight) {
+  const Real factor = scale * static_cast<Real>(sums.sum);
+  if constexpr (!at_once) {
+    project(derivatives, e, n, factor, weight);
+  } else if (std::fabs(sums.sum) > (kIsDouble<Real> ? 1e-15 : 1e-6) * sums.size) {
+    project(derivatives, e, n, weight * factor, Real(1));
+  }
+}
+
+}  // namespace KULLBACK_ISA
+}  // namespace kullback

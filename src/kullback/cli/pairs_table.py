@@ -1,0 +1,133 @@
+"""The rule for each pair of torch's distributions, as ``kullback pairs`` shows it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kullback.errors import ArgumentValueError
+from kullback.pairs.coverage import MEANING, WRAPPERS, Entry, families, is_univariate, matrix
+
+__all__ = ["page", "show_pairs"]
+
+SCHEMA = "kullback.pairs/1"
+# One sign and one color for each rule, so that the whole matrix fits a screen.
+SIGNS = {
+    "closed_form": ("C", "bold green"),
+    "series": ("S", "bold green"),
+    "summation": ("Σ", "cyan"),
+    "quadrature": ("∫", "cyan"),
+    "infinite": ("∞", "yellow"),
+    "monte_carlo": ("?", "magenta"),
+    "not_comparable": ("·", "dim"),
+}
+
+
+def show_pairs(family: str | None, style: str | None) -> None:
+    """Print the rule of each pair as a matrix, or of one family's pairs; as JSON or as Markdown if `style` says so."""
+    entries = [entry for entry in matrix() if family in (None, entry.p, entry.q)]
+    if not entries:
+        names = ", ".join(kind.__name__ for kind in families())
+        raise ArgumentValueError(
+            f"kullback pairs FAMILY: wanted one of {names}; got {family!r}. Write: kullback pairs Gamma"
+        )
+    if style == "json":
+        click.echo(json.dumps({"schema": SCHEMA, "pairs": [entry._asdict() for entry in entries]}, indent=1))
+    elif style == "markdown":
+        click.echo(page(entries), nl=False)
+    elif family is not None:
+        _print_family(family, entries, Console())
+    else:
+        _print_matrix(entries, Console())
+
+
+def _print_family(family: str, entries: list[Entry], console: Console) -> None:
+    """Print the rules of one family with all others, both ways."""
+    rules = {(entry.p, entry.q): entry.rule for entry in entries}
+    table = Table("X", f"KL({family} ‖ X)", f"KL(X ‖ {family})")
+    for kind in families():
+        name = kind.__name__
+        table.add_row(name, *(_in_words(rules[pair]) for pair in ((family, name), (name, family))))
+    console.print(table)
+
+
+def _in_words(rule: str) -> Text:
+    return Text(_name(rule), style=SIGNS[rule][1])
+
+
+def _print_matrix(entries: list[Entry], console: Console) -> None:
+    """Print one sign for each pair, and what the signs mean."""
+    rules = {(entry.p, entry.q): entry.rule for entry in entries}
+    names = [kind.__name__ for kind in families()]
+    console.print("KL(P ‖ Q): P down, Q across, by number", style="bold")
+    for digits in ("tens", "units"):
+        numbers = (divmod(i, 10)[digits == "units"] for i in range(1, len(names) + 1))
+        console.print(" " * 36 + "".join(map(str, numbers)), style="dim", highlight=False)
+    for number, p in enumerate(names, 1):
+        line = Text(f"{number:2} {p:<33}")
+        for q in names:
+            line.append(*SIGNS[rules[p, q]])
+        console.print(line)
+    console.print()
+    counts = Counter(rules.values())
+    for rule, (sign, style) in SIGNS.items():
+        console.print(
+            Text(f"{sign} ", style), Text(f"{_name(rule)}, {counts[rule]} pairs: {MEANING[rule]}"), sep=""
+        )
+
+
+def page(entries: list[Entry]) -> str:
+    """Return the page of the documentation, in Markdown: what the rules mean, and the rules of every P.
+
+    Arguments:
+        entries: the matrix.
+    """
+    names = [kind.__name__ for kind in families() if kind.__name__ in {entry.p for entry in entries}]
+    counts = Counter(entry.rule for entry in entries)
+    lines = [
+        "# Pairs of distributions",
+        "",
+        "Which rule `kullback.kl_divergence(p, q)` takes for each ordered pair of torch's distributions. "
+        "The command `kullback pairs` prints the same table, and `kullback pairs --markdown` wrote this page from "
+        "the rules themselves. Where the rule depends on the parameters, the one for typical parameters is given: "
+        "a truncated support, or counts that differ, can turn a formula into a sum or into +inf. What "
+        + ", ".join(f"`{kind.__name__}`" for kind in WRAPPERS)
+        + " take depends on what they hold; the entries are for parts that are `Normal`.",
+        "",
+        "| Rule | Pairs | What it is |",
+        "| --- | ---: | --- |",
+        *(
+            f"| {_name(rule)} | {counts[rule]} | {meaning} |"
+            for rule, meaning in MEANING.items()
+            if counts[rule]
+        ),
+        "",
+    ]
+    univariate = {kind.__name__ for kind in families() if is_univariate(kind)}
+    for title, chosen in (
+        ("Numbers", [name for name in names if name in univariate]),
+        ("Vectors, matrices and wrappers", [name for name in names if name not in univariate]),
+    ):
+        lines += [f"## {title}", "", "| P | " + " | ".join(_name(rule) for rule in _SHOWN) + " |"]
+        lines += ["| --- " * (1 + len(_SHOWN)) + "|"]
+        lines += [_row(p, entries) for p in chosen]
+        lines += [""]
+    return "\n".join(lines)
+
+
+# The columns of the page; a pair that cannot be compared is in none of them.
+_SHOWN = tuple(rule for rule in MEANING if rule != "not_comparable")
+
+
+def _row(p: str, entries: list[Entry]) -> str:
+    cells = [", ".join(entry.q for entry in entries if (entry.p, entry.rule) == (p, rule)) for rule in _SHOWN]
+    return f"| **{p}** | " + " | ".join(cells) + " |"
+
+
+def _name(rule: str) -> str:
+    return {"infinite": "+inf", "monte_carlo": "Monte Carlo"}.get(rule, rule.replace("_", " "))

@@ -1,0 +1,180 @@
+"""Categorical samples as counts: the effective number of draws of each category, on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_value
+from kullback.estimators.checks import check_samples
+from kullback.estimators.discrete import point
+from kullback.estimators.draws import clusters_in, effective_number, few_clusters, shares_of, variance_of_sum
+from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.samples import Samples
+
+__all__ = ["CategoryCounts", "count_categories", "tabulate"]
+
+# Of more categories the correlations between them are not computed.
+_MOST_FOR_SPREAD = 1000
+
+
+@dataclass(frozen=True)
+class CategoryCounts:
+    """How often each of K categories was drawn, in draws that are independent and weigh the same.
+
+    Arguments:
+        a: P's effective counts, float64, shape (K,): the proportions of its weight times its effective number.
+        b: Q's.
+        inflation: by what clusters and weights multiply the variance that these counts suggest, for P and for Q.
+        spread: by what clusters multiply the variance of the estimate where P = Q.
+        n: how many draws there were of P and of Q.
+        notes: what there is to say about the draws.
+    """
+
+    a: Tensor
+    b: Tensor
+    inflation: tuple[float, float]
+    spread: float
+    n: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+
+def count_categories(call: str, p: Samples, q: Samples) -> CategoryCounts:
+    """Count the categories of both, those of one side at 0 on the other; weights and clusters as effective counts."""
+    check_samples(call, p, q)
+    if not p.discrete:
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="draws of categories: integers, booleans or strings",
+            got=f"{p!r} and {q!r}",
+            instead="Samples(x.long()) for categories, or method='nearest_neighbors' for numbers",
+        )
+    codes_p, codes_q, categories = _codes(p, q)
+    return tabulate(codes_p, codes_q, categories, p, q)
+
+
+def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: Samples) -> CategoryCounts:
+    """Count codes 0 to categories - 1 in draws, as many independent draws of one weight as tell as much."""
+    a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
+    of_p, of_q = point.kl_influence(a, b)
+    inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
+    notes = tuple(
+        f"{name}'s {clusters} clusters tell about as much as {float(x.sum()):.3g} independent draws."
+        for name, x, samples in (("P", a, p), ("Q", b, q))
+        if (clusters := clusters_in(samples)) is not None
+    )
+    spread = 1.0 if p.cluster is None and q.cluster is None else _spread(codes_p, codes_q, a, b, p, q)
+    return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes)
+
+
+def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, q: Samples) -> float:
+    """Return the variance of the estimate where P = Q over that which equal design effects of all categories give.
+
+    There it is half the sum of squares of correlated errors, and its variance follows from their eigenvalues: the
+    second-order correction of Rao and Scott (1981), by Satterthwaite.
+    """
+    present = a + b > 0
+    pooled = ((a / a.sum() + b / b.sum()) / 2)[present]
+    place = torch.cumsum(present, 0) - 1
+    number = len(pooled)
+    if not 2 <= number <= _MOST_FOR_SPREAD:
+        return 1.0
+    covariance = torch.zeros(number, number, dtype=torch.float64)
+    squares, factor = 0.0, 1.0
+    for codes, counts, samples in ((codes_p, a, p), (codes_q, b, q)):
+        clusters = clusters_in(samples)
+        if clusters is None:
+            root = pooled.sqrt()
+            own = (torch.eye(number, dtype=torch.float64) - torch.outer(root, root)) / counts.sum().cpu()
+        else:
+            shares = shares_of(samples, counts)
+            index = (
+                samples.cluster.to(codes.device) * number + place[codes]
+                if samples.cluster is not None
+                else codes
+            )
+            table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
+            errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
+            own = errors.T @ errors * (clusters / max(clusters - 1, 1))
+            # Eigenvalues that are estimated from few clusters spread by chance as well.
+            squares -= float(torch.trace(own)) ** 2 / clusters
+            factor = max(factor, few_clusters(clusters, standard_normal_quantile(0.95)) ** 2)
+        covariance += own
+    trace = float(torch.trace(covariance))
+    squares += float(covariance.square().sum())
+    return factor * max(squares * (number - 1) / trace**2, 1.0) if trace > 0 else 1.0
+
+
+def _codes(p: Samples, q: Samples) -> tuple[Tensor, Tensor, int]:
+    """Return the categories of both as numbers from 0, and how many there are."""
+    n = len(p)
+    if p.labels is not None and q.labels is not None:
+        labels, places = np.unique(np.array([*p.labels, *q.labels]), return_inverse=True)
+        place = torch.from_numpy(places).to(p.tensor.device)
+        first, second = place[: len(p.labels)], place[len(p.labels) :]
+        return first[p.tensor[:, 0]], second[q.tensor[:, 0].to(place.device)], len(labels)
+    rows = torch.cat([p.tensor, q.tensor.to(p.tensor.device)])
+    found, codes = torch.unique(rows[:, 0], return_inverse=True)
+    number = found.numel()
+    for column in rows.unbind(1)[1:]:
+        values, places = torch.unique(column, return_inverse=True)
+        found, codes = torch.unique(codes * values.numel() + places, return_inverse=True)
+        number = found.numel()
+    return codes[:n], codes[n:], number
+
+
+def _plain(samples: Samples) -> bool:
+    return samples.weights is None and samples.cluster is None
+
+
+def _effective_counts(codes: Tensor, categories: int, samples: Samples) -> Tensor:
+    """Return the categories' proportions times the effective number of draws."""
+    if _plain(samples):
+        return torch.bincount(codes, minlength=categories).to(torch.float64)
+    shares = shares_of(samples, codes.new_zeros((), dtype=torch.float64))
+    proportions = torch.bincount(codes, shares, minlength=categories)
+    if samples.cluster is None:
+        return proportions * effective_number(shares, len(shares))
+    return proportions * _clustered_number(codes, shares, proportions, samples.cluster.to(codes.device))
+
+
+def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
+    r"""Return how many independent draws would tell the proportions as well, by Rao and Scott's mean design effect.
+
+    With the weight :math:`A_{ci}` of cluster c in category i, and :math:`A_c` of all of it, it is
+    :math:`(K - 1) / \frac{C}{C - 1} (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. The analysis of categorical data from
+    complex sample surveys (Rao and Scott, 1981)
+    """
+    clusters, n = int(cluster.max()) + 1, len(codes)
+    dof = int((proportions > 0).sum()) - 1
+    if clusters < 2 or dof < 1:
+        return float(clusters)
+    pairs, place = torch.unique(cluster * proportions.numel() + codes, return_inverse=True)
+    weight = torch.bincount(place, shares)
+    spread = (weight.square() / proportions[pairs % proportions.numel()]).sum()
+    between = float(spread - torch.bincount(cluster, shares).square().sum()) * clusters / (clusters - 1)
+    return min(dof / between, n) if between > 0 else float(n)
+
+
+def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) -> float:
+    """Return by how much the variance exceeds that of as many independent draws as there are effective ones."""
+    if _plain(samples):
+        return 1.0
+    terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
+    independent = (x * influence.square()).sum() / x.sum() ** 2
+    ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
+    if samples.cluster is None:
+        return max(ratio, 1.0)
+    squares = torch.bincount(samples.cluster.to(terms.device), terms).square()
+    return max(ratio, 1.0) * few_clusters(1 + _dof(squares), standard_normal_quantile(0.95)) ** 2
+
+
+def _dof(squares: Tensor) -> float:
+    """Return the degrees of freedom of a variance that is the sum of these squares, by their own spread."""
+    clusters, total = squares.numel(), float(squares.sum())
+    rest = float(squares.square().sum()) - total**2 / clusters
+    return min(clusters - 1.0, max(2 * total**2 / rest, 2.0)) if rest > 0 else clusters - 1.0

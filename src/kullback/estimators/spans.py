@@ -1,0 +1,101 @@
+"""Vectors that lie in a plane: components that follow from others, as proportions and totals do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kullback.estimators.draws import Array, Draws, Integers
+from kullback.optional import load
+from kullback.samples import Samples
+
+__all__ = ["Span", "common_span", "rank_of"]
+
+# Components that follow from others do so to this relative error, as totals stored in float32.
+_FLAT = 1e-6
+
+
+@dataclass(frozen=True)
+class Span:
+    """The draws in components that do not follow from others.
+
+    Attributes:
+        p: P's draws.
+        q: Q's draws.
+        notes: which components were left out, if any.
+        infinite: why KL is infinite, where P lies in a plane in which Q does not, or Q in one in which P does not.
+    """
+
+    p: Samples
+    q: Samples
+    notes: tuple[str, ...] = ()
+    infinite: str = ""
+
+
+def common_span(p: Samples, q: Samples) -> Span:
+    """Leave out components that follow from others in P and Q alike, which does not change KL.
+
+    No plane is seen in fewer draws than there are components and two more; these are returned as they are. Draws of
+    weight 0 are not looked at.
+    """
+    x, y = Draws.of(p).x, Draws.of(q).x
+    d = x.shape[1]
+    if d == 1 or min(len(x), len(y)) < d + 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return Span(p, q)
+    both = np.concatenate([x, y])
+    scale = both.std(0)
+    scale = np.where(scale > _FLAT * np.abs(both).max(0), scale, np.maximum(np.abs(both).max(0), 1e-300))
+    sides = [side / scale for side in (x, y)]
+    means = [side.mean(0) for side in sides]
+    null_p, null_q = (_null_space(side - mean) for side, mean in zip(sides, means, strict=True))
+    if not null_p.shape[1] and not null_q.shape[1]:
+        return Span(p, q)
+    off_plane = np.abs((sides[1] - means[0]) @ null_p), np.abs((sides[0] - means[1]) @ null_q)
+    if any((off > 10 * _FLAT).all(0).any() for off in off_plane):
+        where = "P's draws lie" if (off_plane[0] > 10 * _FLAT).all(0).any() else "Q's draws lie"
+        return Span(
+            p,
+            q,
+            infinite=f"{where} in a plane of fewer dimensions than {d}, as a component is constant or follows from "
+            "others, and none of the other side's draws is in it: KL is infinite.",
+        )
+    if any((off > 10 * _FLAT).any() for off in off_plane):
+        return Span(p, q)  # atoms may make a plane of what is none
+    kept = _independent(np.concatenate([side - means[0] for side in sides]), d - null_p.shape[1])
+    left_out = [j for j in range(d) if j not in set(kept.tolist())]
+    fixed = [j for j in left_out if (both[:, j] == both[0, j]).all()]
+    notes = [
+        f"Component {', '.join(map(str, some))} {what} and adds nothing: it is left out."
+        for some, what in (
+            (fixed, "is constant, the same in P and in Q,"),
+            ([j for j in left_out if j not in fixed], "follows from the others, in P and Q alike,"),
+        )
+        if some
+    ]
+    if not len(kept):
+        return Span(p, q)
+    return Span(_columns(p, kept), _columns(q, kept), tuple(notes))
+
+
+def rank_of(centered: Array) -> int:
+    """Return how many dimensions draws fill."""
+    return centered.shape[1] - _null_space(centered).shape[1]
+
+
+def _null_space(centered: Array) -> Array:
+    """Return directions in which draws do not vary, as columns."""
+    variances, directions = np.linalg.eigh(centered.T @ centered)
+    return directions[:, variances <= _FLAT**2 * max(float(variances[-1]), 1e-300)]
+
+
+def _independent(points: Array, rank: int) -> Integers:
+    """Return components, in their order, from which the others follow."""
+    pivots = load("scipy.linalg", "vectors of which components follow from others").qr(
+        points, mode="r", pivoting=True
+    )[1]
+    return np.sort(pivots[:rank])
+
+
+def _columns(samples: Samples, columns: Integers) -> Samples:
+    return Samples(samples.tensor[:, columns.tolist()], weights=samples.weights, cluster=samples.cluster)

@@ -1,0 +1,285 @@
+"""Input and output files: identity, what can be read or written, and writing a file completely or not at all."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import secrets
+import stat
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from kullback.errors import FileError, printable
+
+__all__ = [
+    "check_input",
+    "check_writable",
+    "open_output",
+    "refuse_overwriting",
+    "same_file",
+    "write",
+    "write_all",
+]
+
+PathLike = str | os.PathLike[str]
+
+
+def same_file(a: PathLike, b: PathLike) -> bool:
+    """Return whether two paths lead to one file, by whatever links; files that do not exist are compared by path."""
+    try:
+        return Path(a).samefile(b)
+    except OSError:
+        return _resolved(a) == _resolved(b)
+
+
+def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
+    """Refuse an output that is an input, a file that an input with ``*`` stands for, or another output.
+
+    Raises:
+        FileError: there is such an output.
+    """
+    taken: list[PathLike] = [each for path in inputs if path is not None for each in _matched(path)]
+    for path in outputs:
+        if any(same_file(path, other) for other in taken):
+            raise FileError(
+                f"cannot write {printable(path)}: it is one of the other files to read or to write; name another one"
+            )
+        taken.append(path)
+
+
+def check_input(path: PathLike, name: str) -> None:
+    """Refuse a path that is neither a file nor a folder: pipes and devices may block or never end.
+
+    Raises:
+        FileError: it is one; a path that does not exist passes, for whoever opens it to say.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except FileNotFoundError:
+        for each in _matched(path):
+            if each != Path(path):
+                check_input(each, name)
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FileError(f"{name} = {printable(path)}: wanted a file; got {reason}; check the path") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise FileError(
+            f"{name} = {printable(path)}: wanted a file, which can be read more than once; got {kind}; write its "
+            "content to a file first"
+        )
+
+
+def check_writable(path: PathLike) -> None:
+    """Refuse a path that `write` could not write to: to be called before a long computation.
+
+    Nothing is left behind, and a file that is there stays as it is.
+
+    Arguments:
+        path: the file that is to be written later.
+
+    Raises:
+        FileError: the directory is missing, the path is a directory, or writing is not permitted.
+
+    Example:
+        >>> check_writable("report.html")
+        >>> check_writable("missing/report.html")
+        Traceback (most recent call last):
+        ...
+        kullback.errors.FileError: cannot write missing/report.html: No such file or directory; name a file ...
+    """
+    with _refusals(path):
+        mode = _mode(path)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise _os_error(errno.EISDIR)
+        if mode is not None and not os.access(path, os.W_OK):
+            raise _os_error(errno.EACCES)
+        if _is_replaced(mode):
+            # Only an attempt tells: a directory may be full, read-only, or forbidden by more than its mode.
+            target = _resolved(path)
+            if len(os.fsencode(target.name)) > os.pathconf(target.parent, "PC_NAME_MAX"):
+                raise _os_error(errno.ENAMETOOLONG)
+            _Output(path).discard()
+
+
+def write(path: PathLike, text: str) -> None:
+    r"""Write a text file in UTF-8, completely or not at all.
+
+    The text goes into an unnamed file in the same directory, which takes the name in one step when it is complete. A
+    link keeps pointing to its file, and a file that is replaced hands on its permissions. What is no ordinary file,
+    such as a pipe or ``/dev/stdout``, is written to directly.
+
+    Arguments:
+        path: the file to write.
+        text: its content.
+
+    Raises:
+        FileError: it cannot be written; a file that was there is unchanged.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "report.txt"
+        >>> write(path, "mean 0.1\n")
+        >>> path.read_text()
+        'mean 0.1\n'
+    """
+    write_all({path: text})
+
+
+def write_all(texts: Mapping[PathLike, str]) -> None:
+    """Write several text files as `write` does, all of them or none.
+
+    Raises:
+        FileError: one cannot be written; then all files are as they were.
+    """
+    with ExitStack() as stack:
+        outputs: list[_Output] = []
+        for path, text in texts.items():
+            with _refusals(path):
+                outputs.append(_Output(path))
+                stack.callback(outputs[-1].discard)
+                outputs[-1].file.write(text.encode())
+                outputs[-1].finish()
+        done: list[_Output] = []
+        try:
+            for output in outputs:
+                with _refusals(output.path):
+                    output.commit(keep_old=len(outputs) > 1)
+                    done.append(output)
+        except BaseException:
+            for output in reversed(done):
+                output.undo()
+            raise
+
+
+@contextmanager
+def open_output(path: PathLike) -> Generator[BinaryIO]:
+    """Open a file for writing bytes that takes its name at the end, if no error was raised."""
+    output = _Output(path)
+    try:
+        yield output.file
+        output.finish()
+        output.commit()
+    finally:
+        output.discard()
+
+
+class _Output:
+    """A file being written: unnamed where the system has such files, and committed in one step."""
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = path
+        self._mode = _mode(path)
+        self._temporary: Path | None = None
+        self._old: Path | None = None
+        self._is_new = self._mode is None
+        self._direct = not _is_replaced(self._mode)
+        self._target = _resolved(path)
+        if self._direct:
+            self.file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - `discard` closes it
+            return
+        try:
+            number = os.open(self._target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (
+                errno.EOPNOTSUPP,
+                errno.EISDIR,
+                errno.EINVAL,
+            ):
+                raise
+            self._temporary = self._beside()
+            number = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        self.file = os.fdopen(number, "wb")
+
+    def finish(self) -> None:
+        """Make sure that the content is on the disk."""
+        self.file.flush()
+        if not self._direct:
+            os.fsync(self.file.fileno())
+            if self._mode is not None:
+                os.fchmod(self.file.fileno(), stat.S_IMODE(self._mode))
+
+    def commit(self, *, keep_old: bool = False) -> None:
+        """Give the file its name; with `keep_old` such that `undo` can bring the old one back."""
+        if self._direct:
+            return
+        if keep_old and not self._is_new:
+            self._old = self._beside()
+            os.link(self._target, self._old)
+        if self._temporary is None:
+            unnamed = f"/proc/self/fd/{self.file.fileno()}"
+            if self._is_new:
+                with suppress(FileExistsError):
+                    self._link(unnamed, self._target)
+                    return
+            self._temporary = self._beside()
+            self._link(unnamed, self._temporary)
+        self._temporary.replace(self._target)
+        self._temporary = None
+
+    def undo(self) -> None:
+        """Bring back what was there before `commit`."""
+        if self._direct:
+            return
+        if self._old is not None:
+            self._old.replace(self._target)
+            self._old = None
+        elif self._is_new:
+            self._target.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Close the file and remove what has not been committed."""
+        with suppress(OSError):
+            self.file.close()
+        for name in (self._temporary, self._old):
+            if name is not None:
+                name.unlink(missing_ok=True)
+
+    def _link(self, unnamed: str, name: Path) -> None:
+        # Python follows the link that /proc gives only where it is told a folder, which an absolute path ignores.
+        os.link(unnamed, name, src_dir_fd=self.file.fileno(), follow_symlinks=True)
+
+    def _beside(self) -> Path:
+        return self._target.with_name(f".kullback-{secrets.token_hex(8)}.tmp")
+
+
+def _matched(path: PathLike) -> list[Path]:
+    """Return the files that a pattern stands for; any other path stands for itself."""
+    names = [] if os.path.lexists(path) else glob.glob(os.fspath(path), recursive=True)  # noqa: PTH207 - as the tables'
+    return [Path(name) for name in names] or [Path(path)]
+
+
+def _mode(path: PathLike) -> int | None:
+    """Return the type and permissions of what the path leads to, or None where nothing is yet."""
+    try:
+        return Path(path).stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _resolved(path: PathLike) -> Path:
+    return Path(os.path.realpath(path))  # unlike Path.resolve, without an error for a loop of links
+
+
+def _is_replaced(mode: int | None) -> bool:
+    return mode is None or stat.S_ISREG(mode)
+
+
+def _os_error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+@contextmanager
+def _refusals(path: PathLike) -> Generator[None]:
+    """Turn an error of the system into a FileError that names the file."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FileError(
+            f"cannot write {printable(path)}: {reason}; name a file in an existing directory that you may write to"
+        ) from None

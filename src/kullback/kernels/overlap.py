@@ -1,0 +1,69 @@
+"""Whether tensors overlap in memory, so that writing one element may change another."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["is_expanded", "may_overlap", "may_overlap_itself"]
+
+
+def is_expanded(x: Tensor) -> bool:
+    """Tell whether a dimension repeats the same memory, as `torch.expand` makes it."""
+    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+
+
+def may_overlap_itself(x: Tensor) -> bool:
+    """Tell whether two elements may be in one place; False is certain.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(12)
+        >>> may_overlap_itself(x.view(3, 4).T), may_overlap_itself(x.unfold(0, 4, 2))
+        (False, True)
+    """
+    last = 0  # how far the elements of the dimensions of smaller strides reach
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= last:
+                return True
+            last += stride * (size - 1)
+    return False
+
+
+def may_overlap(a: Tensor, b: Tensor) -> bool:
+    """Tell whether an element of `a` may be where one of `b` is; False is certain.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(3, 8)
+        >>> may_overlap(x[:, :4], x[:, 4:]), may_overlap(x[:, :5], x[:, 3:])
+        (False, True)
+    """
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
+        return False
+    (start_a, stop_a), (start_b, stop_b) = _bytes_of(a), _bytes_of(b)
+    if stop_a <= start_b or stop_b <= start_a:
+        return False
+    # Two column ranges of one matrix lie between each other.
+    step_a, step_b = _row_step(a), _row_step(b)
+    if step_a is None or step_a != step_b:
+        return True
+    offset = (start_b - start_a) % step_a
+    width_a, width_b = (x.shape[-1] * x.element_size() for x in (a, b))
+    return offset < width_a or offset + width_b > step_a
+
+
+def _bytes_of(x: Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte and of the one after the last."""
+    last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+
+
+def _row_step(x: Tensor) -> int | None:
+    """Return by how many bytes contiguous rows at equal distances follow each other; None where they do not."""
+    if x.ndim < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1) or x.stride(-2) < x.shape[-1]:
+        return None
+    for i in range(x.ndim - 2):
+        if x.stride(i) != x.stride(i + 1) * x.shape[i + 1]:
+            return None
+    return x.stride(-2) * x.element_size()

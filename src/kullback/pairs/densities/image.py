@@ -1,0 +1,79 @@
+"""The image of a distribution under transforms, which may be smaller than the codomain of the last one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.transforms import ComposeTransform, Transform
+
+from kullback.numeric import upcast
+from kullback.pairs.clone import unvalidated
+from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.black_box import black_box
+
+__all__ = ["Ends", "density_on_image", "ends_after", "steps_of"]
+
+_ONE = torch.Size()
+
+Ends = tuple[Tensor | None, Tensor | None]
+
+
+def steps_of(transforms: list[Transform]) -> list[Transform]:
+    """Return the single steps of transforms, of which some are composed of others."""
+    return [
+        step
+        for transform in transforms
+        for step in (steps_of(transform.parts) if isinstance(transform, ComposeTransform) else [transform])
+    ]
+
+
+def ends_after(ends: Ends, step: Transform) -> Ends | None:
+    """Return the ends of the image of an interval under a monotone transform, None where that is not known."""
+    try:
+        falls = bool((torch.as_tensor(step.sign) < 0).all())
+        rises = bool((torch.as_tensor(step.sign) > 0).all())
+    except NotImplementedError:
+        return None
+    if step.domain.event_dim or not (falls or rises):
+        return None
+    given: list[Tensor | None] = []
+    for end, infinite in zip(ends, (-math.inf, math.inf), strict=True):
+        at = torch.full((), infinite, dtype=torch.float64) if end is None else end
+        image = upcast(torch.as_tensor(step(at)))
+        if bool(image.isnan().any()):
+            return None
+        given.append(None if bool(image.isinf().all()) else image)
+    return (given[1], given[0]) if falls else (given[0], given[1])
+
+
+class _Image(Distribution):
+    """A distribution with the support that it has, where that is smaller than its last transform's codomain."""
+
+    def __init__(self, given: Distribution, support: Any) -> None:
+        self.given = unvalidated(given)
+        self._support = support
+        super().__init__(given.batch_shape, given.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self._support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.given.log_prob(value)
+
+    def sample(self, sample_shape: Any = _ONE) -> Tensor:
+        return self.given.sample(sample_shape)
+
+
+def density_on_image(d: Distribution, ends: Ends) -> Density:
+    """Return the density of a distribution that has to be asked for it, on its support."""
+    low, high = ends
+    if low is None:
+        support = constraints.real if high is None else constraints.less_than(high)
+    else:
+        support = constraints.greater_than(low) if high is None else constraints.interval(low, high)
+    return black_box(_Image(d, support))

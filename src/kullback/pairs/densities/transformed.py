@@ -1,0 +1,452 @@
+"""The densities of increasing and decreasing maps of variables on the line."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import TransformedDistribution
+from torch.distributions.transforms import (
+    AffineTransform,
+    ExpTransform,
+    PowerTransform,
+    SigmoidTransform,
+    TanhTransform,
+    Transform,
+)
+from torch.nn.functional import logsigmoid
+
+from kullback.numeric import upcast
+from kullback.pairs.densities.base import (
+    Coordinate,
+    Density,
+    Points,
+    Tail,
+    TailOrder,
+    density_of,
+    register_density,
+)
+from kullback.pairs.densities.image import density_on_image, ends_after, steps_of
+
+__all__ = ["AffineDensity", "ExpDensity", "LogDensity", "SigmoidDensity"]
+
+
+@dataclass(frozen=True)
+class AffineDensity(Density):
+    """The density of loc + scale y, for y of another density and a scale that is positive throughout, or negative."""
+
+    part: Density
+    loc: Tensor
+    scale: Tensor
+    falls: bool
+
+    def low(self) -> Tensor | None:
+        end = self.part.high() if self.falls else self.part.low()
+        return None if end is None else self.loc + self.scale * end
+
+    def high(self) -> Tensor | None:
+        end = self.part.low() if self.falls else self.part.high()
+        return None if end is None else self.loc + self.scale * end
+
+    def log_density(self, at: Points) -> Tensor:
+        log_scale = torch.log(self.scale.abs())
+        low, high = self.low(), self.high()
+        below = None if low is None else at.log_above(low) - log_scale
+        above = None if high is None else at.log_below(high) - log_scale
+        if self.falls:
+            below, above = above, below
+        own = Points((at.x - self.loc) / self.scale, self.part.low(), below, self.part.high(), above)
+        return self.part.log_density(own) - log_scale
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        center, width = self.part.center_and_width()
+        return self._moved(center), width * self._scale_of_coordinate()
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return [self._moved(marks) for marks in self.part.breakpoints(steps)]
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
+
+    def _moved(self, t: Tensor) -> Tensor:
+        """Turn the part's coordinate into this density's."""
+        own = self.part.coordinate()
+        if own.low is None and own.high is None:
+            return self.loc + self.scale * t
+        shift = 0.0 if own.low is not None and own.high is not None else torch.log(self.scale.abs())
+        shift = -shift if own.low is None else shift
+        return -(t + shift) if self.falls else t + shift
+
+    def _scale_of_coordinate(self) -> Tensor | float:
+        own = self.part.coordinate()
+        return self.scale.abs() if own.low is None and own.high is None else 1.0
+
+    def lower_tail(self) -> Tail:
+        return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low())
+
+    def upper_tail(self) -> Tail:
+        return self._tail(self.part.lower_tail() if self.falls else self.part.upper_tail(), self.high())
+
+    def lower_order(self) -> TailOrder:
+        order = self.part.upper_order() if self.falls else self.part.lower_order()
+        return TailOrder(order.power, order.rate * self._unit(self.low()))
+
+    def upper_order(self) -> TailOrder:
+        order = self.part.lower_order() if self.falls else self.part.upper_order()
+        return TailOrder(order.power, order.rate * self._unit(self.high()))
+
+    def _tail(self, tail: Tail, end: Tensor | None) -> Tail:
+        return Tail(tail.power, tail.rate * self._unit(end))
+
+    def _unit(self, end: Tensor | None) -> Tensor:
+        """Return how much longer u is in the part: at infinity 1 / scale, at an end scale."""
+        size = self.scale.abs()
+        return 1 / size if end is None else size
+
+
+# The fields of `Tail` or `TailOrder`.
+_Powers = tuple[Tensor | float, Tensor | float]
+
+
+class _MappedDensity(Density):
+    """The density of an increasing function of a variable, whose support may be smaller than the function's domain."""
+
+    part: Density
+
+    def low(self) -> Tensor | None:
+        end = self.part.low()
+        return self._lowest() if end is None else self._image(end)
+
+    def high(self) -> Tensor | None:
+        end = self.part.high()
+        return self._highest() if end is None else self._image(end)
+
+    def log_density(self, at: Points) -> Tensor:
+        inner = self._inverse(at)
+        return self.part.log_density(inner) - self._log_derivative(inner, at)
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        center, width = self.part.center_and_width()
+        if self._keeps_coordinate():
+            return center, width
+        low, middle, high = (self._moved(center + side * width) for side in (-1, 0, 1))
+        return middle, (high - low).abs() / 2
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        found = self.part.breakpoints(steps)
+        return found if self._keeps_coordinate() else [self._moved(marks) for marks in found]
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return [self._image(point) for point in self.part.nonsmooth_points()]
+
+    def _moved(self, t: Tensor) -> Tensor:
+        """Turn the part's coordinate into this density's."""
+        at = self.part.coordinate().points(t)
+        own = Coordinate(self.low(), self.high())
+        log_above, log_below = self._log_distances(at)
+        if own.low is None and own.high is None:
+            return self._image(at.x)
+        if own.low is None or own.high is None:
+            return -log_below if own.low is None else log_above
+        return torch.where(own.high.isinf(), log_above, log_above - log_below)
+
+    def _keeps_coordinate(self) -> bool:
+        """Tell whether the coordinate of the part, which lives on the whole line, is that of the image."""
+        return self.part.low() is None and self.part.high() is None
+
+    def lower_tail(self) -> Tail:
+        tail = self.part.lower_tail()
+        return Tail(*self._at(self.part.low(), tail, self._tail(tail)))
+
+    def upper_tail(self) -> Tail:
+        tail = self.part.upper_tail()
+        return Tail(*self._at(self.part.high(), tail, self._tail(tail)))
+
+    def lower_order(self) -> TailOrder:
+        order = self.part.lower_order()
+        return TailOrder(*self._at(self.part.low(), order, self._order(order)))
+
+    def upper_order(self) -> TailOrder:
+        order = self.part.upper_order()
+        return TailOrder(*self._at(self.part.high(), order, self._order(order)))
+
+    def _at(self, end: Tensor | None, here: _Powers, beyond: _Powers) -> _Powers:
+        """Return the power and rate at an end of the image: as there are here at a finite one, else those beyond."""
+        if end is None:
+            return beyond
+        endless = end.isinf()
+        unit = self._derivative_at(
+            torch.where(endless, 1.0, end)
+        )  # how much longer distances from the end become
+        scaled = here[0], torch.where(torch.as_tensor(here[1]) > 0, here[1] * unit, 0.0)
+        return tuple(
+            torch.where(
+                endless, torch.as_tensor(y, dtype=torch.float64), torch.as_tensor(x, dtype=torch.float64)
+            )
+            for x, y in zip(scaled, beyond, strict=True)
+        )  # pyright: ignore[reportReturnType]
+
+    # What a function is, by its values, its ends and distances from them, and what it does to tails that never end.
+
+    @abstractmethod
+    def _image(self, y: Tensor) -> Tensor:
+        """Return the function of y."""
+
+    @abstractmethod
+    def _derivative_at(self, end: Tensor) -> Tensor:
+        """Return the derivative of the function at an end of the part's support."""
+
+    @abstractmethod
+    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
+        """Return the logarithm of the derivative at points given on both sides."""
+
+    @abstractmethod
+    def _inverse(self, at: Points) -> Points:
+        """Return the points of the part's support that are mapped to these."""
+
+    @abstractmethod
+    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of the distances of the images from both ends of the image."""
+
+    def _lowest(self) -> Tensor | None:
+        """Return the image of -inf."""
+        return torch.zeros((), dtype=torch.float64)
+
+    def _highest(self) -> Tensor | None:
+        """Return the image of +inf."""
+        return None
+
+    def _tail(self, tail: Tail) -> Tail:
+        """Return the tail where the part's support is infinite: an exponential one becomes a power."""
+        power = torch.as_tensor(tail.power, dtype=torch.float64)
+        rate = torch.as_tensor(tail.rate, dtype=torch.float64)
+        return Tail(power=torch.where(power < torch.inf, 0.0, rate), rate=0.0)
+
+    def _order(self, order: TailOrder) -> TailOrder:
+        return TailOrder(power=order.rate)
+
+
+@dataclass(frozen=True)
+class ExpDensity(_MappedDensity):
+    """The density of e^y."""
+
+    part: Density
+
+    def _image(self, y: Tensor) -> Tensor:
+        return torch.exp(y)
+
+    def _derivative_at(self, end: Tensor) -> Tensor:
+        return torch.exp(end)
+
+    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
+        return inner.x
+
+    def _inverse(self, at: Points) -> Points:
+        low, high = self.part.low(), self.part.high()
+        y = at.log_above(0.0) if low is None else torch.log(at.x)
+        above = None if low is None else _log_log1p(at.log_above(torch.exp(low)) - low)
+        below = None if high is None else _log_minus_log1p(at.log_below(torch.exp(high)) - high, high - y)
+        return Points(y, low, above, high, below)
+
+    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
+        above, below = inner.x, inner.x
+        if inner.low is not None and inner.log_above_low is not None:
+            above = inner.low + _log_expm1(inner.log_above_low)
+        if inner.high is not None and inner.log_below_high is not None:
+            below = inner.high + _log_minus_expm1(inner.log_below_high)
+        return above, below
+
+
+@dataclass(frozen=True)
+class LogDensity(_MappedDensity):
+    """The density of log y, for y positive."""
+
+    part: Density
+
+    def low(self) -> Tensor | None:
+        end = self.part.low()
+        return None if end is None or bool((end == 0).all()) else torch.log(end)
+
+    def _lowest(self) -> Tensor | None:
+        return None
+
+    def _keeps_coordinate(self) -> bool:
+        return self.low() is None and self.high() is None
+
+    def _image(self, y: Tensor) -> Tensor:
+        return torch.log(y)
+
+    def _derivative_at(self, end: Tensor) -> Tensor:
+        return 1 / end
+
+    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
+        return -at.x
+
+    def _inverse(self, at: Points) -> Points:
+        low, high = self.low(), self.part.high()
+        above = at.x if low is None else low + _log_expm1(at.log_above(low))
+        below = None
+        if high is not None:
+            below = torch.log(high) + _log_minus_expm1(at.log_below(torch.log(high)))
+        return Points(torch.exp(at.x), self.part.low(), above, high, below)
+
+    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
+        low, log_y = self.low(), torch.log(inner.x)
+        above, below = log_y, log_y
+        if low is not None and inner.log_above_low is not None:
+            above = _log_log1p(inner.log_above_low - low)
+        if inner.high is not None and inner.log_below_high is not None:
+            log_high = torch.log(inner.high)
+            below = _log_minus_log1p(inner.log_below_high - log_high, log_high - log_y)
+        return above, below
+
+    def lower_tail(self) -> Tail:
+        return self._tail(self.part.lower_tail()) if self.low() is None else super().lower_tail()
+
+    def lower_order(self) -> TailOrder:
+        return self._order(self.part.lower_order()) if self.low() is None else super().lower_order()
+
+    def _tail(self, tail: Tail) -> Tail:
+        power = torch.as_tensor(tail.power, dtype=torch.float64)
+        return Tail(rate=power)
+
+    def _order(self, order: TailOrder) -> TailOrder:
+        power, rate = (torch.as_tensor(x, dtype=torch.float64) for x in order)
+        rate = torch.where(rate > 0, torch.inf, power)
+        return TailOrder(power=torch.where(rate > 0, 0.0, 1.0), rate=rate)
+
+
+@dataclass(frozen=True)
+class SigmoidDensity(_MappedDensity):
+    """The density of 1 / (1 + e^-y)."""
+
+    part: Density
+
+    def _highest(self) -> Tensor | None:
+        return torch.ones((), dtype=torch.float64)
+
+    def _image(self, y: Tensor) -> Tensor:
+        return torch.sigmoid(y)
+
+    def _derivative_at(self, end: Tensor) -> Tensor:
+        return torch.sigmoid(end) * torch.sigmoid(-end)
+
+    def _logs(self, at: Points) -> tuple[Tensor, Tensor]:
+        """Return log x and log(1 - x)."""
+        log_x = at.log_above(0.0) if self.part.low() is None else torch.log(at.x)
+        return log_x, at.log_below(1.0) if self.part.high() is None else torch.log1p(-at.x)
+
+    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
+        return sum(self._logs(at), torch.zeros((), dtype=torch.float64))
+
+    def _inverse(self, at: Points) -> Points:
+        low, high = self.part.low(), self.part.high()
+        log_x, log_rest = self._logs(at)
+        y = log_x - log_rest
+        above, below = None, None
+        if low is not None:
+            above = _log_logit_difference(
+                at.log_above(torch.sigmoid(low)), logsigmoid(low), logsigmoid(-low), y - low
+            )
+        if high is not None:
+            distance = at.log_below(torch.sigmoid(high))
+            below = _log_logit_difference(distance, logsigmoid(-high), logsigmoid(high), high - y)
+        return Points(y, low, above, high, below)
+
+    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
+        above, below = logsigmoid(inner.x), logsigmoid(-inner.x)
+        if inner.low is not None and inner.log_above_low is not None:
+            above = above + logsigmoid(-inner.low) + _log_minus_expm1(inner.log_above_low)
+        if inner.high is not None and inner.log_below_high is not None:
+            below = below + logsigmoid(inner.high) + _log_minus_expm1(inner.log_below_high)
+        return above, below
+
+
+def _log_expm1(log_d: Tensor) -> Tensor:
+    """Return log(e^d - 1) from log d."""
+    d = torch.exp(log_d.clamp(-30, 4))
+    return torch.where(
+        log_d < -30, log_d, torch.where(log_d > 4, torch.exp(log_d), torch.log(torch.expm1(d)))
+    )
+
+
+def _log_minus_expm1(log_d: Tensor) -> Tensor:
+    """Return log(1 - e^-d) from log d."""
+    return torch.where(log_d < -30, log_d, torch.log(-torch.expm1(-torch.exp(log_d.clamp(-30, 7)))))
+
+
+def _log_log1p(log_d: Tensor) -> Tensor:
+    """Return log(log(1 + d)) from log d."""
+    close = torch.log(torch.log1p(torch.exp(log_d.clamp(-30, 30))))
+    return torch.where(log_d < -30, log_d, torch.where(log_d > 30, torch.log(log_d.clamp(min=1)), close))
+
+
+def _log_minus_log1p(log_d: Tensor, result: Tensor) -> Tensor:
+    """Return log(-log(1 - d)) from log d; `result` is -log(1 - d) itself where d is near 1."""
+    d = torch.exp(log_d.clamp(-30, -0.1))
+    far = torch.log(torch.where(log_d > -0.1, result, 1))
+    return torch.where(log_d < -30, log_d, torch.where(log_d > -0.1, far, torch.log(-torch.log1p(-d))))
+
+
+def _log_logit_difference(log_d: Tensor, log_x: Tensor, log_rest: Tensor, result: Tensor) -> Tensor:
+    """Return the logarithm of logit(x + d) - logit(x) from log d, log x and log(1 - x); `result` is it where large."""
+    first, second = log_d - log_x, log_d - log_rest
+    tiny, large = torch.maximum(first, second) < -30, result > 1
+    usual = ~(tiny | large)
+    one, two = (torch.exp(torch.where(usual, ratio, -1.0)) for ratio in (first, second))
+    close = torch.log(torch.log1p(one) - torch.log1p(-two))
+    far = torch.log(torch.where(large, result, 1))
+    return torch.where(tiny, log_d - log_x - log_rest, torch.where(large, far, close))
+
+
+@register_density(TransformedDistribution)
+def _transformed(d: TransformedDistribution) -> Density | None:
+    current = density_of(d.base_dist)
+    if current is None or current.integer:
+        return None
+    ends: tuple[Tensor | None, Tensor | None] | None = current.low(), current.high()
+    known: Density | None = current
+    for step in steps_of(d.transforms):
+        known = None if known is None else _after(known, step)
+        ends = None if ends is None else ends_after(ends, step)
+    return density_on_image(d, ends) if known is None and ends is not None else known
+
+
+def _after(part: Density, step: Transform) -> Density | None:
+    """Return the density of what a transform makes of a variable, None where it is not known."""
+    zero, two = (torch.full((), x, dtype=torch.float64) for x in (0.0, 2.0))
+    inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
+    if isinstance(step, AffineTransform) and step.event_dim == 0:
+        loc, scale = (upcast(torch.as_tensor(x)) for x in (step.loc, step.scale))
+        return _affine(part, loc, scale)
+    if isinstance(step, ExpTransform):
+        return ExpDensity(part)
+    if isinstance(step, SigmoidTransform):
+        return SigmoidDensity(part)
+    if isinstance(step, TanhTransform):
+        return AffineDensity(
+            SigmoidDensity(AffineDensity(part, zero, two, falls=False)), zero - 1, two, falls=False
+        )
+    if isinstance(inverse, ExpTransform) or isinstance(step, PowerTransform):
+        exponent = upcast(torch.as_tensor(step.exponent)) if isinstance(step, PowerTransform) else None
+        return _after_logarithm(part, exponent)
+    return None
+
+
+def _after_logarithm(part: Density, exponent: Tensor | None) -> Density | None:
+    """Return the density of log X, or of X^exponent, None where X is not known to be positive."""
+    end = part.low()
+    if end is None or not (bool((end > 0).all()) or bool((end == 0).all())):
+        return None
+    if exponent is None:
+        return LogDensity(part)
+    powered = _affine(LogDensity(part), torch.zeros_like(exponent), exponent)
+    return None if powered is None else ExpDensity(powered)
+
+
+def _affine(part: Density, loc: Tensor, scale: Tensor) -> Density | None:
+    if bool((scale > 0).all()) or bool((scale < 0).all()):
+        return AffineDensity(part, loc, scale, bool((scale < 0).all()))
+    return None

@@ -1,0 +1,75 @@
+"""Tails of P that barely outrun -log q: what lies beyond the numbers that float64 has, in closed form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.pairs.densities.base import Density
+from kullback.pairs.integration.panels import NEGLIGIBLE, Line
+from kullback.pairs.support import tail_margins
+
+__all__ = ["SlowTail", "slow_tails"]
+
+# The logarithm of the farthest distance: the square of that is a number, so -log q does not overflow there.
+_FARTHEST = 345.0
+# How far the tail may be from a pure power there, relatively.
+_NOT_A_POWER = 1e-12
+# How well the powers of a tail are known that is read from a density.
+_READ = 1e-7
+
+
+class SlowTail(NamedTuple):
+    """An end where P's density times -log q falls as a small power of the distance u, for some elements of the batch.
+
+    With s = log u the integrand is C e^(-margin s) from s = _FARTHEST on, whose integral is its value there divided by
+    the margin.
+    """
+
+    side: int
+    is_slow: Tensor
+    v: Tensor
+    t: Tensor
+    on_line: bool
+
+    def cut(self, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the span of the panels, which ends where the rest begins."""
+        if self.side < 0:
+            return torch.where(self.is_slow, torch.maximum(start, self.v), start), stop
+        return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)
+
+    def rest(self, p: Density, q: Density, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the integral over the rest of the tail, with its gradient, and its error; 0 for other elements."""
+        margin = tail_margins(p, q)[0 if self.side < 0 else 1]
+        is_slow = self.is_slow & wanted.unsqueeze(-1)
+        if margin is None:
+            return torch.zeros_like(wanted, dtype=torch.float64), torch.zeros_like(
+                wanted, dtype=torch.float64
+            )
+        coordinate = p.coordinate()
+        t = torch.where(is_slow, self.t, p.center_and_width()[0].detach())
+        at = coordinate.points(t)
+        log_p, log_q = p.log_density(at), q.log_density(at)
+        log_jacobian = coordinate.log_jacobian(t) + (torch.log(t.abs().clamp(min=1)) if self.on_line else 0)
+        height = torch.exp(torch.where(is_slow, log_p + log_jacobian, -torch.inf)) * (log_p - log_q)
+        found = torch.where(is_slow, height / torch.where(is_slow, margin, 1), 0).squeeze(-1)
+        is_read = not (p.is_splittable() and q.is_splittable())
+        relative = _NOT_A_POWER + (_READ / margin.detach() if is_read else 0)
+        return found, torch.where(is_slow, relative * found.detach().abs().unsqueeze(-1), 0).squeeze(-1)
+
+
+def slow_tails(p: Density, q: Density, line: Line) -> list[SlowTail]:
+    """Return the ends with slow tails."""
+    found: list[SlowTail] = []
+    on_line = line.coordinate.low is None and line.coordinate.high is None
+    far = torch.full_like(line.center, _FARTHEST)
+    for side, margin in zip((-1, 1), tail_margins(p, q), strict=True):
+        if margin is None:
+            continue
+        is_slow = ((margin > 0) & (margin * _FARTHEST < NEGLIGIBLE)).expand_as(line.center)
+        if bool(is_slow.any()):
+            t = side * (torch.exp(far) if on_line else far)
+            found.append(SlowTail(side, is_slow, line.v(t), t, on_line))
+    return found

@@ -1,0 +1,61 @@
+"""What the result of a comparison can do: be printed, shown in a notebook, written as HTML, JSON or a data frame."""
+
+from __future__ import annotations
+
+import io
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kullback.optional import is_installed, load
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Shown"]
+
+
+class Shown:
+    """A result with reports.
+
+    The reports import the results; they are imported here by name, when one is asked for.
+    """
+
+    _reports: ClassVar[str]  # the package of the reports
+
+    def to_html(self) -> str:
+        """Return one self-contained page with plots.
+
+        Raises:
+            OptionalDependencyError: jinja2 or matplotlib is not installed.
+        """
+        return str(self._report("html").render(self))
+
+    def to_json(self) -> str:
+        """Return strict JSON with a versioned schema, described in `kullback.report`."""
+        return str(self._report("json").dumps(self))
+
+    def to_pandas(self) -> DataFrame:
+        """Return the main numbers as a pandas DataFrame.
+
+        Raises:
+            OptionalDependencyError: pandas is not installed.
+        """
+        load("pandas", "to_pandas")
+        return self._report("frame").to_pandas(self)
+
+    def __str__(self) -> str:
+        """Return the report of the terminal, as wide as the terminal is; the repr where rich is not installed."""
+        if not is_installed("rich"):
+            return repr(self)
+        from rich.console import Console
+
+        text = io.StringIO()
+        self._report("terminal").render(self, Console(file=text, no_color=True, highlight=False))
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
+
+    def _repr_html_(self) -> str | None:
+        """Return the main table of the page, for notebooks; None, for the repr, where jinja2 is not installed."""
+        return str(self._report("html").render_table(self)) if is_installed("jinja2") else None
+
+    def _report(self, medium: str) -> Any:
+        return import_module(f"{self._reports}.{medium}")

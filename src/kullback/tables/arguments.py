@@ -1,0 +1,133 @@
+"""Checks of the arguments that name columns, bins and randomness, in the name of the function that was called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from kullback.errors import (
+    LONGEST_NAME,
+    ArgumentValueError,
+    invalid_type,
+    invalid_value,
+    printable,
+    quoted,
+)
+from kullback.estimators.checks import check_confidence
+from kullback.optional import load
+
+__all__ = ["check_column", "check_settings", "groups_of", "name_or_none", "names_of", "no_column"]
+
+MOST_NAMED = 10
+
+
+def name_or_none(name: str | None) -> str:
+    """Return a name in quotation marks, or None."""
+    return "None" if name is None else quoted(name)
+
+
+def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str] | None:
+    """Return the names of columns as a list; None for all of them.
+
+    Raises:
+        ArgumentTypeError: a single string, whose letters would be taken for names, or something else than strings.
+    """
+    if given is None:
+        return None
+    names = None if isinstance(given, str) else _strings(given)
+    if names is None:
+        single = given if isinstance(given, str) else "amount"
+        raise invalid_type(
+            call,
+            argument,
+            wanted="a list of names of columns",
+            got=f"the string {quoted(given)}"
+            if isinstance(given, str)
+            else printable(repr(given), LONGEST_NAME),
+            instead=f"{argument}=[{quoted(single)}]",
+        )
+    return names
+
+
+def check_column(call: str, argument: str, given: object) -> None:
+    """Refuse what is no name of a single column.
+
+    Raises:
+        ArgumentTypeError: it is neither a string nor None.
+    """
+    if given is not None and not isinstance(given, str):
+        got = printable(repr(given), LONGEST_NAME)
+        raise invalid_type(
+            call, argument, wanted="the name of a column", got=got, instead=f"{argument}='name'"
+        )
+
+
+def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return groups of two or more columns as tuples.
+
+    Raises:
+        ArgumentValueError: they are something else.
+    """
+    given: Any = joint
+    groups = list(given) if hasattr(given, "__iter__") and not isinstance(given, str) else [None]
+    found = [None if isinstance(group, str) else _strings(group) for group in groups]
+    if any(names is None or len(set(names)) < 2 for names in found):
+        raise invalid_value(
+            call,
+            "joint",
+            wanted="groups of two or more columns",
+            got=printable(repr(joint), LONGEST_NAME),
+            instead='joint=[("age", "income")]',
+        )
+    return [tuple(names) for names in found if names is not None]
+
+
+def check_settings(call: str, bins: int, confidence: float, generator: torch.Generator | None) -> None:
+    """Refuse bins that are no number of bins, a confidence level that is none, and what is no generator.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: one of them is wrong.
+    """
+    load("scipy", "comparing tables")
+    check_confidence(call, confidence)
+    if isinstance(bins, bool) or not isinstance(cast("object", bins), int):
+        raise invalid_type(
+            call,
+            "bins",
+            wanted="an integer, 2 or more",
+            got=printable(repr(bins), LONGEST_NAME),
+            instead="bins=20",
+        )
+    if bins < 2:
+        raise invalid_value(call, "bins", wanted="2 or more", got=repr(bins), instead="bins=20")
+    if generator is not None and not isinstance(cast("object", generator), torch.Generator):
+        instead = "generator=torch.Generator().manual_seed(0)"
+        got = type(generator).__name__
+        raise invalid_type(call, "generator", wanted="a torch.Generator", got=got, instead=instead)
+
+
+def no_column(
+    call: str, argument: str, name: str, there: Sequence[str], where: str = "the tables"
+) -> ArgumentValueError:
+    """Return the error for a name that is none of the columns."""
+    shown = ", ".join(map(quoted, there[:MOST_NAMED]))
+    shown += f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
+    example = quoted(there[0]) if there else ""
+    remedy = {"columns": f"columns=[{example}]", "joint": f"joint=[({example}, ...)]"}
+    return invalid_value(
+        call,
+        argument,
+        wanted=f"columns of {where}",
+        got=f"{quoted(name)}; there are {shown or 'none'}",
+        instead=remedy.get(argument, f"{argument}={example}") if there else "tables with columns",
+    )
+
+
+def _strings(given: object) -> list[str] | None:
+    """Return an iterable of strings as a list; None for everything else."""
+    if not hasattr(given, "__iter__"):
+        return None
+    values = list(cast("Any", given))
+    return values if all(isinstance(value, str) for value in values) else None

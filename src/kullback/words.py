@@ -1,0 +1,12 @@
+"""The words that files, options and reports name things by; importing them takes no time."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+__all__ = ["DIVERGENCE_NAMES", "REPRESENTATION_NAMES", "RepresentationName"]
+
+RepresentationName = Literal["logits", "log-probs", "probs", "counts"]
+REPRESENTATION_NAMES: tuple[RepresentationName, ...] = get_args(RepresentationName)
+# The divergences of a row that a comparison of predictions reports.
+DIVERGENCE_NAMES = ("kl_pq", "kl_qp", "js", "tv")

@@ -1,0 +1,195 @@
+"""What the losses do with weights, normalizers, settings and tensors of all sorts: exact, refused, or taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kullback import KL, Divergence, JensenShannon, Logits, Renyi, SkewKL, divergence
+from kullback.errors import KullbackError
+from kullback.functional import TopK, distillation_loss, kl_div, linear_distillation_loss
+from kullback.nn import DistillationLoss, KLDivLoss, LinearDistillationLoss
+
+
+def exact_mean(kind: Divergence, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
+    rows = divergence(Logits(teacher), Logits(student), kind)
+    return (rows * weights).sum() / weights.sum()
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        {"mask": torch.arange(7) < 6},
+        {"weight": torch.arange(1.0, 8.0)},
+        {"labels": torch.tensor([1, 2, -100, 4, 5, 6, 7])},
+        {"mask": torch.arange(7) != 2, "weight": torch.arange(1.0, 8.0) / 8},
+    ],
+    ids="+".join,
+)
+def test_losses_of_float64_logits_keep_float64_whatever_weighs_them(counted: dict[str, Tensor]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    student, teacher = torch.randn(2, 7, 5, dtype=torch.float64, generator=generator)
+    weights = torch.ones(7, dtype=torch.float64)
+    if "weight" in counted:
+        weights = counted["weight"].double()
+    if "mask" in counted:
+        weights = weights * counted["mask"]
+    if "labels" in counted:
+        weights = weights * (counted["labels"] != -100)
+    truth = exact_mean(KL(), student, teacher, weights)
+    head = torch.eye(5, dtype=torch.float64)
+    for found in (
+        distillation_loss(student=student, teacher=teacher, **counted),
+        distillation_loss(student=student, teacher=teacher, normalizer=weights.sum().float(), **counted),
+        distillation_loss(student=student, teacher=teacher, reduction="none", **counted).sum()
+        / weights.sum(),
+        linear_distillation_loss(
+            student=student, student_weight=head, teacher=teacher, teacher_weight=head, **counted
+        ),
+    ):
+        torch.testing.assert_close(found, truth, rtol=1e-13, atol=0)
+
+
+def test_a_float32_normalizer_of_float64_logits_divides_in_float64() -> None:
+    student, teacher = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    total = distillation_loss(student=student, teacher=teacher, reduction="sum")
+    found = distillation_loss(student=student, teacher=teacher, normalizer=torch.tensor(3.0))
+    torch.testing.assert_close(found, total / 3, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "argument", "remedy"),
+    [
+        (
+            {"weight": torch.tensor([1.0, -1.0])},
+            "weight",
+            "weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)",
+        ),
+        ({"weight": torch.tensor([1.0, math.nan])}, "weight", "mask="),
+        (
+            {"weight": torch.tensor([1.0, math.inf])},
+            "weight",
+            "weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)",
+        ),
+        ({"normalizer": 0}, "normalizer", "clamp"),
+        ({"normalizer": -3.0}, "normalizer", "clamp"),
+        ({"normalizer": math.nan}, "normalizer", "clamp"),
+        ({"normalizer": torch.tensor(0)}, "normalizer", "clamp"),
+        ({"normalizer": torch.tensor(-1.0)}, "normalizer", "clamp"),
+        ({"normalizer": torch.ones(2)}, "normalizer", "clamp"),
+        ({"normalizer": "2"}, "normalizer", "clamp"),
+        ({"kind": JensenShannon(beta=0)}, "kind", "JensenShannon(beta=0, scaled=True)"),
+        ({"kind": JensenShannon(beta=1)}, "kind", "JensenShannon(beta=1, scaled=True)"),
+        ({"kind": SkewKL(alpha=1)}, "kind", "SkewKL(alpha=0.9)"),
+        ({"temperature": "2"}, "temperature", "temperature=2.0"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels", "labels=labels[..., 1:]"),
+        ({"mask": [True, False]}, "mask", "mask=torch.as_tensor(mask)"),
+    ],
+    ids=str,
+)
+def test_what_would_be_a_wrong_loss_is_refused_with_its_remedy(
+    change: dict[str, Any], argument: str, remedy: str
+) -> None:
+    student, teacher = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(KullbackError, match=rf"\({argument}=") as caught:
+        distillation_loss(student=student, teacher=teacher, **change)
+    assert remedy in str(caught.value)
+
+
+def test_the_remedies_work() -> None:
+    student, teacher = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(1))
+    loss = partial(distillation_loss, student=student, teacher=teacher)
+    # Two kernels, which sum in another order.
+    torch.testing.assert_close(
+        loss(kind=JensenShannon(beta=0, scaled=True)), loss(kind=KL()), rtol=3e-7, atol=0
+    )
+    assert loss(kind=SkewKL(alpha=0.9)) > 0
+    labels = torch.tensor([5, 1, -100])
+    assert loss(labels=labels[..., 1:]) == loss(mask=torch.tensor([True, False]))
+    weight = torch.tensor([1.0, math.nan])
+    assert loss(weight=weight, mask=torch.tensor([True, False])) == loss(mask=torch.tensor([True, False]))
+    for wrong in (-2.0, math.nan, math.inf, -math.inf):
+        weight = torch.tensor([1.0, wrong]).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        assert loss(weight=weight) == loss(mask=torch.tensor([True, False]))
+    mask = torch.tensor([1, 0])
+    assert loss(mask=mask.bool()) == loss(weight=mask)
+    assert loss(normalizer=(mask * 0).sum().clamp(min=1), mask=mask == 2) == 0
+
+
+def test_a_teacher_made_in_inference_mode_teaches() -> None:
+    generator = torch.Generator().manual_seed(1)
+    student = torch.randn(2, 3, generator=generator, requires_grad=True)
+    values = torch.randn(2, 3, generator=generator)
+    with torch.inference_mode():
+        teacher = values * 1.0
+        top = TopK(*reversed(values.log_softmax(-1).topk(2)))
+        probabilities = values.softmax(-1)
+    head = torch.eye(3)
+
+    def losses(x: Tensor, y: TopK, target: Tensor) -> list[Tensor]:
+        return [
+            distillation_loss(student=student, teacher=x),
+            distillation_loss(student=student, teacher=x, reduction="none").sum(),
+            distillation_loss(student=student, teacher=x, kind=Renyi(2.0)),
+            linear_distillation_loss(student=student, student_weight=head, teacher=x, teacher_weight=head),
+            divergence(Logits(x), Logits(student), JensenShannon()).sum(),
+            kl_div(student.log_softmax(-1), target, reduction="sum"),
+            distillation_loss(student=student, teacher=y),
+        ]
+
+    ordinary = TopK(top.indices.clone(), top.log_probs.clone())
+    wanted = losses(values, ordinary, values.softmax(-1))
+    for found, want in zip(losses(teacher, top, probabilities), wanted, strict=True):
+        gradients = [torch.autograd.grad(loss, student)[0] for loss in (found, want)]
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda x: x.to_sparse(), "to_dense()"),
+        (lambda x: x.to(torch.float8_e4m3fn), "float()"),
+        (lambda x: torch.nested.nested_tensor([x[0], x[1]]), "to_padded_tensor"),
+        (lambda x: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged), "to_padded_tensor"),
+        (lambda x: torch.masked.masked_tensor(x, x > 0), "get_data()"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "dequantize()"),
+    ],
+    ids=["sparse", "float8", "nested", "jagged", "masked", "quantized"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_are_not_dense_are_refused_in_one_line(
+    make: Callable[[Tensor], Tensor], remedy: str
+) -> None:
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    other = make(x)
+    for call in (
+        lambda: Logits(other),
+        lambda: distillation_loss(student=x, teacher=other),
+        lambda: distillation_loss(student=other, teacher=x),
+    ):
+        with pytest.raises(KullbackError) as caught:
+            call()
+        assert remedy in str(caught.value) or "floating-point" in str(caught.value)
+
+
+@pytest.mark.parametrize("module", [DistillationLoss, LinearDistillationLoss])
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "kl"}, {"reduction": "avg"}, {"temperature": 0}, {"temperature": "1"}, {"vocabulary": "cut"}],
+    ids=str,
+)
+def test_wrong_settings_fail_where_the_module_is_made(module: type, change: dict[str, Any]) -> None:
+    with pytest.raises(KullbackError, match=rf"^{module.__name__}\({next(iter(change))}="):
+        module(**change)
+
+
+def test_a_wrong_reduction_fails_where_the_drop_in_is_made() -> None:
+    with pytest.raises(KullbackError, match=r"^KLDivLoss\(reduction="):
+        KLDivLoss(reduction="avg")
+    assert KLDivLoss(reduction="batchmean").reduction == "batchmean"

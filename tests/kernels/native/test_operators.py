@@ -1,0 +1,281 @@
+"""What the operators refuse: results of another shape, dtype, device or layout, which they would write past the end of.
+
+Every case is a call that works, with one argument replaced; refused, it leaves all its arguments as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kullback.kernels.codes import DivergenceCode, ElementForm, Outcome, RowForm
+from kullback.kernels.native import library
+
+if library.missing() is not None:
+    pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
+
+Call = dict[str, Any]
+ROWS, CLASSES = 3, 8
+
+
+def matrix(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.arange(ROWS * CLASSES, dtype=dtype).view(ROWS, CLASSES).sin()
+
+
+def numbers(count: int = ROWS) -> Tensor:
+    return torch.full((count,), 0.5, dtype=torch.float64)
+
+
+def divergence_of_rows() -> Call:
+    return {
+        "p": matrix(),
+        "q": matrix() + 1,
+        "weights": numbers(),
+        "divergence": DivergenceCode.KL.value,
+        "weight_p": 0.0,
+        "share_p": 0.0,
+        "weight_q": 0.0,
+        "share_q": 0.0,
+        "temperature": 1.0,
+        "scale": 1.0,
+        "values": numbers(),
+        "total": torch.zeros((), dtype=torch.float64),
+        "gradient_p": matrix(),
+        "gradient_q": matrix(),
+    }
+
+
+def kl_terms() -> Call:
+    return {
+        "log_q": matrix().log_softmax(-1),
+        "target": matrix().softmax(-1),
+        "logs": matrix().log_softmax(-1),
+        "grad": torch.ones(ROWS, CLASSES),
+        "divisor": 1.0,
+        "scale": 1.0,
+        "terms": matrix(),
+        "total": torch.zeros(()),
+        "by_log_q": matrix(),
+        "by_target": matrix(),
+    }
+
+
+def kl_of_weights() -> Call:
+    return {"p": matrix().softmax(-1), "q": matrix().softmax(-1), "tolerance": 1.0, "values": numbers()}
+
+
+def closed_form() -> Call:
+    size = matrix().exp()
+    return {
+        "form": ElementForm.NORMAL.value,
+        "values": matrix(),
+        "a": matrix(),
+        "b": size,
+        "c": matrix() + 1,
+        "d": size * 2,
+        **{f"by_{name}": matrix() for name in "abcd"},
+    }
+
+
+def closed_form_of_rows() -> Call:
+    return {
+        "form": RowForm.DIRICHLET.value,
+        "values": torch.zeros(ROWS),
+        "p": matrix().exp(),
+        "q": matrix().exp() + 1,
+        "by_p": matrix(),
+        "by_q": matrix(),
+    }
+
+
+def closed_form_of_normals() -> Call:
+    roots = torch.eye(CLASSES).expand(ROWS, CLASSES, CLASSES)
+    return {
+        "values": torch.zeros(ROWS),
+        "loc_p": matrix(),
+        "root_p": roots.clone(),
+        "loc_q": matrix() + 1,
+        "root_q": 2 * roots,
+        "by_loc_p": matrix(),
+        "by_root_p": roots.clone(),
+        "by_loc_q": matrix(),
+        "by_root_q": roots.clone(),
+    }
+
+
+def scale_derivatives() -> Call:
+    return {
+        "grad": torch.full((ROWS,), 2.0),
+        "by_a": matrix(),
+        "by_b": matrix(),
+        "by_c": matrix(),
+        "by_d": None,
+    }
+
+
+CALLS: dict[str, Callable[[], Call]] = {
+    "value_and_gradient": divergence_of_rows,
+    "kl_terms": kl_terms,
+    "kl_of_weights": kl_of_weights,
+    "closed_form": closed_form,
+    "closed_form_of_rows": closed_form_of_rows,
+    "closed_form_of_normals": closed_form_of_normals,
+    "scale_derivatives": scale_derivatives,
+}
+TENSORS = [
+    (name, argument)
+    for name, make in CALLS.items()
+    for argument, value in make().items()
+    if isinstance(value, Tensor)
+]
+
+
+def run(name: str, call: Call) -> object:
+    return getattr(torch.ops.kullback, name).default(**call)
+
+
+def too_small(x: Tensor) -> Tensor:
+    return x[..., :-1].contiguous() if x.ndim else x.new_zeros(0)
+
+
+def too_large(x: Tensor) -> Tensor:
+    return torch.cat([x, x], -1) if x.ndim else x.new_zeros(2)
+
+
+def turned(x: Tensor) -> Tensor:
+    return (
+        x.reshape(CLASSES, ROWS).contiguous()
+        if x.ndim == 2
+        else x[None, :, None]
+        if x.ndim
+        else x.new_zeros(3)
+    )
+
+
+def of_another_dtype(x: Tensor) -> Tensor:
+    return x.to(torch.int64)
+
+
+def without_data(x: Tensor) -> Tensor:
+    return x.to("meta")
+
+
+def of_repeated_memory(x: Tensor) -> Tensor:
+    return x[..., :1].expand(x.shape) if x.ndim else x.new_zeros(0)
+
+
+CHANGES = [too_small, too_large, turned, of_another_dtype, without_data, of_repeated_memory]
+# What an operator reads it may read in other layouts, or say that the caller has to bring it to another.
+READ = {
+    ("value_and_gradient", "p", of_repeated_memory),
+    ("value_and_gradient", "q", of_repeated_memory),
+    ("scale_derivatives", "grad", of_repeated_memory),
+    *(("closed_form", name, of_repeated_memory) for name in "abcd"),
+    # Derivatives by parameters of any size, as long as there are those of each value.
+    *(("scale_derivatives", f"by_{name}", change) for name in "abc" for change in (too_small, too_large)),
+}
+OTHER_LAYOUT = {
+    *(("closed_form", name, change) for name in ("values", *"abcd") for change in CHANGES),
+    *(("closed_form_of_rows", name, change) for name in "pq" for change in CHANGES),
+    *(
+        ("closed_form_of_normals", name, of_repeated_memory)
+        for name in ("loc_p", "root_p", "loc_q", "root_q")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_call_itself_works(name):
+    call = CALLS[name]()
+    before = {key: x.clone() for key, x in call.items() if isinstance(x, Tensor)}
+    outcome = run(name, call)
+    assert outcome in (None, True, Outcome.DONE)
+    assert any(not torch.equal(x, call[key]) for key, x in before.items())
+
+
+@pytest.mark.parametrize(("name", "argument"), TENSORS)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_another_argument_is_refused_and_nothing_is_written(name, argument, change):
+    call = CALLS[name]()
+    if (name, argument, change) in READ:
+        run(name, {**call, argument: change(call[argument])})
+        return
+    call[argument] = change(call[argument])
+    before = {key: x.clone() for key, x in call.items() if isinstance(x, Tensor)}
+    if (name, argument, change) in OTHER_LAYOUT:
+        assert refused_or(name, call) in (None, Outcome.OTHER_LAYOUT)
+    else:
+        assert refused_or(name, call) is None
+    for key, x in before.items():
+        assert x.is_meta or torch.equal(x, call[key]), key
+
+
+def refused_or(name: str, call: Call) -> object:
+    """Run the call; return what it returns, or None where it is refused."""
+    try:
+        return run(name, call)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+@pytest.mark.parametrize("name", ["value_and_gradient", "closed_form", "closed_form_of_rows"])
+@pytest.mark.parametrize("code", [-1, 99])
+def test_numbers_that_mean_nothing_are_refused(name, code):
+    call = CALLS[name]()
+    key = "divergence" if name == "value_and_gradient" else "form"
+    with pytest.raises(RuntimeError, match="no such"):
+        run(name, {**call, key: code})
+
+
+def gradient_of_q(call: Call) -> Call:
+    return {**call, "gradient_q": call["q"]}
+
+
+def gradient_of_q_in_p(call: Call) -> Call:
+    return {**call, "gradient_q": call["p"]}
+
+
+def gradient_of_q_in_that_of_p(call: Call) -> Call:
+    return {**call, "gradient_q": call["gradient_p"]}
+
+
+def gradient_a_row_later(call: Call) -> Call:
+    memory = torch.zeros(ROWS + 1, CLASSES)
+    return {**call, "q": memory[:-1], "gradient_q": memory[1:]}
+
+
+def gradient_of_columns_beside(call: Call) -> Call:
+    memory = torch.zeros(ROWS, 2 * CLASSES)
+    return {**call, "q": memory[:, :CLASSES], "gradient_q": memory[:, CLASSES:]}
+
+
+def gradient_of_columns_that_overlap(call: Call) -> Call:
+    memory = torch.zeros(ROWS, 2 * CLASSES)
+    return {**call, "q": memory[:, :CLASSES], "gradient_q": memory[:, CLASSES - 1 : -1]}
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (gradient_of_q, False),
+        (gradient_of_columns_beside, False),
+        (gradient_of_q_in_p, True),
+        (gradient_of_q_in_that_of_p, True),
+        (gradient_a_row_later, True),
+        (gradient_of_columns_that_overlap, True),
+    ],
+)
+def test_a_gradient_overlaps_nothing_but_its_own_logits(change, refused):
+    call = change(divergence_of_rows())
+    if refused:
+        with pytest.raises(RuntimeError, match="overlaps"):
+            run("value_and_gradient", call)
+        return
+    copies = {**call, "q": call["q"].clone(), "gradient_q": torch.zeros(ROWS, CLASSES)}
+    run("value_and_gradient", copies)
+    run("value_and_gradient", call)
+    assert torch.equal(call["gradient_q"], copies["gradient_q"])

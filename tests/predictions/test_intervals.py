@@ -1,0 +1,238 @@
+"""Intervals of means: against formulas and brute force, their coverage on simulated cases, and where they are open."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from benchmarks import coverage_predictions as study
+
+from kullback.cli.gates import parse_gate
+from kullback.predictions import compare_predictions
+from kullback.predictions.intervals import (
+    FEWEST_UNITS,
+    GROUPS,
+    MeanEstimate,
+    MeanEstimator,
+    Quantity,
+    _wilson,
+    student_t,
+)
+from kullback.representations import Probs
+
+
+def estimate(values, quantity: Quantity, draws: int = 1000, clusters=None, seed: int = 0) -> MeanEstimate:
+    table = torch.from_numpy(np.asarray(values, dtype=float).reshape(len(values), -1))
+    numbers = None if clusters is None else torch.as_tensor(clusters)
+    estimator = MeanEstimator(table.shape[1], draws, torch.Generator().manual_seed(seed), numbers)
+    for part in table.split(4096):
+        estimator.add(part)
+    return estimator.estimates([quantity])[0]
+
+
+NONNEGATIVE, SIGNED = Quantity(0, low=0.0), Quantity(0)
+BINARY = Quantity(0, low=0.0, high=1.0, binary=True)
+
+
+@pytest.mark.parametrize("tail", [0.025, 0.01, 0.0025])
+@pytest.mark.parametrize("dof", [9, 12, 30, 1000])
+def test_students_quantile_is_scipys(tail, dof):
+    assert student_t(tail, dof) == pytest.approx(scipy.stats.t.isf(tail, dof), rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("successes", "count"), [(0, 10), (1, 10), (7, 20), (20, 20), (3, 1000), (998, 1000)]
+)
+def test_wilsons_interval_is_scipys(successes, count):
+    theirs = scipy.stats.binomtest(successes, count).proportion_ci(method="wilsoncc")
+    assert _wilson(successes / count, count) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+def test_the_studentized_bootstrap_is_that_of_a_plain_loop():
+    """Symmetric draws: the interval is that of the loop, or Student's t where that is wider."""
+    random = np.random.default_rng(1)
+    values = random.normal(size=60)
+    ratios = []
+    for _ in range(4000):
+        drawn = random.choice(values, 60)
+        ratios.append((drawn.mean() - values.mean()) / (drawn.std(ddof=1) / math.sqrt(60)))
+    error = values.std(ddof=1) / math.sqrt(60)
+    student = scipy.stats.t.ppf(0.975, 59)
+    low = values.mean() - max(np.quantile(ratios, 0.975), student) * error
+    high = values.mean() + max(-np.quantile(ratios, 0.025), student) * error
+    ours = estimate(values, SIGNED, 4000)
+    assert ours.standard_error == pytest.approx(error, rel=1e-12)
+    assert ours.interval == pytest.approx((low, high), abs=0.05 * (high - low))
+
+
+def test_an_interval_scales_with_its_values_and_mirrors_with_their_sign():
+    values = np.random.default_rng(2).standard_t(5, 50)
+    once, scaled, mirrored = (estimate(factor * values, SIGNED).interval for factor in (1, 1e-9, -1))
+    assert scaled == pytest.approx(tuple(1e-9 * end for end in once), rel=1e-9)
+    assert mirrored == pytest.approx((-once[1], -once[0]), abs=0.1 * (once[1] - once[0]))
+
+
+def test_more_units_than_groups_give_the_same_interval():
+    values = np.random.default_rng(5).exponential(size=3 * GROUPS)
+    low, high = estimate(values, NONNEGATIVE).interval
+    error = values.std() / math.sqrt(len(values))
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.08)
+    assert (high + low) / 2 == pytest.approx(values.mean(), abs=0.3 * error)
+
+
+CASES = {case.name: case for case in study.CASES}
+# The standard deviation of the logarithm of the length, the power of the length, and that of a document's mean.
+DOCUMENTS = {
+    "documents, equal length, log sd 0.5": (0.0, 0, 0.5),
+    "documents, length independent of KL": (0.7, 0, 0.5),
+    "documents, length tells KL: log sd 0.7, power 1": (0.7, 1, 0.5),
+    "documents, length tells KL: log sd 1, power 1": (1.0, 1, 0.5),
+    "documents, length tells KL: log sd 1, power -1": (1.0, -1, 0.5),
+}
+
+
+def mean_of_documents(length: float, power: float, effect: float) -> float:
+    """E[S] / E[n] by summing over the lengths, of which each has its exact probability."""
+    sizes = np.arange(1, 20_001)
+    edges = np.log(np.concatenate([[0], sizes[:-1] + 0.5, [np.inf]]).clip(1e-300) / 20)
+    probabilities = np.diff(scipy.stats.norm.cdf(edges / length)) if length else (sizes == 20).astype(float)
+    sums = 0.01 * math.exp(effect**2 / 2) * sizes * (sizes / 20) ** power
+    return float((probabilities * sums).sum() / (probabilities * sizes).sum())
+
+
+def test_the_truth_of_the_study_is_the_exact_sum(monkeypatch):
+    monkeypatch.setattr(study, "TRUTH_UNITS", 2_000_000)
+    for name, parameters in DOCUMENTS.items():
+        assert study.true_mean(CASES[name]) == pytest.approx(mean_of_documents(*parameters), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [
+        ("documents, equal length, log sd 0.5", 20),
+        ("documents, length independent of KL", 50),
+        ("documents, length tells KL: log sd 0.7, power 1", 20),
+        ("documents, length tells KL: log sd 1, power 1", 50),
+        ("documents, length tells KL: log sd 1, power 1", 100),
+        ("documents, length tells KL: log sd 1, power -1", 20),
+        ("rows, lognormal, sd 1", 50),
+        ("rows, lognormal, sd 2", 100),
+        ("rows, 5 % of them exponential, the rest 0", 20),
+        ("differences, minus lognormal of sd 1", 50),
+        ("agreement of rows, 99.0%", 100),
+        ("agreement of documents, 90 %, correlation 0.1", 20),
+    ],
+)
+def test_an_interval_holds_the_mean_or_says_that_it_cannot_tell(name, units):
+    case, repetitions = CASES[name], 150
+    truth = case.truth if case.truth is not None else mean_of_documents(*DOCUMENTS[name])
+    held = 0
+    for seed in range(repetitions):
+        found = study.one_interval(case, units, seed, draws=400)
+        low, high = found.interval or (-math.inf, math.inf)
+        held += low <= truth <= high
+    assert held >= 0.95 * repetitions - 3 * math.sqrt(0.95 * 0.05 * repetitions)
+
+
+def test_the_committed_study_falls_short_nowhere():
+    found = json.loads(study.RESULT.read_text())
+    assert len(found["results"]) >= 100
+    for result in found["results"]:
+        slack = 2 * math.sqrt(found["least"] * (100 - found["least"]) / result["repetitions"])
+        if CASES[result["case"]].unseen:
+            assert f"{result['covers']:g} %" in study.PAGE.read_text(encoding="utf-8")  # which says why
+            continue
+        assert result["covers"] >= found["least"] - slack, result
+    page = study.PAGE.read_text(encoding="utf-8")
+    assert study.table(found["results"]) in page
+    assert sum(case.unseen for case in study.CASES) == 1
+
+
+# Where an end is open
+
+
+def test_fewer_units_than_ten_have_no_interval():
+    values = np.random.default_rng(0).exponential(size=FEWEST_UNITS)
+    assert estimate(values, NONNEGATIVE).interval is not None
+    few = estimate(values[1:], NONNEGATIVE)
+    assert (few.interval, few.reason) == (None, "few units")
+    assert few.standard_error == pytest.approx(values[1:].std(ddof=1) / 3, rel=1e-12)
+
+
+def test_one_unit_that_carries_the_mean_leaves_the_upper_end_open():
+    values = np.random.default_rng(0).exponential(size=200)
+    values[:20] *= 200
+    found = estimate(values, NONNEGATIVE)
+    assert (found.interval[1], found.reason) == (math.inf, "heavy tail")
+    assert 0 < found.interval[0] < values.mean()
+    both = estimate(values * np.resize([1, -1], 200), SIGNED)
+    assert both.interval == (-math.inf, math.inf)
+
+
+def test_few_units_that_differ_bound_only_what_is_bounded():
+    values = np.zeros(300)
+    values[:3] = 0.5
+    unbounded, bounded = (estimate(values, Quantity(0, low=0.0, high=high)) for high in (math.inf, 1.0))
+    assert (unbounded.interval[1], unbounded.reason) == (math.inf, "few nonzero units")
+    assert bounded.interval[1] == pytest.approx(_wilson(0.01, 300)[1])
+    assert bounded.reason is None
+    clustered = estimate(np.zeros(300), BINARY, clusters=np.arange(300) // 10)
+    assert clustered.interval == (0.0, pytest.approx(_wilson(0.0, 30)[1]))
+
+
+def test_infinite_values_and_single_units_have_no_interval():
+    assert estimate([1.0, math.inf], NONNEGATIVE) == MeanEstimate(math.inf)
+    alone = estimate([1.0], NONNEGATIVE)
+    assert math.isnan(alone.standard_error)
+    assert alone.interval is None
+
+
+def skewed(rows: int = 200) -> tuple[Probs, Probs]:
+    """Rows of which a tenth carry all of the divergence but a trace."""
+    p = torch.full((rows, 2), 0.5)
+    change = torch.where(torch.arange(rows) % 10 == 0, 0.499, 0.001) * torch.linspace(0.5, 1, rows)
+    return Probs(p), Probs(torch.stack([0.5 + change, 0.5 - change], -1))
+
+
+def test_a_gate_on_a_mean_whose_error_cannot_be_told_fails():
+    found = compare_predictions(*skewed())
+    assert found.divergences["kl_pq"].reason == "heavy tail"
+    failure = parse_gate("mean=100", "above").failure(found)
+    assert "its error cannot be told (heavy tail)" in failure
+    assert parse_gate("upper=100", "above").failure(found)
+    # What the message says to do.
+    assert parse_gate("mean=100", "above").failure(compare_predictions(*skewed(), bootstrap=0)) is None
+    # The lower end is known, and so is every quantile.
+    assert parse_gate("mean=0", "below").failure(found) is None
+    assert parse_gate("max=100", "above").failure(found) is None
+
+
+def test_a_gate_on_too_few_clusters_fails_on_either_side():
+    random = torch.Generator().manual_seed(0)
+    p = torch.rand(60, 4, generator=random).softmax(-1)
+    q = torch.rand(60, 4, generator=random).softmax(-1)
+    few = compare_predictions(Probs(p), Probs(q), cluster=[i // 20 for i in range(60)])
+    for gate, side in (("mean=100", "above"), ("top1=0", "below"), ("tv.mean=0", "below")):
+        assert "few units" in parse_gate(gate, side).failure(few)
+    assert parse_gate("mean=100", "above").failure(compare_predictions(Probs(p), Probs(q))) is None
+
+
+def test_equal_predictions_pass_a_gate():
+    p, _ = skewed()
+    found = compare_predictions(p, p)
+    assert parse_gate("mean=0", "above").failure(found) is None
+    assert parse_gate("top1=1", "below").failure(found) is None
+    assert parse_gate("top1.lower=0.97", "below").failure(found) is None
+    assert parse_gate("upper=1", "above").failure(found)
+
+
+def test_the_page_of_coverage_names_what_an_end_assumes():
+    text = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text(encoding="utf-8")
+    assert "What a finite end assumes" in text
+    for reason in ("few units", "few nonzero units", "heavy tail"):
+        assert reason in text

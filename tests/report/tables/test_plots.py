@@ -1,0 +1,97 @@
+"""The drawings of the page on tables: true scale, sensible ticks, bars for few values."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kullback import compare_tables
+from kullback.report.tables.plots import draw_column
+
+
+def labels_of(p, q=None) -> list[str]:
+    """The texts of the drawing of a column, from left to right and from bottom to top."""
+    found = compare_tables(pd.DataFrame({"x": p}), pd.DataFrame({"x": p if q is None else q}))
+    plot = draw_column(found["x"], "name")
+    assert plot is not None
+    assert "nan" not in plot.svg
+    return re.findall(r"<text[^>]*>([^<]*)</text>", plot.svg)
+
+
+def ticks(texts: list[str]) -> list[str]:
+    """The labels of the axis of values: what comes before the percentages."""
+    first = next(place for place, text in enumerate(texts) if "%" in text)
+    return [text for text in texts[:first] if not text.isalpha() and text != "length in characters"]
+
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0, 1, 1] * 40, ["0", "1"]),
+        ([0.0, 1.0, 1.0] * 40, ["0", "1"]),
+        ([1, 2, 3, 4, 5] * 40, ["1", "2", "3", "4", "5"]),
+        ([-1, 1] * 60, ["−1", "1"]),
+        ([10**6, 10**6 + 1] * 60, ["1,000,000", "1,000,001"]),
+        ([2**53, 2**53 + 1] * 60, [str(2**53), str(2**53 + 1)]),
+        ([1, 2, 60] * 40, ["1", "2", "60"]),
+    ],
+)
+def test_few_values_have_a_tick_each(values, expected):
+    assert ticks(labels_of(values)) == expected
+
+
+def test_a_few_values_are_drawn_as_two_bars_each():
+    found = compare_tables(pd.DataFrame({"x": [0, 1, 1] * 40}), pd.DataFrame({"x": [0, 0, 1] * 40}))
+    svg = draw_column(found["x"], "name").svg
+    for color in ("--first", "--second"):
+        bars = [path for path in re.findall(r"<path[^>]*>", svg) if f"fill: var({color})" in path]
+        assert len(bars) == 3  # two values, and the legend
+    assert "<path" in svg
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        RANDOM.normal(300, 5, 1000),
+        RANDOM.integers(18, 90, 1000),
+        np.where(RANDOM.random(1000) < 0.5, 0, RANDOM.exponential(size=1000)),
+        np.exp(RANDOM.normal(10, 1, 1000)),
+        np.exp(RANDOM.normal(0, 4, 1000)),
+        RANDOM.standard_cauchy(1000),
+        1e-9 * RANDOM.normal(size=1000),
+        1e12 + RANDOM.integers(0, 10**9, 1000),
+        RANDOM.normal(size=1000) * 1e200,
+        pd.Timestamp("2024-01-01") + pd.to_timedelta(RANDOM.integers(0, 10**7, 1000), unit="s"),
+        pd.Timestamp("2024-01-01") + pd.to_timedelta(RANDOM.integers(0, 5000, 1000), unit="s"),
+    ],
+)
+def test_ticks_are_few_different_and_short(values):
+    found = ticks(labels_of(values))
+    assert 2 <= len(found) <= 9
+    assert len(set(found)) == len(found)
+    assert max(map(len, found)) <= 14
+    assert not [label for label in found if "308" in label]
+
+
+def test_integers_have_integer_ticks():
+    assert all(label.isdigit() for label in ticks(labels_of(RANDOM.integers(18, 90, 1000))))
+
+
+def test_a_normal_distribution_is_drawn_as_a_bell_and_not_flat():
+    column = compare_tables(*(pd.DataFrame({"x": RANDOM.normal(size=4000)}) for _ in "pq"))["x"]
+    heights = np.array([each.p for each in column.histogram if np.isfinite(each.low)])
+    assert heights.argmax() in range(len(heights) // 3, 2 * len(heights) // 3)
+    assert heights.max() > 10 * max(heights[0], heights[-1])
+    quantiles = np.array([part.p for part in column.bins])
+    assert quantiles.max() < 1.3 * quantiles.min()  # what is compared
+
+
+def test_a_column_of_one_value_is_not_drawn():
+    table = pd.DataFrame({"x": [3] * 60})
+    assert draw_column(compare_tables(table, table)["x"], "name") is None

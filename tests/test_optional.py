@@ -1,0 +1,98 @@
+"""Optional packages: every remedy names a distribution that provides the module."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from kullback.errors import OptionalDependencyError
+from kullback.optional import load
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+REQUIRED = {"kullback", "numpy", "torch", "triton"}  # triton comes with torch for CUDA
+INSTALL = re.compile(r"pip install ((?:[A-Za-z0-9_.-]+ ?)+)")
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9_.-]", requirement)[0] for requirement in requirements}
+
+
+def extras() -> set[str]:
+    """What the extras for users bring."""
+    groups = PROJECT["optional-dependencies"]
+    return set().union(*(names_of(group) for name, group in groups.items() if name != "dev")) - REQUIRED
+
+
+def modules_in(path: Path, *, statements: bool = True) -> Iterator[str]:
+    """The modules that a file imports absolutely, by a statement or by `load`; or by `load` alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if statements and isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif statements and isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load":
+            given = node.args[0]
+            first = given.values[0] if isinstance(given, ast.JoinedStr) else given
+            if isinstance(first, ast.Constant):
+                yield first.value
+
+
+def offered_packages() -> list[str]:
+    """What the source imports and an extra brings; a data frame of another library needs no remedy."""
+    packages = {module.partition(".")[0] for path in SOURCES for module in modules_in(path)}
+    found = packages_distributions()
+    return sorted(
+        package for package in packages if extras() & {name.lower() for name in found.get(package, ())}
+    )
+
+
+PACKAGES = offered_packages()
+
+
+def test_the_search_finds_the_packages_of_the_extras():
+    assert {"click", "matplotlib", "pyarrow", "safetensors", "scipy", "sklearn", "torchmetrics"} <= set(
+        PACKAGES
+    )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_remedy_installs_the_package_that_is_missing(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(OptionalDependencyError) as caught:
+        load(f"{package}.some_module", "the feature")
+    message = str(caught.value)
+    assert message.startswith("the feature needs ")
+    assert "\n" not in message
+    remedy = INSTALL.search(message)
+    assert remedy, message
+    for name in remedy[1].split():
+        assert name in {each.lower() for each in packages_distributions()[package]}
+        assert name in extras(), f"no extra of kullback brings {name}"
+
+
+def test_every_package_that_is_loaded_has_an_extra():
+    loaded = {module.partition(".")[0] for path in SOURCES for module in modules_in(path, statements=False)}
+    assert loaded <= set(PACKAGES)
+
+
+def test_nothing_tells_to_install_kullback_from_an_index():
+    # As long as no index has it, the name there is anybody's.
+    telling = re.compile(r"pip install ['\"]?kullback")
+    assert not [path for path in (*SOURCES, *PAGES) if telling.search(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_the_extras_that_a_page_names_exist(path):
+    text = path.read_text(encoding="utf-8")
+    named = {extra for group in re.findall(r"'\.\[([^]]*)\]'", text) for extra in group.split(",")}
+    assert named <= PROJECT["optional-dependencies"].keys()
