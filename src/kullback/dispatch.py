@@ -99,7 +99,8 @@ def kl_divergence(
     """
     numbers = (atol, max_evaluations, draws)
     is_default = (
-        method == "auto"
+        isinstance(method, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and method == "auto"
         and base is rtol is generator is None
         and type(atol) is float
         and type(max_evaluations) is type(draws) is int
@@ -245,7 +246,7 @@ def _options(
     *,
     wants_error: bool = True,
 ) -> Options:
-    if method not in (*METHODS, *SAMPLE_METHODS):
+    if not isinstance(method, str) or method not in (*METHODS, *SAMPLE_METHODS):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_value(
             call,
             "method",

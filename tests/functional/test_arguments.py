@@ -193,3 +193,13 @@ def test_a_wrong_reduction_fails_where_the_drop_in_is_made() -> None:
     with pytest.raises(KullbackError, match=r"^KLDivLoss\(reduction="):
         KLDivLoss(reduction="avg")
     assert KLDivLoss(reduction="batchmean").reduction == "batchmean"
+
+
+def test_words_that_are_arrays_are_refused_in_one_line() -> None:
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    for call in (
+        lambda: divergence(Logits(x), Logits(x), KL(), method=x.numpy()),
+        lambda: distillation_loss(student=x, teacher=x, vocabulary=x.numpy()),
+    ):
+        with pytest.raises(KullbackError, match=r"wanted (one of|'error')"):
+            call()

@@ -64,7 +64,7 @@ def check_temperature(call: str, temperature: object) -> None:
 
 def check_vocabulary(call: str, vocabulary: object) -> None:
     """Raise unless `vocabulary` is one of its three words."""
-    if vocabulary not in get_args(Vocabulary):
+    if not isinstance(vocabulary, str) or vocabulary not in get_args(Vocabulary):
         raise invalid_value(
             call,
             "vocabulary",
