@@ -31,6 +31,12 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _validation() -> None:
+    # torch.compile switches it off for the rest of the process.
+    torch.distributions.Distribution.set_default_validate_args(True)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a headless-capable Chromium."""

@@ -153,7 +153,8 @@ def _by_closed_form(
         value = form.function(p, q)
         if value is None:
             return None
-        value = _without_overflow(form, p, q, _with_infinities(p, q, value.clamp(min=0)))
+        value = value.clamp(min=0) + 0.0  # which makes 0 of -0
+        value = _without_overflow(form, p, q, _with_infinities(p, q, value))
         if value is None:
             return None
     error = None
