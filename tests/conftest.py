@@ -31,10 +31,13 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _validation() -> None:
-    # torch.compile switches it off for the rest of the process.
+@pytest.fixture
+def validation() -> Iterator[None]:
+    """Torch's checks of parameters, which torch.compile switches off for the rest of a process."""
+    before = torch.distributions.Distribution._validate_args  # noqa: SLF001
     torch.distributions.Distribution.set_default_validate_args(True)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
 
 
 @pytest.fixture(scope="session")
