@@ -34,7 +34,7 @@ def _fixed_seed() -> None:
 @pytest.fixture
 def validation() -> Iterator[None]:
     """Torch's checks of parameters, which torch.compile switches off for the rest of a process."""
-    before = torch.distributions.Distribution._validate_args  # noqa: SLF001
+    before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(True)
     yield
     torch.distributions.Distribution.set_default_validate_args(before)
