@@ -37,7 +37,7 @@ _STEP = Real(10) ** -5
 # The largest logarithm of a distance: beyond, a longdouble overflows.
 _FARTHEST = 11_000.0
 _DEPTH = 60
-_MOST_PANELS = 400_000
+_MOST_PANELS = 60_000
 # What of the sum of sizes two rules may differ by on a panel: of values, of derivatives.
 _AGREE = (1e-17, 1e-12)
 # What of the sum of sizes may lie on the outermost panels.
