@@ -91,7 +91,7 @@ struct UniformExponentialForm {
 
 // The mean of e^(-w u) over u in [0, 1], and minus the derivative of its logarithm, 1 / w - 1 / (e^w - 1).
 struct MeanDecay {
-  double value, slope;
+  double value, decrease;
 };
 
 KULLBACK_INLINE MeanDecay mean_decay(double w) {
@@ -109,7 +109,7 @@ struct UniformGumbelForm {
     const double inverse = 1.0 / scale, start = (low - loc) * inverse, width = (high - low) * inverse;
     const MeanDecay decay = mean_decay(width);
     const double e = exp_or_none(-start) * decay.value;
-    const double by_start = 1.0 - e, by_width = 0.5 - e * decay.slope - 1.0 / width;
+    const double by_start = 1.0 - e, by_width = 0.5 - e * decay.decrease - 1.0 / width;
     return {width >= 1e-60 ? start + 0.5 * width + e - log_of(width) : kNotANumber,
             {(by_start - by_width) * inverse, by_width * inverse, -by_start * inverse,
              -(start * by_start + width * by_width) * inverse}};

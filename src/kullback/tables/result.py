@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, overload
 
@@ -101,7 +102,7 @@ class HistogramBin:
 
 
 @dataclass(frozen=True, repr=False)
-class _Divergences:
+class _Divergences(ABC):
     """The divergences between the bins of one column, or between those of several columns together."""
 
     kl_pq: Quantity
@@ -115,9 +116,9 @@ class _Divergences:
     notes: tuple[str, ...]
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """The name of the column, or the names of the columns separated by commas."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         psi = "None" if self.psi.value is None else f"{self.psi.value:.4g}"

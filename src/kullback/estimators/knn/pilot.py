@@ -55,8 +55,8 @@ class MarginalGaussianization:
 class Whitening:
     """An affine map of the draws, and the normal density that is standard after it."""
 
-    def __init__(self, mean: Array, root: Array, furthest: float) -> None:
-        self._mean, self._inverse, self._furthest = mean, np.linalg.inv(root), furthest
+    def __init__(self, mean: Array, root: Array, farthest: float) -> None:
+        self._mean, self._inverse, self._farthest = mean, np.linalg.inv(root), farthest
         self.log_volume = float(np.log(np.diag(root)).sum())
 
     @classmethod
@@ -65,8 +65,8 @@ class Whitening:
         covariance = np.atleast_2d(np.cov(draws.T, aweights=weights))
         root = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
         mean = np.asarray(np.average(draws, axis=0, weights=weights), dtype=np.float64)
-        furthest = float(np.square(cls(mean, root, math.inf)(draws)).sum(1).max())
-        return cls(mean, root, furthest)
+        farthest = float(np.square(cls(mean, root, math.inf)(draws)).sum(1).max())
+        return cls(mean, root, farthest)
 
     def __call__(self, x: Array) -> Array:
         """Return draws in whitened coordinates."""
@@ -78,7 +78,7 @@ class Whitening:
         Beyond the draws that g was fitted to, nothing supports its tail: there it falls no steeper than at the last.
         """
         d = x.shape[1]
-        square = np.minimum(np.square(x).sum(1), self._furthest)
+        square = np.minimum(np.square(x).sum(1), self._farthest)
         radius = np.exp(log_radius)
         mass = load("scipy.special", "nearest_neighbors").chndtr(radius**2, d, square)
         log_density = -square / 2 - d * HALF_LOG_2PI
