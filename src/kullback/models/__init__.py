@@ -2,7 +2,7 @@
 
 from kullback.models.compare import compare_models
 from kullback.models.language_model import LanguageModel, ModelInfo
-from kullback.models.open_model import open_model
+from kullback.models.open_model import is_model, open_model
 from kullback.models.result import Candidate, ModelComparison, Passage, ReadToken
 from kullback.models.vocabulary import Token, Vocabulary
 
@@ -16,5 +16,6 @@ __all__ = [
     "Token",
     "Vocabulary",
     "compare_models",
+    "is_model",
     "open_model",
 ]

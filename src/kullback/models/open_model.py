@@ -12,6 +12,7 @@ from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import RowSource, open_rows
 from kullback.models.huggingface import DTYPES, HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
+from kullback.words import RepresentationName
 
 __all__ = ["is_model", "open_model", "open_side"]
 
@@ -113,12 +114,14 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
     return HuggingFaceModel(model, tokenizer, info)
 
 
-def open_side(given: object, argument: str, **options: Any) -> LanguageModel | RowSource:
+def open_side(
+    given: object, argument: str, *, representation: RepresentationName | None = None, **options: Any
+) -> LanguageModel | RowSource:
     """Open a model or a file of predictions."""
     if isinstance(given, RowSource):
         return given
     if isinstance(given, str | os.PathLike):
         path = Path(os.fspath(given))
         if path.is_file() and path.suffix.lower() != ".gguf":
-            return open_rows(path, representation=None, name=argument)
+            return open_rows(path, representation=representation, name=argument)
     return open_model(given, argument=argument, **options)

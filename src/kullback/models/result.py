@@ -81,6 +81,7 @@ class ModelComparison(Shown):
         base: what is known of the base.
         candidates: the candidates, that of the smallest mean KL(base || candidate) first.
         differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows.
+        noise_floor: the base against itself with noise of its dtype's rounding in every layer, or None.
         windows: the number of windows.
         context: the most tokens in a window.
         score: which tokens are scored: ``"second-half"``, ``"all"`` or ``"assistant"``.
@@ -93,6 +94,7 @@ class ModelComparison(Shown):
     base: ModelInfo
     candidates: list[Candidate]
     differences: list[Mean]
+    noise_floor: Candidate | None
     windows: int
     context: int
     score: str
