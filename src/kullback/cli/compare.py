@@ -179,7 +179,8 @@ def compare(
 
     Models (--text): folders of Hugging Face models and .gguf files; of several Q each is compared with P. Predictions:
     npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one distribution over the
-    classes in each row. Tables (--as table): parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit status is 1 if a gate fails and 2 on an error.
+    classes in each row. Tables (--as table): parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit
+    status is 1 if a gate fails and 2 on an error.
     """
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
     of_models = {name: settings.pop(name) for name in OF_MODELS}
@@ -238,7 +239,7 @@ def compare(
 
 def _only(others: tuple[str, ...]) -> str:
     """Return the one file Q; several are for models."""
-    if len(others) > 1:
+    if len(others) != 1:
         raise ArgumentValueError(
             f"Q: wanted one file; got {len(others)}. Several models are compared on a text: --text FILE; files with "
             "one command each"

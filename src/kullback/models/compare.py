@@ -385,7 +385,7 @@ class _Run:
             candidates=[candidate for candidate, _ in found],
             differences=differences,
             noise_floor=floor,
-            windows=len(self._windows),
+            text=self._windows,
             context=context,
             score=score,
             tokens=words,

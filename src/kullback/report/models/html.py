@@ -16,6 +16,7 @@ from kullback.report.models.wording import (
     scoreboard,
     size,
     token_text,
+    visible,
 )
 from kullback.report.predictions.html import SYMBOLS
 from kullback.report.predictions.wording import KL_PQ, SUMMARY_ROWS, infinite_sentences, label_rows
@@ -100,14 +101,3 @@ def _scale(candidate: Candidate) -> float:
     kl = candidate.comparison.divergences[KL_PQ]
     shown = [token.kl for passage in candidate.passages for token in passage.tokens if token.kl < math.inf]
     return kl.p99 if 0 < kl.p99 < math.inf else max(shown, default=0.0)
-
-
-def visible(text: str) -> str:
-    """Return the text of a token with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab.
-
-    Example:
-        >>> visible(" a\\n\\x1b")
-        ' a⏎\\\\x1b'
-    """
-    marks = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-    return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)

@@ -13,16 +13,18 @@ from kullback.report.models.wording import (
     scoreboard,
     size,
     token_text,
+    visible,
 )
 from kullback.report.predictions import terminal as predictions
-from kullback.report.predictions.wording import infinite_sentences
+from kullback.report.predictions.wording import infinite_sentences, top_classes
 from kullback.report.shared.console import Printer
-from kullback.report.shared.formats import count, number, probability
+from kullback.report.shared.formats import count, number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kullback.models import ModelComparison, Passage
+    from kullback.models import ModelComparison
+    from kullback.predictions import WorstRow
 
 __all__ = ["render"]
 
@@ -53,7 +55,9 @@ def render(found: ModelComparison, console: Console) -> None:
     for candidate in found.candidates:
         several = len(found.candidates) > 1
         title = f"{candidate.model.name}: where it differs most" if several else "Where they differ most"
-        say.table(title, *_worst_tokens(found, candidate.passages), dropped_first=(3, 4))
+        if not candidate.comparison.worst:
+            continue
+        say.table(title, *_worst_tokens(found, candidate.comparison.worst), dropped_first=(4,))
         for sentence in infinite_sentences(candidate.comparison):
             say.line(f"{candidate.model.name}: {sentence}")
     if len(found.candidates) == 1:
@@ -63,28 +67,20 @@ def render(found: ModelComparison, console: Console) -> None:
         say.line(f"- {note}")
 
 
-def _worst_tokens(found: ModelComparison, passages: list[Passage]) -> tuple[list[str], list[list[str]]]:
-    tokens = [(passage, place, token) for passage in passages for place, token in enumerate(passage.tokens)]
-    tokens.sort(key=lambda each: -each[2].kl)
-    rows = [
-        [
-            f"…{_context(found, passage, place)}[{_shown(token_text(found, token.index))}]",
-            number(token.kl),
-            f"{probability(token.p)} -> {probability(token.q)}",
-            _shown(token_text(found, max(token.top, key=lambda top: top.p).index)),
-            _shown(token_text(found, max(token.top, key=lambda top: top.q).index)),
-            count(passage.window),
-        ]
-        for passage, place, token in tokens[:WORST]
-    ]
-    return ["text [token]", "KL(P||Q)", "its p", "P's top", "Q's top", "window"], rows
+def _worst_tokens(found: ModelComparison, rows: list[WorstRow]) -> tuple[list[str], list[list[str]]]:
+    windows = found.text
+    places, of_row = windows.scored.nonzero().squeeze(-1), windows.clusters
+    lines: list[list[str]] = []
+    for row in rows[:WORST]:
+        window, place = int(of_row[row.row]), int(places[row.row])
+        start = max(int(windows.offsets[window]), place - 6)
+        before = "".join(token_text(found, index) for index in windows.tokens[start:place].tolist())
+        token = visible(token_text(found, int(windows.tokens[place])))
+        tops = (token_text(found, top.index) for top in top_classes(row))
+        text = f"…{visible(before)[-24:]}[{_short(token)}]"
+        lines.append([text, number(row.kl), *map(_short, map(visible, tops)), count(window)])
+    return ["text [token]", "KL(P||Q)", "P's top", "Q's top", "window"], lines
 
 
-def _context(found: ModelComparison, passage: Passage, place: int) -> str:
-    before = [*passage.before, *(token.index for token in passage.tokens[:place])]
-    return "".join(token_text(found, index) for index in before[-6:])[-24:].replace("\n", "⏎")
-
-
-def _shown(text: str) -> str:
-    text = text.replace("\n", "⏎").replace("\t", "⇥")
+def _short(text: str) -> str:
     return text if len(text) <= LONGEST_TOKEN else f"{text[: LONGEST_TOKEN - 1]}…"

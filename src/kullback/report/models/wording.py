@@ -26,6 +26,7 @@ __all__ = [
     "scoreboard",
     "size",
     "token_text",
+    "visible",
 ]
 
 HEADINGS = (
@@ -158,9 +159,9 @@ def differences(found: ModelComparison) -> list[str]:
         if mean.interval is None:
             told += "; its error cannot be told"
         else:
-            certain = mean.interval[0] > 0
+            clear = mean.interval[0] > 0
             told += f" (95% CI {interval_text(mean)}): " + (
-                "the order is certain" if certain else "which of the two is closer cannot be told"
+                "the order is clear" if clear else "which of the two is closer cannot be told"
             )
         sentences.append(told + ".")
     return sentences
@@ -171,7 +172,7 @@ def noise(found: ModelComparison) -> list[str]:
     if found.noise_floor is None:
         return []
     floor = found.noise_floor.comparison.divergences[KL_PQ]
-    told = f"Noise of its dtype's rounding ({found.base.dtype}) takes the base {number(floor.mean)} nats per token away"
+    told = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
     hidden = [
         each.model.name
         for each in found.candidates
@@ -192,3 +193,14 @@ def token_text(found: ModelComparison, index: int) -> str:
     """Return the text of a class, or its number."""
     words = found.tokens
     return words[index] if words is not None and index < len(words) else f"[{index}]"
+
+
+def visible(text: str) -> str:
+    """Return the text of a token with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab.
+
+    Example:
+        >>> visible(" a\\n\\x1b")
+        ' a⏎\\\\x1b'
+    """
+    marks = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+    return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)
