@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -47,7 +48,13 @@ class Vocabulary(Sequence[Token | None]):
     def __init__(self, tokens: Sequence[Token | None]) -> None:
         self._tokens = tuple(tokens)
 
-    def __getitem__(self, index):  # noqa: ANN001, ANN204 - as Sequence declares it
+    @overload
+    def __getitem__(self, index: int) -> Token | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Token | None, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Token | tuple[Token | None, ...] | None:
         return self._tokens[index]
 
     def __len__(self) -> int:
