@@ -30,16 +30,21 @@ from kullback.io.formats import open_rows
 from kullback.io.llamacpp import LlamaBaseFile, write_llama_base
 from kullback.io.reader import StoredMass
 from kullback.io.rows import RowSource, paired_blocks
+from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
 __all__ = [
     "REPRESENTATION_NAMES",
+    "TOP_K_FORMATS",
     "RepresentationName",
     "LlamaBaseFile",
     "RowSource",
     "StoredMass",
+    "TopKBlock",
+    "TopKSource",
     "open_rows",
+    "open_top_k",
     "paired_blocks",
     "read_clusters",
     "read_labels",
