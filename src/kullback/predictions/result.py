@@ -47,10 +47,17 @@ class Mean:
 
 @dataclass(frozen=True)
 class Summary(Mean):
-    """One quantity over all rows: its mean and its quantiles.
+    """One quantity over all rows: its mean and its quantiles in both tails.
 
     Attributes:
+        minimum: the smallest value.
+        p001: the 0.1 % quantile.
+        p01: the 1 % quantile.
+        p05: the 5 % quantile.
+        p10: the 10 % quantile.
+        p25: the 25 % quantile.
         median: the 50 % quantile.
+        p75: the 75 % quantile.
         p90: the 90 % quantile.
         p95: the 95 % quantile.
         p99: the 99 % quantile.
@@ -58,7 +65,14 @@ class Summary(Mean):
         maximum: the largest value.
     """
 
+    minimum: float
+    p001: float
+    p01: float
+    p05: float
+    p10: float
+    p25: float
     median: float
+    p75: float
     p90: float
     p95: float
     p99: float
@@ -135,16 +149,33 @@ class LabelStatistics:
         cross_entropy_q: the mean of -log q(label).
         difference: the mean of log p(label) - log q(label), row by row: cross_entropy_q - cross_entropy_p, with the
             standard error of paired values. A row counts 0 where both probabilities are 0.
-        delta_prob_mean: the mean of q(label) - p(label).
+        correlation: Pearson's correlation of log p(label) and log q(label) over rows; NaN where one does not vary.
+        perplexity_p: exp(cross_entropy_p), its error by the delta method, its interval the exponential of that of the
+            cross-entropy.
+        perplexity_q: the same for Q.
+        perplexity_ratio: perplexity_q / perplexity_p, which is exp(difference), likewise.
+        perplexity_difference: perplexity_q - perplexity_p, error and interval by the delta method on paired values.
+        delta_prob: q(label) - p(label): its mean and its quantiles. Symmetric tails are noise; a longer lower tail is
+            probability that Q has lost.
         delta_prob_rms: the root of the mean square of q(label) - p(label).
+        top_k_accuracy_p: for k = 1 to 5, how often the label is among P's k top classes; of classes of equal
+            probability the lower comes first.
+        top_k_accuracy_q: the same for Q.
     """
 
     labeled: int
     cross_entropy_p: Mean
     cross_entropy_q: Mean
     difference: Mean
-    delta_prob_mean: Mean
+    correlation: float
+    perplexity_p: Mean
+    perplexity_q: Mean
+    perplexity_ratio: Mean
+    perplexity_difference: Mean
+    delta_prob: Summary
     delta_prob_rms: Mean
+    top_k_accuracy_p: list[Proportion]
+    top_k_accuracy_q: list[Proportion]
 
 
 @dataclass(frozen=True)
@@ -170,7 +201,11 @@ class Comparison(Shown):
         classes: the number of classes.
         clusters: the number of clusters, or None without cluster ids.
         divergences: a `Summary` for each of ``"kl_pq"``, ``"kl_qp"``, ``"js"``, ``"tv"``.
+        acceptance_rate: the expected acceptance rate of speculative sampling, P the target and Q the draft or the
+            reverse: the mean of sum(min(p, q)) = 1 - TV.
         top1_agreement: the proportion of rows in which both have the same top class.
+        top_k_agreement: for k = 1 to 5, the proportion of rows in which both have the same k top classes in the same
+            order; of classes of equal probability the lower comes first. Of fewer than k classes all are compared.
         labels: the statistics at the true classes, or None without labels.
         worst: the rows of largest KL(P || Q), the largest first.
         by_confidence: the rows by P's largest probability.
@@ -190,7 +225,9 @@ class Comparison(Shown):
     classes: int
     clusters: int | None
     divergences: dict[str, Summary]
+    acceptance_rate: Mean
     top1_agreement: Proportion
+    top_k_agreement: list[Proportion]
     labels: LabelStatistics | None
     worst: list[WorstRow]
     by_confidence: list[ConfidenceBin]
