@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -23,9 +23,24 @@ from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, 
 from kullback.streaming import Moments
 
 if TYPE_CHECKING:
-    from kullback.io import RowSource
+    from pathlib import Path
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "Side"]
+
+
+class Side(Protocol):
+    """What a comparison says of one of its sides."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    def caveats(self) -> list[str]:
+        """Return remarks on the contents, as sentences."""
+        ...
+
 
 SUMMARY_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 CURVE_LEVELS = (*(i / 100 for i in range(100)), *(0.99 + i / 1000 for i in range(1, 10)), 0.9995, 0.9999, 1.0)
@@ -133,7 +148,7 @@ class Collector:
         self._by_confidence.add(columns["confidence"], kl, columns[TOP_K_AGREEMENT[0]])
         self._estimator.add(table)
 
-    def comparison(self, p: RowSource, q: RowSource, notes: list[str]) -> Comparison:
+    def comparison(self, p: Side, q: Side, notes: list[str]) -> Comparison:
         """Return the comparison of all rows; its notes begin with `notes`."""
         self._take_table()
         rows = self._moments["kl_pq"].count
@@ -312,7 +327,7 @@ def _root(square: Mean) -> Mean:
     return Mean(root, error, interval, reason=square.reason)
 
 
-def _caveats(p: RowSource, q: RowSource) -> list[str]:
+def _caveats(p: Side, q: Side) -> list[str]:
     """Return the remarks of the sources on their contents, once where both have the same."""
     by_sentence: dict[str, list[str]] = {}
     for name, source in (("P", p), ("Q", q)):

@@ -55,10 +55,15 @@ class Measured(NamedTuple):
     def top_classes(self, row: int) -> list[TopClass]:
         """Return the top classes of a row under P, then those under Q that are not among them."""
         p, q = self.pair.p[row], self.pair.q[row]
-        # A stable sort: of classes of equal probability the one of lowest index comes first.
-        orders = (torch.sort(x, descending=True, stable=True).indices[:TOP_CLASSES].tolist() for x in (p, q))
-        chosen = dict.fromkeys(index for order in orders for index in order)
+        chosen = dict.fromkeys(index for x in (p, q) for index in _largest(x))
         return [TopClass(index, float(p[index]), float(q[index])) for index in chosen]
+
+
+def _largest(x: Tensor) -> list[int]:
+    """Return where the largest values are; of equal ones the first comes first."""
+    count = min(TOP_CLASSES, len(x))
+    among = (x >= x.topk(count).values[-1]).nonzero().squeeze(-1)
+    return among[torch.sort(x[among], descending=True, stable=True).indices[:count]].tolist()
 
 
 def measure(
