@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kullback.predictions.intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, Quantity
+from kullback.predictions.llama_cpp import LIKE_COLUMNS, LlamaCpp, LlamaCppRows
 from kullback.predictions.measure import (
     COLUMNS,
     DIVERGENCES,
@@ -87,6 +88,9 @@ class Collector:
         worst: how many of the worst rows to report.
         bootstrap: the number of bootstrap draws for the intervals.
         generator: the source of the draws, or None for a fixed seed.
+        llama_cpp: whose rows to take for llama.cpp's statistics, or None for none of these; ``"like"`` needs tables
+            with the further columns `LIKE_COLUMNS`.
+        chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
     """
 
     def __init__(
@@ -98,10 +102,15 @@ class Collector:
         worst: int,
         bootstrap: int,
         generator: torch.Generator | None,
+        llama_cpp: LlamaCppRows | None = None,
+        chunks: Tensor | None = None,
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(worst)
         self._clusters, self._bootstrap = clusters, bootstrap
         self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
+        self._llama_cpp = None if llama_cpp is None else LlamaCpp(llama_cpp, chunks)
+        if llama_cpp == "like":
+            self._columns += LIKE_COLUMNS
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table, self._filled = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64), 0
         self._moments = {name: Moments() for name in self._columns}
@@ -135,6 +144,8 @@ class Collector:
         self._filled = 0
         columns = dict(zip(self._columns, table.T.contiguous(), strict=True))
         known = columns["labeled"] > 0 if "labeled" in columns else None
+        if self._llama_cpp is not None and known is not None:
+            self._llama_cpp.add(columns, known)
         for name, values in columns.items():
             columns[name] = values if name not in LABEL_COLUMNS[1:] else values[known]
             self._moments[name].add(columns[name])
@@ -182,6 +193,7 @@ class Collector:
             infinite={**self._infinite},
             quantiles_exact=self._quantiles["kl_pq"].exact,
             notes=[*notes, *self._notes(rows, labels), *_caveats(p, q)],
+            llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
         )
 
     def _beside(self) -> list[tuple[str, Tensor]]:

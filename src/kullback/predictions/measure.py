@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.generators import KL, FinitePair, JensenShannon, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair
+from kullback.predictions.llama_cpp import measure_like
 from kullback.predictions.result import TopClass
 from kullback.predictions.sources import IGNORED
 from kullback.representations import REPRESENTATIONS, Representation
@@ -21,6 +22,7 @@ __all__ = [
     "TOP_K_ACCURACY_P",
     "TOP_K_ACCURACY_Q",
     "TOP_K_AGREEMENT",
+    "LikeLlamaCpp",
     "Measured",
     "measure",
 ]
@@ -43,6 +45,8 @@ LABEL_COLUMNS = (
     *TOP_K_ACCURACY_P,
     *TOP_K_ACCURACY_Q,
 )
+# Where P's log-probabilities come from: stored in a llama.cpp base file, or rounded as one would hold them.
+LikeLlamaCpp = Literal["stored", "rounded"]
 LOWEST = torch.finfo(torch.float64).min
 
 
@@ -71,8 +75,14 @@ def measure(
     q: Tensor,
     representations: tuple[RepresentationName, RepresentationName],
     labels: Tensor | None,
+    *,
+    like_llama_cpp: LikeLlamaCpp | None = None,
 ) -> Measured:
-    """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None."""
+    """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None.
+
+    With `like_llama_cpp` there are the further columns `LIKE_COLUMNS`, from log-probabilities that are stored in a base
+    file or that are rounded as there.
+    """
     sides = [
         REPRESENTATIONS[name](rows.double(), validate=False)
         for name, rows in zip(representations, (p, q), strict=True)
@@ -84,6 +94,8 @@ def measure(
     columns += [_at(pair.p, top_p[:, 0]), *(top_p == top_q).double().cumprod(-1).unbind(-1)]
     if labels is not None:
         columns += _against_labels(pair, sides, (top_p, top_q), labels)
+    if labels is not None and like_llama_cpp is not None:
+        columns += measure_like(sides[0], sides[1], labels, stored=like_llama_cpp == "stored")
     return Measured(torch.stack(columns, -1), pair)
 
 

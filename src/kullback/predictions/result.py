@@ -12,6 +12,8 @@ __all__ = [
     "Comparison",
     "ConfidenceBin",
     "LabelStatistics",
+    "LlamaCppFigures",
+    "LlamaCppStatistics",
     "Mean",
     "Proportion",
     "Segment",
@@ -179,6 +181,58 @@ class LabelStatistics:
 
 
 @dataclass(frozen=True)
+class LlamaCppFigures:
+    """What llama.cpp's ``llama-perplexity --kl-divergence`` prints of some rows, each number with its uncertainty.
+
+    The uncertainty is sqrt((mean of squares - square of mean) / (rows - 1)), or follows from that by the delta method;
+    it takes the rows to be independent.
+
+    Attributes:
+        count: how many rows.
+        perplexity_q: PPL(Q).
+        perplexity_p: PPL(base).
+        correlation: Cor(ln(PPL(Q)), ln(PPL(base))), without an uncertainty.
+        log_ratio: ln(PPL(Q)/PPL(base)).
+        ratio: PPL(Q)/PPL(base).
+        difference: PPL(Q)-PPL(base).
+        kld: the mean KL divergence, in nats.
+        delta_p: the mean of q - p at the true token, a fraction.
+        delta_p_rms: its root mean square.
+        same_top: the proportion of rows with the same top token.
+    """
+
+    count: int
+    perplexity_q: tuple[float, float]
+    perplexity_p: tuple[float, float]
+    correlation: float
+    log_ratio: tuple[float, float]
+    ratio: tuple[float, float]
+    difference: tuple[float, float]
+    kld: tuple[float, float]
+    delta_p: tuple[float, float]
+    delta_p_rms: tuple[float, float]
+    same_top: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class LlamaCppStatistics:
+    """What llama.cpp's ``llama-perplexity --kl-divergence`` prints, by its definitions, of the rows with a label.
+
+    Attributes:
+        chunks: the figures of all rows up to the end of each chunk (window); empty where rows are not cut in chunks.
+        total: the figures of all rows.
+        kld_quantiles: of the KL divergence: maximum, 99.9, 99, 95, 90 %, median, 10, 5, 1, 0.1 %, minimum.
+        delta_p_quantiles: of q - p at the true token: maximum, 99.9, 99, 95, 90, 75 %, median, 25, 10, 5, 1, 0.1 %,
+            minimum.
+    """
+
+    chunks: list[LlamaCppFigures]
+    total: LlamaCppFigures
+    kld_quantiles: list[float]
+    delta_p_quantiles: list[float]
+
+
+@dataclass(frozen=True)
 class Segment:
     """Rows start to stop (not included): their mean and largest KL(P || Q)."""
 
@@ -216,6 +270,7 @@ class Comparison(Shown):
         infinite: for each divergence, in how many rows it is infinite.
         quantiles_exact: whether quantiles come from all values; if not, from a sketch.
         notes: remarks on the numbers, as sentences.
+        llama_cpp: what llama.cpp would print, where it was asked for, else None.
     """
 
     _reports: ClassVar[str] = "kullback.report.predictions"
@@ -237,6 +292,7 @@ class Comparison(Shown):
     infinite: dict[str, int]
     quantiles_exact: bool
     notes: list[str]
+    llama_cpp: LlamaCppStatistics | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(quoted(name) for name in (self.p_name, self.q_name))

@@ -21,6 +21,10 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
 * ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
 * ``infinite``: for each divergence, in how many rows it is infinite.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
+* ``llama_cpp``: null, or, where it was asked for, what llama.cpp prints: ``chunks`` (a list) and ``total``, objects
+  with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``, ``log_ratio``,
+  ``ratio``, ``difference``, ``kld``, ``delta_p``, ``delta_p_rms``, ``same_top``; ``kld_quantiles``,
+  ``delta_p_quantiles`` (numbers, from the maximum to the minimum).
 
 JSON has no infinity and no NaN: the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` stand for them, as in the
 JSON mapping of Protocol Buffers; Python's ``float`` and JavaScript's ``Number`` convert them back. Finite floats have
