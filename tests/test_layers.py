@@ -56,6 +56,16 @@ LAYERS = {
         {"two_sample_test"},
         {"__init__"},
     ),
+    "kullback.io": (
+        {"files"},
+        {"checks", "reader"},
+        {"arrays", "parquet", "rows"},
+        {"csv_text", "llamacpp"},
+        {"vectors"},
+        {"formats"},
+        {"top_k"},
+        {"__init__"},
+    ),
     "kullback.kernels": (
         {"codes", "overlap", "reference"},
         {"divergence_codes", "row_autograd"},

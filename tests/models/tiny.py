@@ -207,7 +207,8 @@ def _write_tokenizer(writer: Any, folder: Path, classes: int) -> None:
     writer.add_token_merges([" ".join(pair) for pair in held["model"]["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    writer.add_add_bos_token(held["post_processor"] is not None)
+    begins = (held["post_processor"] or {}).get("single", [])[:1]
+    writer.add_add_bos_token(any("SpecialToken" in part for part in begins))
     writer.add_chat_template(CHAT_TEMPLATE)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kullback.cli.gates import METRICS_IN_WORDS, TABLE_METRICS_IN_WORDS, parse_gate, parse_table_gate
+from kullback.cli.model_options import MODEL_OPTIONS, model_options
 from kullback.cli.options import (
     BINS,
     COLUMNS,
@@ -41,9 +42,7 @@ OF_PREDICTIONS = (
     "like",
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
-OF_MODELS = (
-    "text", "context", "score", "windows", "dtype", "device", "trust_remote_code", "hub", "noise_floor", "resume",
-)  # fmt: skip
+OF_MODELS = (*MODEL_OPTIONS, "text", "noise_floor", "resume")
 OF_ROWS = ("worst", "bootstrap", "block_mb")
 LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
@@ -121,32 +120,7 @@ MEBIBYTE = 1024 * 1024
 @click.option(
     "--text", type=FILE, help="Models: the text to compare them on, or JSONL with text or messages."
 )
-@click.option(
-    "--context",
-    type=click.IntRange(3),
-    default=512,
-    show_default=True,
-    help="Models: the tokens in a window.",
-)
-@click.option(
-    "--score",
-    type=click.Choice(["second-half", "all", "assistant"]),
-    default="second-half",
-    show_default=True,
-    help="Models: the tokens that count: those of each window's second half, as llama.cpp has it, all, or the "
-    "assistant's replies in JSONL conversations.",
-)
-@click.option("--windows", type=click.IntRange(1), help="Models: how many windows to read; all by default.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Models: the dtype of the weights of folders.",
-)
-@click.option("--device", default="cpu", show_default=True, help="Models: where folders run, such as cuda.")
-@click.option("--trust-remote-code", is_flag=True, help="Models: let code that comes with a folder run.")
-@click.option("--hub", is_flag=True, help="Models: names may stand for models on the Hugging Face hub.")
+@model_options
 @click.option(
     "--noise-floor",
     is_flag=True,

@@ -35,12 +35,14 @@ from kullback.io.reader import StoredMass
 from kullback.io.reference import Reference, ReferenceBlock
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.rows import RowSource, paired_blocks
+from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.io.windows import Windows
 from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
 __all__ = [
     "REPRESENTATION_NAMES",
+    "TOP_K_FORMATS",
     "RepresentationName",
     "LlamaBaseFile",
     "Reference",
@@ -48,8 +50,11 @@ __all__ = [
     "ReferenceWriter",
     "RowSource",
     "StoredMass",
+    "TopKBlock",
+    "TopKSource",
     "Windows",
     "open_rows",
+    "open_top_k",
     "paired_blocks",
     "read_clusters",
     "read_labels",

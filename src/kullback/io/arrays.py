@@ -33,6 +33,9 @@ __all__ = [
     "open_npz",
     "open_safetensors",
     "open_torch",
+    "safetensors_header",
+    "safetensors_layout",
+    "safetensors_reader",
 ]
 
 # NumPy's codes without byte order. torch has few operations for uint16 and uint32: they become int64 when read.
@@ -236,27 +239,39 @@ def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def open_safetensors(ref: FileReference, key: str | None) -> Reader:
-    """Open one tensor of a ``.safetensors`` file.
+    """Open one tensor of a ``.safetensors`` file."""
+    data, header = safetensors_header(ref)
+    chosen = choose_key(ref, (name for name in header if name != "__metadata__"), key, what="tensor")
+    return safetensors_reader(ref, chosen, safetensors_layout(ref, chosen, header[chosen], data))
+
+
+def safetensors_reader(ref: FileReference, key: str, array: ArrayLayout) -> BytesReader:
+    """Open a tensor of a ``.safetensors`` file by its layout."""
+    with ExitStack() as stack:
+        file = stack.enter_context(ref.open())
+        reader = BytesReader(ref, file, array, format="safetensors", key=key)
+        stack.pop_all()
+    return reader
+
+
+def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:
+    """Return where the tensors of a ``.safetensors`` file begin, and its header.
 
     The library validates the file; the offsets, which it does not give, come from the header: its length in
     eight bytes, then JSON. (Its own slices map the file, and take only a range of the first dimension.)
     """
     library = load("safetensors", "reading a .safetensors file")
     try:
-        with library.safe_open(ref.path, "numpy") as checked:
-            chosen = choose_key(ref, checked.keys(), key, what="tensor")
+        with library.safe_open(ref.path, "numpy"):
+            pass
     except library.SafetensorError as error:
         raise ref.truncated(wanted="a safetensors file", got=str(error)) from None
-    with ExitStack() as stack:
-        file = stack.enter_context(ref.open())
+    with ref.open() as file:
         length = int.from_bytes(file.read(8), "little")
-        array = _safetensors_layout(ref, chosen, json.loads(file.read(length))[chosen], 8 + length)
-        reader = BytesReader(ref, file, array, format="safetensors", key=chosen)
-        stack.pop_all()
-    return reader
+        return 8 + length, json.loads(file.read(length))
 
 
-def _safetensors_layout(ref: FileReference, key: str, entry: Any, data: int) -> ArrayLayout:
+def safetensors_layout(ref: FileReference, key: str, entry: Any, data: int) -> ArrayLayout:
     """Return the layout that an entry of the header describes; the tensors begin at byte `data`."""
     dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
     if dtype is None:

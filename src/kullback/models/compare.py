@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +19,7 @@ from kullback.io.windows import Windows
 from kullback.models.checkpoint import Checkpoint, Part, fingerprint
 from kullback.models.language_model import LanguageModel
 from kullback.models.noise import NoisyModel
-from kullback.models.open_model import open_side
+from kullback.models.open_model import Progress, open_side
 from kullback.models.passages import LENGTH, Passages
 from kullback.models.result import Candidate, ModelComparison, Passage
 from kullback.models.side import DenseSide, in_step, side_of_file
@@ -41,8 +41,6 @@ BLOCK_BYTES = 40 * 1024 * 1024
 PART = (1 << 15) - 1
 LOGITS = "logits", "logits"
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
-
-Progress = Callable[[int, int | None], object]
 
 
 def compare_models(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from kullback.models.huggingface import DTYPES, HuggingFaceModel, head_classes, 
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.words import RepresentationName
 
-__all__ = ["is_model", "open_model", "open_side"]
+__all__ = ["Progress", "is_model", "open_model", "open_side"]
+
+Progress = Callable[[int, int | None], object]
 
 
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
@@ -81,7 +84,7 @@ def open_model(
     if name.lower().endswith(".gguf") and path.is_file():
         from kullback.models.gguf import GGUFModel
 
-        return GGUFModel(path)
+        return GGUFModel(path, device=device)
     if (path.is_dir() and (path / "config.json").is_file()) or (hub and not path.exists()):
         return open_folder(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub)
     got = (

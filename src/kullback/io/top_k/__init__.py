@@ -1,0 +1,7 @@
+"""Log-probabilities of the most probable tokens, as inference servers return and distillation tools store them."""
+
+from kullback.io.top_k.block import TopKBlock
+from kullback.io.top_k.formats import TOP_K_FORMATS, open_top_k
+from kullback.io.top_k.source import TopKSource
+
+__all__ = ["TOP_K_FORMATS", "TopKBlock", "TopKSource", "open_top_k"]

@@ -1,0 +1,223 @@
+"""A block of positions of which the most probable classes are known, and the check of its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.io.checks import tolerance
+from kullback.io.files import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kullback.errors import FileError
+    from kullback.io.files import FileReference
+
+__all__ = ["NO_LABEL", "Positions", "TopKBlock", "check", "join", "log_tail_mass", "part", "to_block"]
+
+NO_LABEL = -100  # as torch's cross_entropy ignores
+LARGEST_INDEX = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class TopKBlock:
+    r"""Consecutive positions of an open `TopKSource`; ``TopK(block.indices, block.log_probs)`` is a teacher.
+
+    Every tensor has one row for each position, and the caller may modify it.
+
+    Attributes:
+        sequences: the number of the text, request or row of the file that a position belongs to, int64, shape (n,).
+        positions: the position of the predicted token in its sequence, as far as the format tells, int64, shape (n,).
+        indices: the classes that are known, int64, shape (n, k), in the order of the file. The true token's stands
+            behind the others where the file has its log-probability but does not list it.
+        log_probs: their natural log-probabilities, shape (n, k); -inf is padding of positions with fewer classes.
+        labels: the true token, int64, shape (n,); -100 where it is not known.
+        label_log_probs: its log-probability, shape (n,); NaN where it is not known.
+        log_tail: the log of the mass outside the known classes, float64, shape (n,); -inf where nothing is left, NaN
+            where the file does not tell, because it holds logits of the known classes alone.
+        classes: the number of all classes, or None where that is not known.
+
+    Example:
+        >>> import kullback.io
+        >>> response = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -0.5, "rank": 1}}]}]}
+        >>> with kullback.io.open_top_k(response) as source:
+        ...     block = next(source.blocks())
+        >>> block.indices, block.log_probs, block.labels, block.log_tail.exp()
+        (tensor([[5]]), tensor([[-0.5000]]), tensor([5]), tensor([0.3935], dtype=torch.float64))
+    """
+
+    sequences: Tensor
+    positions: Tensor
+    indices: Tensor
+    log_probs: Tensor
+    labels: Tensor
+    label_log_probs: Tensor
+    log_tail: Tensor
+    classes: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __repr__(self) -> str:
+        k, dtype = self.indices.shape[-1], dtype_name(self.log_probs.dtype)
+        return f"TopKBlock(positions={len(self)}, k={k}, classes={self.classes}, dtype={dtype})"
+
+    @property
+    def counts(self) -> Tensor:
+        """How many classes each position lists, int64, shape (n,)."""
+        return (self.log_probs != -torch.inf).sum(-1)
+
+
+class Positions(NamedTuple):
+    """Positions of one sequence as a reader found them, not yet checked.
+
+    Attributes:
+        sequence: its number in the file.
+        positions: int64, shape (n,).
+        indices: int64, shape (n, k).
+        log_probs: shape (n, k), -inf for padding.
+        labels: int64, shape (n,), `NO_LABEL` where not known; or None.
+        label_log_probs: shape (n,), NaN where not known; or None.
+        log_tail: float64, shape (n,), where the file has it; else it follows from the log-probabilities.
+        skipped: positions without a distribution.
+    """
+
+    sequence: int
+    positions: Tensor
+    indices: Tensor
+    log_probs: Tensor
+    labels: Tensor | None = None
+    label_log_probs: Tensor | None = None
+    log_tail: Tensor | None = None
+    skipped: int = 0
+
+
+def log_tail_mass(log_probs: Tensor) -> Tensor:
+    """Return log(1 - the sum of the probabilities), float64; -inf where that is not positive."""
+    kept = torch.logsumexp(log_probs.double(), -1)
+    some = kept < 0
+    return torch.where(some, torch.log(-torch.expm1(torch.where(some, kept, -1.0))), -torch.inf)
+
+
+def to_block(found: Positions, classes: int | None) -> TopKBlock:
+    """Complete positions to a block: the true token joins the known classes where its log-probability is known."""
+    n = len(found.positions)
+    indices, log_probs = found.indices, found.log_probs
+    labels = torch.full((n,), NO_LABEL) if found.labels is None else found.labels
+    label_log_probs = found.label_log_probs
+    if label_log_probs is None:
+        label_log_probs = torch.full((n,), torch.nan)
+    label_log_probs = label_log_probs.to(log_probs.dtype)
+    listed = (indices == labels.unsqueeze(-1)) & (log_probs != -torch.inf)
+    from_list = torch.where(listed, log_probs, -torch.inf).amax(-1)
+    is_listed = listed.any(-1)
+    if found.log_tail is not None:  # log-probabilities among the listed classes alone are no true token's
+        is_listed = is_listed & ~found.log_tail.isnan()
+    label_log_probs = torch.where(is_listed & label_log_probs.isnan(), from_list, label_log_probs)
+    extra = ~is_listed & (labels >= 0) & label_log_probs.isfinite()
+    if bool(extra.any()):
+        indices = torch.cat([indices, torch.where(extra, labels, 0).unsqueeze(-1)], -1)
+        log_probs = torch.cat([log_probs, torch.where(extra, label_log_probs, -torch.inf).unsqueeze(-1)], -1)
+    log_tail = found.log_tail
+    if log_tail is None:
+        log_tail = log_tail_mass(log_probs)
+    elif bool(extra.any()):  # the mass that the file tells is that outside its list
+        inside = torch.where(extra, label_log_probs.double(), -torch.inf)
+        log_tail = torch.log((log_tail.exp() - inside.exp()).clamp(min=0))
+    if classes is not None:
+        whole = (log_probs != -torch.inf).sum(-1) >= classes
+        log_tail = torch.where(whole & ~log_tail.isnan(), -torch.inf, log_tail)
+    sequences = torch.full((n,), found.sequence)
+    return TopKBlock(
+        sequences, found.positions, indices, log_probs, labels, label_log_probs, log_tail, classes
+    )
+
+
+def join(blocks: Sequence[TopKBlock]) -> TopKBlock:
+    """Join blocks, those with fewer classes padded."""
+    if len(blocks) == 1:
+        return blocks[0]
+    k = max(block.indices.shape[-1] for block in blocks)
+
+    def padded(x: Tensor, value: float) -> Tensor:
+        return torch.nn.functional.pad(x, (0, k - x.shape[-1]), value=value)
+
+    return TopKBlock(
+        torch.cat([block.sequences for block in blocks]),
+        torch.cat([block.positions for block in blocks]),
+        torch.cat([padded(block.indices, 0) for block in blocks]),
+        torch.cat([padded(block.log_probs, -torch.inf) for block in blocks]),
+        torch.cat([block.labels for block in blocks]),
+        torch.cat([block.label_log_probs for block in blocks]),
+        torch.cat([block.log_tail for block in blocks]),
+        blocks[0].classes,
+    )
+
+
+def part(block: TopKBlock, start: int, stop: int) -> TopKBlock:
+    """Return rows `start` to `stop` of a block."""
+    rows = slice(start, stop)
+    return TopKBlock(
+        block.sequences[rows],
+        block.positions[rows],
+        block.indices[rows],
+        block.log_probs[rows],
+        block.labels[rows],
+        block.label_log_probs[rows],
+        block.log_tail[rows],
+        block.classes,
+    )
+
+
+def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
+    """Raise `FileError` for the first invalid value; the tolerance is that of probabilities of dtype `rounding`."""
+    limit = tolerance(rounding)
+    log_probs, kept = block.log_probs, block.log_probs != -torch.inf
+    bad = log_probs.isnan() | (log_probs > limit)
+    if bool(bad.any()):
+        raise _refused(block, ref, bad, log_probs, "natural log-probabilities, at most 0", _NOT_LOG_PROBS)
+    largest = LARGEST_INDEX if block.classes is None else block.classes - 1
+    bad = kept & ((block.indices < 0) | (block.indices > largest))
+    if bool(bad.any()):
+        wanted = f"token ids from 0 to {largest}"
+        raise _refused(block, ref, bad, block.indices, wanted, "use the files of one vocabulary")
+    masses = log_probs.double().exp().sum(-1)
+    bad = ~(masses <= 1 + limit)
+    if bool(bad.any()):
+        wanted = f"probabilities that sum to at most 1 within {limit:g} ({dtype_name(rounding)})"
+        raise _refused(block, ref, bad, masses, wanted, _NOT_LOG_PROBS)
+    places = torch.arange(1, block.indices.shape[-1] + 1)
+    ordered = torch.where(kept, block.indices, -places).sort(-1).values
+    bad = ordered[:, 1:] == ordered[:, :-1]
+    if bool(bad.any()):
+        raise _refused(
+            block, ref, bad, ordered[:, 1:], "each token once at a position", "write the file again"
+        )
+    bad = (block.labels != NO_LABEL) & ((block.labels < 0) | (block.labels > largest))
+    if bool(bad.any()):
+        wanted = f"a true token from 0 to {largest}, or {NO_LABEL} for none"
+        raise _refused(block, ref, bad, block.labels, wanted, "use the files of one vocabulary")
+    bad = block.label_log_probs > limit
+    if bool(bad.any()):
+        wanted = "a log-probability of the true token, at most 0"
+        raise _refused(block, ref, bad, block.label_log_probs, wanted, _NOT_LOG_PROBS)
+
+
+_NOT_LOG_PROBS = (
+    "these may be logits or processed scores: store the raw ones (vLLM: --logprobs-mode raw_logprobs)"
+)
+
+
+def _refused(
+    block: TopKBlock, ref: FileReference, bad: Tensor, values: Tensor, wanted: str, instead: str
+) -> FileError:
+    """Return the error for the first value that `bad` marks."""
+    index = tuple(int(i) for i in bad.nonzero()[0])
+    where = f"sequence {int(block.sequences[index[0]])}, position {int(block.positions[index[0]])}"
+    value = values[index].item()
+    shown = str(value) if isinstance(value, int) else f"{value:.6g}"
+    return ref.error(wanted=wanted, got=f"{shown} at {where}", instead=instead)

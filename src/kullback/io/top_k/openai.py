@@ -1,0 +1,115 @@
+"""Log-probabilities in the form of OpenAI's API, which other servers answer in too.
+
+Chats have ``choices[].logprobs.content[] = {token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}``,
+completions ``choices[].logprobs = {tokens, token_logprobs, top_logprobs: [{token: logprob}]}``, with ``echo`` those of
+the prompt too. Tokens are text; vLLM writes ``token_id:123`` when asked to, and llama-server adds ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from kullback.io.top_k.records import CLAMPED, Collected, Place, Tokens, get, lists, token_id
+
+__all__ = ["has_log_probs", "read"]
+
+
+def has_log_probs(record: object) -> bool:
+    """Tell whether a record is such a response with log-probabilities."""
+    choices = get(record, "choices")
+    return isinstance(choices, list) and any(
+        get(choice, "logprobs") is not None for choice in cast("list[Any]", choices)
+    )
+
+
+def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected]:
+    """Read the choices of one response, each a sequence."""
+    if not has_log_probs(record):
+        raise place.error(
+            wanted="choices with logprobs",
+            got="a response without, or with null",
+            instead="ask for them: logprobs=true and top_logprobs=20 for a chat, logprobs=5 for a completion",
+        )
+    for number, choice in enumerate(get(record, "choices")):
+        found, here = get(choice, "logprobs"), place.at(f"choice {number}")
+        if found is not None:
+            content = get(found, "content")
+            yield _completion(found, here, tokens) if content is None else _chat(content, here, tokens)
+
+
+def _chat(content: Any, place: Place, tokens: Tokens | None) -> Collected:
+    collected = Collected(place)
+    for position, entry in enumerate(lists(content, "content, a list", place)):
+        here = place.at(f"position {position}")
+        listed = lists(get(entry, "top_logprobs"), "top_logprobs, a list", here)
+        if not listed:
+            raise _no_list(here)
+        collected.add(
+            position,
+            [(_id(each, tokens, here), _value(each, here)) for each in listed],
+            _id(entry, tokens, here),
+            _known(_value(entry, here)),
+        )
+    return collected
+
+
+def _completion(found: Any, place: Place, tokens: Tokens | None) -> Collected:
+    texts = lists(get(found, "tokens"), "tokens, a list", place)
+    values = lists(get(found, "token_logprobs"), "token_logprobs, a list", place)
+    listed = get(found, "top_logprobs")
+    if listed is None:
+        raise _no_list(place)
+    if not len(texts) == len(values) == len(lists(listed, "top_logprobs, a list", place)):
+        raise place.error(
+            wanted=f"as many token_logprobs and top_logprobs as tokens, {len(texts)}",
+            got=f"{len(values)} and {len(listed)}",
+            instead="store the response as it came",
+        )
+    collected = Collected(place)
+    for position, (text, value, entries) in enumerate(zip(texts, values, listed, strict=True)):
+        here = place.at(f"position {position}")
+        if not entries:
+            collected.skipped += 1
+            continue
+        if not isinstance(entries, Mapping):
+            raise here.malformed("a mapping from tokens to log-probabilities", entries)
+        collected.add(
+            position,
+            [
+                (token_id(each, None, tokens, here), x)
+                for each, x in cast("Mapping[Any, Any]", entries).items()
+            ],
+            token_id(text, None, tokens, here),
+            _known(value),
+        )
+    return collected
+
+
+def _no_list(place: Place) -> Exception:
+    return place.error(
+        wanted="top_logprobs, the most probable tokens",
+        got="the chosen token alone",
+        instead="ask for them: top_logprobs=20 for a chat, logprobs=5 for a completion",
+    )
+
+
+def _id(entry: Any, tokens: Tokens | None, place: Place) -> int:
+    found = get(entry, "id")
+    return (
+        token_id(get(entry, "token"), get(entry, "bytes"), tokens, place)
+        if found is None
+        else cast("int", found)
+    )
+
+
+def _value(entry: Any, place: Place) -> Any:
+    value = get(entry, "logprob")
+    if value is None:
+        raise place.malformed("an entry with a logprob", entry)
+    return value
+
+
+def _known(value: Any) -> Any:
+    """Return the log-probability of the true token; None for -9999, which says only that it is below those listed."""
+    return None if value == CLAMPED else value

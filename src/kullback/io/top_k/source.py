@@ -1,0 +1,205 @@
+"""Open files of top-k log-probabilities as iterators over blocks of positions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Literal, Self
+
+import torch
+
+from kullback.errors import invalid_value
+from kullback.io.top_k.block import Positions, TopKBlock, check, join, part, to_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+    from kullback.io.files import FileReference
+
+__all__ = ["TopKReader", "TopKSource"]
+
+BLOCK_BYTES = 64 * 1024 * 1024
+# Rows of a block where only reading tells how many classes a position lists.
+BLOCK_ROWS = 1024
+
+
+class TopKReader(ABC):
+    """A reader of one format of top-k log-probabilities; `TopKSource` checks and joins what it finds.
+
+    Attributes:
+        ref: the path and the argument it was passed as.
+        format: the format's name.
+        rows: the number of positions with a distribution, or None where only reading tells.
+        k: the most classes that a position lists, or None likewise.
+        classes: the number of all classes, or None where the format does not tell.
+        tail: what is known of the other classes: their mass, or nothing.
+        rounding: the dtype that the log-probabilities were computed or stored in.
+    """
+
+    ref: FileReference
+    format: str
+    rows: int | None = None
+    k: int | None = None
+    classes: int | None = None
+    tail: Literal["bucket", "renormalize"] = "bucket"
+    rounding: torch.dtype = torch.float32
+
+    @abstractmethod
+    def sequences(self) -> Iterator[Positions]:
+        """Iterate over the positions from the beginning, in pieces of one sequence each."""
+
+    def caveats(self) -> list[str]:
+        """Return remarks on the contents that a report should repeat, as sentences."""
+        return []
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class TopKSource:
+    """Open top-k log-probabilities, from `open_top_k`; closed by ``with`` or ``close()``.
+
+    Attributes:
+        format: one of `TOP_K_FORMATS`.
+        rows: the number of positions, or None for a format that tells only by being read (JSON).
+        k: the most classes that a position lists, without the true token where that is added; or None likewise.
+        classes: the number of all classes, or None where neither the file nor the caller tells.
+        tail: ``"bucket"`` where the mass of the other classes is known, ``"renormalize"`` where the file holds logits
+            of the listed classes alone, whose log-probabilities are then those among them; as `TopK` calls it.
+        skipped: positions without a distribution in the latest pass, such as the first token of a prompt.
+
+    Example:
+        >>> import kullback.io
+        >>> meta = {"input_token_logprobs": [[None, 3, None], [-0.5, 7, None]]}
+        >>> meta["input_top_logprobs"] = [None, [[-0.5, 7, None], [-1.5, 2, None]]]
+        >>> with kullback.io.open_top_k({"text": "", "meta_info": meta}) as source:
+        ...     blocks = list(source.blocks(rows=100))
+        >>> source.format, source.skipped, blocks
+        ('sglang', 1, [TopKBlock(positions=1, k=2, classes=None, dtype=float32)])
+    """
+
+    def __init__(self, reader: TopKReader, classes: int | None = None) -> None:
+        self._reader = reader
+        self.format = reader.format
+        self.rows = reader.rows
+        self.k = reader.k
+        self.tail = reader.tail
+        self.skipped = 0
+        if classes is not None and reader.classes is not None and classes != reader.classes:
+            raise reader.ref.error(
+                wanted=f"classes={reader.classes}, as the file says",
+                got=f"classes={classes}",
+                instead="leave classes= out",
+            )
+        self.classes = reader.classes if classes is None else classes
+
+    def __repr__(self) -> str:
+        return f"TopKSource({self.ref.shown!r}, {self.describe()})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+    @property
+    def ref(self) -> FileReference:
+        """The path and the argument it was passed as, for error messages."""
+        return self._reader.ref
+
+    def describe(self) -> str:
+        """Return the format and the sizes that are known, in one line.
+
+        Example:
+            >>> import kullback.io
+            >>> record = {"logprobs": [[[-0.1, -2.5]]], "logprob_token_ids": [[[4, 9]]]}
+            >>> kullback.io.open_top_k(record, classes=10).describe()
+            'trl, 10 classes'
+        """
+        sizes = ((self.rows, "positions"), (self.k, "listed"), (self.classes, "classes"))
+        found = [f"{size} {what}" for size, what in sizes if size is not None]
+        unknown = ["mass outside the list not known"] if self.tail == "renormalize" else []
+        return ", ".join([self.format, *found, *unknown])
+
+    def caveats(self) -> list[str]:
+        """Return remarks on the contents that a report should repeat, as sentences; complete after a pass.
+
+        Example:
+            >>> import kullback.io
+            >>> entry = {"id": 4, "prob": 0.9, "top_probs": [{"id": 4, "prob": 0.9}]}
+            >>> with kullback.io.open_top_k({"completion_probabilities": [entry]}) as source:
+            ...     blocks = list(source.blocks())
+            ...     source.caveats()
+            ["the probabilities are those after the samplers ..."]
+        """
+        return self._reader.caveats()
+
+    def blocks(self, rows: int | None = None) -> Iterator[TopKBlock]:
+        """Iterate over all positions in order, in blocks; each call begins anew.
+
+        Arguments:
+            rows: the positions in a block, of which only the last may have fewer; left out, as many as fit 64 MB.
+
+        Returns:
+            An iterator over `TopKBlock`. Their number of columns may differ where that of the listed classes does.
+
+        Raises:
+            FileError: the file is damaged, or holds values that are no log-probabilities; it names the position.
+            ArgumentValueError: `rows` is not positive.
+
+        Example:
+            >>> import kullback.io
+            >>> record = {"logprobs": [[[-0.1], [-0.2], [-0.3]]], "logprob_token_ids": [[[4], [9], [2]]]}
+            >>> [len(block) for block in kullback.io.open_top_k(record).blocks(rows=2)]
+            [2, 1]
+        """
+        if rows is None:
+            rows = BLOCK_ROWS if self.k is None else max(1, BLOCK_BYTES // (16 * self.k))
+        elif rows <= 0:
+            raise invalid_value(
+                "TopKSource.blocks",
+                "rows",
+                wanted="a positive number",
+                got=str(rows),
+                instead="source.blocks(rows=1024)",
+            )
+        return _regroup(self._checked(), rows)
+
+    def _checked(self) -> Iterator[TopKBlock]:
+        self.skipped = 0
+        found = self._reader.sequences()
+        while True:
+            with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
+                positions = next(found, None)
+                if positions is None:
+                    return
+                self.skipped += positions.skipped
+                if not len(positions.positions):
+                    continue
+                block = to_block(positions, self.classes)
+                check(block, self.ref, self._reader.rounding)
+            yield block
+
+
+def _regroup(blocks: Iterable[TopKBlock], rows: int) -> Iterator[TopKBlock]:
+    """Regroup blocks of any length into blocks of exactly `rows`; the last may be shorter."""
+    held: list[TopKBlock] = []
+    count = 0
+    for block in blocks:
+        done = 0
+        while count + len(block) - done >= rows:
+            held.append(part(block, done, done + rows - count))
+            done += rows - count
+            yield join(held)
+            held, count = [], 0
+        if done < len(block):
+            held.append(part(block, done, len(block)))
+            count += len(block) - done
+    if held:
+        yield join(held)
