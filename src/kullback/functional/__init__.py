@@ -5,8 +5,10 @@ from kullback.functional.drop_in import kl_div
 from kullback.functional.linear import linear_distillation_loss
 from kullback.functional.policy import kl_from_log_probs, kl_surrogate
 from kullback.functional.top_k import TopK, top_k_divergence
+from kullback.functional.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 
 __all__ = [
+    "DivergenceBounds",
     "TopK",
     "distillation_loss",
     "kl_div",
@@ -14,4 +16,5 @@ __all__ = [
     "kl_surrogate",
     "linear_distillation_loss",
     "top_k_divergence",
+    "top_k_divergence_bounds",
 ]

@@ -21,6 +21,14 @@ class Windows:
         tokens: the token ids of all windows, one after the other, int64 of shape (tokens,).
         offsets: where each window starts in `tokens`, and their number at the end, int64 of shape (windows + 1,).
         scored: whether a token is scored, bool of shape (tokens,); never the first of a window.
+
+    Example:
+        >>> import torch
+        >>> from kullback.io import Windows
+        >>> scored = torch.tensor([False, True, True, False, True])
+        >>> windows = Windows(torch.tensor([0, 4, 2, 0, 3]), torch.tensor([0, 3, 5]), scored)
+        >>> len(windows), windows.rows, windows.labels, windows.clusters
+        (2, 3, tensor([4, 2, 3]), tensor([0, 0, 1]))
     """
 
     tokens: Tensor

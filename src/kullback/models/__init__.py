@@ -2,7 +2,8 @@
 
 from kullback.models.compare import compare_models
 from kullback.models.language_model import LanguageModel, ModelInfo
-from kullback.models.open_model import open_model
+from kullback.models.open_model import is_model, open_model
+from kullback.models.record import record_reference
 from kullback.models.result import Candidate, ModelComparison, Passage, ReadToken
 from kullback.models.vocabulary import Token, Vocabulary
 
@@ -16,5 +17,7 @@ __all__ = [
     "Token",
     "Vocabulary",
     "compare_models",
+    "is_model",
     "open_model",
+    "record_reference",
 ]

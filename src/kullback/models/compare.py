@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +19,7 @@ from kullback.io.windows import Windows
 from kullback.models.checkpoint import Checkpoint, Part, fingerprint
 from kullback.models.language_model import LanguageModel
 from kullback.models.noise import NoisyModel
-from kullback.models.open_model import open_side
+from kullback.models.open_model import Progress, open_side
 from kullback.models.passages import LENGTH, Passages
 from kullback.models.result import Candidate, ModelComparison, Passage
 from kullback.models.side import DenseSide, in_step, side_of_file
@@ -31,6 +31,7 @@ from kullback.predictions.measure import Measured, measure
 from kullback.predictions.result import Mean, WorstRow
 from kullback.predictions.sources import Clusters
 from kullback.streaming import Moments
+from kullback.words import RepresentationName
 
 __all__ = ["compare_models"]
 
@@ -41,8 +42,6 @@ PART = (1 << 15) - 1
 LOGITS = "logits", "logits"
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
 
-Progress = Callable[[int, int | None], object]
-
 
 def compare_models(
     base: object,
@@ -50,6 +49,7 @@ def compare_models(
     texts: object,
     *,
     tokenizer: Any = None,
+    representation: RepresentationName | None = None,
     context: int = 512,
     score: Score = "second-half",
     most_windows: int | None = None,
@@ -86,6 +86,7 @@ def compare_models(
         texts: a text, a `pathlib.Path` of a text file or of JSONL lines with ``"text"`` or ``"messages"``, a list of
             texts, or a list of conversations.
         tokenizer: that of the modules among the models.
+        representation: what the numbers of the files among the sides are, as for `compare_predictions`.
         context: the number of tokens in a window, and the most that a conversation may have.
         score: ``"second-half"`` of each window, ``"all"`` tokens, or the replies of the ``"assistant"`` in
         conversations. most_windows: how many windows to read; all by default.
@@ -93,8 +94,8 @@ def compare_models(
         device: where folders run, as ``"cuda"``.
         trust_remote_code: whether code in a folder may run.
         hub: whether names may stand for models on the Hugging Face hub.
-        noise_floor: whether to add the base itself as a candidate, with noise of its dtype's rounding in every layer:
-            what lies below its KL no measurement can tell.
+        noise_floor: whether to compare the base also with itself plus noise of its dtype's rounding in every layer:
+            what lies below this KL no measurement can tell.
         resume: a file that holds the finished windows: a run that was stopped goes on from it, and gives the same
             result as one that was not. It is removed at the end.
         worst, bootstrap, generator, block_bytes: as for `compare_predictions`.
@@ -120,7 +121,7 @@ def compare_models(
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
     given = list(candidates) if isinstance(candidates, list | tuple) else [candidates]
-    if not given and not noise_floor:
+    if not given:
         raise invalid_value(
             CALL,
             "candidates",
@@ -129,8 +130,9 @@ def compare_models(
             instead="candidates=['folder/of/model']",
         )
     text = take_texts(CALL, texts)
-    options = {
+    options: dict[str, Any] = {
         "tokenizer": tokenizer,
+        "representation": representation,
         "dtype": dtype,
         "device": device,
         "trust_remote_code": trust_remote_code,
@@ -360,6 +362,7 @@ class _Run:
         """Return the comparison of all windows."""
         base = self._sides[0]
         found: list[tuple[Candidate, Tensor]] = []
+        floor: Candidate | None = None
         for side, shared, pair in zip(self._sides[1:], self._maps, self._pairs, strict=True):
             notes = [] if shared is None else [_note_on_classes(shared)]
             comparison = pair.collector.comparison(base, side, notes)
@@ -369,14 +372,18 @@ class _Run:
                 pair.passages.passages(),
                 None if shared is None else len(shared.p),
             )
-            found.append((candidate, torch.cat(pair.kl)))
+            if isinstance(side.model, NoisyModel):
+                floor = candidate
+            else:
+                found.append((candidate, torch.cat(pair.kl)))
         found.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
         differences = [self._difference(b[1] - a[1]) for a, b in pairwise(found)]
         return ModelComparison(
             base=base.info,
             candidates=[candidate for candidate, _ in found],
             differences=differences,
-            windows=len(self._windows),
+            noise_floor=floor,
+            text=self._windows,
             context=context,
             score=score,
             tokens=words,

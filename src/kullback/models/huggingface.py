@@ -179,7 +179,7 @@ def open_folder(
             f"model = {shown}: wanted a tokenizer beside the model; got one without tokens; save it there "
             "(tokenizer.save_pretrained(folder))"
         )
-    with _loading(shown, "weights that fit the model"):
+    with _loading(shown, "weights that fit the model"), _without_bars(transformers):
         options |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             name, config=config, output_loading_info=True, **options
@@ -192,6 +192,18 @@ def open_folder(
             f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}; name a folder of a causal language model"
         )
     return HuggingFaceModel(model, tokenizer, _info(name, model, config))
+
+
+@contextmanager
+def _without_bars(transformers: Any) -> Generator[None]:
+    logs = transformers.utils.logging
+    shown = logs.is_progress_bar_enabled()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logs.enable_progress_bar()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import RowSource, open_rows
 from kullback.models.huggingface import DTYPES, HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
+from kullback.words import RepresentationName
 
-__all__ = ["is_model", "open_model", "open_side"]
+__all__ = ["Progress", "is_model", "open_model", "open_side"]
+
+Progress = Callable[[int, int | None], object]
 
 
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
@@ -80,7 +84,7 @@ def open_model(
     if name.lower().endswith(".gguf") and path.is_file():
         from kullback.models.gguf import GGUFModel
 
-        return GGUFModel(path)
+        return GGUFModel(path, device=device)
     if (path.is_dir() and (path / "config.json").is_file()) or (hub and not path.exists()):
         return open_folder(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub)
     got = (
@@ -113,12 +117,14 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
     return HuggingFaceModel(model, tokenizer, info)
 
 
-def open_side(given: object, argument: str, **options: Any) -> LanguageModel | RowSource:
+def open_side(
+    given: object, argument: str, *, representation: RepresentationName | None = None, **options: Any
+) -> LanguageModel | RowSource:
     """Open a model or a file of predictions."""
     if isinstance(given, RowSource):
         return given
     if isinstance(given, str | os.PathLike):
         path = Path(os.fspath(given))
         if path.is_file() and path.suffix.lower() != ".gguf":
-            return open_rows(path, representation=None, name=argument)
+            return open_rows(path, representation=representation, name=argument)
     return open_model(given, argument=argument, **options)

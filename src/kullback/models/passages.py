@@ -16,7 +16,7 @@ __all__ = ["LENGTH", "Passages"]
 LENGTH = 32  # scored tokens in a passage
 MOST = 8
 BEFORE = 24
-SHORT_TEXT = 2048  # rows up to which every passage is kept
+SHORT_TEXT = 1024  # rows up to which every passage is kept
 
 
 class Passages:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kullback.errors import quoted
+from kullback.io.windows import Windows
 from kullback.models.language_model import ModelInfo
 from kullback.predictions.result import Comparison, Mean, TopClass
 from kullback.shown import Shown
@@ -81,7 +82,8 @@ class ModelComparison(Shown):
         base: what is known of the base.
         candidates: the candidates, that of the smallest mean KL(base || candidate) first.
         differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows.
-        windows: the number of windows.
+        noise_floor: the base against itself with noise of its dtype's rounding in every layer, or None.
+        text: the windows that were read, in the base's tokens.
         context: the most tokens in a window.
         score: which tokens are scored: ``"second-half"``, ``"all"`` or ``"assistant"``.
         tokens: the text of every class of the base, or None where it is unknown.
@@ -93,12 +95,18 @@ class ModelComparison(Shown):
     base: ModelInfo
     candidates: list[Candidate]
     differences: list[Mean]
-    windows: int
+    noise_floor: Candidate | None
+    text: Windows
     context: int
     score: str
     tokens: list[str] | None
     whole_text: bool
     notes: list[str]
+
+    @property
+    def windows(self) -> int:
+        """The number of windows."""
+        return len(self.text)
 
     def __getitem__(self, name: str) -> Candidate:
         """Return a candidate by its name."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["render"]
+__all__ = ["MEANINGS", "render", "render_numbers"]
 
 MEANINGS = (
     "KL(P||Q) is what it costs per row to predict with Q what follows P; JS is the Jensen-Shannon divergence, "
@@ -52,6 +52,17 @@ def render(comparison: Comparison, console: Console) -> None:
     """
     say = Printer(console)
     say.heading(summary(comparison), comparison.p_name, comparison.q_name, _size(comparison))
+    render_numbers(comparison, console)
+    if comparison.worst:
+        say.table("The worst rows (class: p -> q)", *_worst(comparison.worst))
+    say.space()
+    for remark in (MEANINGS, *infinite_sentences(comparison), *comparison.notes):
+        say.line(f"- {remark}")
+
+
+def render_numbers(comparison: Comparison, console: Console) -> None:
+    """Print the tables of divergences, of the true class and by confidence."""
+    say = Printer(console)
     say.table(
         "Divergence of a row, in nats (TV: from 0 to 1)",
         ["", *QUANTITIES.values()],
@@ -74,11 +85,6 @@ def render(comparison: Comparison, console: Console) -> None:
         ["confidence", "rows", "mean KL(P||Q)", "99% quantile", "same top class"],
         [_confidence(part) for part in comparison.by_confidence if part.rows],
     )
-    if comparison.worst:
-        say.table("The worst rows (class: p -> q)", *_worst(comparison.worst))
-    say.space()
-    for remark in (MEANINGS, *infinite_sentences(comparison), *comparison.notes):
-        say.line(f"- {remark}")
 
 
 def _size(comparison: Comparison) -> str:

@@ -1,0 +1,257 @@
+"""What the most probable classes of two distributions say of the divergence between them: the least and the most."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value
+from kullback.functional.positions import check_kind
+from kullback.functional.top_k import TopK
+from kullback.generators import Divergence, FinitePair
+from kullback.io.top_k.block import NO_LABEL, TopKBlock, log_tail_mass
+
+__all__ = ["DivergenceBounds", "top_k_divergence_bounds"]
+
+_CALL = "top_k_divergence_bounds"
+_PADDING_P, _PADDING_Q = -1, 1 << 62  # equal to no class, nor to each other
+
+
+class DivergenceBounds(NamedTuple):
+    """The least and the largest value that a divergence may have.
+
+    Attributes:
+        lower: the lower bounds.
+        upper: the upper bounds, +inf where there is none.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import DivergenceBounds
+        >>> DivergenceBounds(torch.tensor([0.25]), torch.tensor([0.5])).upper
+        tensor([0.5000])
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+
+def top_k_divergence_bounds(
+    p: TopK | TopKBlock, q: TopK | TopKBlock, kind: Divergence, *, classes: int | None = None
+) -> DivergenceBounds:
+    r"""Bound the divergence between two distributions of each of which only some classes are known.
+
+    Let C be the classes known in both, A those known in P alone with mass :math:`p_A`, B those known in Q alone with
+    mass :math:`q_B`, and :math:`p_0, q_0` the masses outside each list. With :math:`\varphi(p, q) = q f(p/q)`:
+
+    .. math::
+        \sum_C \varphi(p_i, q_i) + \varphi(p_A + p_0,\; q_B + q_0)
+        \;\le\; D_f(P \| Q) \;\le\;
+        \sum_C \varphi(p_i, q_i) + \varphi(p_A + p_0,\; 0) + \varphi(0,\; q_B + q_0)
+
+    The first is the divergence of the coarsest distributions that both lists tell: C, and all else as one class. It
+    rises to :math:`\varphi(p_A, q_0) + \varphi(p_0, q_B)` in its last term where Q's classes outside its list cannot
+    hold the share of A, :math:`p_A q_B > p_0 q_0`. The second puts what is not known in common on separate classes:
+    total variation is then known up to the masses left, JS and all others that are bounded have a bound, and KL has
+    none where Q may give nothing to a class of P. Both are attained by some P and Q if there are two more classes than
+    those listed; where the lists hold all `classes` both are attained, and where each does, they are equal.
+
+    The listed log-probabilities are taken as exact, the masses left as known to the rounding of k numbers of their
+    dtype, which only moves the bounds apart.
+
+    Arguments:
+        p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
+        q: Q, of the same positions; k may differ.
+        kind: the divergence; not `Renyi`, which is no sum over classes.
+        classes: the number of all classes; left out, that of the blocks if they know it.
+
+    Returns:
+        `DivergenceBounds` of float64, one value for each position; without a gradient.
+
+    Raises:
+        ArgumentTypeError: `p` or `q` is neither, or `kind` no divergence.
+        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is not
+            known; or `kind` is no sum over classes.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL, JensenShannon
+        >>> from kullback.functional import TopK, top_k_divergence_bounds
+        >>> p = TopK(torch.tensor([[0, 1]]), torch.tensor([[0.6, 0.3]]).log())
+        >>> q = TopK(torch.tensor([[0, 2]]), torch.tensor([[0.5, 0.25]]).log())
+        >>> top_k_divergence_bounds(p, q, KL())
+        DivergenceBounds(lower=tensor([0.0725], dtype=torch.float64), upper=tensor([inf], dtype=torch.float64))
+        >>> top_k_divergence_bounds(p, q, JensenShannon()).upper
+        tensor([0.3142], dtype=torch.float64)
+
+    References:
+        Information-type measures of difference of probability distributions and indirect observations (Csiszar, 1967)
+    """
+    check_kind(_CALL, kind)
+    if type(kind).total is not Divergence.total:
+        raise invalid_value(
+            _CALL,
+            "kind",
+            wanted="a divergence that is a sum over classes",
+            got=repr(kind),
+            instead="kind=Alpha(2.0), of which Renyi(2.0) is an increasing function",
+        )
+    _check(p, "p")
+    _check(q, "q")
+    _check_positions(p, q)
+    if classes is None:
+        found = [x.classes for x in (p, q) if isinstance(x, TopKBlock) and x.classes is not None]
+        classes = found[0] if found else None
+    shape = p.indices.shape[:-1]
+    side_p, side_q = _Side.of(p, classes, _PADDING_P), _Side.of(q, classes, _PADDING_Q)
+    bounds = _bounds(side_p, side_q, kind, classes)
+    return DivergenceBounds(*(x.reshape(shape) for x in bounds))
+
+
+class _Side(NamedTuple):
+    """One distribution: listed classes (padded), their log-probabilities, and the least and most mass outside."""
+
+    indices: Tensor
+    log_probs: Tensor
+    least: Tensor
+    most: Tensor
+
+    @classmethod
+    def of(cls, x: TopK | TopKBlock, classes: int | None, padding: int) -> _Side:
+        k = x.indices.shape[-1]
+        log_probs = x.log_probs.detach().double().reshape(-1, k)
+        kept = log_probs != -torch.inf
+        indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
+        log_tail = x.log_tail if isinstance(x, TopKBlock) else log_tail_mass(log_probs)
+        tail = log_tail.double().exp()
+        rounding = torch.full_like(tail, k * torch.finfo(x.log_probs.dtype).eps)
+        if classes is not None:
+            whole = kept.sum(-1) >= classes
+            tail, rounding = torch.where(whole, 0, tail), torch.where(whole, 0, rounding)
+        return cls(indices, log_probs, (tail - rounding).clamp(min=0), tail + rounding)
+
+
+def _bounds(p: _Side, q: _Side, kind: Divergence, classes: int | None) -> tuple[Tensor, Tensor]:
+    ordered, order = q.indices.sort(-1)
+    place = torch.searchsorted(ordered, p.indices).clamp(max=q.indices.shape[-1] - 1)
+    in_both = ordered.gather(-1, place) == p.indices
+    place = order.gather(-1, place)
+    q_in_both = torch.zeros_like(q.indices).scatter_add(-1, place, in_both.long()) > 0
+    common = _terms(
+        kind,
+        torch.where(in_both, p.log_probs, -torch.inf),
+        torch.where(in_both, q.log_probs.gather(-1, place), -torch.inf),
+    ).sum(-1)
+    only_p = torch.where(in_both, -torch.inf, p.log_probs)  # A
+    only_q = torch.where(q_in_both, -torch.inf, q.log_probs)  # B
+    p_a, q_b = only_p.exp().sum(-1), only_q.exp().sum(-1)
+
+    merged = _least(kind, (p_a + p.least, p_a + p.most), (q_b + q.least, q_b + q.most))
+    apart = _least(kind, (p_a, p_a), (q.least, q.most)) + _least(kind, (p.least, p.most), (q_b, q_b))
+    complete = torch.zeros_like(in_both[:, 0])
+    if classes is not None:
+        listed = (p.indices != _PADDING_P).sum(-1) + ((q.indices != _PADDING_Q) & ~q_in_both).sum(-1)
+        complete = listed >= classes
+    holds = complete | (p_a * q_b > p.most * q.most)
+    lower = common + torch.where(holds, torch.maximum(apart, merged), merged)
+
+    nothing = torch.zeros_like(p_a)
+    upper = common + _term(kind, p_a + p.most, nothing) + _term(kind, nothing, q_b + q.most)
+    if bool(complete.any()):
+        # No class is left, so that the mass outside P's list is on classes of B, and that outside Q's on those of A.
+        exact = common + _most(kind, only_q, p, swap=False) + _most(kind, only_p, q, swap=True)
+        upper = torch.where(complete, torch.minimum(exact, upper), upper)
+    one = torch.ones_like(p_a)
+    upper = torch.minimum(upper, _term(kind, one, nothing) + _term(kind, nothing, one))
+    return lower, torch.maximum(lower, upper)
+
+
+def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return the terms of a divergence from logarithms of masses, which need not sum to one."""
+    empty_p, empty_q = log_p == -torch.inf, log_q == -torch.inf
+    ratio = torch.where(empty_p | empty_q, 0, log_p) - torch.where(empty_p | empty_q, 0, log_q)
+    ratio = torch.where(empty_p & ~empty_q, -torch.inf, torch.where(empty_q & ~empty_p, torch.inf, ratio))
+    return kind.terms(FinitePair(log_p.exp(), log_q.exp(), ratio, lambda: (log_p, log_q)))
+
+
+def _term(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
+    return _terms(kind, p.log().unsqueeze(-1), q.log().unsqueeze(-1)).squeeze(-1)
+
+
+def _least(kind: Divergence, p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the smallest term of masses within these ranges: 0 where they meet, else that of the nearest ends."""
+    above, below = p[0] > q[1], p[1] < q[0]
+    nearest_p = torch.where(above, p[0], torch.where(below, p[1], 1.0))
+    nearest_q = torch.where(above, q[1], torch.where(below, q[0], 1.0))
+    return torch.where(above | below, _term(kind, nearest_p, nearest_q), 0)
+
+
+def _most(kind: Divergence, listed: Tensor, other: _Side, *, swap: bool) -> Tensor:
+    """Return the largest sum over classes listed in one distribution for the other's mass that is on them.
+
+    A convex function is largest where all of the mass is on one of them.
+    """
+    nothing = torch.full_like(listed, -torch.inf)
+    none = _terms(kind, *((listed, nothing) if swap else (nothing, listed)))
+    infinite = none == torch.inf
+    rest = torch.where(infinite, 0, none).sum(-1, keepdim=True) - torch.where(infinite, 0, none)
+    alone = infinite.sum(-1, keepdim=True) - infinite.long() == 0
+    found: list[Tensor] = []
+    for mass in (other.least, other.most):
+        all_of_it = mass.log().unsqueeze(-1).expand_as(listed)
+        sums = _terms(kind, *((listed, all_of_it) if swap else (all_of_it, listed)))
+        found.append(torch.where(alone, sums + rest, torch.inf))
+    totals = torch.where(listed == -torch.inf, -torch.inf, torch.maximum(*found))
+    return torch.where((listed == -torch.inf).all(-1), 0, totals.amax(-1))
+
+
+def _check(x: object, name: str) -> None:
+    if not isinstance(x, TopK | TopKBlock):
+        raise invalid_type(
+            _CALL,
+            name,
+            wanted="a TopK or a TopKBlock",
+            got=type(x).__name__,
+            instead=f"{name}=TopK(indices, log_probs)",
+        )
+    if isinstance(x, TopK) and x.tail != "bucket":
+        raise invalid_value(
+            _CALL,
+            name,
+            wanted="tail='bucket': bounds need the mass outside the list",
+            got=f"tail={x.tail!r}",
+            instead=f"{name}=TopK(indices, log_probs), with log-probabilities among all classes",
+        )
+    if isinstance(x, TopKBlock) and bool(x.log_tail.isnan().any()):
+        raise invalid_value(
+            _CALL,
+            name,
+            wanted="a file that tells the mass outside the list",
+            got="logits of the listed classes alone",
+            instead="log-probabilities among all classes, stored as 'indices' and 'log_probs'",
+        )
+
+
+def _check_positions(p: TopK | TopKBlock, q: TopK | TopKBlock) -> None:
+    shape_p, shape_q = tuple(p.indices.shape[:-1]), tuple(q.indices.shape[:-1])
+    if shape_p != shape_q or p.indices.device != q.indices.device:
+        raise invalid_value(
+            _CALL,
+            "p, q",
+            wanted="the same positions on one device",
+            got=f"shapes {shape_p} and {shape_q} on {p.indices.device} and {q.indices.device}",
+            instead="blocks of as many rows of both: p.blocks(rows=1024) and q.blocks(rows=1024)",
+        )
+    if isinstance(p, TopKBlock) and isinstance(q, TopKBlock):
+        other = (p.labels != q.labels) & (p.labels != NO_LABEL) & (q.labels != NO_LABEL)
+        if bool(other.any()):
+            row = int(other.nonzero()[0])
+            places = [f"sequence {int(x.sequences[row])}, position {int(x.positions[row])}" for x in (p, q)]
+            raise invalid_value(
+                _CALL,
+                "p, q",
+                wanted="positions of one text",
+                got=f"true token {int(p.labels[row])} at {places[0]} and {int(q.labels[row])} at {places[1]}",
+                instead="files made from the same tokens",
+            )
