@@ -7,7 +7,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -83,6 +83,16 @@ def lists(value: object, wanted: str, place: Place) -> Sequence[Any]:
     return cast("Sequence[Any]", value)
 
 
+class RecordSource(Protocol):
+    """Where records come from, anew with each iteration."""
+
+    ref: FileReference
+
+    def __iter__(self) -> Iterator[tuple[Place, Any]]: ...
+
+    def close(self) -> None: ...
+
+
 class Records:
     """The records of a file: those of each line of ``.jsonl`` or ``.ndjson``, else of the one document; or objects.
 
@@ -100,6 +110,9 @@ class Records:
             for record in records:
                 yield Place(self.ref, where or f"record {number}"), record
                 number += 1
+
+    def close(self) -> None:
+        """Do nothing: the file is opened for each pass."""
 
     def _documents(self) -> Iterator[tuple[str, Any]]:
         if self._objects is not None:
@@ -219,7 +232,13 @@ ReadRecord = Callable[[Any, Place, Tokens | None], Iterator[Collected]]
 class RecordReader(TopKReader):
     """A reader of records, of which `read` makes sequences; servers compute their log-probabilities in float32."""
 
-    def __init__(self, format: str, records: Records, read: ReadRecord, tokens: Tokens | None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        format: str,  # noqa: A002 - the attribute's name
+        records: RecordSource,
+        read: ReadRecord,
+        tokens: Tokens | None,
+    ) -> None:
         self.ref, self.format = records.ref, format
         self._records, self._read, self._tokens = records, read, tokens
         self._notes: set[str] = set()
@@ -234,6 +253,9 @@ class RecordReader(TopKReader):
 
     def caveats(self) -> list[str]:
         return sorted(self._notes)
+
+    def close(self) -> None:
+        self._records.close()
 
 
 def token_id(text: object, data: object, tokens: Tokens | None, place: Place) -> int:
