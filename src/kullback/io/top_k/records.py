@@ -71,6 +71,8 @@ def _shown(value: object) -> str:
 
 def get(record: object, name: str) -> Any:
     """Return a field of a JSON object, or an attribute of any other; None where there is none."""
+    if type(record) is dict:  # as nearly always, and quickly told
+        return cast("dict[str, Any]", record).get(name)
     if isinstance(record, Mapping):
         return cast("Mapping[str, Any]", record).get(name)
     return getattr(record, name, None)
@@ -206,10 +208,13 @@ class Collected:
         )
 
     def _token(self, value: object, position: int) -> int:
-        try:
-            token = -1 if isinstance(value, bool) else operator.index(cast("Any", value))
-        except TypeError:
-            token = -1
+        if type(value) is int:
+            token = value
+        else:
+            try:
+                token = -1 if isinstance(value, bool) else operator.index(cast("Any", value))
+            except TypeError:
+                token = -1
         if not 0 <= token <= LARGEST_INDEX:
             raise self.place.at(f"position {position}").malformed(
                 "a token id, an integer of 0 or more", value
@@ -217,10 +222,13 @@ class Collected:
         return token
 
     def _log_prob(self, value: object, position: int) -> float:
+        if type(value) is float:
+            number = value
         # NumPy's numbers count too; text that reads as a number does not.
-        if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
+        elif isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
             raise self.place.at(f"position {position}").malformed("a log-probability, a number", value)
-        number = float(cast("Any", value))
+        else:
+            number = float(cast("Any", value))
         if number != number:  # noqa: PLR0124 - NaN
             raise self.place.at(f"position {position}").malformed("a log-probability", number)
         return -torch.inf if number <= LOWEST or number == CLAMPED else number
