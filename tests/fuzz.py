@@ -1,6 +1,6 @@
 """Damaged files and hostile expressions: each must end in an answer or in one of kullback's own errors.
 
-    """Try seeds of one kind of input for a budget of seconds: how many, and what failed."""
+    python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --expressions 5000
 
 Every input follows from its seed, and a seed that fails is printed with what it raised.
 """
@@ -415,6 +415,13 @@ def at_most(seconds: int) -> Iterator[None]:
 def run(
     kind: str, seeds: range, *, budget: float = float("inf"), each: int = 60
 ) -> tuple[int, list[tuple[int, str]]]:
+    """Try seeds of one kind of input for a budget of seconds: how many, and what failed."""
+    failures: list[tuple[int, str]] = []
+    started, done = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "sound").mkdir()
+        (folder / "damaged").mkdir()
         writers = {
             "files": write_seeds,
             "references": write_references,
@@ -422,14 +429,6 @@ def run(
             "top-k": fuzz_top_k.write_seeds,
         }
         write = writers.get(kind)
-    failures: list[tuple[int, str]] = []
-    started, done = time.monotonic(), 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "sound").mkdir()
-        (folder / "damaged").mkdir()
-    for kind in ("files", "references", "profiles", "top-k", "expressions"):
-        count = getattr(options, kind.replace("-", "_"))
         sound = write(folder / "sound") if write else []
         for seed in seeds:
             if time.monotonic() - started > budget:
@@ -484,3 +483,15 @@ def main() -> None:
         print(json.dumps(run(kind, range(first, first + count))[1]))
         return
     failed = 0
+    for kind in ("files", "references", "profiles", "top-k", "expressions"):
+        count = getattr(options, kind.replace("-", "_"))
+        for first in range(options.first, options.first + count, CHUNK):
+            for seed, what in run_apart(kind, first, min(CHUNK, options.first + count - first)):
+                failed += 1
+                print(f"{kind} {seed}: {what}", flush=True)
+        print(f"{count} {kind} tried", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
