@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kullback.report.models.plots import draw_plots
 from kullback.report.models.wording import (
     HEADINGS,
+    certain,
     differences,
     interval_text,
     noise,
@@ -62,7 +63,7 @@ def _values(found: ModelComparison) -> dict[str, Any]:
         "size": size(found),
         "headings": [heading.replace("||", "‖").replace("dp", "Δp") for heading in HEADINGS],
         "scores": scoreboard(found),
-        "differences": [*differences(found), *noise(found)],
+        "differences": [*differences(found), *certain(found), *noise(found)],
         "notes": notes(found),
     }
 

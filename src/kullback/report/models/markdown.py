@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kullback.report.models.wording import HEADINGS, differences, noise, outcome, scoreboard, size
+from kullback.report.models.wording import HEADINGS, certain, differences, noise, outcome, scoreboard, size
 from kullback.report.shared.formats import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def render(found: ModelComparison, failures: Sequence[str] = ()) -> str:
     lines += [_row([_escaped(cell) for cell in line.cells]) for line in scoreboard(found)]
     lines += [
         "",
-        *(f"{_escaped(sentence)}  " for sentence in (*differences(found), *noise(found))),
+        *(f"{_escaped(sentence)}  " for sentence in (*differences(found), *certain(found), *noise(found))),
         f"{size(found)}.",
         "",
     ]
