@@ -186,6 +186,7 @@ def compare(
     of_models = {name: settings.pop(name) for name in OF_MODELS}
     limits = given_limits(fail_above, fail_below)
     outputs = Outputs(json_path, html_path, markdown_path)
+    gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
     if representation == TABLE:
         _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, "markdown_path"), TABLE)
         cluster = settings["cluster"]
@@ -210,7 +211,7 @@ def compare(
             p,
             others,
             outputs,
-            [parse_gate(text, side) for side, text in limits],
+            gates,
             representation=representation,
             worst=settings["worst"],
             bootstrap=settings["bootstrap"],
@@ -221,7 +222,6 @@ def compare(
         )
     else:
         _refuse_options(ctx, (*OF_TABLES, *OF_MODELS), "predictions")
-        gates = [parse_gate(text, side) for side, text in limits]
         from kullback.cli.predictions import Inputs, run_prediction_comparison
 
         representations = representation_p or representation, representation_q or representation
