@@ -13,7 +13,7 @@ from kullback.errors import ArgumentValueError, printable
 from kullback.files import check_input, check_writable, same_file
 from kullback.models import compare_models, is_reference
 from kullback.progress import progress_bar
-from kullback.report.models import html, json, terminal
+from kullback.report.models import html, json, markdown, terminal
 
 if TYPE_CHECKING:
     from kullback.cli.gates import Gate
@@ -85,6 +85,7 @@ def run_model_comparison(
         outputs,
         json=lambda: json.dumps(found),
         html=lambda: html.render(found),
+        markdown=lambda: markdown.render(found, failures),
         table=lambda console: terminal.render(found, console),
     )
     return failures

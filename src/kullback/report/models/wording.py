@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kullback.predictions import Mean
 from kullback.report.predictions.wording import KL_PQ
-from kullback.report.shared.formats import count, number, percent
+from kullback.report.shared.formats import count, number, percent, visible
 
 if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison, ModelInfo
@@ -220,14 +220,3 @@ def token_text(found: ModelComparison, index: int) -> str:
     """Return the text of a class, or its number."""
     words = found.tokens
     return words[index] if words is not None and index < len(words) else f"[{index}]"
-
-
-def visible(text: str) -> str:
-    """Return the text of a token with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab.
-
-    Example:
-        >>> visible(" a\\n\\x1b")
-        ' a⏎\\\\x1b'
-    """
-    marks = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-    return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)
