@@ -69,7 +69,9 @@ def _values(found: ModelComparison) -> dict[str, Any]:
         "outcome": outcome(found),
         "tone": "",
         "size": size(found),
-        "headings": [heading.replace("||", "‖").replace("dp", "Δp") for heading in HEADINGS],
+        "headings": [
+            heading.replace("||", "‖").replace(" dp", " Δp").replace("dPPL", "ΔPPL") for heading in HEADINGS
+        ],
         "scores": scoreboard(found),
         "differences": [*differences(found), *certain(found), *noise(found)],
         "notes": notes(found),

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 HEADINGS = (
-    "model", "mean KL(P||Q)", "95% CI", "PPL", "PPL ratio", "95% CI", "same top", "RMS dp", "size", "bits/weight",
+    "model", "mean KL(P||Q)", "95% CI", "PPL", "dPPL", "95% CI", "same top", "RMS dp", "size", "bits/weight",
 )  # fmt: skip
 
 
@@ -43,8 +43,8 @@ class Score:
     kl: str
     kl_interval: str
     perplexity: str
-    ratio: str
-    ratio_interval: str
+    change: str
+    change_interval: str
     same_top: str
     delta_p: str
     size: str
@@ -74,17 +74,17 @@ def bytes_text(size: int | None) -> str:
 def scoreboard(found: ModelComparison) -> list[Score]:
     """Return the base and the candidates, the best candidate first."""
     first = found.candidates[0].comparison.labels
-    base = [] if first is None else [number(math.exp(first.cross_entropy_p.mean))]
+    base = [] if first is None else [number(first.perplexity_p.mean)]
     lines = [
         Score(f"{found.base.name} (base)", "", "", "".join(base), "", "", "", "", *_size_and_bits(found.base))
     ]
     for candidate in found.candidates:
         comparison, labels = candidate.comparison, candidate.comparison.labels
         kl = comparison.divergences[KL_PQ]
-        perplexity = ratio = ends = delta = ""
+        perplexity = change = ends = delta = ""
         if labels is not None:
-            perplexity = number(math.exp(labels.cross_entropy_q.mean))
-            ratio, ends = number(math.exp(labels.difference.mean)), interval_text(labels.difference, exp=True)
+            perplexity, change = number(labels.perplexity_q.mean), number(labels.perplexity_difference.mean)
+            ends = interval_text(labels.perplexity_difference)
             delta = percent(labels.delta_prob_rms.mean)
         same = percent(comparison.top1_agreement.value)
         lines.append(
@@ -93,7 +93,7 @@ def scoreboard(found: ModelComparison) -> list[Score]:
                 _at_least(candidate) + number(kl.mean),
                 interval_text(kl),
                 perplexity,
-                ratio,
+                change,
                 ends,
                 same,
                 delta,
@@ -130,12 +130,9 @@ def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     return bytes_text(info.file_bytes), "" if bits is None else f"{bits:.2f}"
 
 
-def interval_text(mean: Mean, *, exp: bool = False) -> str:
-    """Format an interval, or its exponential; n/a where there is none."""
-    if mean.interval is None:
-        return "n/a"
-    ends = (math.exp(min(end, 709.0)) if exp and end < math.inf else end for end in mean.interval)
-    return " to ".join(map(number, ends))
+def interval_text(mean: Mean) -> str:
+    """Format an interval; n/a where there is none."""
+    return "n/a" if mean.interval is None else " to ".join(map(number, mean.interval))
 
 
 def outcome(found: ModelComparison) -> str:
