@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -159,7 +160,9 @@ def compare_models(
     seed = int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0)))
     tuning = _Tuning(worst, bootstrap, seed, resume, block_bytes, progress)
     with ExitStack() as stack:
+        name = None
         if one_at_a_time and not is_reference(base):
+            name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
             base = _recorded(stack, base, texts, options, cut, progress)
         opened = stack.enter_context(open_side(base, "base", options))
         # With one at a time, a group is a candidate by itself; the text is the same for all.
@@ -168,7 +171,7 @@ def compare_models(
             _compare_group(opened, group, text, cut, options, tuning, noise_floor=noise_floor and not place)
             for place, group in enumerate(groups)
         ]
-    return _joined(parts)
+    return _joined(parts, name)
 
 
 class _Tuning(NamedTuple):
@@ -217,12 +220,14 @@ def _compare_group(
         return _Group(matched, settings, found, floor, pairings[0].passages.whole_text)
 
 
-def _joined(parts: list[_Group]) -> ModelComparison:
+def _joined(parts: list[_Group], name: str | None) -> ModelComparison:
+    """Return the result of all groups; `name` is that of a base that was recorded on the way."""
     matched, settings, _, floor, whole_text = parts[0]
     found = [each for part in parts for each in part.found]
     found.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
+    base = matched.sides[0].info
     return ModelComparison(
-        base=matched.sides[0].info,
+        base=base if name is None else replace(base, name=name),
         candidates=[candidate for candidate, _ in found],
         differences=differences(found, settings),
         noise_floor=floor,
