@@ -8,6 +8,7 @@ from torch import Tensor
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide
 from kullback.functional.positions import Vocabulary, check_kind, check_temperature, check_vocabulary
+from kullback.functional.sampled_tail import SampledTail
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag
@@ -133,7 +134,7 @@ class DistillationLoss(torch.nn.Module):
         self,
         *,
         student: Tensor,
-        teacher: Tensor | TopK,
+        teacher: Tensor | TopK | SampledTail,
         mask: Tensor | None = None,
         weight: Tensor | None = None,
         labels: Tensor | None = None,

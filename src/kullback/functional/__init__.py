@@ -4,17 +4,20 @@ from kullback.functional.distillation import distillation_loss
 from kullback.functional.drop_in import kl_div
 from kullback.functional.linear import linear_distillation_loss
 from kullback.functional.policy import kl_from_log_probs, kl_surrogate
+from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.functional.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 
 __all__ = [
     "DivergenceBounds",
+    "SampledTail",
     "TopK",
     "distillation_loss",
     "kl_div",
     "kl_from_log_probs",
     "kl_surrogate",
     "linear_distillation_loss",
+    "sampled_tail_divergence",
     "top_k_divergence",
     "top_k_divergence_bounds",
 ]

@@ -17,6 +17,7 @@ from kullback.functional.positions import (
     divided,
     position_weights,
 )
+from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_dense, check_flag, recordable
@@ -34,7 +35,7 @@ _KL = KL()
 def distillation_loss(
     *,
     student: Tensor,
-    teacher: Tensor | TopK,
+    teacher: Tensor | TopK | SampledTail,
     kind: Divergence = _KL,
     temperature: float = 1.0,
     mask: Tensor | None = None,
@@ -58,7 +59,8 @@ def distillation_loss(
     Arguments:
         student: logits s, shape (..., classes), floating point.
         teacher: logits t, the same leading shape; its dtype may differ. Or a `TopK`, where only the most probable
-            classes of each position are known: then D is that of `top_k_divergence`, and `vocabulary` means nothing.
+            classes of each position are known, or a `SampledTail`, where there are draws from the others too: then D is
+            that of `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` means nothing.
         kind: the divergence D.
         temperature: T, which divides both.
         mask: which positions count, boolean, the leading shape.
@@ -107,10 +109,13 @@ def distillation_loss(
     check_flag(_CALL, "inplace_backward", inplace_backward)
     check_normalizer(_CALL, normalizer, word)
     scale = float(temperature**2) if temperature_squared else 1.0
-    if isinstance(teacher, TopK):
+    if isinstance(teacher, TopK | SampledTail):
         if inplace_backward:
             _check_inplace(student, teacher, word)
-        values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
+        if isinstance(teacher, TopK):
+            values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
+        else:
+            values = sampled_tail_divergence(kind, teacher, student, temperature=temperature) * scale
         weights = position_weights(
             _CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device, values.dtype
         )
@@ -158,9 +163,9 @@ def _as_matrix(logits: Tensor) -> Tensor:
     )  # reshape costs time as a no-op too
 
 
-def _check_inplace(student: Tensor, teacher: Tensor | TopK, word: Reduction) -> None:
+def _check_inplace(student: Tensor, teacher: Tensor | TopK | SampledTail, word: Reduction) -> None:
     """Raise unless the gradient may overwrite the student's logits."""
-    is_top_k = isinstance(teacher, TopK)
+    is_top_k = isinstance(teacher, TopK | SampledTail)
     # Tensors of other types, such as torch's fake ones, may have no addresses.
     has_memory = all(
         type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
@@ -170,7 +175,7 @@ def _check_inplace(student: Tensor, teacher: Tensor | TopK, word: Reduction) -> 
         has_memory and may_overlap_itself(student) and not is_expanded(student)
     )  # that one is not overwritten
     for refused, wanted, got in (
-        (is_top_k, "a teacher of all classes", "a TopK"),
+        (is_top_k, "a teacher of all classes", f"a {type(teacher).__name__}"),
         (
             word == "none",
             "a reduction, as the gradient of a position is not known before",

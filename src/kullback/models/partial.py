@@ -12,6 +12,7 @@ from torch import Tensor
 from kullback.functional.top_k import TopK
 from kullback.functional.top_k_bounds import top_k_divergence_bounds
 from kullback.io import ReferenceBlock, TopKBlock
+from kullback.io.reference_writer import top_classes
 from kullback.models.checkpoint import Part
 from kullback.models.pairing import Pairing, Settings
 from kullback.models.result import Candidate, Passage, ReadToken
@@ -51,8 +52,9 @@ class _Known(NamedTuple):
             indices = torch.where(log_probs == -torch.inf, -1, block.indices.gather(-1, order))
             return cls(indices, log_probs, block.label_log_probs.double())
         dense = block.double().log_softmax(-1)
-        log_probs, indices = dense.topk(min(TOP_CLASSES, dense.shape[-1]))
-        return cls(indices, log_probs, dense.gather(-1, labels[:, None])[:, 0], dense)
+        # Of equal logits the first comes first, as in all reports; rounding may make unequal ones equal probabilities.
+        indices = top_classes(block.double(), min(TOP_CLASSES, dense.shape[-1]))
+        return cls(indices, dense.gather(-1, indices), dense.gather(-1, labels[:, None])[:, 0], dense)
 
     def probs_of(self, row: int, classes: list[int]) -> list[float]:
         """Return the probabilities of some classes of a row, NaN where they are not known."""

@@ -8,18 +8,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kullback.predictions.intervals import TAIL, MeanEstimate, MeanEstimator, Quantity, student_t
+from kullback.predictions.intervals import (
+    TAIL,
+    TAIL_IF_SKEWED,
+    MeanEstimate,
+    MeanEstimator,
+    Quantity,
+    student_t,
+)
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows
 
 __all__ = ["DrawnMean", "drawn_mean", "population_mean", "row_estimates"]
 
-# The control variate is used among rows of similar spread, of which there have to be so many.
+# The control variate is used where base and candidate are alike: in rows of at most this spread, in nats.
+LARGEST_SPREAD = 1.0
+# It is used among rows of similar spread, of which there have to be so many.
 ROWS_OF_STRATUM, MOST_STRATA = 32, 8
 # It has to explain so much of the variance: heavier tails explain less, and are not seen whole (measured).
 LEAST_EXPLAINED = 0.9
 # And its mean has to lie within so many standard errors of 0, of all rows and of a stratum: it does not where the draws
 # miss what matters.
 FARTHEST_MEAN, FARTHEST_OF_STRATUM = 3.0, 5.0
+# Toward a side to which the drawing of the mean is skewed by this much, Student's t falls short (measured).
+LARGEST_SKEWNESS = 0.2
 # Student's t is approximated from so many degrees of freedom on.
 FEWEST_DEGREES = 9
 
@@ -30,7 +41,8 @@ class DrawnMean:
 
     Attributes:
         mean: its estimate, moved to the nearer bound where it lies outside both.
-        standard_error: of the drawing; 0 where no row has a tail, +inf where a row is infinite, NaN without two draws.
+        standard_error: of the drawing; 0 where no row has a tail, +inf where a row is infinite, NaN where the draws do
+            not tell: without two in each row, or if all agree.
         interval: the 95 % interval of the mean that all classes would give: it includes the drawing and no other rows.
             Its ends are those of `bounds` where the draws do not tell.
         bounds: the mean of the rows' bounds, and of the largest values that these allow: certain.
@@ -42,8 +54,8 @@ class DrawnMean:
     bounds: tuple[float, float]
 
 
-def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return an unbiased estimate of a divergence in each row, the variance of its drawing, and whether it is light.
+def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Return an unbiased estimate of a divergence in each row, the moments of its drawing, and whether it is light.
 
     An estimate is :math:`b + e + c g` as `DrawnDivergence` says. Rows are put in order of their spread, which does
     not depend on the draws, and divided into strata of similar rows, whose rows belong to two folds in turns. The
@@ -51,16 +63,20 @@ def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tenso
     depend on the row's own draws and leaves the estimate unbiased. It is 0 where there g explains less than 90 % of
     the variance, or has a mean more than 5 standard errors from 0, or more than 3 in all strata: the ratios q/p are
     heavy-tailed then, and g would be wrong by what was not drawn. It is 0, too, where a class may have no mass in the
-    base.
+    base, in rows of a spread above 1, and if fewer than 32 rows are left.
 
     Returns:
-        the estimates, the variances, and a mask of the rows whose ratios q/p were found light-tailed, shape (rows,).
+        the estimates, the variances and third central moments of their drawing, and a mask of the rows whose ratios
+        q/p were found light-tailed, each of shape (rows,).
     """
     drawn = rows.divergences[name]
     factor, light = _factors(rows, name)
     values = drawn.bound + drawn.excess + factor * drawn.control
     variance, covariance, of_control = drawn.variances.unbind(-1)
-    return values, variance + 2 * factor * covariance + factor**2 * of_control, light | ~rows.has_tail
+    variance = variance + 2 * factor * covariance + factor**2 * of_control
+    powers = torch.stack([torch.ones_like(factor), 3 * factor, 3 * factor**2, factor**3], -1)
+    third = (powers * drawn.thirds).sum(-1)
+    return values, variance, third, light | ~rows.has_tail
 
 
 def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
@@ -71,8 +87,9 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
     index = usable.nonzero()[:, 0]
     order = index[rows.spread[index].argsort(stable=True)]
     factor, light = torch.zeros(len(rows), dtype=torch.float64), torch.zeros(len(rows), dtype=torch.bool)
-    strata = max(1, min(MOST_STRATA, len(order) // ROWS_OF_STRATUM))
-    parts = order.tensor_split(strata)
+    if len(order) < ROWS_OF_STRATUM:
+        return factor, light
+    parts = order.tensor_split(min(MOST_STRATA, len(order) // ROWS_OF_STRATUM))
     for here, there in ((0, 1), (1, 0)):
         if not _is_centered(drawn, torch.cat([part[there::2] for part in parts]), FARTHEST_MEAN):
             continue
@@ -96,7 +113,8 @@ def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
 def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
     """Return the mean of a divergence over these rows, with an interval of the drawing alone.
 
-    The interval is Student's t, with Satterthwaite's degrees of freedom, within the bounds. That of
+    The interval is Student's t, with Satterthwaite's degrees of freedom, within the bounds. Toward a side to which the
+    drawing is skewed, its end is the bound, or where there is none, farther out than normal. The interval of
     KL(candidate||base) is open above unless the ratios q/p are light-tailed in all rows, as no draw from the base shows
     where the candidate alone has mass.
 
@@ -108,7 +126,7 @@ def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
         the mean with its interval.
     """
     drawn = rows.divergences[name]
-    values, variances, light = row_estimates(rows, name)
+    values, variances, thirds, light = row_estimates(rows, name)
     bounds = float(drawn.bound.mean()), float(drawn.upper.mean())
     count = len(rows)
     if math.isinf(bounds[0]):
@@ -125,8 +143,17 @@ def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
     if not bool(rows.has_tail.any()):
         low = high = mean
     elif error > 0 and degrees >= FEWEST_DEGREES:
-        reach = student_t(TAIL, int(min(degrees, 1e6))) * error
-        low, high = mean - reach, mean + reach
+        dof = int(min(degrees, 1e6))
+        reach, farther = student_t(TAIL, dof) * error, student_t(TAIL_IF_SKEWED, dof) * error
+        skewness = float(thirds.sum()) / variance**1.5
+        if skewness >= -LARGEST_SKEWNESS:
+            low = mean - reach
+        if skewness <= LARGEST_SKEWNESS:
+            high = mean + reach
+        elif math.isinf(high):
+            high = mean + farther
+    elif error == 0:
+        error = math.nan
     if name == "kl_qp" and not bool(light.all()):
         high = math.inf
     low, high, mean = (min(max(x, bounds[0]), bounds[1]) for x in (low, high, mean))
@@ -156,7 +183,7 @@ def population_mean(
     Returns:
         the standard error and the interval.
     """
-    values, _, light = row_estimates(rows, name)
+    values, _, _, light = row_estimates(rows, name)
     if not bool(values.isfinite().all()):
         return MeanEstimate(math.inf if bool((values == math.inf).any()) else math.nan)
     bound = {"js": math.log(2), "tv": 1.0}.get(name, math.inf)

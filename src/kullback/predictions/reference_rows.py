@@ -51,6 +51,8 @@ class DrawnDivergence(NamedTuple):
         excess: e, the mean over the draws of what the tail adds to the bound; NaN without draws.
         control: g, the mean over the draws of a quantity of expectation 0: the tail's tangent.
         variances: of the drawing of e, its covariance with g, and the variance of g, shape (rows, 3); NaN for one draw.
+        thirds: the third central moments of the drawing, of e e e, e e g, e g g and g g g, shape (rows, 4); NaN for two
+            draws.
     """
 
     bound: Tensor
@@ -58,6 +60,7 @@ class DrawnDivergence(NamedTuple):
     excess: Tensor
     control: Tensor
     variances: Tensor
+    thirds: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +151,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
         >>> block = summarize_rows(base, torch.tensor([1]), top=2, uniforms=uniforms)
         >>> kl = measure_reference(block, candidate).divergences["kl_pq"]
         >>> kl.bound + kl.excess + kl.control, kl.bound
-        (tensor([0.0118], dtype=torch.float64), tensor([0.0092], dtype=torch.float64))
+        (tensor([0.0191], dtype=torch.float64), tensor([0.0166], dtype=torch.float64))
 
     References:
         Monte Carlo theory, methods and examples, chapter 8 (Owen, 2013)
@@ -297,13 +300,18 @@ def _drawn_divergence(
     bound, certain = torch.where(found, torch.inf, bound), certain | found
     means = [torch.where(found, 0, x) for x in means]
     a, b = (x - x.mean(-1, keepdim=True) for x in (excess, control))
-    scale = mass.square() / draws if draws else mass
-    variances = [
-        scale * (x * y).sum(-1) / (draws - 1) if draws > 1 else mass * math.nan
+    unknown = mass * math.nan
+    # The unbiased ones of the draws, divided by the number of draws and by its square.
+    squares = [
+        mass**2 * (x * y).sum(-1) / (draws * (draws - 1)) if draws > 1 else unknown
         for x, y in ((a, a), (a, b), (b, b))
     ]
-    of_rows = torch.where(certain[:, None], 0, torch.stack(variances, -1))
-    return DrawnDivergence(bound, torch.maximum(upper, bound), means[0], means[1], of_rows)
+    cubes = [
+        mass**3 * x.sum(-1) / (draws * (draws - 1) * (draws - 2)) if draws > 2 else unknown
+        for x in (a**3, a * a * b, a * b * b, b**3)
+    ]
+    variances, thirds = (torch.where(certain[:, None], 0, torch.stack(x, -1)) for x in (squares, cubes))
+    return DrawnDivergence(bound, torch.maximum(upper, bound), means[0], means[1], variances, thirds)
 
 
 def _spread(log_ratio: Tensor) -> Tensor:

@@ -1,0 +1,394 @@
+"""Divergences from a teacher of which the top classes are known, and of the others the mass and a few draws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import InitVar, dataclass
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value
+from kullback.functional.positions import check_kind, check_temperature
+from kullback.functional.top_k import TopK
+from kullback.generators import Divergence, FinitePair
+from kullback.inputs import check_dense, recordable
+from kullback.io import ReferenceBlock
+from kullback.io.reference_writer import summarize_rows
+from kullback.numeric import upcast
+from kullback.representations import SUM_TOLERANCE, can_inspect
+
+__all__ = ["SampledTail", "sampled_tail_divergence"]
+
+_CALL = "sampled_tail_divergence"
+# Elements in a block of the student's logits, so that temporaries stay small; GPUs need larger blocks.
+_BLOCK = {"cpu": 1 << 17}
+_LARGE_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTail:
+    r"""A teacher's most probable classes at each position, the mass of all others, and classes drawn from these.
+
+    That is what a reference file holds (`kullback.io.Reference`), in less than a kilobyte a position; unlike a `TopK`
+    it gives losses whose mean over the draws is that of the whole teacher.
+
+    Arguments:
+        top: the most probable classes and their log-probabilities, shape (..., k).
+        tail_indices: classes drawn from the others, independently and with replacement, class i with probability
+            :math:`p_i / M`, integer, shape (..., m).
+        tail_log_probs: their natural log-probabilities among all classes, shape (..., m); -inf is padding, at positions
+            where the others have no mass.
+        tail_log_mass: :math:`\log M`, the log of the mass of all classes that are not in `top`, shape (...).
+        validate: whether to check the values.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: shapes or devices differ, a position's masses do not sum to one, or values are impossible.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import SampledTail
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> teacher = SampledTail.draw(logits, k=2, draws=3, generator=torch.Generator().manual_seed(0))
+        >>> teacher.top.indices, teacher.tail_indices, teacher.tail_log_mass.exp()
+        (tensor([[0, 3]]), tensor([[2, 1, 1]]), tensor([0.1192]))
+
+    References:
+        Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
+    """
+
+    top: TopK
+    tail_indices: Tensor
+    tail_log_probs: Tensor
+    tail_log_mass: Tensor
+    validate: InitVar[bool] = True
+
+    def __post_init__(self, validate: bool) -> None:
+        _check_form(self)
+        tensors = self.tail_indices, self.tail_log_probs, self.tail_log_mass, self.top.log_probs
+        if validate and all(can_inspect(x) for x in tensors):
+            _check_values(self)
+
+    @classmethod
+    def draw(
+        cls, logits: Tensor, *, k: int = 64, draws: int = 32, generator: torch.Generator | None = None
+    ) -> Self:
+        """Keep the top classes of logits and draw from the others.
+
+        Arguments:
+            logits: a teacher's logits, shape (..., classes).
+            k: how many of the most probable classes to keep.
+            draws: how many classes to draw from the others.
+            generator: the source of the draws, on the CPU.
+
+        Returns:
+            a `SampledTail` on the device of the logits, float32.
+        """
+        rows = logits.detach().reshape(-1, logits.shape[-1])
+        uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64)
+        labels = torch.zeros(len(rows), dtype=torch.int64)
+        accurate = rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64, copy=True)
+        found = cls.from_reference(
+            summarize_rows(accurate, labels, top=k, uniforms=uniforms), device=logits.device
+        )
+        shape = logits.shape[:-1]
+        top = TopK(
+            found.top.indices.reshape(*shape, -1), found.top.log_probs.reshape(*shape, -1), validate=False
+        )
+        return cls(
+            top,
+            found.tail_indices.reshape(*shape, draws),
+            found.tail_log_probs.reshape(*shape, draws),
+            found.tail_log_mass.reshape(shape),
+            validate=False,
+        )
+
+    @classmethod
+    def from_reference(cls, block: ReferenceBlock, *, device: torch.device | str | None = None) -> Self:
+        """Make a teacher of rows of a reference file, which were checked as they were read.
+
+        Arguments:
+            block: the rows, from `kullback.io.Reference.read`.
+            device: where the student is; left out, the CPU.
+
+        Returns:
+            a `SampledTail` of shape (rows, k) and (rows, m).
+        """
+        top = TopK(block.top_indices.long().to(device), block.top_log_probs.to(device), validate=False)
+        tail = block.tail_indices.long(), block.tail_log_probs, block.tail_log_mass
+        return cls(top, *(x.to(device) for x in tail), validate=False)
+
+
+def sampled_tail_divergence(
+    kind: Divergence,
+    teacher: SampledTail,
+    student: Tensor,
+    *,
+    temperature: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Estimate how far a student's distributions are from a teacher's, without bias, from top classes and draws.
+
+    With K the top classes, M the teacher's mass outside K, :math:`j_1, \dots, j_m` the drawn classes, and
+    :math:`t(p, q)` the non-negative terms :math:`q f(p/q)` of `kullback.generators`, which for KL are
+    :math:`p \log(p/q) - p + q`:
+
+    .. math:: \hat D = \sum_{i \in K} t(p_i, q_i) + \frac{M}{m} \sum_{l=1}^m \frac{t(p_{j_l}, q_{j_l})}{p_{j_l}}
+
+    q is normalized over all classes. The mean over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and the mean
+    of the gradient its gradient. It is never negative, and 0 with zero gradient where student and teacher agree,
+    whatever was drawn; the closer they are, the less it varies. It varies most where the student has far more mass than
+    the teacher on classes that are seldom drawn.
+
+    What is not seen: classes whose probability under the teacher is exactly 0 are never drawn, and their terms, q for
+    KL and q/2 for TV, are missing from the mean. Without draws at all (m = 0), the tail counts nothing.
+
+    Arguments:
+        kind: the divergence; not `Renyi`, which is no sum over classes.
+        teacher: P, shape (..., k) and (..., m); no gradient goes to it.
+        student: logits of Q, shape (..., classes).
+        temperature: 1. The classes were drawn with the probabilities at temperature 1, and the tail's mass at any other
+            is not known.
+        dtype: of the result; left out, float64 if the student is, else float32.
+
+    Returns:
+        one value for each position, computed in float64 (float32 on devices without it).
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: positions or devices differ, an index is not below the number of classes, `temperature` is
+            not 1, or `kind` is no sum over classes.
+
+    Gradient:
+        to the student, of any order, as stated by `kind`. The first needs no memory beside itself.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL
+        >>> from kullback.functional import SampledTail, sampled_tail_divergence
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> teacher = SampledTail.draw(logits, k=2, draws=8, generator=torch.Generator().manual_seed(0))
+        >>> sampled_tail_divergence(KL(), teacher, torch.zeros(1, 4))
+        tensor([0.4884])
+        >>> sampled_tail_divergence(KL(), teacher, logits).abs() < 1e-9
+        tensor([True])
+
+    References:
+        Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
+    """
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
+    _check_pair(kind, teacher, student, temperature)
+    if dtype is None:
+        dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
+    positions = student.shape[:-1]
+    rows = positions.numel()
+    draws = teacher.tail_indices.shape[-1]
+
+    def flat(x: Tensor) -> Tensor:
+        return recordable(x.detach()).reshape(rows, -1)
+
+    indices = torch.cat([flat(teacher.top.indices).long(), flat(teacher.tail_indices).long()], -1)
+    top, drawn = upcast(flat(teacher.top.log_probs)), upcast(flat(teacher.tail_log_probs))
+    log_p = torch.cat([top, drawn], -1)
+    mass = upcast(flat(teacher.tail_log_mass))
+    # Padding weighs nothing.
+    of_drawn = torch.where(drawn == -torch.inf, 0, torch.exp(mass - drawn) / max(draws, 1))
+    weights = torch.cat([(top > -torch.inf).to(top.dtype), of_drawn], -1)
+    logits = recordable(student).reshape(rows, student.shape[-1])
+    log_q = cast("Tensor", _SelectedLogProbs.apply(logits, indices))
+    values = cast("Tensor", _WeightedTerms.apply(log_p, log_q, weights, kind))
+    return values.to(dtype).reshape(positions)
+
+
+class _SelectedLogProbs(torch.autograd.Function):
+    """The log-probabilities of some classes of each row of logits, normalized over all classes.
+
+    The gradient is computed for the whole row at once, in the dtype of the logits.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, indices: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        for block in _blocks(logits):
+            accurate = upcast(logits[block])
+            parts.append(accurate.gather(-1, indices[block]) - accurate.logsumexp(-1, keepdim=True))
+        return torch.cat(parts) if parts else upcast(logits.new_empty(0, indices.shape[-1]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, indices = ctx.saved_tensors
+        grad = grads[0]
+        if torch.is_grad_enabled() or not all(can_inspect(x) for x in (logits, indices, grad)):
+            return _selected_gradient(logits, indices, grad).to(logits.dtype), None
+        gradient = torch.empty_like(logits)
+        for block in _blocks(logits):
+            gradient[block] = _selected_gradient(logits[block], indices[block], grad[block])
+        return gradient, None
+
+
+def _selected_gradient(logits: Tensor, indices: Tensor, grad: Tensor) -> Tensor:
+    # A row whose gradient is 0 gets 0, whatever its logits hold.
+    total = grad.sum(-1, keepdim=True)
+    whole = torch.where(total == 0, 0, -total * torch.softmax(upcast(logits), -1))
+    return whole.scatter_add(-1, indices, grad)
+
+
+class _WeightedTerms(torch.autograd.Function):
+    """The weighted sum of a divergence's terms, with the gradient by log q from the kind's derivatives."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(log_p: Tensor, log_q: Tensor, weights: Tensor, kind: Divergence) -> Tensor:
+        terms = kind.terms(_pair(log_p, log_q))
+        return torch.where(weights == 0, 0, weights * terms).sum(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        log_p, log_q, weights, ctx.kind = inputs
+        ctx.save_for_backward(log_p, log_q, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        log_p, log_q, weights = ctx.saved_tensors
+        _, by_log_q = ctx.kind.derivatives(_pair(log_p, log_q))
+        counted = weights * grads[0].unsqueeze(-1)
+        return None, torch.where(counted == 0, 0, counted * by_log_q), None, None
+
+
+def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
+    both = (log_p == -torch.inf) & (log_q == -torch.inf)
+    log_ratio = torch.where(both, 0, log_p - torch.where(both, 0, log_q))
+    return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
+
+
+def _blocks(rows: Tensor) -> list[slice]:
+    n, classes = rows.shape
+    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
+    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
+    return [slice(start, start + step) for start in range(0, n, max(step, 1))]
+
+
+def _check_form(teacher: SampledTail) -> None:
+    if not isinstance(teacher.top, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wanted, instead = "a TopK", "top=TopK(indices, log_probs)"
+        raise invalid_type(
+            "SampledTail", "top", wanted=wanted, got=type(teacher.top).__name__, instead=instead
+        )
+    positions = teacher.top.indices.shape[:-1]
+    for name, wanted, is_float, dims in (
+        ("tail_indices", "an integer tensor of shape (..., m)", False, 1),
+        ("tail_log_probs", "a floating-point tensor of shape (..., m)", True, 1),
+        ("tail_log_mass", "a floating-point tensor of shape (...)", True, 0),
+    ):
+        x: Any = getattr(teacher, name)
+        if isinstance(x, Tensor):
+            check_dense("SampledTail", name, x)
+        integer = isinstance(x, Tensor) and not (
+            x.is_floating_point() or x.is_complex() or x.dtype == torch.bool
+        )
+        if not isinstance(x, Tensor) or (not x.is_floating_point() if is_float else not integer):
+            got = f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            instead = "SampledTail.draw(logits), or SampledTail.from_reference(reference.read(start, stop))"
+            raise invalid_type("SampledTail", name, wanted=wanted, got=got, instead=instead)
+        draws = teacher.tail_indices.shape[-1:] if dims else torch.Size()
+        if x.shape != positions + draws or x.device != teacher.top.indices.device:
+            raise invalid_value(
+                "SampledTail",
+                name,
+                wanted=f"shape {tuple(positions + draws)} on {teacher.top.indices.device}",
+                got=f"shape {tuple(x.shape)} on {x.device}",
+                instead="all tensors of the same positions, on one device",
+            )
+
+
+def _check_values(teacher: SampledTail) -> None:
+    log_probs, mass = upcast(teacher.tail_log_probs.detach()), upcast(teacher.tail_log_mass.detach())
+    tolerance = SUM_TOLERANCE.get(teacher.top.log_probs.dtype, 4e-2)
+    total = upcast(teacher.top.log_probs.detach()).exp().sum(-1) + mass.exp()
+    padding = log_probs == -math.inf
+    in_top = (teacher.tail_indices.unsqueeze(-1) == teacher.top.indices.unsqueeze(-2)) & ~padding.unsqueeze(
+        -1
+    )
+    has_draws = ~(padding & (mass > -math.inf).unsqueeze(-1))
+    for name, wanted, right in (
+        ("tail_log_mass", "with the top's probabilities a sum of 1", (total - 1).abs() <= tolerance),
+        (
+            "tail_log_probs",
+            "log-probabilities of at most the tail's mass",
+            log_probs <= mass.unsqueeze(-1) + tolerance,
+        ),
+        ("tail_log_probs", "-inf only where the tail has no mass", has_draws),
+        ("tail_indices", "indices of classes, 0 or more", teacher.tail_indices >= 0),
+        ("tail_indices", "classes that are not in the top", ~in_top.any(-1)),
+    ):
+        if not bool(right.all()):
+            index = tuple(int(i) for i in (~right).nonzero()[0])
+            value = total[index] if name == "tail_log_mass" else getattr(teacher, name)[index]
+            raise invalid_value(
+                "SampledTail",
+                name,
+                wanted=wanted,
+                got=f"{float(value):g} at index {index}",
+                instead="SampledTail.draw(logits), which draws from the classes that are not in the top",
+            )
+
+
+def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
+    if not isinstance(teacher, SampledTail):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wanted, instead = "a SampledTail", "teacher=SampledTail.draw(logits)"
+        raise invalid_type(_CALL, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)
+    if isinstance(student, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        check_dense(_CALL, "student", student)
+    if not isinstance(student, Tensor) or not student.is_floating_point() or student.ndim == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            _CALL,
+            "student",
+            wanted="a floating-point tensor of logits, shape (..., classes)",
+            got=f"dtype {student.dtype}" if isinstance(student, Tensor) else type(student).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
+            instead="student=model(inputs).logits",
+        )
+    positions = teacher.top.indices.shape[:-1]
+    if student.shape[:-1] != positions or student.device != teacher.top.indices.device:
+        raise invalid_value(
+            _CALL,
+            "student",
+            wanted=f"the teacher's positions, shape {tuple(positions)}, on {teacher.top.indices.device}",
+            got=f"shape {tuple(student.shape[:-1])}, classes left out, on {student.device}",
+            instead="the logits of the same positions; SampledTail.from_reference(block, device=student.device)",
+        )
+    if temperature != 1:
+        raise invalid_value(
+            _CALL,
+            "temperature",
+            wanted="1: the classes were drawn at temperature 1, and the tail's mass at another is unknown",
+            got=repr(temperature),
+            instead="a teacher made by SampledTail.draw(logits / temperature), with student / temperature",
+        )
+    if type(kind).total is not Divergence.total:
+        wanted, instead = "a divergence that is a sum over classes", "kind=KL(), or Alpha of the same order"
+        raise invalid_value(_CALL, "kind", wanted=wanted, got=repr(kind), instead=instead)
+    if torch.compiler.is_compiling() or not all(
+        can_inspect(x) for x in (teacher.top.indices, teacher.tail_indices)
+    ):
+        return
+    largest = max(
+        (int(x.max()) for x in (teacher.top.indices, teacher.tail_indices) if x.numel()), default=-1
+    )
+    if largest >= student.shape[-1]:
+        raise invalid_value(
+            _CALL,
+            "teacher",
+            wanted=f"indices below the student's number of classes, {student.shape[-1]}",
+            got=f"an index {largest}",
+            instead="a student with the teacher's vocabulary",
+        )
