@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,31 @@ def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windo
             assert block.log_tail[index].exp() == pytest.approx(float(truth[outside].exp().sum()), abs=1e-5)
             row += 1
     assert row == len(expected)
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sglang"])
+def test_recorded_answers_give_the_values_in_them(address, vocabulary, speaks):
+    # "the capital of France is", from its third token on
+    windows = Windows(
+        torch.tensor([1782, 6722, 315, 9625, 374]),
+        torch.tensor([0, 5]),
+        torch.tensor([False] * 2 + [True] * 3),
+    )
+    with opened(address, f"recorded-{speaks}", vocabulary, classes=151936, top=3) as model:
+        assert model.speaks == speaks
+        (block,) = model.top_k(windows)
+    assert block.positions.tolist() == [2, 3, 4]
+    assert block.labels.tolist() == [315, 9625, 374]
+    assert block.label_log_probs.tolist() == [-0.58203125, -3.53125, -2.84375]
+    rows = [
+        {315: -0.58203125, 3283: -2.140625, 374: -3.765625},
+        {279: -1.0390625, 9625: -3.53125, 5616: -3.96875},
+        {13: -2.09375, 58883: -2.34375, 11: -2.40625, 374: -2.84375},
+    ]
+    for index, row in enumerate(rows):
+        pairs = zip(block.indices[index].tolist(), block.log_probs[index].tolist(), strict=True)
+        assert {token: value for token, value in pairs if value != -torch.inf} == row
+        assert block.log_tail[index].exp() == pytest.approx(1 - sum(map(math.exp, row.values())), abs=1e-12)
 
 
 def test_windows_can_begin_later(address, vocabulary, windows):
