@@ -330,6 +330,16 @@ def test_text_that_gives_other_tokens_is_refused(address, vocabulary):
         list(model.top_k(windows))
 
 
+def test_the_first_token_has_no_log_probabilities_on_a_server_that_takes_text(address, vocabulary, windows):
+    tokens, _ = windows.window(0)
+    every = Windows(tokens, torch.tensor([0, len(tokens)]), torch.arange(len(tokens)) > 0)
+    with (
+        opened(address, "openai", vocabulary) as model,
+        pytest.raises(ModelError, match="--score second-half"),
+    ):
+        list(model.top_k(every))
+
+
 def test_text_within_a_character_is_refused(address, vocabulary):
     byte = next(i for i, token in enumerate(vocabulary) if token is not None and token.content == b"\xe2")
     windows = Windows(torch.tensor([0, byte, 5, 6]), torch.tensor([0, 4]), torch.arange(4) > 1)

@@ -24,7 +24,7 @@ __all__ = ["ServerModel"]
 
 TOP = 20  # what vLLM gives unless it was started with another --max-logprobs
 CONCURRENCY = 4
-PIECE = 1 << 16  # characters of a text that are cut into tokens at a time
+PIECE = 1 << 16  # characters of a text that are compared at a time
 BYTES_OF_ENTRY = 256  # at most, of one token in an answer
 FIELDS = "tokens", "token_logprobs", "top_logprobs"
 TRIALS = 5  # beginnings of a text that may be needed to tell how a server counts its tokens
@@ -84,10 +84,7 @@ class ServerModel(LanguageModel):
             raise
 
     def encode(self, text: str) -> list[int]:
-        found: list[int] = []
-        for start in range(0, len(text), PIECE):
-            found += self._tokenize(text[start : start + PIECE], special=False)
-        return found
+        return self._tokenize(text, special=False)
 
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
         raise ModelError(
