@@ -15,7 +15,9 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("httpx")
 
+from kullback import KL
 from kullback.errors import ModelError
+from kullback.functional import TopK, top_k_divergence
 from kullback.io.windows import Windows
 from kullback.models.huggingface import read_vocabulary
 from kullback.models.server import ServerModel
@@ -128,6 +130,29 @@ def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windo
             assert block.log_tail[index].exp() == pytest.approx(float(truth[outside].exp().sum()), abs=1e-5)
             row += 1
     assert row == len(expected)
+
+
+@pytest.mark.parametrize("speaks", SPEAKERS)
+def test_the_divergence_from_another_model_is_a_lower_bound(address, vocabulary, windows, expected, speaks):
+    other = tiny.make_model(noise=0.3)
+    with torch.inference_mode():
+        logits = torch.cat(
+            [
+                other(windows.window(number)[0][None]).logits[0][:-1][windows.window(number)[1][1:]]
+                for number in range(len(windows))
+            ]
+        )
+    whole = (expected.exp() * (expected - logits.double().log_softmax(-1))).sum(-1)
+    with opened(address, speaks, vocabulary) as model:
+        blocks = list(model.top_k(windows))
+    known = torch.cat(
+        [
+            top_k_divergence(KL(), TopK(block.indices, block.log_probs), rows)
+            for block, rows in zip(blocks, logits.split([len(block) for block in blocks]), strict=True)
+        ]
+    )
+    assert (known <= whole + 1e-5).all()
+    assert known.mean() > 0.1 * whole.mean() > 0.01
 
 
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])

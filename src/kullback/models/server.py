@@ -171,7 +171,7 @@ class ServerModel(LanguageModel):
         return self._scored(block, tokens, scored, number)
 
     def _ask_vllm(self, ids: list[int], scored: Tensor, most: int) -> Any:
-        del scored
+        wanted = scored.tolist()
         body = {
             "model": self._model,
             "prompt": ids,
@@ -181,10 +181,13 @@ class ServerModel(LanguageModel):
         }
         found = self._good(self._server.post("/v1/completions", body, most))
         for choice in _choices(found):
-            choice.setdefault("prompt_token_ids", ids)
-            if choice["prompt_token_ids"] is None:
+            if choice.get("prompt_token_ids") is None:
                 choice["prompt_token_ids"] = ids
-            choice.pop("logprobs", None)
+            rows = choice.get("prompt_logprobs")
+            if isinstance(rows, list):  # vLLM gives all positions; only the scored ones need be read
+                choice["prompt_logprobs"] = [
+                    row if any(wanted[i : i + 1]) else None for i, row in enumerate(rows)
+                ]
         return found
 
     def _ask_sglang(self, ids: list[int], scored: Tensor, most: int) -> Any:
