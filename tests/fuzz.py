@@ -1,6 +1,6 @@
 """Damaged files and hostile expressions: each must end in an answer or in one of kullback's own errors.
 
-    python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --expressions 5000
+    python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --expressions 5000
 
 Every input follows from its seed, and a seed that fails is printed with what it raised.
 """
@@ -45,6 +45,7 @@ from kullback.io import (
     write_llama_base,
 )
 from kullback.tables import profile_table
+from tests import fuzz_top_k
 
 MEMORY = 8 << 30
 CHUNK = 250
@@ -414,14 +415,19 @@ def at_most(seconds: int) -> Iterator[None]:
 def run(
     kind: str, seeds: range, *, budget: float = float("inf"), each: int = 60
 ) -> tuple[int, list[tuple[int, str]]]:
-    """Try seeds of files, references, profiles or expressions for a budget of seconds: how many, and what failed."""
+    """Try seeds of one kind of input for a budget of seconds: how many, and what failed."""
     failures: list[tuple[int, str]] = []
     started, done = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sound").mkdir()
         (folder / "damaged").mkdir()
-        writers = {"files": write_seeds, "references": write_references, "profiles": write_profiles}
+        writers = {
+            "files": write_seeds,
+            "references": write_references,
+            "profiles": write_profiles,
+            "top-k": fuzz_top_k.write_seeds,
+        }
         write = writers.get(kind)
         sound = write(folder / "sound") if write else []
         for seed in seeds:
@@ -436,6 +442,8 @@ def run(
                         fuzz_reference(seed, sound, folder / "damaged")
                     elif kind == "profiles":
                         fuzz_profile(seed, sound, folder / "damaged")
+                    elif kind == "top-k":
+                        fuzz_top_k.fuzz_one(seed, sound, folder / "damaged", damage, changed)
                     else:
                         fuzz_expression(seed)
             except Exception as error:  # noqa: BLE001 - which is what is looked for
@@ -464,6 +472,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--references", type=int, default=20_000)
     parser.add_argument("--profiles", type=int, default=5_000)
+    parser.add_argument("--top-k", type=int, default=20_000)
     parser.add_argument("--expressions", type=int, default=5_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--worker", nargs=3, metavar=("KIND", "FIRST", "COUNT"))
@@ -474,8 +483,8 @@ def main() -> None:
         print(json.dumps(run(kind, range(first, first + count))[1]))
         return
     failed = 0
-    for kind in ("files", "references", "profiles", "expressions"):
-        count = getattr(options, kind)
+    for kind in ("files", "references", "profiles", "top-k", "expressions"):
+        count = getattr(options, kind.replace("-", "_"))
         for first in range(options.first, options.first + count, CHUNK):
             for seed, what in run_apart(kind, first, min(CHUNK, options.first + count - first)):
                 failed += 1

@@ -9,12 +9,14 @@ from tests import fuzz
 pytestmark = pytest.mark.usefixtures("validation")
 
 # Seconds for each kind; seeds are tried in order, so a slow machine tries fewer of the same.
-BUDGET = 10
+BUDGET = {"files": 6, "profiles": 11, "top-k": 4, "expressions": 9}
 
 
-@pytest.mark.parametrize(("kind", "least"), [("files", 20), ("profiles", 10), ("expressions", 8)])
+@pytest.mark.parametrize(
+    ("kind", "least"), [("files", 20), ("profiles", 10), ("top-k", 30), ("expressions", 8)]
+)
 def test_no_seed_ends_in_a_traceback(kind, least):
-    done, failures = fuzz.run(kind, range(10**6), budget=BUDGET)
+    done, failures = fuzz.run(kind, range(10**6), budget=BUDGET[kind])
     assert failures == []
     assert done >= least
 
@@ -30,7 +32,9 @@ def test_the_fuzzer_sees_what_goes_wrong(monkeypatch):
         raise IndexError("list index out of range")
 
     monkeypatch.setattr(fuzz, "read_labels", broken)
-    _, failures = fuzz.run("files", range(3))
-    assert [seed for seed, _ in failures] == [0, 1, 2]
+    monkeypatch.setattr(fuzz.fuzz_top_k, "open_top_k", broken)
+    for kind in ("files", "top-k"):
+        _, failures = fuzz.run(kind, range(3))
+        assert [seed for seed, _ in failures] == [0, 1, 2]
     monkeypatch.setattr("kullback.dispatch.kl_estimate", broken)
     assert fuzz.damage(b"abc" * 100, fuzz.random.Random(1)) != b"abc" * 100

@@ -38,11 +38,13 @@ __all__ = ["compare"]
 TABLE = "table"
 # The options of some comparisons, which are refused for the others.
 OF_PREDICTIONS = (
-    "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key",
+    "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key", "lines",
+    "like",
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
 OF_MODELS = (*MODEL_OPTIONS, "text", "noise_floor", "resume")
 OF_ROWS = ("worst", "bootstrap", "block_mb")
+LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
 
 
@@ -80,6 +82,20 @@ MEBIBYTE = 1024 * 1024
 )
 @JSON
 @HTML
+@click.option(
+    "--format",
+    "lines",
+    type=click.Choice(["table", LLAMA_CPP]),
+    default="table",
+    show_default=True,
+    help="Predictions with labels: what to print: a table, or the lines of llama-perplexity --kl-divergence.",
+)
+@click.option(
+    "--like",
+    type=click.Choice([LLAMA_CPP]),
+    help="Predictions with labels: print those lines, computed as llama.cpp does: P as its base file holds it, without "
+    "normalizing, without classes below its floor.",
+)
 @fail_above(f"{METRICS_IN_WORDS}. Of tables: {TABLE_METRICS_IN_WORDS}")
 @fail_below("top1=0.99")
 @click.option(
@@ -142,6 +158,8 @@ def compare(
     no_progress: bool,
     block_mb: float,
     seed: int,
+    lines: str,
+    like: str | None,
     **settings: Any,
 ) -> None:
     """Compare language models on a text, predictions of the same positions, or two tables: P, the reference, and Q.
@@ -206,6 +224,7 @@ def compare(
             block_bytes=max(1, int(block_mb * MEBIBYTE)),
             seed=seed,
             show_progress=not no_progress,
+            llama_cpp="like" if like else "format" if lines == LLAMA_CPP else None,
             **settings,
         )
     finish(failures)

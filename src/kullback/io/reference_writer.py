@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kullback.io.windows import Windows
 
-__all__ = ["ReferenceWriter", "summarize_rows"]
+__all__ = ["ReferenceWriter", "summarize_rows", "top_classes"]
 
 CALL = "ReferenceWriter"
 # Elements of logits that are summarized at a time, in float64; GPUs need larger blocks.
@@ -299,7 +299,7 @@ def summarize_rows(
     whole = bool((logits.amin(-1) > -torch.inf).all())
     support = torch.full((rows,), classes) if whole else logits.isfinite().sum(-1)
     at_label = logits.gather(-1, labels.to(device)[:, None])
-    indices = _top_classes(logits, min(top, classes))
+    indices = top_classes(logits, min(top, classes))
     kept = logits.gather(-1, indices)
     log_weights = logits.scatter_(-1, indices, -torch.inf)
     peak = log_weights.amax(-1, keepdim=True)
@@ -329,7 +329,7 @@ def summarize_rows(
     )
 
 
-def _top_classes(x: Tensor, k: int) -> Tensor:
+def top_classes(x: Tensor, k: int) -> Tensor:
     """Return the classes of the k largest entries of each row, the largest first; of equal ones the lowest first."""
     rows = len(x)
     least = x.topk(k).values[:, -1:]

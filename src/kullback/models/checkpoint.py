@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,6 +58,7 @@ class Checkpoint:
             if not self._whole:
                 self._file.truncate(0)
                 self._write({"schema": SCHEMA, "comparison": identity})
+                self._whole = self._file.tell()
         except OSError as error:
             raise FileError(
                 f"cannot write {printable(path)}: {error.strerror or error}; name a file in an existing directory that "
@@ -85,16 +86,23 @@ class Checkpoint:
                 )
             self._whole = file.tell()
 
-    def windows(self) -> Iterator[list[Part]]:
-        """Iterate over the finished windows, and drop a last one that is not whole."""
+    def windows(self, candidates: int, rows: Sequence[int]) -> Iterator[list[Part]]:
+        """Iterate over the finished windows, and drop a last one that is not whole.
+
+        Arguments:
+            candidates: how many parts the record of a window has.
+            rows: the number of rows of each window.
+        """
         with self._path.open("rb") as file:
             file.seek(self._whole)
-            for line in file:
+            for window, line in enumerate(file):
                 if not line.endswith(b"\n"):
                     break
                 try:
                     record = [_decoded(each) for each in json.loads(line)]
-                except (ValueError, KeyError, TypeError, RecursionError):
+                    if [len(table) for table, _, _ in record] != [rows[window]] * candidates:
+                        raise ValueError
+                except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
                     raise FileError(
                         f"resume = {printable(self._path)}: wanted a line for each window; got a damaged one; begin "
                         "again with another file"

@@ -178,7 +178,8 @@ def compare_models(
             checkpoint = Checkpoint(Path(resume), identity)
             try:
                 done = 0
-                for record in checkpoint.windows():
+                rows = windows.clusters.bincount().tolist()
+                for record in checkpoint.windows(len(maps), rows):
                     run.take(done, record)
                     done += 1
                 run.all_windows(done, block_bytes, progress, checkpoint)

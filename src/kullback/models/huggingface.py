@@ -263,10 +263,10 @@ def head_classes(model: torch.nn.Module) -> int | None:
 
 def read_vocabulary(tokenizer: Any) -> Vocabulary:
     """Return the token of each number of a tokenizer, as bytes."""
-    size = len(tokenizer)
     added = {int(number): token for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
-    size = max([size, *(number + 1 for number in added)])
-    names = tokenizer.convert_ids_to_tokens(list(range(size)))
+    size = 1 + max([*tokenizer.get_vocab().values(), *added])
+    named = {int(number): name for name, number in tokenizer.get_vocab().items()}
+    names = [named.get(number) for number in range(size)]
     to_bytes = _token_bytes(tokenizer)
     tokens: list[Token | None] = []
     for number, name in enumerate(names):

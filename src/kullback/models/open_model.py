@@ -110,8 +110,13 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
             instead="tokenizer=AutoTokenizer.from_pretrained(folder)",
         )
     name = str(getattr(getattr(model, "config", None), "_name_or_path", "")) or type(model).__name__
-    classes = head_classes(model) or len(tokenizer)
     first = next(model.parameters(), torch.empty(0))
+    classes = head_classes(model)
+    if classes is None:
+        with torch.inference_mode():
+            classes = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=first.device)).logits.shape[
+                -1
+            ]
     count = sum(each.numel() for each in model.parameters())
     info = ModelInfo(name, "module", str(first.dtype).removeprefix("torch."), classes, count, None)
     return HuggingFaceModel(model, tokenizer, info)

@@ -95,6 +95,8 @@ class StoredTensor:
 
 def open_arrays(ref: FileReference, wanted: str | None, held: Mapping[str, Any] | None = None) -> TopKReader:
     """Open a ``.safetensors`` or ``.pt`` file, or a dictionary of tensors, of one of the formats."""
+    if wanted is not None and wanted not in ARRAY_FORMATS:
+        raise ref.error(wanted=f"the files of format={wanted!r}", got="tensors", instead="leave format= out")
     stored = held is None and ref.path.suffix.lower() == ".safetensors"
     data, names = safetensors_header(ref) if stored else (0, _tensors_of(ref) if held is None else held)
     found = wanted or array_format(names)

@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kullback.errors import invalid_type, invalid_value
 from kullback.files import check_input
 from kullback.io.files import FileReference
-from kullback.io.top_k import llama_server, openai, sglang, trl, vllm
+from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl, vllm
 from kullback.io.top_k.arrays import ARRAY_FORMATS, array_format, open_arrays, open_folder
+from kullback.io.top_k.distillkit import CONFIG, PACKED, RAW, DistillKitReader
+from kullback.io.top_k.parquet import ParquetRows
 from kullback.io.top_k.records import ReadRecord, RecordReader, Records, Tokens
 from kullback.io.top_k.source import TopKReader, TopKSource
 
@@ -25,14 +27,16 @@ RECORD_FORMATS: dict[str, tuple[Callable[[object], bool], ReadRecord]] = {
     "llama-server": (llama_server.has_probabilities, llama_server.read),
     "trl": (trl.has_sequence_log_probs, trl.read),
     "openai": (openai.has_log_probs, openai.read),
+    "axolotl": (axolotl.has_fields, axolotl.reader_of(None)),
 }
-TOP_K_FORMATS = (*RECORD_FORMATS, *ARRAY_FORMATS)
+TOP_K_FORMATS = (*RECORD_FORMATS, "distillkit", *ARRAY_FORMATS)
 
 
 def open_top_k(
     source: object,
     format: str | None = None,  # noqa: A002 - the word for it
     *,
+    key: str | None = None,
     tokens: Mapping[Any, int] | None = None,
     classes: int | None = None,
     name: str = "source",
@@ -46,6 +50,8 @@ def open_top_k(
     | ``openai`` | chats with `top_logprobs`, completions with `logprobs` (and `echo`), of any server; they need `tokens` unless they give ids | yes |
     | ``llama-server`` | responses of ``/completion`` with `n_probs` | the generated one |
     | ``trl`` | responses of ``trl vllm-serve``: ``/get_sequence_logprobs/`` and ``/generate/`` | if given |
+    | ``axolotl`` | rows of Parquet or JSON lines with `llm_text_generation_vllm_logprobs`, or another `key` | no |
+    | ``distillkit`` | a folder of packed Parquet files with ``compression_config.yaml``, or one of them | yes |
     | ``safetensors`` | tensors `indices` and `log_probs` (..., k); `labels`, `label_log_probs`, `log_tail` if known | if stored |
     | ``mlx-dwq`` | tensors `indices` and `logits` (batch, length, k), in a file or a folder | no |
     | ``nemo-rl`` | tensors `teacher_topk_indices`, `teacher_topk_logits` (batch, length, k), in a file or a dictionary | with `input_ids` |
@@ -58,6 +64,7 @@ def open_top_k(
     Arguments:
         source: a path, or the objects themselves.
         format: one of `TOP_K_FORMATS`; left out, it is recognized.
+        key: the field of the log-probabilities, for axolotl's rows.
         tokens: the ids of tokens by their text or bytes, for formats without ids.
         classes: the number of all classes, where the file does not tell.
         name: the argument that the source was passed as, for error messages.
@@ -95,24 +102,32 @@ def open_top_k(
         )
     ids = cast("Tokens | None", tokens)
     if not isinstance(source, str | os.PathLike):
-        return TopKSource(_open_objects(source, format, ids, name), classes)
+        return TopKSource(_open_objects(source, _Wanted(format, key, ids), name), classes)
     ref = FileReference(Path(cast("str", source)), name)
     check_input(ref.path, name)
     with ExitStack() as stack:
         stack.enter_context(ref.decoding("top-k log-probabilities"))
-        reader = _open_path(ref, format, ids)
+        reader = _open_path(ref, _Wanted(format, key, ids))
         stack.callback(reader.close)
         opened = TopKSource(reader, classes)
         stack.pop_all()
     return opened
 
 
-def _open_objects(source: object, wanted: str | None, tokens: Tokens | None, name: str) -> TopKReader:
+class _Wanted(NamedTuple):
+    """What the caller says of the source."""
+
+    format: str | None
+    key: str | None
+    tokens: Tokens | None
+
+
+def _open_objects(source: object, wanted: _Wanted, name: str) -> TopKReader:
     ref = FileReference(Path(f"({type(source).__name__})"), name)
     if isinstance(source, Mapping):
         held = cast("Mapping[str, Any]", source)
-        if wanted in ARRAY_FORMATS or (wanted is None and array_format(held) is not None):
-            return open_arrays(ref, wanted, held)
+        if wanted.format in ARRAY_FORMATS or (wanted.format is None and array_format(held) is not None):
+            return open_arrays(ref, wanted.format, held)
     elif isinstance(source, bytes | int | float) or source is None:
         raise invalid_type(
             "open_top_k",
@@ -123,27 +138,47 @@ def _open_objects(source: object, wanted: str | None, tokens: Tokens | None, nam
         )
     is_list = isinstance(source, Sequence) and not hasattr(source, "prompt_logprobs")
     objects = list(cast("Sequence[Any]", source)) if is_list else [source]
-    return _open_records(Records(ref, objects), wanted, tokens)
+    return _open_records(Records(ref, objects), wanted)
 
 
-def _open_path(ref: FileReference, wanted: str | None, tokens: Tokens | None) -> TopKReader:
-    if ref.path.is_dir():
-        return open_folder(ref, wanted)
+def _open_path(ref: FileReference, wanted: _Wanted) -> TopKReader:
     suffix = ref.path.suffix.lower()
+    if ref.path.is_dir():
+        parquet = sorted(ref.path.glob("*.parquet"))
+        if wanted.format == "distillkit" or (ref.path / CONFIG).exists() or parquet:
+            if not parquet:
+                raise ref.error(
+                    wanted="a folder of .parquet files",
+                    got="none in it",
+                    instead="name the folder that holds them",
+                )
+            return DistillKitReader(ref, parquet)
+        return open_folder(ref, wanted.format)
     if suffix in (".safetensors", ".pt", ".pth"):
-        return open_arrays(ref, wanted)
+        return open_arrays(ref, wanted.format)
+    if suffix == ".parquet":
+        return _open_parquet(ref, wanted)
     if suffix in (".json", ".jsonl", ".ndjson"):
-        return _open_records(Records(ref), wanted, tokens)
+        return _open_records(Records(ref), wanted)
     ref.open().close()
     raise ref.error(
-        wanted="a .json, .jsonl, .safetensors or .pt file, or a folder",
+        wanted="a .json, .jsonl, .parquet, .safetensors or .pt file, or a folder",
         got=f"extension {suffix!r}",
         instead="rename the file to its format's extension",
     )
 
 
-def _open_records(records: Records, wanted: str | None, tokens: Tokens | None) -> TopKReader:
-    found = wanted
+def _open_parquet(ref: FileReference, wanted: _Wanted) -> TopKReader:
+    rows = ParquetRows(ref)
+    packed = any({*columns} <= {*rows.names} for columns in (PACKED, RAW))
+    if wanted.format == "distillkit" or (wanted.format is None and packed):
+        rows.close()
+        return DistillKitReader(ref, [ref.path])
+    return _open_records(rows, wanted)
+
+
+def _open_records(records: Records | ParquetRows, wanted: _Wanted) -> TopKReader:
+    found = wanted.format or ("axolotl" if wanted.key is not None else None)
     if found is None:
         place, record = next(iter(records), (None, None))
         if place is None:
@@ -158,8 +193,13 @@ def _open_records(records: Records, wanted: str | None, tokens: Tokens | None) -
                 got=f"fields {', '.join(held[:12])}" if held else f"a {type(record).__name__}",
                 instead="ask the server for log-probabilities, and store its responses as they come",
             )
-    if found not in RECORD_FORMATS:
+    if found not in RECORD_FORMATS or (wanted.key is not None and found != "axolotl"):
         raise records.ref.error(
-            wanted=f"the files of format={found!r}", got="records", instead="leave format= out"
+            wanted=f"the files of format={found!r}"
+            if found not in RECORD_FORMATS
+            else f"no key= for {found}",
+            got="records" if found not in RECORD_FORMATS else f"key={wanted.key!r}",
+            instead="leave format= out" if found not in RECORD_FORMATS else "leave key= out",
         )
-    return RecordReader(found, records, RECORD_FORMATS[found][1], tokens)
+    read = axolotl.reader_of(wanted.key) if found == "axolotl" else RECORD_FORMATS[found][1]
+    return RecordReader(found, records, read, wanted.tokens)

@@ -57,7 +57,7 @@ def _add(collected: Collected, position: int, entry: Any, tokens: Tokens | None,
             for each in listed
         ]
         chosen = token_id(get(entry, "content"), None, tokens, place) if pairs else None
-        collected.add(position, pairs, chosen, dict(pairs).get(chosen) if chosen is not None else None)
+        collected.add(position, pairs, chosen)
         return
     after = get(entry, "top_probs") is not None
     if after:

@@ -7,7 +7,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -71,6 +71,8 @@ def _shown(value: object) -> str:
 
 def get(record: object, name: str) -> Any:
     """Return a field of a JSON object, or an attribute of any other; None where there is none."""
+    if type(record) is dict:  # as nearly always, and quickly told
+        return cast("dict[str, Any]", record).get(name)
     if isinstance(record, Mapping):
         return cast("Mapping[str, Any]", record).get(name)
     return getattr(record, name, None)
@@ -81,6 +83,16 @@ def lists(value: object, wanted: str, place: Place) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise place.malformed(wanted, value)
     return cast("Sequence[Any]", value)
+
+
+class RecordSource(Protocol):
+    """Where records come from, anew with each iteration."""
+
+    ref: FileReference
+
+    def __iter__(self) -> Iterator[tuple[Place, Any]]: ...
+
+    def close(self) -> None: ...
 
 
 class Records:
@@ -100,6 +112,9 @@ class Records:
             for record in records:
                 yield Place(self.ref, where or f"record {number}"), record
                 number += 1
+
+    def close(self) -> None:
+        """Do nothing: the file is opened for each pass."""
 
     def _documents(self) -> Iterator[tuple[str, Any]]:
         if self._objects is not None:
@@ -193,10 +208,13 @@ class Collected:
         )
 
     def _token(self, value: object, position: int) -> int:
-        try:
-            token = -1 if isinstance(value, bool) else operator.index(cast("Any", value))
-        except TypeError:
-            token = -1
+        if type(value) is int:
+            token = value
+        else:
+            try:
+                token = -1 if isinstance(value, bool) else operator.index(cast("Any", value))
+            except TypeError:
+                token = -1
         if not 0 <= token <= LARGEST_INDEX:
             raise self.place.at(f"position {position}").malformed(
                 "a token id, an integer of 0 or more", value
@@ -204,10 +222,13 @@ class Collected:
         return token
 
     def _log_prob(self, value: object, position: int) -> float:
+        if type(value) is float:
+            number = value
         # NumPy's numbers count too; text that reads as a number does not.
-        if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
+        elif isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
             raise self.place.at(f"position {position}").malformed("a log-probability, a number", value)
-        number = float(cast("Any", value))
+        else:
+            number = float(cast("Any", value))
         if number != number:  # noqa: PLR0124 - NaN
             raise self.place.at(f"position {position}").malformed("a log-probability", number)
         return -torch.inf if number <= LOWEST or number == CLAMPED else number
@@ -219,7 +240,13 @@ ReadRecord = Callable[[Any, Place, Tokens | None], Iterator[Collected]]
 class RecordReader(TopKReader):
     """A reader of records, of which `read` makes sequences; servers compute their log-probabilities in float32."""
 
-    def __init__(self, format: str, records: Records, read: ReadRecord, tokens: Tokens | None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        format: str,  # noqa: A002 - the attribute's name
+        records: RecordSource,
+        read: ReadRecord,
+        tokens: Tokens | None,
+    ) -> None:
         self.ref, self.format = records.ref, format
         self._records, self._read, self._tokens = records, read, tokens
         self._notes: set[str] = set()
@@ -234,6 +261,9 @@ class RecordReader(TopKReader):
 
     def caveats(self) -> list[str]:
         return sorted(self._notes)
+
+    def close(self) -> None:
+        self._records.close()
 
 
 def token_id(text: object, data: object, tokens: Tokens | None, place: Place) -> int:

@@ -45,7 +45,7 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
             _same_length(here.at(f"position {position}"), logprobs=row, logprob_token_ids=row_ids)
             pairs = [(i, x) for i, x in zip(row_ids, row, strict=True) if x is not None]
             if pairs:
-                collected.add(position, pairs, label, dict(pairs).get(label))
+                collected.add(position, pairs, label)
             else:
                 collected.skipped += 1
         yield collected

@@ -58,10 +58,9 @@ def _prompt(found: Any, ids: Any, place: Place) -> Collected:
             continue
         label = next(iter(row)) if ids is None else ids[position]
         if ids is None:
-            ranks = [get(entry, "rank") for entry in list(row.values())[1:]]
-            in_order = in_order and _ascends(ranks)
+            in_order = in_order and _ascends([get(entry, "rank") for entry in list(row.values())[1:]])
         entries = [(token, _value(entry, place, position)) for token, entry in row.items()]
-        collected.add(position, entries, label, dict(entries).get(label))
+        collected.add(position, entries, label, dict(entries).get(label) if isinstance(label, int) else None)
     if ids is None and in_order:
         collected.notes.add(_GUESSED)
     elif ids is None:
