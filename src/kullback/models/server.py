@@ -222,7 +222,7 @@ class ServerModel(LanguageModel):
             )
         self._require_alignment(ids, start, held)
         words = self._unique_words
-        rows: list[dict[str, float] | None] = [None] * start
+        rows: list[dict[str, Any] | None] = [None] * start
         ranked_above = [0.0] * start
         for token, text, value, row in zip(ids[start:], texts, values, listed, strict=False):
             if not isinstance(row, dict) or not row or not isinstance(value, (int, float)):
