@@ -29,9 +29,9 @@ CONCURRENCY = 4
 PIECE = 1 << 16  # characters of a text that are compared at a time
 BYTES_OF_ENTRY = 256  # at most, of one token in an answer
 FIELDS = "tokens", "token_logprobs", "top_logprobs"
-TRIALS = 5  # beginnings of a text that may be needed to tell how a server counts its tokens
+TRIALS = 8  # beginnings of a text that may be needed to tell how a server counts its tokens
 SMALLEST_REST = 1e-6  # of a probability in float32
-ROUNDING = 0.05  # nats between two computations of one distribution
+ROUNDING = 0.5  # nats between two computations of one distribution, of an improbable token in low precision
 WHO_CAN = "vLLM, SGLang and llama-cpp-python's server (started with --logits_all true) can"
 
 
