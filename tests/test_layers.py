@@ -61,7 +61,7 @@ LAYERS = {
         {"checks", "reader"},
         {"arrays", "parquet", "rows"},
         {"csv_text", "llamacpp"},
-        {"vectors"},
+        {"tokens", "vectors"},
         {"formats"},
         {"top_k"},
         {"__init__"},

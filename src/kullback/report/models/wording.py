@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from kullback.predictions import Mean
 from kullback.report.predictions.wording import KL_PQ
-from kullback.report.shared.formats import count, number, percent
+from kullback.report.shared.formats import count, number, percent, visible
 
 if TYPE_CHECKING:
-    from kullback.models import ModelComparison, ModelInfo
+    from kullback.models import Candidate, ModelComparison, ModelInfo
 
 __all__ = [
     "HEADINGS",
     "Score",
     "bytes_text",
+    "certain",
     "differences",
     "interval_text",
     "noise",
@@ -89,7 +90,7 @@ def scoreboard(found: ModelComparison) -> list[Score]:
         lines.append(
             Score(
                 candidate.model.name,
-                number(kl.mean),
+                _at_least(candidate) + number(kl.mean),
                 interval_text(kl),
                 perplexity,
                 ratio,
@@ -100,6 +101,28 @@ def scoreboard(found: ModelComparison) -> list[Score]:
             )
         )
     return lines
+
+
+def _at_least(candidate: Candidate) -> str:
+    """Return the sign before a divergence that is a lower bound."""
+    return ">= " if candidate.known == "top classes" else ""
+
+
+def certain(found: ModelComparison) -> list[str]:
+    """Say for each candidate that is known in part what is certain, and what the draws tell of these very tokens."""
+    sentences: list[str] = []
+    for candidate in found.candidates:
+        if candidate.certain is None:
+            continue
+        low, high = candidate.certain[KL_PQ]
+        most = "nothing bounds it from above" if math.isinf(high) else f"at most {number(high)}"
+        told = f"{candidate.model.name}: on these tokens KL(P||Q) is certainly at least {number(low)}, {most}"
+        if candidate.drawn is not None:
+            drawn = candidate.drawn[KL_PQ]
+            ends = " to ".join(map(number, drawn.interval))
+            told += f"; the draws give {number(drawn.mean)} (95% CI of the drawing {ends})"
+        sentences.append(f"{told}.")
+    return sentences
 
 
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
@@ -124,13 +147,17 @@ def outcome(found: ModelComparison) -> str:
         if kl.maximum == 0:
             return f"{best.model.name} predicts the same as {found.base.name} at every token."
         return (
-            f"{best.model.name} is {number(kl.mean)} nats per token from {found.base.name}"
+            f"{best.model.name} is {_least(best)}{number(kl.mean)} nats per token from {found.base.name}"
             f"{_ends(kl)}; both choose the same token in {same} of positions."
         )
     return (
         f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: "
-        f"{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
+        f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
     )
+
+
+def _least(candidate: Candidate) -> str:
+    return "at least " if candidate.known == "top classes" else ""
 
 
 def _ends(mean: Mean) -> str:
@@ -193,14 +220,3 @@ def token_text(found: ModelComparison, index: int) -> str:
     """Return the text of a class, or its number."""
     words = found.tokens
     return words[index] if words is not None and index < len(words) else f"[{index}]"
-
-
-def visible(text: str) -> str:
-    """Return the text of a token with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab.
-
-    Example:
-        >>> visible(" a\\n\\x1b")
-        ' a⏎\\\\x1b'
-    """
-    marks = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-    return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)
