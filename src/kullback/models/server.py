@@ -148,7 +148,7 @@ class ServerModel(LanguageModel):
             except UnreachableError as error:
                 raise ModelError(
                     f"{self.name}: the server stopped answering after {done} of {len(windows)} windows "
-                    f"({error.reason}); start it again, and run the same command with --resume to go on from there"
+                    f"({error.reason}); start it again; a command that was given --resume goes on from there"
                 ) from error
             finally:
                 for each in waiting:
