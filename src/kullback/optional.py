@@ -11,7 +11,7 @@ from kullback.errors import OptionalDependencyError
 __all__ = ["is_installed", "load"]
 
 # The name that a package is installed by, where it is imported by another.
-_DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+_DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def load(module: str, feature: str) -> Any:

@@ -145,6 +145,45 @@ def _bytes(tokenizer, number: int) -> bytes:
     )
 
 
+def test_a_text_that_no_encoding_has_is_cut_too(model):
+    assert model.encode("a\ud800b\0") == model.encode("a?b\0")
+
+
+def test_a_sentencepiece_vocabulary_has_spaces_and_bytes(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "_write_tokenizer", _write_sentencepiece)
+    with GGUFModel(tiny.make_gguf(folder, tmp_path / "llama.gguf")) as model:
+        vocabulary = model.vocabulary
+        found = model.encode("the \N{SNOWMAN}")
+    assert list(vocabulary[:3]) == [Token(name, special=True) for name in (b"<unk>", b"<s>", b"</s>")]
+    assert [vocabulary[3 + byte].content for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+    assert (vocabulary[259].content, vocabulary[260].content) == (b" ", b" the")
+    assert vocabulary[263] is None
+    assert b"".join(vocabulary[number].content for number in found) == " the \N{SNOWMAN}".encode()
+    assert found[0] == 260
+
+
+def _write_sentencepiece(writer, _, classes):
+    import gguf
+
+    of = gguf.TokenType
+    tokens = [("<unk>", of.UNKNOWN), ("<s>", of.CONTROL), ("</s>", of.CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", of.BYTE) for byte in range(256)]
+    tokens += [(name, of.NORMAL) for name in ("▁", "▁the", "▁th", "▁t")]
+    tokens += [(f"[PAD{number}]", of.UNUSED) for number in range(classes - len(tokens))]
+    letters = dict(enumerate("the", 300))
+    names = [letters.get(number, name) for number, (name, _) in enumerate(tokens)]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(names)
+    writer.add_token_scores([-float(number) for number in range(classes)])
+    writer.add_token_types(
+        [int(of.NORMAL if number in letters else kind) for number, (_, kind) in enumerate(tokens)]
+    )
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
 def test_the_first_token_is_what_the_file_says(folder, model, tmp_path):
     assert model.bos == 0
     plain = tiny.make_folder(tmp_path / "plain", adds_bos=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("httpx")
 
+from kullback import KL
 from kullback.errors import ModelError
+from kullback.functional import TopK, top_k_divergence
 from kullback.io.windows import Windows
 from kullback.models.huggingface import read_vocabulary
-from kullback.models.server import ServerModel
+from kullback.models.server import ServerModel, _largest_untold
 from kullback.models.vocabulary import Token, Vocabulary
 from tests.models import tiny
 
@@ -104,7 +107,7 @@ def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windo
         assert (model.speaks, model.info.kind, model.name) == (speaks, "server", f"{address}/{speaks}")
         blocks = list(model.top_k(windows))
     assert [int(block.sequences[0]) for block in blocks] == list(range(WINDOWS))
-    row = 0
+    row = cut = listed = 0
     for number, block in enumerate(blocks):
         tokens, scored = windows.window(number)
         places = scored.nonzero().squeeze(-1)
@@ -114,19 +117,75 @@ def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windo
             truth = expected[row]
             kept = block.log_probs[index] != -torch.inf
             classes, values = block.indices[index][kept], block.log_probs[index][kept]
-            assert (values - truth[classes]).abs().max() < 1e-4
+            assert ((values - truth[classes]).abs() < 1e-4).all()
             assert abs(block.label_log_probs[index] - truth[block.labels[index]]) < 1e-4
             label = {int(block.labels[index])}
             top = set(truth.topk(TOP).indices.tolist())
-            # By their text alone, some tokens cannot be told: they are counted to the rest.
-            if speaks == "openai":
-                top = {token for token in top if has_own_text(vocabulary, token)}
-            assert set(classes.tolist()) == top | label
+            if speaks == "openai" and not all(has_own_text(vocabulary, token) for token in top):
+                # By their text alone some tokens cannot be told: those that are more probable remain.
+                told = len(set(classes.tolist()))
+                first = truth.topk(told).indices.tolist()
+                assert set(classes.tolist()) == set(first)
+                assert all(has_own_text(vocabulary, token) for token in first)
+                cut += 1
+            else:
+                assert set(classes.tolist()) == top | label
+                listed += len(top)
             outside = torch.ones(len(truth), dtype=torch.bool)
             outside[classes] = False
             assert block.log_tail[index].exp() == pytest.approx(float(truth[outside].exp().sum()), abs=1e-5)
             row += 1
     assert row == len(expected)
+    assert listed > 0
+    assert (cut > 0) == (speaks == "openai")
+
+
+@pytest.mark.parametrize("speaks", SPEAKERS)
+def test_the_divergence_from_another_model_is_a_lower_bound(address, vocabulary, windows, expected, speaks):
+    other = tiny.make_model(noise=0.3)
+    with torch.inference_mode():
+        logits = torch.cat(
+            [
+                other(windows.window(number)[0][None]).logits[0][:-1][windows.window(number)[1][1:]]
+                for number in range(len(windows))
+            ]
+        )
+    whole = (expected.exp() * (expected - logits.double().log_softmax(-1))).sum(-1)
+    with opened(address, speaks, vocabulary) as model:
+        blocks = list(model.top_k(windows))
+    known = torch.cat(
+        [
+            top_k_divergence(KL(), TopK(block.indices, block.log_probs), rows)
+            for block, rows in zip(blocks, logits.split([len(block) for block in blocks]), strict=True)
+        ]
+    )
+    assert (known <= whole + 1e-5).all()
+    assert known.mean() > 0.02 * whole.mean() > 0.002
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sglang"])
+def test_recorded_answers_give_the_values_in_them(address, vocabulary, speaks):
+    # "the capital of France is", from its third token on
+    windows = Windows(
+        torch.tensor([1782, 6722, 315, 9625, 374]),
+        torch.tensor([0, 5]),
+        torch.tensor([False] * 2 + [True] * 3),
+    )
+    with opened(address, f"recorded-{speaks}", vocabulary, classes=151936, top=3) as model:
+        assert model.speaks == speaks
+        (block,) = model.top_k(windows)
+    assert block.positions.tolist() == [2, 3, 4]
+    assert block.labels.tolist() == [315, 9625, 374]
+    assert block.label_log_probs.tolist() == [-0.58203125, -3.53125, -2.84375]
+    rows = [
+        {315: -0.58203125, 3283: -2.140625, 374: -3.765625},
+        {279: -1.0390625, 9625: -3.53125, 5616: -3.96875},
+        {13: -2.09375, 58883: -2.34375, 11: -2.40625, 374: -2.84375},
+    ]
+    for index, row in enumerate(rows):
+        pairs = zip(block.indices[index].tolist(), block.log_probs[index].tolist(), strict=True)
+        assert {token: value for token, value in pairs if value != -torch.inf} == row
+        assert block.log_tail[index].exp() == pytest.approx(1 - sum(map(math.exp, row.values())), abs=1e-12)
 
 
 def test_windows_can_begin_later(address, vocabulary, windows):
@@ -304,6 +363,16 @@ def test_text_that_gives_other_tokens_is_refused(address, vocabulary):
         list(model.top_k(windows))
 
 
+def test_the_first_token_has_no_log_probabilities_on_a_server_that_takes_text(address, vocabulary, windows):
+    tokens, _ = windows.window(0)
+    every = Windows(tokens, torch.tensor([0, len(tokens)]), torch.arange(len(tokens)) > 0)
+    with (
+        opened(address, "openai", vocabulary) as model,
+        pytest.raises(ModelError, match="--score second-half"),
+    ):
+        list(model.top_k(every))
+
+
 def test_text_within_a_character_is_refused(address, vocabulary):
     byte = next(i for i, token in enumerate(vocabulary) if token is not None and token.content == b"\xe2")
     windows = Windows(torch.tensor([0, byte, 5, 6]), torch.tensor([0, 4]), torch.arange(4) > 1)
@@ -320,6 +389,20 @@ def test_without_a_vocabulary_text_cannot_be_sent(address, windows):
         pytest.raises(ModelError, match="vocabulary is not known"),
     ):
         list(model.top_k(windows))
+
+
+@pytest.mark.parametrize(
+    ("others", "value", "bound"),
+    [
+        ({"a": -1.0, "b": -2.0}, -1.5, -math.inf),  # the true token is one of the three
+        ({"a": -1.0, "b": -2.0, "c": -3.0}, -7.0, -math.inf),  # it stands beside them
+        ({"a": -1.0, "": -2.0}, -1.5, -2.0),  # a text that tells nothing
+        ({"a": -1.0}, -1.5, math.log(1 - math.exp(-1) - math.exp(-1.5))),  # one is hidden behind another
+        ({"a": -1.0, "": -3.0}, -7.0, math.log(1 - math.exp(-1) - math.exp(-3) - math.exp(-7))),
+    ],
+)
+def test_the_bound_on_tokens_that_cannot_be_told(others, value, bound):
+    assert _largest_untold(others, value, {"a": 1, "b": 2, "c": 3}, 3) == pytest.approx(bound, rel=1e-12)
 
 
 def test_words_of_several_tokens_stand_for_none_of_them(address):

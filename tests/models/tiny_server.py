@@ -2,7 +2,7 @@
 
 It is run in a process of its own, computes with transformers, and prints its port when it listens:
 ``python -m tests.models.tiny_server FOLDER``. The first part of a path says how it answers: ``/vllm``, ``/sglang``,
-``/openai``, ``/llama-server`` or ``/nothing``, with options behind it as in ``/vllm;busy=2;key=secret``.
+``/openai``, ``/llama-server``, ``/recorded-...`` or ``/nothing``, with options behind it as in ``/vllm;busy=2``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -146,6 +147,10 @@ ROUTES: dict[str, dict[str, Any]] = {
     },
     "nothing": {},
 }
+# Answers in the documented forms of vLLM and SGLang; SGLang's numbers are those of sgl-project/sglang-jax#13.
+RECORDED = Path(__file__).resolve().parents[1] / "data" / "served.json"
+for _name, _answers in json.loads(RECORDED.read_text(encoding="utf-8")).items():
+    ROUTES[f"recorded-{_name}"] = {path: lambda *_, found=found: found for path, found in _answers.items()}
 
 
 class Handler(BaseHTTPRequestHandler):

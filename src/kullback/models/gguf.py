@@ -212,7 +212,7 @@ class GGUFModel(LanguageModel):
         return buffer.value.decode("utf-8", "replace") if found >= 0 else ""
 
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
-        content = text.encode("utf-8", "surrogatepass")
+        content = text.encode("utf-8", "replace")
         size = len(content) + 8  # no token is empty; a tokenizer may add a space
         for _ in range(2):
             buffer = (self._llama.llama_token * size)()

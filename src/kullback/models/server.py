@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from kullback.errors import FileError, ModelError, printable
 from kullback.io import TopKBlock, open_top_k
+from kullback.io.top_k.block import log_tail_mass
 from kullback.io.windows import Windows
 from kullback.models.http import Answer, Endpoint, UnreachableError
 from kullback.models.language_model import LanguageModel, ModelInfo
@@ -24,11 +26,12 @@ __all__ = ["ServerModel"]
 
 TOP = 20  # what vLLM gives unless it was started with another --max-logprobs
 CONCURRENCY = 4
-PIECE = 1 << 16  # characters of a text that are cut into tokens at a time
+PIECE = 1 << 16  # characters of a text that are compared at a time
 BYTES_OF_ENTRY = 256  # at most, of one token in an answer
 FIELDS = "tokens", "token_logprobs", "top_logprobs"
-TRIALS = 5  # beginnings of a text that may be needed to tell how a server counts its tokens
-ROUNDING = 0.05  # nats between two computations of one distribution
+TRIALS = 8  # beginnings of a text that may be needed to tell how a server counts its tokens
+SMALLEST_REST = 1e-6  # of a probability in float32
+ROUNDING = 0.5  # nats between two computations of one distribution, of an improbable token in low precision
 WHO_CAN = "vLLM, SGLang and llama-cpp-python's server (started with --logits_all true) can"
 
 
@@ -38,7 +41,8 @@ class ServerModel(LanguageModel):
     The server is asked for the log-probabilities of the prompt: vLLM (``/v1/completions`` with ``prompt_logprobs``),
     SGLang (``/generate`` with ``top_logprobs_num``), or another with OpenAI's completions, ``echo`` and ``logprobs``,
     as that of llama-cpp-python. Windows are sent as token ids, which those of the last kind may not take: they get
-    text, and only windows whose text gives back the same tokens are possible. llama-server and OpenAI's own API give
+    text, and only windows whose text gives back the same tokens are possible; their answers name tokens by text, and
+    where a text stands for several tokens, only those more probable are known. llama-server and OpenAI's own API give
     log-probabilities of generated tokens alone, and are refused.
 
     Arguments:
@@ -84,10 +88,7 @@ class ServerModel(LanguageModel):
             raise
 
     def encode(self, text: str) -> list[int]:
-        found: list[int] = []
-        for start in range(0, len(text), PIECE):
-            found += self._tokenize(text[start : start + PIECE], special=False)
-        return found
+        return self._tokenize(text, special=False)
 
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
         raise ModelError(
@@ -147,7 +148,7 @@ class ServerModel(LanguageModel):
             except UnreachableError as error:
                 raise ModelError(
                     f"{self.name}: the server stopped answering after {done} of {len(windows)} windows "
-                    f"({error.reason}); start it again, and run the same command with --resume to go on from there"
+                    f"({error.reason}); start it again; a command that was given --resume goes on from there"
                 ) from error
             finally:
                 for each in waiting:
@@ -171,10 +172,11 @@ class ServerModel(LanguageModel):
         except FileError as error:
             said = printable(str(error).partition(": ")[2] or error, 400)
             raise ModelError(f"{self.name}: the answer for window {number} is damaged: {said}") from error
-        return self._scored(block, tokens, scored, number)
+        found = self._scored(block, tokens, scored, number)
+        return _only_ranked(found, response["ranked_above"]) if self.speaks == "openai" else found
 
     def _ask_vllm(self, ids: list[int], scored: Tensor, most: int) -> Any:
-        del scored
+        wanted = scored.tolist()
         body = {
             "model": self._model,
             "prompt": ids,
@@ -184,10 +186,13 @@ class ServerModel(LanguageModel):
         }
         found = self._good(self._server.post("/v1/completions", body, most))
         for choice in _choices(found):
-            choice.setdefault("prompt_token_ids", ids)
-            if choice["prompt_token_ids"] is None:
+            if choice.get("prompt_token_ids") is None:
                 choice["prompt_token_ids"] = ids
-            choice.pop("logprobs", None)
+            rows = choice.get("prompt_logprobs")
+            if isinstance(rows, list):  # vLLM gives all positions; only the scored ones need be read
+                choice["prompt_logprobs"] = [
+                    row if any(wanted[i : i + 1]) else None for i, row in enumerate(rows)
+                ]
         return found
 
     def _ask_sglang(self, ids: list[int], scored: Tensor, most: int) -> Any:
@@ -217,20 +222,23 @@ class ServerModel(LanguageModel):
             )
         self._require_alignment(ids, start, held)
         words = self._unique_words
-        rows: list[dict[str, float] | None] = [None] * start
-        # Texts that stand for several tokens, or for none that is known, are counted to the rest.
-        for token, value, row in zip(ids[start:], values, listed, strict=False):
-            if not row or value is None:
+        rows: list[dict[str, Any] | None] = [None] * start
+        ranked_above = [0.0] * start
+        for token, text, value, row in zip(ids[start:], texts, values, listed, strict=False):
+            if not isinstance(row, dict) or not row or not isinstance(value, (int, float)):
                 rows.append(None)
+                ranked_above.append(0.0)
                 continue
-            known = {f"token_id:{words[word]}": each for word, each in row.items() if word in words}
+            others = {word: each for word, each in row.items() if word != text}
+            known = {f"token_id:{words[word]}": each for word, each in others.items() if word in words}
             rows.append(known | {f"token_id:{token}": value})
+            ranked_above.append(_largest_untold(others, value, words, self._top))
         content = {
             "tokens": [f"token_id:{token}" for token in ids],
             "token_logprobs": [None] * start + values[: len(ids) - start],
             "top_logprobs": rows,
         }
-        return {"choices": [{"logprobs": content}]}
+        return {"choices": [{"logprobs": content}], "ranked_above": ranked_above}
 
     def _completion(self, text: str, most: int, *, echo: bool) -> tuple[list[Any], list[Any], list[Any]]:
         """Complete a text by a token; return the tokens, their log-probabilities and the lists of the top ones."""
@@ -410,6 +418,41 @@ def _has(answer: Answer, field: str) -> bool:
 def _choices(found: Any) -> list[dict[str, Any]]:
     choices = found.get("choices")
     return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+
+
+def _largest_untold(others: dict[str, Any], value: Any, words: Mapping[str, int], top: int) -> float:
+    """Return a bound on the log-probability of the tokens in a list that cannot be told by their text.
+
+    A text that stands for several tokens, or for none that is known, tells none; and of the tokens of one text a list
+    keeps one alone, so that the others are known only to have no more than the probability that is left.
+
+    Arguments:
+        others: the log-probabilities of the listed texts but for the true token's.
+        value: the log-probability of the true token.
+        words: the texts that tell a token.
+        top: how many tokens were asked for.
+    """
+    numbers = {word: float(each) for word, each in others.items() if isinstance(each, (int, float))}
+    largest = max((each for word, each in numbers.items() if word not in words), default=-math.inf)
+    in_list = value >= min(numbers.values(), default=math.inf)  # else it may stand beside the list
+    if len(numbers) < top - in_list:
+        rest = 1 - sum(math.exp(min(each, 1)) for each in (*numbers.values(), value))
+        largest = max(largest, math.log(max(rest, SMALLEST_REST)))
+    return largest
+
+
+def _only_ranked(block: TopKBlock, ranked_above: list[float]) -> TopKBlock:
+    """Return a block with those tokens alone that are more probable than every one that cannot be told.
+
+    So what is listed are the most probable tokens, in fact as in name.
+    """
+    limit = torch.tensor(ranked_above, dtype=block.log_probs.dtype)[block.positions]
+    dropped = (block.log_probs <= limit.unsqueeze(-1)) & (block.log_probs != -torch.inf)
+    if not bool(dropped.any()):
+        return block
+    log_probs = torch.where(dropped, -torch.inf, block.log_probs)
+    log_tail = torch.where(dropped.any(-1), log_tail_mass(log_probs), block.log_tail)
+    return replace(block, log_probs=log_probs, log_tail=log_tail)
 
 
 def _agree(a: Any, b: Any) -> bool:
