@@ -167,7 +167,7 @@ def _bounds(p: _Side, q: _Side, kind: Divergence, classes: int | None) -> tuple[
     upper = (
         same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
     )
-    if bool(complete.any()):
+    if classes is not None:
         # No class is left, so that the mass outside P's list is on classes of B, and that outside Q's on those of A.
         exact = same + _most(kind, only_q, p, swap=False) + _most(kind, only_p, q, swap=True)
         upper = torch.where(complete, torch.minimum(exact, upper), upper)

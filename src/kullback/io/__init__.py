@@ -30,7 +30,7 @@ from kullback.io.formats import open_rows
 from kullback.io.llamacpp import LlamaBaseFile, write_llama_base
 from kullback.io.reader import StoredMass
 from kullback.io.rows import RowSource, paired_blocks
-from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k
+from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
@@ -46,6 +46,7 @@ __all__ = [
     "open_rows",
     "open_top_k",
     "paired_blocks",
+    "paired_top_k_blocks",
     "read_clusters",
     "read_labels",
     "write_llama_base",
