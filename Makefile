@@ -31,7 +31,7 @@ sanitize: $(VENV)/.installed-dev
 
 # Damaged files and profiles and hostile expressions, many more than `make test` tries.
 fuzz: $(VENV)/.installed-dev native
-	$(BIN)/python -m tests.fuzz --files 20000 --profiles 5000 --top-k 20000 --expressions 5000
+	$(BIN)/python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --expressions 5000
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

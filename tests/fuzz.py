@@ -1,6 +1,6 @@
 """Damaged files and hostile expressions: each must end in an answer or in one of kullback's own errors.
 
-    python -m tests.fuzz --files 20000 --profiles 5000 --top-k 20000 --expressions 5000
+    python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --expressions 5000
 
 Every input follows from its seed, and a seed that fails is printed with what it raised.
 """
@@ -35,7 +35,15 @@ from safetensors.torch import save_file
 from kullback.cli.commands import kullback
 from kullback.cli.expressions import _constructors
 from kullback.errors import KullbackError
-from kullback.io import open_rows, read_clusters, read_labels, write_llama_base
+from kullback.io import (
+    Reference,
+    ReferenceWriter,
+    Windows,
+    open_rows,
+    read_clusters,
+    read_labels,
+    write_llama_base,
+)
 from kullback.tables import profile_table
 from tests import fuzz_top_k
 
@@ -166,6 +174,61 @@ def fuzz_file(seed: int, sound: list[Path], folder: Path) -> None:
     path = folder / f"f{suffix}"
     path.write_bytes(damage(origin.read_bytes(), rng))
     read_all(path, rng)
+
+
+def write_references(folder: Path) -> list[Path]:
+    """Write sound reference files: with a tail, without one, without draws, with classes of no mass."""
+    logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)) * 3
+    masked = logits.clone()
+    masked[:, 4:] = -torch.inf
+    scored = torch.tensor([False, True, True, False, True, True, True])
+    windows = Windows(torch.tensor([1, 0, 2, 3, 1, 0, 2]), torch.tensor([0, 3, 7]), scored)
+    for name, rows, top, draws in (
+        ("a", logits, 3, 4),
+        ("b", logits, 9, 2),
+        ("c", logits, 2, 0),
+        ("d", masked, 2, 3),
+    ):
+        with ReferenceWriter(folder / f"{name}.klref", windows, top=top, tail_draws=draws) as writer:
+            writer.add(rows)
+    return sorted(folder.iterdir())
+
+
+def fuzz_reference(seed: int, sound: list[Path], folder: Path) -> None:
+    """Damage the bytes, the header or a number of a reference file and read it."""
+    rng = random.Random(seed)  # noqa: S311 - not for secrets
+    data = rng.choice(sound).read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    match rng.randrange(3):
+        case 0:
+            data = damage(data, rng)
+        case 1:
+            header = json.dumps(changed(json.loads(data[8:start]), rng)).encode(errors="surrogatepass")
+            data = len(header).to_bytes(8, "little") + header + data[start:]
+        case _:
+            at = start + 4 * rng.randrange((len(data) - start) // 4)
+            number = rng.choice(
+                (*np.array([0, -1, 1, -3.5, np.nan, np.inf, -np.inf, 1e-30], "<f4"), *range(-1, 10))
+            )
+            data = (
+                data[:at]
+                + np.asarray(number, "<f4" if number.__class__ is np.float32 else "<i4").tobytes()
+                + data[at + 4 :]
+            )
+    path = folder / "f.klref"
+    path.write_bytes(data)
+    try:
+        with Reference(path) as reference:
+            repr(reference)
+            reference.describe()
+            for block in reference.blocks(rng.choice((1, 2, 1000))):
+                total = block.top_log_probs.double().exp().sum(-1) + block.tail_log_mass.double().exp()
+                assert bool(((total - 1).abs() < 2e-5).all()), total
+                assert bool((block.labels < reference.classes).all())
+    except KullbackError as error:
+        text = str(error)
+        if not text.isprintable() or len(text) > 5000:
+            raise AssertionError(f"an error of {len(text)} characters: {text[:200]!r}") from None
 
 
 def write_profiles(folder: Path) -> list[Path]:
@@ -352,14 +415,20 @@ def at_most(seconds: int) -> Iterator[None]:
 def run(
     kind: str, seeds: range, *, budget: float = float("inf"), each: int = 60
 ) -> tuple[int, list[tuple[int, str]]]:
-    """Try seeds of files, profiles, top-k files or expressions for a budget of seconds: how many, and what failed."""
+    """Try seeds of one kind of input for a budget of seconds: how many, and what failed."""
     failures: list[tuple[int, str]] = []
     started, done = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sound").mkdir()
         (folder / "damaged").mkdir()
-        write = {"files": write_seeds, "profiles": write_profiles, "top-k": fuzz_top_k.write_seeds}.get(kind)
+        writers = {
+            "files": write_seeds,
+            "references": write_references,
+            "profiles": write_profiles,
+            "top-k": fuzz_top_k.write_seeds,
+        }
+        write = writers.get(kind)
         sound = write(folder / "sound") if write else []
         for seed in seeds:
             if time.monotonic() - started > budget:
@@ -369,6 +438,8 @@ def run(
                 with at_most(each):
                     if kind == "files":
                         fuzz_file(seed, sound, folder / "damaged")
+                    elif kind == "references":
+                        fuzz_reference(seed, sound, folder / "damaged")
                     elif kind == "profiles":
                         fuzz_profile(seed, sound, folder / "damaged")
                     elif kind == "top-k":
@@ -399,6 +470,7 @@ def run_apart(kind: str, first: int, count: int) -> list[tuple[int, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--references", type=int, default=20_000)
     parser.add_argument("--profiles", type=int, default=5_000)
     parser.add_argument("--top-k", type=int, default=20_000)
     parser.add_argument("--expressions", type=int, default=5_000)
@@ -411,7 +483,7 @@ def main() -> None:
         print(json.dumps(run(kind, range(first, first + count))[1]))
         return
     failed = 0
-    for kind in ("files", "profiles", "top-k", "expressions"):
+    for kind in ("files", "references", "profiles", "top-k", "expressions"):
         count = getattr(options, kind.replace("-", "_"))
         for first in range(options.first, options.first + count, CHUNK):
             for seed, what in run_apart(kind, first, min(CHUNK, options.first + count - first)):

@@ -27,6 +27,7 @@ PAGES = [
     ROOT / "docs" / "tutorial.md",
     *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
     ROOT / "docs" / "tables.md",
+    ROOT / "docs" / "reference_files.md",
 ]
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE

@@ -30,6 +30,7 @@ LAYERS = {
         {"functional", "pairs", "estimators"},
         {"dispatch"},
         {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "predictions"},
+        {"models"},
         {"report"},
         {"cli"},
         {"__init__", "__main__"},
@@ -83,7 +84,7 @@ LAYERS = {
         {"bounds", "install"},
         {"__init__"},
     ),
-    "kullback.report": ({"shared"}, {"predictions", "tables"}, {"__init__"}),
+    "kullback.report": ({"shared"}, {"predictions", "tables"}, {"models"}, {"__init__"}),
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "result"},

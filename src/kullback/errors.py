@@ -19,6 +19,7 @@ __all__ = [
     "FileError",
     "IncompatibleTensorError",
     "KullbackError",
+    "ModelError",
     "NoRuleError",
     "OptionalDependencyError",
     "RegistrationError",
@@ -127,6 +128,18 @@ class FileError(KullbackError, ValueError):
         Traceback (most recent call last):
             ...
         kullback.errors.FileError: ...
+    """
+
+
+class ModelError(KullbackError, RuntimeError):
+    """A language model cannot be loaded or run, or a server does not answer as it should.
+
+    Example:
+        >>> from kullback.models import open_model
+        >>> open_model("nowhere/model")
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model, ...
     """
 
 

@@ -157,6 +157,9 @@ def test_metrics_are_the_numbers_they_name(files):
         ("upper", ends.divergences["kl_pq"].interval[1]),
         ("tv.upper", ends.divergences["tv"].interval[1]),
         ("top1.lower", ends.top1_agreement.interval[0]),
+        ("acceptance.lower", ends.acceptance_rate.interval[0]),
+        ("ppl_ratio.upper", ends.labels.perplexity_ratio.interval[1]),
+        ("labels.delta_prob.upper", ends.labels.delta_prob.interval[1]),
     ):
         assert parse_gate(f"{metric}={end!r}", "above").failure(ends) is None
         assert parse_gate(f"{metric}={np.nextafter(end, -np.inf)!s}", "above").failure(ends)
@@ -170,6 +173,14 @@ def test_metrics_are_the_numbers_they_name(files):
         "top1": found.top1_agreement.value,
         "labels.difference": found.labels.difference.mean,
         "labels.delta_prob_rms": found.labels.delta_prob_rms.mean,
+        "labels.delta_prob.mean": found.labels.delta_prob.mean,
+        "labels.delta_prob.p0.1": found.labels.delta_prob.p001,
+        "labels.delta_prob.p5": found.labels.delta_prob.p05,
+        "p1": found.divergences["kl_pq"].p01,
+        "min": found.divergences["kl_pq"].minimum,
+        "acceptance": 1 - found.divergences["tv"].mean,
+        "ppl_ratio": found.labels.perplexity_ratio.mean,
+        "ppl_difference": found.labels.perplexity_difference.mean,
     }
     for metric, value in values.items():
         assert parse_gate(f"{metric}={value!r}", "above").failure(found) is None

@@ -59,6 +59,14 @@ def labels():
 
 
 CLUSTERS = np.arange(ROWS) // 20
+LEVELS = (0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1)
+
+
+def quantiles_of(summary) -> list[float]:
+    """The quantiles of a summary at `LEVELS`."""
+    s = summary
+    lower = [s.minimum, s.p001, s.p01, s.p05, s.p10, s.p25, s.median]
+    return [*lower, s.p75, s.p90, s.p95, s.p99, s.p999, s.maximum]
 
 
 def jackknife(values, clusters) -> float:
@@ -80,9 +88,7 @@ def test_mean_error_and_quantiles_are_numpys(found, logits, name):
     assert summary.standard_error == pytest.approx(jackknife(rows, CLUSTERS), rel=1e-9)
     by_rows = compare_predictions(*logits, representation="logits", bootstrap=0).divergences[name]
     assert by_rows.standard_error == pytest.approx(rows.std(ddof=1) / math.sqrt(ROWS), rel=1e-10)
-    levels = np.quantile(rows, [0.5, 0.9, 0.95, 0.99, 0.999, 1.0])
-    ours = [summary.median, summary.p90, summary.p95, summary.p99, summary.p999, summary.maximum]
-    np.testing.assert_allclose(ours, levels, rtol=1e-11)
+    np.testing.assert_allclose(quantiles_of(summary), np.quantile(rows, LEVELS), rtol=1e-11, atol=1e-15)
 
 
 def test_sizes_and_names(found):
@@ -114,12 +120,13 @@ def test_label_statistics_are_numpys(found, logits, labels):
         (stats.cross_entropy_p, -log_p),
         (stats.cross_entropy_q, -log_q),
         (stats.difference, log_p - log_q),
-        (stats.delta_prob_mean, change),
+        (stats.delta_prob, change),
     ):
         assert ours.mean == pytest.approx(rows.mean(), rel=1e-11)
         assert ours.standard_error == pytest.approx(jackknife(rows, clusters), rel=1e-9)
         assert ours.interval[0] < ours.mean < ours.interval[1]
     assert stats.delta_prob_rms.mean == pytest.approx(math.sqrt((change**2).mean()), rel=1e-11)
+    np.testing.assert_allclose(quantiles_of(stats.delta_prob), np.quantile(change, LEVELS), rtol=1e-9)
     squares = change**2
     by_derivative = jackknife(squares, clusters) / (2 * math.sqrt(squares.mean()))
     assert stats.delta_prob_rms.standard_error == pytest.approx(by_derivative, rel=1e-9)
@@ -295,7 +302,11 @@ def test_equal_predictions_are_exactly_zero_apart(logits, kind):
     assert found.top1_agreement.value == 1
     assert found.histogram == [(0.0, 0.0, ROWS)]
     stats = found.labels
-    assert (stats.difference.mean, stats.delta_prob_mean.mean, stats.delta_prob_rms.mean) == (0, 0, 0)
+    assert (stats.difference.mean, stats.delta_prob.mean, stats.delta_prob_rms.mean) == (0, 0, 0)
+    assert (stats.perplexity_ratio.mean, stats.perplexity_difference.mean) == (1, 0)
+    assert stats.correlation == pytest.approx(1, rel=1e-15)
+    assert [same.value for same in found.top_k_agreement] == [1] * 5
+    assert (found.acceptance_rate.mean, found.acceptance_rate.interval[1]) == (1, 1)
 
 
 def test_infinite_rows_are_counted_and_leave_no_nan():

@@ -72,7 +72,7 @@ def test_a_notebook_shows_the_table_of_the_page(result):
     assert "KL(P‖Q)" in shown
     assert "<script" not in shown
     rows = shown.count('<th scope="row">')
-    assert rows == (41 if hasattr(result, "columns") else 10)
+    assert rows == (41 if hasattr(result, "columns") else 15)
     assert f'<th scope="row">{"plan" if rows == 41 else "mean"}</th>' in shown
     assert (
         shown.split('<th scope="row">')[1].split("</tr>")[0] in result.to_html() or rows == 41

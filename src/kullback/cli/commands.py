@@ -18,6 +18,7 @@ from kullback.cli.calc import calc
 from kullback.cli.compare import compare
 from kullback.cli.convert import convert
 from kullback.cli.pairs import pairs
+from kullback.cli.record import record
 from kullback.cli.watch import watch
 from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 
@@ -85,5 +86,5 @@ def kullback(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (compare, watch, convert, calc, pairs, backends):
+for command in (compare, record, watch, convert, calc, pairs, backends):
     kullback.add_command(command)

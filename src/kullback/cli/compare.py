@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kullback.cli.gates import METRICS_IN_WORDS, TABLE_METRICS_IN_WORDS, parse_gate, parse_table_gate
+from kullback.cli.model_options import MODEL_OPTIONS, model_options
 from kullback.cli.options import (
     BINS,
     COLUMNS,
@@ -35,18 +36,21 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 TABLE = "table"
-# The options of one of the two comparisons, which are refused for the other.
+# The options of some comparisons, which are refused for the others.
 OF_PREDICTIONS = (
-    "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key", "worst",
-    "bootstrap", "block_mb",
+    "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key", "lines",
+    "like",
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
+OF_MODELS = (*MODEL_OPTIONS, "text", "noise_floor", "resume")
+OF_ROWS = ("worst", "bootstrap", "block_mb")
+LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
 
 
 @click.command()
-@click.argument("p", type=FILE)
-@click.argument("q", type=FILE)
+@click.argument("p", metavar="P")
+@click.argument("others", metavar="Q...", nargs=-1, required=True)
 @click.option(
     "--as",
     "representation",
@@ -78,6 +82,20 @@ MEBIBYTE = 1024 * 1024
 )
 @JSON
 @HTML
+@click.option(
+    "--format",
+    "lines",
+    type=click.Choice(["table", LLAMA_CPP]),
+    default="table",
+    show_default=True,
+    help="Predictions with labels: what to print: a table, or the lines of llama-perplexity --kl-divergence.",
+)
+@click.option(
+    "--like",
+    type=click.Choice([LLAMA_CPP]),
+    help="Predictions with labels: print those lines, computed as llama.cpp does: P as its base file holds it, without "
+    "normalizing, without classes below its floor.",
+)
 @fail_above(f"{METRICS_IN_WORDS}. Of tables: {TABLE_METRICS_IN_WORDS}")
 @fail_below("top1=0.99")
 @click.option(
@@ -99,6 +117,21 @@ MEBIBYTE = 1024 * 1024
 )
 @BINS
 @CONFIDENCE
+@click.option(
+    "--text", type=FILE, help="Models: the text to compare them on, or JSONL with text or messages."
+)
+@model_options
+@click.option(
+    "--noise-floor",
+    is_flag=True,
+    help="Models: also compare P with itself plus rounding noise of its dtype in every layer.",
+)
+@click.option(
+    "--resume",
+    type=FILE,
+    metavar="FILE",
+    help="Models: keep finished windows in FILE; after a run was stopped, go on from there.",
+)
 @NO_PROGRESS
 @click.option(
     "--block-mb",
@@ -110,8 +143,8 @@ MEBIBYTE = 1024 * 1024
 @click.pass_context
 def compare(
     ctx: click.Context,
-    p: Path,
-    q: Path,
+    p: str,
+    others: tuple[str, ...],
     representation: Any,
     representation_p: RepresentationName | None,
     representation_q: RepresentationName | None,
@@ -125,57 +158,103 @@ def compare(
     no_progress: bool,
     block_mb: float,
     seed: int,
+    lines: str,
+    like: str | None,
     **settings: Any,
 ) -> None:
-    """Compare two models' predictions of the same positions, or two tables: the files P, the reference, and Q.
+    """Compare language models on a text, predictions of the same positions, or two tables: P, the reference, and Q.
 
-    Predictions: npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one
-    distribution over the classes in each row. Tables (--as table): parquet, csv or ndjson, rows of columns. Divergences
-    are in nats. The exit status is 1 if a gate fails and 2 on an error.
+    \b
+    kullback compare llama-3-8b q8.gguf q4.gguf --text wiki.txt
+    kullback compare float32.npy int8.npy --as logits
+    kullback compare last-week.parquet today.parquet --as table
+
+    Models (--text): folders of Hugging Face models and .gguf files; of several Q each is compared with P. Predictions:
+    npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one distribution over the
+    classes in each row. Tables (--as table): parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit
+    status is 1 if a gate fails and 2 on an error.
     """
-    _refuse_options(
-        ctx, OF_PREDICTIONS if representation == TABLE else OF_TABLES, of_tables=representation == TABLE
-    )
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
+    of_models = {name: settings.pop(name) for name in OF_MODELS}
     limits = given_limits(fail_above, fail_below)
+    outputs = Outputs(json_path, html_path)
     if representation == TABLE:
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS), TABLE)
         cluster = settings["cluster"]
         table_gates = [parse_table_gate(text, side) for side, text in limits]
         from kullback.cli.tables import run_table_comparison
 
         failures = run_table_comparison(
-            p,
-            q,
-            Outputs(json_path, html_path),
+            Path(p),
+            Path(_only(others)),
+            outputs,
             table_gates,
             cluster=None if cluster is None else str(cluster),
             seed=seed,
             show_progress=not no_progress,
             **of_tables,
         )
+    elif of_models["text"] is not None or _names_model((p, *others), hub=of_models["hub"]):
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster"), "models")
+        from kullback.cli.models import run_model_comparison
+
+        failures = run_model_comparison(
+            p,
+            others,
+            outputs,
+            [parse_gate(text, side) for side, text in limits],
+            representation=representation,
+            worst=settings["worst"],
+            bootstrap=settings["bootstrap"],
+            block_bytes=max(1, int(block_mb * MEBIBYTE)),
+            seed=seed,
+            show_progress=not no_progress,
+            **of_models,
+        )
     else:
+        _refuse_options(ctx, (*OF_TABLES, *OF_MODELS), "predictions")
         gates = [parse_gate(text, side) for side, text in limits]
         from kullback.cli.predictions import Inputs, run_prediction_comparison
 
         representations = representation_p or representation, representation_q or representation
         failures = run_prediction_comparison(
-            Inputs(p, q, representations, (key_p or key, key_q or key)),
-            Outputs(json_path, html_path),
+            Inputs(Path(p), Path(_only(others)), representations, (key_p or key, key_q or key)),
+            outputs,
             gates,
             block_bytes=max(1, int(block_mb * MEBIBYTE)),
             seed=seed,
             show_progress=not no_progress,
+            llama_cpp="like" if like else "format" if lines == LLAMA_CPP else None,
             **settings,
         )
     finish(failures)
 
 
-def _refuse_options(ctx: click.Context, names: tuple[str, ...], *, of_tables: bool) -> None:
-    """Refuse options of the other comparison."""
+def _only(others: tuple[str, ...]) -> str:
+    """Return the one file Q; several are for models."""
+    if len(others) != 1:
+        raise ArgumentValueError(
+            f"Q: wanted one file; got {len(others)}. Several models are compared on a text: --text FILE; files with "
+            "one command each"
+        )
+    return others[0]
+
+
+def _names_model(names: tuple[str, ...], *, hub: bool) -> bool:
+    from kullback.models import is_model
+
+    return any(is_model(name, hub=hub) for name in names)
+
+
+def _refuse_options(ctx: click.Context, names: tuple[str, ...], compared: str) -> None:
+    """Refuse options of the other comparisons."""
+    remedies = {
+        **dict.fromkeys(OF_TABLES, "leave it out, or add --as table if P and Q are tables"),
+        **dict.fromkeys(OF_MODELS, "leave it out, or add --text FILE if P and Q are models"),
+    }
     for parameter in ctx.command.params:
         given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and given:
-            option = parameter.opts[-1]
-            remedy = "leave it out" if of_tables else "--as table, if P and Q are tables"
-            what = "predictions" if of_tables else "tables"
-            raise ArgumentValueError(f"{option} is for comparing {what}; {remedy}")
+            what = "tables" if compared == TABLE else compared
+            remedy = remedies.get(parameter.name or "", "leave it out")
+            raise ArgumentValueError(f"{parameter.opts[-1]} is not for comparing {what}; {remedy}")

@@ -11,7 +11,7 @@ from kullback.errors import ArgumentValueError, quoted
 from kullback.words import DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
-    from kullback.predictions import Comparison, Mean, Proportion, Summary
+    from kullback.predictions import Comparison, LabelStatistics, Mean, Proportion, Summary
     from kullback.report.tables.wording import Verdict
     from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
 
@@ -32,6 +32,11 @@ Side = Literal["above", "below"]
 
 STATISTICS: dict[str, Callable[[Summary], float]] = {
     "mean": lambda summary: summary.mean,
+    "min": lambda summary: summary.minimum,
+    "p0.1": lambda summary: summary.p001,
+    "p1": lambda summary: summary.p01,
+    "p5": lambda summary: summary.p05,
+    "p10": lambda summary: summary.p10,
     "median": lambda summary: summary.median,
     "p90": lambda summary: summary.p90,
     "p95": lambda summary: summary.p95,
@@ -41,7 +46,23 @@ STATISTICS: dict[str, Callable[[Summary], float]] = {
     "upper": lambda summary: summary.interval[1] if summary.interval else math.nan,
 }
 DEFAULT = "kl_pq"
-OTHERS = ("top1", "top1.lower", "labels.difference", "labels.delta_prob_rms")
+# The means beside the divergences, of all rows and of those with a label.
+MEANS: dict[str, Callable[[Comparison], Mean | Proportion]] = {
+    "top1": lambda found: found.top1_agreement,
+    "acceptance": lambda found: found.acceptance_rate,
+}
+LABEL_MEANS: dict[str, Callable[[LabelStatistics], Mean]] = {
+    "ppl_ratio": lambda labels: labels.perplexity_ratio,
+    "ppl_difference": lambda labels: labels.perplexity_difference,
+    "labels.difference": lambda labels: labels.difference,
+    "labels.delta_prob_rms": lambda labels: labels.delta_prob_rms,
+}
+ENDS = {"lower": 0, "upper": 1}
+DELTA_PROB = "labels.delta_prob"
+OTHERS = (
+    *(name + end for name in (*MEANS, *LABEL_MEANS) for end in ("", *(f".{end}" for end in ENDS))),
+    *(f"{DELTA_PROB}.{statistic}" for statistic in STATISTICS),
+)
 METRICS = (
     *STATISTICS,
     *(f"{name}.{statistic}" for name in DIVERGENCE_NAMES for statistic in STATISTICS),
@@ -49,7 +70,8 @@ METRICS = (
 )
 METRICS_IN_WORDS = (
     f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)} and so on; "
-    f"{', '.join(OTHERS)}; upper and lower are ends of the 95 % interval"
+    f"{', '.join((*MEANS, *LABEL_MEANS))} and {DELTA_PROB}.p1 and so on; upper and lower (top1.lower) are ends of the "
+    "95 % interval"
 )
 QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
 P_VALUES = ("p_value", "p_adjusted")
@@ -132,7 +154,7 @@ class Gate:
     def failure(self, found: Comparison) -> str | None:
         """Return how the gate fails, or None where it holds."""
         metric = self.limit.metric
-        if metric.startswith("labels.") and found.labels is None:
+        if metric.startswith((*LABEL_MEANS, DELTA_PROB)) and found.labels is None:
             raise ArgumentValueError(
                 f"--fail-{self.limit.side} {metric}=...: there are no labels. Write: --labels FILE"
             )
@@ -142,19 +164,23 @@ class Gate:
     def _number(self, found: Comparison) -> tuple[float, Mean | Proportion | None]:
         """Return the number, and the estimate whose error it has, if it is a mean."""
         metric, labels = self.limit.metric, found.labels
-        if metric.startswith("top1"):
-            top1 = found.top1_agreement
-            if metric == "top1":
-                return top1.value, top1
-            return top1.interval[0] if top1.interval else math.nan, None
-        if metric.startswith("labels.") and labels is not None:
-            mean = getattr(labels, metric.removeprefix("labels."))
-            return mean.mean, mean
+        of, _, end = metric.rpartition(".")
+        name = of if end in ENDS else metric
+        mean = MEANS[name](found) if name in MEANS else None
+        if name in LABEL_MEANS and labels is not None:
+            mean = LABEL_MEANS[name](labels)
+        if mean is not None and name == metric:
+            return getattr(mean, "value" if name == "top1" else "mean"), mean
+        if mean is not None:
+            return mean.interval[ENDS[end]] if mean.interval else math.nan, None
         name, _, statistic = metric.partition(".")
         if name not in DIVERGENCE_NAMES:
             name, statistic = DEFAULT, metric
         summary = found.divergences[name]
-        mean = summary if statistic == "mean" and summary.maximum > 0 else None
+        if metric.startswith(f"{DELTA_PROB}.") and labels is not None:
+            summary, statistic = labels.delta_prob, metric.removeprefix(f"{DELTA_PROB}.")
+        differs = summary.minimum < 0 or summary.maximum > 0
+        mean = summary if statistic == "mean" and differs else None
         return STATISTICS[statistic](summary), mean
 
     def _undetermined(self, metric: str, value: float, mean: Mean | Proportion | None) -> str | None:

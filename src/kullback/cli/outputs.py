@@ -14,7 +14,7 @@ from kullback.optional import load
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Outputs", "check_outputs", "write_reports"]
+__all__ = ["STANDARD_OUTPUT", "Outputs", "check_outputs", "write_reports"]
 
 STANDARD_OUTPUT = "-"
 

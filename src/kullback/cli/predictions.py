@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 import torch
 
 from kullback import report
-from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.predictions import compare_predictions
+from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
+from kullback.errors import ArgumentValueError
+from kullback.predictions import Comparison, compare_predictions
 from kullback.progress import progress_bar
+from kullback.report.predictions import llama_cpp as llama_cpp_lines
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kullback.cli.gates import Gate
+    from kullback.predictions.llama_cpp import LlamaCppRows
     from kullback.words import RepresentationName
 
 __all__ = ["Inputs", "run_prediction_comparison"]
@@ -36,6 +43,7 @@ def run_prediction_comparison(
     *,
     seed: int,
     show_progress: bool,
+    llama_cpp: LlamaCppRows | None = None,
     **settings: Any,
 ) -> list[str]:
     """Compare two files, write the reports, and say which gates fail.
@@ -46,11 +54,16 @@ def run_prediction_comparison(
         gates: the limits to keep.
         seed: of all randomness.
         show_progress: whether to show a progress bar, if there is a terminal.
+        llama_cpp: print llama.cpp's lines instead of tables, of these rows.
         settings: further arguments of `compare_predictions`.
 
     Returns:
         a sentence for each gate that fails.
     """
+    if llama_cpp is not None and outputs.json == STANDARD_OUTPUT:
+        raise ArgumentValueError(
+            "--json without a file and --format llama.cpp both print to standard output. Write: --json FILE"
+        )
     check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"]])
     with progress_bar("rows", show=show_progress, patience=0) as progress:
         found = compare_predictions(
@@ -60,6 +73,7 @@ def run_prediction_comparison(
             key=inputs.keys,
             generator=torch.Generator().manual_seed(seed),
             progress=progress,
+            llama_cpp=llama_cpp,
             **settings,
         )
     failures = [failure for gate in gates if (failure := gate.failure(found))]
@@ -67,6 +81,19 @@ def run_prediction_comparison(
         outputs,
         json=lambda: report.json.dumps(found),
         html=lambda: report.html.render(found),
-        table=lambda console: report.terminal.render(found, console),
+        table=partial(_print, found),
     )
     return failures
+
+
+def _print(found: Comparison, console: Console) -> None:
+    """Print the tables, or llama.cpp's lines in UTF-8, whatever the terminal's encoding, as they are there."""
+    if found.llama_cpp is None:
+        report.terminal.render(found, console)
+        return
+    click.echo(llama_cpp_lines.render(found).encode(), nl=False)
+    if found.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:
+        click.echo(
+            f"kullback: llama.cpp prints no statistics of fewer than {llama_cpp_lines.FEWEST_ROWS} rows",
+            err=True,
+        )

@@ -20,6 +20,9 @@ fixed amount of memory:
 | text | ``.csv`` | one column per class | by reading from the start |
 | llama.cpp | any; ``--kl-divergence-base`` | quantized log-probabilities, and the tokens | yes |
 
+A reference file (``.klref``: `ReferenceWriter`, `Reference`) keeps of each position the top classes, the mass of the
+rest and draws from it.
+
 An unreadable file raises one `kullback.errors.FileError`, in one line: the file, what was wanted, what came, what to
 do about it.
 """
@@ -29,9 +32,12 @@ from __future__ import annotations
 from kullback.io.formats import open_rows
 from kullback.io.llamacpp import LlamaBaseFile, write_llama_base
 from kullback.io.reader import StoredMass
+from kullback.io.reference import Reference, ReferenceBlock
+from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.rows import RowSource, paired_blocks
 from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
 from kullback.io.vectors import read_clusters, read_labels
+from kullback.io.windows import Windows
 from kullback.words import REPRESENTATION_NAMES, RepresentationName
 
 __all__ = [
@@ -39,10 +45,14 @@ __all__ = [
     "TOP_K_FORMATS",
     "RepresentationName",
     "LlamaBaseFile",
+    "Reference",
+    "ReferenceBlock",
+    "ReferenceWriter",
     "RowSource",
     "StoredMass",
     "TopKBlock",
     "TopKSource",
+    "Windows",
     "open_rows",
     "open_top_k",
     "paired_blocks",

@@ -29,7 +29,7 @@ from kullback.io.reader import Reader, StoredMass
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["LlamaBaseFile", "Layout", "write_llama_base"]
+__all__ = ["LlamaBaseFile", "Layout", "stored_log_probs", "write_llama_base"]
 
 CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
@@ -186,8 +186,7 @@ class LlamaBaseFile(Reader):
     def read(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop`, decoded."""
         raw = self._codes.read(start, stop)
-        floats = raw.numpy()[:, :PREFIX].astype("<i2").view("<f4").astype("float32")
-        scale, smallest = torch.from_numpy(floats).unbind(-1)
+        scale, smallest = _scales(raw)
         wrong = ~(scale.isfinite() & smallest.isfinite() & (scale >= 0))
         if bool(wrong.any()):
             where = int(wrong.nonzero()[0])
@@ -199,8 +198,7 @@ class LlamaBaseFile(Reader):
         step = max(1, PART // self.classes)
         for first in range(0, stop - start, step):
             rows = slice(first, first + step)
-            codes = raw[rows, PREFIX : PREFIX + self.classes].view(torch.uint16).float()
-            block[rows] = codes.mul_(scale[rows, None]).add_(smallest[rows, None])
+            block[rows] = _decode(raw[rows], self.classes)
         return block
 
     def stream(self, rows: int) -> Iterator[Tensor]:
@@ -393,6 +391,32 @@ def _write_rows(
         wanted = f"{layout.rows} rows: {layout.rows_per_chunk} scored positions in {windows}"
         instead = f"rows={layout.slicing} if x has a row for every token"
         raise invalid_value(CALL, "rows", wanted=wanted, got=f"{written} rows", instead=instead)
+
+
+def stored_log_probs(logits: Tensor, floor: float = 16.0) -> Tensor:
+    """Return the log-probabilities that a base file written from `logits` holds, float32 of the same shape.
+
+    Example:
+        >>> import torch
+        >>> stored_log_probs(torch.tensor([[0.0, -5.0, -40.0]]))
+        tensor([[-6.7153e-03, -5.0067e+00, -1.6007e+01]])
+    """
+    layout = Layout(n_ctx=3, n_vocab=logits.shape[-1], n_chunk=1)
+    return _decode(torch.from_numpy(_encode(logits.double(), layout, floor).view(np.int16)), layout.n_vocab)
+
+
+def _decode(raw: Tensor, classes: int) -> Tensor:
+    """Return the log-probabilities of rows as they are stored, int16 for lack of operations on uint16."""
+    scale, smallest = _scales(raw)
+    codes = raw[:, PREFIX : PREFIX + classes].view(torch.uint16).float()
+    return codes.mul_(scale[:, None]).add_(smallest[:, None])
+
+
+def _scales(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and the smallest log-probability of each row."""
+    floats = raw.numpy()[:, :PREFIX].astype("<i2").view("<f4").astype("float32")
+    scale, smallest = torch.from_numpy(floats).unbind(-1)
+    return scale, smallest
 
 
 def _encode(logits: Tensor, layout: Layout, floor: float) -> np.ndarray[tuple[int, ...], np.dtype[np.uint16]]:

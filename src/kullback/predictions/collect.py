@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from kullback.predictions.intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, Quantity
-from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
+from kullback.predictions.llama_cpp import LIKE_COLUMNS, LlamaCpp, LlamaCppRows
+from kullback.predictions.measure import (
+    COLUMNS,
+    DIVERGENCES,
+    LABEL_COLUMNS,
+    TOP_K_ACCURACY_P,
+    TOP_K_ACCURACY_Q,
+    TOP_K_AGREEMENT,
+)
 from kullback.predictions.result import Comparison, LabelStatistics, Mean, Proportion, Summary, WorstRow
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
 from kullback.streaming import Moments
 
 if TYPE_CHECKING:
-    from kullback.io import RowSource
+    from pathlib import Path
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "Side"]
 
-SUMMARY_LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
+
+class Side(Protocol):
+    """What a comparison says of one of its sides."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    def caveats(self) -> list[str]:
+        """Return remarks on the contents, as sentences."""
+        ...
+
+
+SUMMARY_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 CURVE_LEVELS = (*(i / 100 for i in range(100)), *(0.99 + i / 1000 for i in range(1, 10)), 0.9995, 0.9999, 1.0)
+BINARY = (*TOP_K_AGREEMENT, *TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q)
+PERPLEXITY_DIFFERENCE = "perplexity_difference"
 # The least and the largest value of each quantity in a row.
 BOUNDS = {
     "kl_pq": (0.0, math.inf),
     "kl_qp": (0.0, math.inf),
     "js": (0.0, math.log(2)),
     "tv": (0.0, 1.0),
-    "same_top": (0.0, 1.0),
+    **dict.fromkeys(BINARY, (0.0, 1.0)),
     "cross_entropy_p": (0.0, math.inf),
     "cross_entropy_q": (0.0, math.inf),
     "difference": (-math.inf, math.inf),
@@ -40,12 +65,14 @@ NAMES = {
     "kl_qp": "KL(Q||P)",
     "js": "JS",
     "tv": "TV",
-    "same_top": "the top-1 agreement",
+    **dict.fromkeys(TOP_K_AGREEMENT, "the top-k agreement"),
+    **dict.fromkeys((*TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q), "the top-k accuracy"),
     "cross_entropy_p": "P's cross-entropy",
     "cross_entropy_q": "Q's cross-entropy",
     "difference": "their difference",
     "delta_prob": "the change in probability",
     "delta_prob_squared": "its mean square",
+    PERPLEXITY_DIFFERENCE: "the difference of the perplexities",
 }
 # Rows that the statistics take in at a time.
 TABLE_ROWS = 4096
@@ -61,6 +88,9 @@ class Collector:
         worst: how many of the worst rows to report.
         bootstrap: the number of bootstrap draws for the intervals.
         generator: the source of the draws, or None for a fixed seed.
+        llama_cpp: whose rows to take for llama.cpp's statistics, or None for none of these; ``"like"`` needs tables
+            with the further columns `LIKE_COLUMNS`.
+        chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
     """
 
     def __init__(
@@ -72,14 +102,21 @@ class Collector:
         worst: int,
         bootstrap: int,
         generator: torch.Generator | None,
+        llama_cpp: LlamaCppRows | None = None,
+        chunks: Tensor | None = None,
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(worst)
         self._clusters, self._bootstrap = clusters, bootstrap
         self._columns = COLUMNS if labels is None else (*COLUMNS, *LABEL_COLUMNS)
+        self._llama_cpp = None if llama_cpp is None else LlamaCpp(llama_cpp, chunks)
+        if llama_cpp == "like":
+            self._columns += LIKE_COLUMNS
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
         self._table, self._filled = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64), 0
         self._moments = {name: Moments() for name in self._columns}
         self._quantiles = {name: Quantiles() for name in DIVERGENCES}
+        if labels is not None:
+            self._quantiles["delta_prob"] = Quantiles(signed=True)
         self._infinite = dict.fromkeys(DIVERGENCES, 0)
         self._histogram, self._by_confidence, self._segments = Histogram(), ByConfidence(), Segments(rows)
         numbers = None if clusters is None else clusters.numbers
@@ -107,18 +144,22 @@ class Collector:
         self._filled = 0
         columns = dict(zip(self._columns, table.T.contiguous(), strict=True))
         known = columns["labeled"] > 0 if "labeled" in columns else None
+        if self._llama_cpp is not None and known is not None:
+            self._llama_cpp.add(columns, known)
         for name, values in columns.items():
-            self._moments[name].add(values if name not in LABEL_COLUMNS[1:] else values[known])
+            columns[name] = values if name not in LABEL_COLUMNS[1:] else values[known]
+            self._moments[name].add(columns[name])
+        for name, quantiles in self._quantiles.items():
+            quantiles.add(columns[name])
         for name in DIVERGENCES:
-            self._quantiles[name].add(columns[name])
             self._infinite[name] += int(columns[name].isinf().sum())
         kl = columns["kl_pq"]
         self._histogram.add(kl)
         self._segments.add(kl)
-        self._by_confidence.add(columns["confidence"], kl, columns["same_top"])
+        self._by_confidence.add(columns["confidence"], kl, columns[TOP_K_AGREEMENT[0]])
         self._estimator.add(table)
 
-    def comparison(self, p: RowSource, q: RowSource, notes: list[str]) -> Comparison:
+    def comparison(self, p: Side, q: Side, notes: list[str]) -> Comparison:
         """Return the comparison of all rows; its notes begin with `notes`."""
         self._take_table()
         rows = self._moments["kl_pq"].count
@@ -126,9 +167,12 @@ class Collector:
             require_values(argument, len(values), rows)
         clusters = self._clusters
         quantities = {name: self._quantity(name) for name in BOUNDS if name in self._columns}
+        if self.labels is not None and (combined := self._perplexity_weights()):
+            labeled = self._columns.index("labeled")
+            quantities[PERPLEXITY_DIFFERENCE] = Quantity(self._estimator.combine(combined), labeled)
         estimates = self._estimator.estimates(list(quantities.values()))
         self._estimates = dict(zip(quantities, estimates, strict=True))
-        same = self._mean("same_top")
+        agreement = self._proportions(TOP_K_AGREEMENT)
         labels = self._label_statistics()
         return Comparison(
             p_name=str(p.path),
@@ -137,7 +181,9 @@ class Collector:
             classes=p.classes,
             clusters=None if clusters is None else len(clusters.names),
             divergences={name: self._summary(name) for name in DIVERGENCES},
-            top1_agreement=Proportion(same.mean, same.standard_error, same.interval, reason=same.reason),
+            acceptance_rate=_complement(self._mean("tv")),
+            top1_agreement=agreement[0],
+            top_k_agreement=agreement,
             labels=labels,
             worst=self.worst.rows(self.labels, clusters),
             by_confidence=self._by_confidence.bins(),
@@ -147,6 +193,7 @@ class Collector:
             infinite={**self._infinite},
             quantiles_exact=self._quantiles["kl_pq"].exact,
             notes=[*notes, *self._notes(rows, labels), *_caveats(p, q)],
+            llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
         )
 
     def _beside(self) -> list[tuple[str, Tensor]]:
@@ -157,12 +204,16 @@ class Collector:
 
     def _quantity(self, name: str) -> Quantity:
         per = self._columns.index("labeled") if name in LABEL_COLUMNS else -1
-        return Quantity(self._columns.index(name), per, *BOUNDS[name], binary=name == "same_top")
+        return Quantity(self._columns.index(name), per, *BOUNDS[name], binary=name in BINARY)
 
     def _mean(self, name: str) -> Mean:
         moments, estimate = self._moments[name], self._estimates[name]
         error = float(moments.standard_error) if self._clusters is None else estimate.standard_error
         return Mean(float(moments.mean), error, estimate.interval, reason=estimate.reason)
+
+    def _proportions(self, names: tuple[str, ...]) -> list[Proportion]:
+        means = map(self._mean, names)
+        return [Proportion(m.mean, m.standard_error, m.interval, reason=m.reason) for m in means]
 
     def _summary(self, name: str) -> Summary:
         mean, quantiles = self._mean(name), self._quantiles[name].at(SUMMARY_LEVELS)
@@ -171,19 +222,67 @@ class Collector:
     def _label_statistics(self) -> LabelStatistics | None:
         if self.labels is None:
             return None
+        cross_entropies = self._mean("cross_entropy_p"), self._mean("cross_entropy_q")
+        difference = self._mean("difference")
         return LabelStatistics(
             labeled=round(float(self._moments["labeled"].sum)),
-            cross_entropy_p=self._mean("cross_entropy_p"),
-            cross_entropy_q=self._mean("cross_entropy_q"),
-            difference=self._mean("difference"),
-            delta_prob_mean=self._mean("delta_prob"),
+            cross_entropy_p=cross_entropies[0],
+            cross_entropy_q=cross_entropies[1],
+            difference=difference,
+            correlation=self._correlation(),
+            perplexity_p=_exponential(cross_entropies[0]),
+            perplexity_q=_exponential(cross_entropies[1]),
+            perplexity_ratio=_exponential(difference),
+            perplexity_difference=self._perplexity_difference(),
+            delta_prob=self._summary("delta_prob"),
             delta_prob_rms=_root(self._mean("delta_prob_squared")),
+            top_k_accuracy_p=self._proportions(TOP_K_ACCURACY_P),
+            top_k_accuracy_q=self._proportions(TOP_K_ACCURACY_Q),
         )
+
+    def _correlation(self) -> float:
+        """Return the correlation of the two cross-entropies of a row, from their variances and their difference's."""
+        names = ("cross_entropy_p", "cross_entropy_q", "difference")
+        of_p, of_q, of_difference = (float(self._moments[name].variance) for name in names)
+        scale = 2 * math.sqrt(of_p) * math.sqrt(of_q)
+        if scale == 0 or not math.isfinite(scale):
+            return math.nan
+        return max(-1.0, min(1.0, (of_p + of_q - of_difference) / scale))
+
+    def _perplexities(self) -> tuple[float, float, float]:
+        """Return P's and Q's perplexity and their difference, which keeps its digits where they are close."""
+        of_p, of_q = (_exp(float(self._moments[f"cross_entropy_{side}"].mean)) for side in "pq")
+        if math.isinf(of_p) or math.isinf(of_q):
+            return of_p, of_q, of_q - of_p
+        return of_p, of_q, of_p * math.expm1(float(self._moments["difference"].mean))
+
+    def _perplexity_weights(self) -> dict[int, float] | None:
+        """Return the derivatives of the perplexities' difference by two columns' means; None if it is infinite."""
+        _, of_q, change = self._perplexities()
+        if not math.isfinite(change):
+            return None
+        place = self._columns.index
+        return {place("difference"): of_q, place("cross_entropy_p"): change}
+
+    def _perplexity_difference(self) -> Mean:
+        _, _, change = self._perplexities()
+        estimate = self._estimates.get(PERPLEXITY_DIFFERENCE)
+        if estimate is None:
+            return Mean(change, abs(change), None)
+        interval = estimate.interval
+        if interval is not None:
+            weights = self._perplexity_weights() or {}
+            center = sum(w * float(self._moments[self._columns[i]].mean) for i, w in weights.items())
+            interval = change + (interval[0] - center), change + (interval[1] - center)
+        return Mean(change, estimate.standard_error, interval, reason=estimate.reason)
 
     def _notes(self, rows: int, labels: LabelStatistics | None) -> list[str]:
         found = self._notes_on_intervals(rows) if self._bootstrap else []
         if not self._quantiles["kl_pq"].exact:
-            found.append("Quantiles come from a sketch, with a relative error of at most 0.005.")
+            found.append(
+                "Quantiles come from a sketch: the values they are interpolated from have a relative error of at most "
+                "0.005."
+            )
         if labels is not None and math.isnan(labels.difference.mean) and labels.labeled:
             found.append(
                 "The cross-entropies cannot be subtracted: some labels have probability 0 under P, others under Q."
@@ -207,10 +306,28 @@ class Collector:
             "heavy tail": f"the largest of the {count:,} {units} carry too much of the mean to bound it",
         }
         for reason, sentence in why.items():
-            names = [NAMES[name] for name, found in self._estimates.items() if found.reason == reason]
+            known = (NAMES[name] for name, found in self._estimates.items() if found.reason == reason)
+            names = list(dict.fromkeys(known))
             if names:
                 found.append(f"The error cannot be told of {', '.join(names)}: {sentence}.")
         return found
+
+
+def _exp(x: float) -> float:
+    return float(torch.tensor(x, dtype=torch.float64).exp())  # inf, not an error, where it overflows
+
+
+def _exponential(mean: Mean) -> Mean:
+    """Return the exponential of a mean, with its standard error by the delta method."""
+    value, ends = _exp(mean.mean), mean.interval
+    error = value * mean.standard_error if math.isfinite(value) else math.inf
+    return Mean(value, error, ends and (_exp(ends[0]), _exp(ends[1])), reason=mean.reason)
+
+
+def _complement(mean: Mean) -> Mean:
+    """Return one minus a mean."""
+    interval = mean.interval and (1 - mean.interval[1], 1 - mean.interval[0])
+    return Mean(1 - mean.mean, mean.standard_error, interval, reason=mean.reason)
 
 
 def _root(square: Mean) -> Mean:
@@ -222,7 +339,7 @@ def _root(square: Mean) -> Mean:
     return Mean(root, error, interval, reason=square.reason)
 
 
-def _caveats(p: RowSource, q: RowSource) -> list[str]:
+def _caveats(p: Side, q: Side) -> list[str]:
     """Return the remarks of the sources on their contents, once where both have the same."""
     by_sentence: dict[str, list[str]] = {}
     for name, source in (("P", p), ("Q", q)):

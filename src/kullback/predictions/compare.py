@@ -13,10 +13,12 @@ from torch import Tensor
 
 from kullback.errors import invalid_value
 from kullback.io import RepresentationName, RowSource, paired_blocks
+from kullback.io.llamacpp import LlamaBaseFile
 from kullback.predictions.collect import Collector
-from kullback.predictions.measure import measure
+from kullback.predictions.llama_cpp import LlamaCppRows
+from kullback.predictions.measure import LikeLlamaCpp, measure
 from kullback.predictions.result import Comparison, WorstRow
-from kullback.predictions.sources import CALL, open_source, take_clusters, take_labels
+from kullback.predictions.sources import CALL, IGNORED, open_source, take_clusters, take_labels
 
 __all__ = ["compare_predictions"]
 
@@ -46,6 +48,7 @@ def compare_predictions(
     cluster_key: str | None = None,
     worst: int = 10,
     bootstrap: int = 1000,
+    llama_cpp: LlamaCppRows | None = None,
     generator: torch.Generator | None = None,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
@@ -75,6 +78,10 @@ def compare_predictions(
         cluster_key: the name of the clusters in their file.
         worst: how many of the rows of largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
+        llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, by its definitions: ``"format"`` of
+            this comparison's rows, ``"like"`` of rows computed as there: P's log-probabilities as a base file holds
+            them (read from one, or rounded as one would), not normalized, without classes of log-probability -16 or
+            less, in float32 without fused products. Needs labels; keeps 8 bytes of a row.
         generator: the source of these draws; by default one with a fixed seed.
         block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
         progress: called with the rows done and the rows in all (None where it is not known before the end).
@@ -115,15 +122,29 @@ def compare_predictions(
         rows = source_p.rows or source_q.rows
         true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
         groups = take_clusters(cluster, cluster_key, rows)
+        if llama_cpp is not None:
+            _check_llama_cpp(llama_cpp, true_classes)
+        like = None if llama_cpp != "like" else "stored" if source_p.format == "llama.cpp" else "rounded"
         collector = Collector(
-            rows, true_classes, groups, worst=worst, bootstrap=bootstrap, generator=generator
+            rows,
+            true_classes,
+            groups,
+            worst=worst,
+            bootstrap=bootstrap,
+            generator=generator,
+            llama_cpp=llama_cpp,
+            chunks=None if llama_cpp is None else _chunks(sides),
         )
-        _measure_all(blocks, (source_p, source_q), collector, progress)
+        _measure_all(blocks, (source_p, source_q), collector, progress, like)
         return collector.comparison(source_p, source_q, notes)
 
 
 def _measure_all(
-    blocks: Blocks, sides: tuple[RowSource, RowSource], collector: Collector, progress: Progress | None
+    blocks: Blocks,
+    sides: tuple[RowSource, RowSource],
+    collector: Collector,
+    progress: Progress | None,
+    like: LikeLlamaCpp | None,
 ) -> None:
     """Measure all rows in small parts, one thread for each, and add the results to `collector` in order."""
     representations = sides[0].representation, sides[1].representation
@@ -132,7 +153,7 @@ def _measure_all(
 
     def measure_part(start: int, p: Tensor, q: Tensor) -> tuple[Tensor, list[WorstRow]]:
         labels = None if collector.labels is None else collector.labels[start : start + len(p)]
-        found = measure(p, q, representations, labels)
+        found = measure(p, q, representations, labels, like_llama_cpp=like)
         return found.table, collector.worst.candidates(start, found)
 
     # torch itself uses several threads for a row longer than a part.
@@ -146,6 +167,24 @@ def _measure_all(
                 collector.add(table, candidates)
             if progress is not None:
                 progress(stop, collector.rows)
+
+
+def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:
+    if llama_cpp not in ("format", "like"):
+        wanted, instead = "'format', 'like' or None", "llama_cpp='format'"
+        raise invalid_value(CALL, "llama_cpp", wanted=wanted, got=repr(llama_cpp), instead=instead)
+    if labels is None or bool((labels == IGNORED).all()):
+        wanted = "the true token of each position, which llama.cpp's statistics need"
+        got = "none" if labels is None else f"{IGNORED} for every row"
+        raise invalid_value(CALL, "labels", wanted=wanted, got=got, instead="labels=tokens (--labels FILE)")
+
+
+def _chunks(sides: list[RowSource]) -> Tensor | None:
+    """Return the number of each row's window in a llama.cpp base file, or None if neither side is one."""
+    for side in sides:
+        if isinstance(side.reader, LlamaBaseFile):
+            return torch.arange(side.reader.layout.rows) // side.reader.layout.rows_per_chunk
+    return None
 
 
 def _rows_in_part(classes: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -106,6 +106,13 @@ class MeanEstimator:
             groups = self._group_of_row[self._rows : stop]
         self._sums.index_add_(0, groups, torch.nn.functional.pad(table, (0, 1), value=1.0))
         self._rows = stop
+
+    def combine(self, weights: Mapping[int, float]) -> int:
+        """Add a column that is the weighted sum of others, given all rows, and return its place."""
+        *columns, rows = self._sums.unbind(-1)
+        combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
+        self._sums = torch.stack([*columns, combined, rows], -1)
+        return len(columns)
 
     def estimates(self, quantities: Sequence[Quantity]) -> list[MeanEstimate]:
         """Return the standard error and the interval of each quantity, all from the same draws."""

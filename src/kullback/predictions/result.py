@@ -12,6 +12,8 @@ __all__ = [
     "Comparison",
     "ConfidenceBin",
     "LabelStatistics",
+    "LlamaCppFigures",
+    "LlamaCppStatistics",
     "Mean",
     "Proportion",
     "Segment",
@@ -47,10 +49,17 @@ class Mean:
 
 @dataclass(frozen=True)
 class Summary(Mean):
-    """One quantity over all rows: its mean and its quantiles.
+    """One quantity over all rows: its mean and its quantiles in both tails.
 
     Attributes:
+        minimum: the smallest value.
+        p001: the 0.1 % quantile.
+        p01: the 1 % quantile.
+        p05: the 5 % quantile.
+        p10: the 10 % quantile.
+        p25: the 25 % quantile.
         median: the 50 % quantile.
+        p75: the 75 % quantile.
         p90: the 90 % quantile.
         p95: the 95 % quantile.
         p99: the 99 % quantile.
@@ -58,7 +67,14 @@ class Summary(Mean):
         maximum: the largest value.
     """
 
+    minimum: float
+    p001: float
+    p01: float
+    p05: float
+    p10: float
+    p25: float
     median: float
+    p75: float
     p90: float
     p95: float
     p99: float
@@ -135,16 +151,85 @@ class LabelStatistics:
         cross_entropy_q: the mean of -log q(label).
         difference: the mean of log p(label) - log q(label), row by row: cross_entropy_q - cross_entropy_p, with the
             standard error of paired values. A row counts 0 where both probabilities are 0.
-        delta_prob_mean: the mean of q(label) - p(label).
+        correlation: Pearson's correlation of log p(label) and log q(label) over rows; NaN where one does not vary.
+        perplexity_p: exp(cross_entropy_p), its error by the delta method, its interval the exponential of that of the
+            cross-entropy.
+        perplexity_q: the same for Q.
+        perplexity_ratio: perplexity_q / perplexity_p, which is exp(difference), likewise.
+        perplexity_difference: perplexity_q - perplexity_p, error and interval by the delta method on paired values.
+        delta_prob: q(label) - p(label): its mean and its quantiles. Symmetric tails are noise; a longer lower tail is
+            probability that Q has lost.
         delta_prob_rms: the root of the mean square of q(label) - p(label).
+        top_k_accuracy_p: for k = 1 to 5, how often the label is among P's k top classes; of classes of equal
+            probability the lower comes first.
+        top_k_accuracy_q: the same for Q.
     """
 
     labeled: int
     cross_entropy_p: Mean
     cross_entropy_q: Mean
     difference: Mean
-    delta_prob_mean: Mean
+    correlation: float
+    perplexity_p: Mean
+    perplexity_q: Mean
+    perplexity_ratio: Mean
+    perplexity_difference: Mean
+    delta_prob: Summary
     delta_prob_rms: Mean
+    top_k_accuracy_p: list[Proportion]
+    top_k_accuracy_q: list[Proportion]
+
+
+@dataclass(frozen=True)
+class LlamaCppFigures:
+    """What llama.cpp's ``llama-perplexity --kl-divergence`` prints of some rows, each number with its uncertainty.
+
+    The uncertainty is sqrt((mean of squares - square of mean) / (rows - 1)), or follows from that by the delta method;
+    it takes the rows to be independent.
+
+    Attributes:
+        count: how many rows.
+        perplexity_q: PPL(Q).
+        perplexity_p: PPL(base).
+        correlation: Cor(ln(PPL(Q)), ln(PPL(base))), without an uncertainty.
+        log_ratio: ln(PPL(Q)/PPL(base)).
+        ratio: PPL(Q)/PPL(base).
+        difference: PPL(Q)-PPL(base).
+        kld: the mean KL divergence, in nats.
+        delta_p: the mean of q - p at the true token, a fraction.
+        delta_p_rms: its root mean square.
+        same_top: the proportion of rows with the same top token.
+    """
+
+    count: int
+    perplexity_q: tuple[float, float]
+    perplexity_p: tuple[float, float]
+    correlation: float
+    log_ratio: tuple[float, float]
+    ratio: tuple[float, float]
+    difference: tuple[float, float]
+    kld: tuple[float, float]
+    delta_p: tuple[float, float]
+    delta_p_rms: tuple[float, float]
+    same_top: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class LlamaCppStatistics:
+    """What llama.cpp's ``llama-perplexity --kl-divergence`` prints, by its definitions, of the rows with a label.
+
+    Attributes:
+        chunks: the figures of all rows up to the end of each chunk (window); empty where rows are not cut in chunks.
+        total: the figures of all rows.
+        kld_quantiles: of the KL divergence: maximum, 99.9, 99, 95, 90 %, median, 10, 5, 1, 0.1 %, minimum.
+        delta_p_quantiles: of q - p at the true token: maximum, 99.9, 99, 95, 90, 75 %, median, 25, 10, 5, 1, 0.1 %,
+            minimum.
+    """
+
+    chunks: list[LlamaCppFigures]
+    total: LlamaCppFigures
+    kld_quantiles: list[float]
+    delta_p_quantiles: list[float]
 
 
 @dataclass(frozen=True)
@@ -170,7 +255,11 @@ class Comparison(Shown):
         classes: the number of classes.
         clusters: the number of clusters, or None without cluster ids.
         divergences: a `Summary` for each of ``"kl_pq"``, ``"kl_qp"``, ``"js"``, ``"tv"``.
+        acceptance_rate: the expected acceptance rate of speculative sampling, P the target and Q the draft or the
+            reverse: the mean of sum(min(p, q)) = 1 - TV.
         top1_agreement: the proportion of rows in which both have the same top class.
+        top_k_agreement: for k = 1 to 5, the proportion of rows in which both have the same k top classes in the same
+            order; of classes of equal probability the lower comes first. Of fewer than k classes all are compared.
         labels: the statistics at the true classes, or None without labels.
         worst: the rows of largest KL(P || Q), the largest first.
         by_confidence: the rows by P's largest probability.
@@ -181,6 +270,7 @@ class Comparison(Shown):
         infinite: for each divergence, in how many rows it is infinite.
         quantiles_exact: whether quantiles come from all values; if not, from a sketch.
         notes: remarks on the numbers, as sentences.
+        llama_cpp: what llama.cpp would print, where it was asked for, else None.
     """
 
     _reports: ClassVar[str] = "kullback.report.predictions"
@@ -190,7 +280,9 @@ class Comparison(Shown):
     classes: int
     clusters: int | None
     divergences: dict[str, Summary]
+    acceptance_rate: Mean
     top1_agreement: Proportion
+    top_k_agreement: list[Proportion]
     labels: LabelStatistics | None
     worst: list[WorstRow]
     by_confidence: list[ConfidenceBin]
@@ -200,6 +292,7 @@ class Comparison(Shown):
     infinite: dict[str, int]
     quantiles_exact: bool
     notes: list[str]
+    llama_cpp: LlamaCppStatistics | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(quoted(name) for name in (self.p_name, self.q_name))

@@ -28,12 +28,12 @@ HISTOGRAM_EDGES = 10.0 ** (torch.arange(-40 * 8, 6 * 8 + 1, dtype=torch.float64)
 
 
 class Quantiles:
-    """Quantiles of values of 0 or more: exact up to `limit` values, from a sketch beyond."""
+    """Quantiles of values, of 0 or more unless `signed`: exact up to `limit` values, from a sketch beyond."""
 
-    def __init__(self, limit: int = EXACT_ROWS) -> None:
-        self._limit, self._count = limit, 0
+    def __init__(self, limit: int = EXACT_ROWS, *, signed: bool = False) -> None:
+        self._limit, self._count, self._signed = limit, 0, signed
         self._held: list[Tensor] = []
-        self._sketch: QuantileSketch | None = None
+        self._sketch: QuantileSketch | SignedSketch | None = None
 
     @property
     def exact(self) -> bool:
@@ -44,7 +44,7 @@ class Quantiles:
         self._count += len(values)
         self._held.append(values.clone())  # `values` may be a column, which would keep its whole table alive
         if self._sketch is None and self._count > self._limit:
-            self._sketch = QuantileSketch()
+            self._sketch = SignedSketch() if self._signed else QuantileSketch()
         if self._sketch is not None:
             for part in self._held:
                 self._sketch.add(part)
@@ -64,6 +64,32 @@ class Quantiles:
         # Avoids 0 * inf and inf - inf.
         between = torch.where(weight > 0, (1 - weight) * low + weight * high, low)
         return torch.where(low == high, low, between).tolist()
+
+
+class SignedSketch:
+    """A `QuantileSketch` for values of either sign: one of the values of 0 or more, one of the others' sizes."""
+
+    def __init__(self) -> None:
+        self._above, self._below = QuantileSketch(), QuantileSketch()
+
+    def add(self, values: Tensor) -> None:
+        self._above.add(values[values >= 0])
+        self._below.add(-values[values < 0])
+
+    def quantile(self, probabilities: Sequence[float]) -> Tensor:
+        """Return the quantiles, interpolated linearly between the values next to them."""
+        last = self._above.count + self._below.count - 1
+        place = torch.tensor(probabilities, dtype=torch.float64) * last
+        below, share = place.floor(), place.frac()
+        low, high = self._ordered(below), self._ordered((below + 1).clamp(max=last))
+        return torch.where(low == high, low, (1 - share) * low + share * high)
+
+    def _ordered(self, rank: Tensor) -> Tensor:
+        """Return the values of the given ranks, counted from 0 in increasing order."""
+        negative = self._below.count
+        above = self._above.quantile(((rank - negative) / max(self._above.count - 1, 1)).clamp(min=0))
+        below = self._below.quantile(((negative - 1 - rank) / max(negative - 1, 1)).clamp(min=0))
+        return torch.where(rank < negative, -below, above)
 
 
 class Histogram:

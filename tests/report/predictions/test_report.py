@@ -48,20 +48,47 @@ COMPARISON = Comparison(
     clusters=17,
     divergences={
         "kl_pq": Summary(
-            0.012345, 0.00067, (0.01111, 0.01355), 0.002222, 0.03333, 0.04444, 0.05555, 0.06666, 7.777
+            *(0.012345, 0.00067, (0.01111, 0.01355)),
+            *(1.111e-6, 2.2111e-5, 3.3111e-5, 4.4111e-5, 5.5111e-5, 6.6111e-5),
+            *(0.002222, 0.003131, 0.03333, 0.04444, 0.05555, 0.06666, 7.777),
         ),
-        "kl_qp": Summary(math.inf, math.nan, None, 0.002323, 0.03434, 0.04545, 0.05656, 0.06767, math.inf),
-        "js": Summary(1.2345e-05, 1.5e-06, (1.1e-05, 1.3e-05), 1e-06, 2e-05, 3e-05, 4e-05, 5e-05, 0.6931),
-        "tv": Summary(0.08765, 0.0021, (0.0871, 0.0881), 0.0321, 0.1234, 0.2345, 0.3456, 0.4567, 1.0),
+        "kl_qp": Summary(
+            *(math.inf, math.nan, None, *[0.0] * 6),
+            *(0.002323, 0.003, 0.03434, 0.04545, 0.05656, 0.06767, math.inf),
+        ),
+        "js": Summary(
+            *(1.2345e-05, 1.5e-06, (1.1e-05, 1.3e-05), *[0.0] * 6),
+            *(1e-06, 1e-5, 2e-05, 3e-05, 4e-05, 5e-05, 0.6931),
+        ),
+        "tv": Summary(
+            *(0.08765, 0.0021, (0.0871, 0.0881), *[0.0] * 6),
+            *(0.0321, 0.1, 0.1234, 0.2345, 0.3456, 0.4567, 1.0),
+        ),
     },
+    acceptance_rate=Mean(0.91236, 0.0021, (0.9119, 0.9129)),
     top1_agreement=Proportion(0.98765, 0.00123, (0.9811, 0.9922)),
+    top_k_agreement=[
+        Proportion(0.98765, 0.00123, (0.9811, 0.9922)),
+        *(Proportion(0.9777 - k / 100, 0.0013, (0.9611 - k / 100, 0.9788 - k / 100)) for k in range(4)),
+    ],
     labels=LabelStatistics(
         12000,
         Mean(2.3456, 0.0101, (2.3211, 2.3655)),
         Mean(2.4567, 0.0102, (2.4322, 2.4766)),
         Mean(0.1111, 0.0033, None),
-        Mean(-0.00404, 0.00055, (-0.0051, -0.003)),
+        0.98761,
+        Mean(10.4396, 0.10544, (10.18, 10.65)),
+        Mean(11.6662, 0.119, (11.38, 11.9)),
+        Mean(1.11751, 0.00369, None),
+        Mean(1.22661, 0.0388, (1.151, 1.303)),
+        Summary(
+            *(-0.00404, 0.00055, (-0.0051, -0.003)),
+            *(-0.9191, -0.8282, -0.7373, -0.6464, -0.5151, -0.4242, -0.0313),
+            *(0.1414, 0.2525, 0.3636, 0.4747, 0.5858, 0.6969),
+        ),
         Mean(0.0606, 0.0077, (0.0505, 0.0707)),
+        [Proportion(0.41 + k / 10, 0.01, None) for k in range(5)],
+        [Proportion(0.402 + k / 10, 0.01, None) for k in range(5)],
     ),
     worst=[
         WorstRow(
@@ -102,7 +129,13 @@ SHOWN = (
     ),
     *("inf", "n/a", "0.00001234", "0.0000015", "0.6931", "0.08765"),
     *("98.77%", "98.11%", "99.22%"),
+    *("0.000001111", "0.00002211", "0.00003311", "0.00004411", "0.00005511"),
+    *("97.77%", "96.11%", "97.88%", "94.77%", "91.24%", "91.19%", "91.29%"),
     *("12,000", "2.346", "2.457", "0.1111", "-0.004040", "0.00055", "0.06060"),
+    *("10.44", "10.18", "11.67", "1.11751", "0.0037", "1.227", "0.039", "1.151", "0.9876"),
+    *("-0.9191", "-0.8282", "-0.7373", "-0.6464", "-0.5151", "-0.4242", "-0.0313"),
+    *("0.1414", "0.2525", "0.3636", "0.4747", "0.5858", "0.6969"),
+    *("41.00%", "81.00%", "40.20%", "80.20%"),
     *("0.02468", "0.1357", "90.12%", "0.0008642", "0.009753", "100.00%"),
     *("12,344", "chapter-17", "128000", "0.932", "<.001", "0.876"),
     *("infinite in 3 of 12,345 rows", "Intervals come from whole clusters."),
@@ -220,7 +253,7 @@ def same(found: object, expected: object) -> bool:
 
 def test_json_holds_every_field_of_the_comparison():
     found = strict(report_json.dumps(COMPARISON))
-    assert found.pop("schema") == "kullback.predictions/2"
+    assert found.pop("schema") == "kullback.predictions/3"
     assert found.pop("unit") == "nats"
     fields = {field.name: getattr(COMPARISON, field.name) for field in dataclasses.fields(COMPARISON)}
     assert [name for name in fields if not same(found[name], fields[name])] == []
@@ -241,21 +274,39 @@ def shape(value: object) -> object:
     return [shape(value[0])] if isinstance(value, list) and value else None
 
 
-def test_the_names_in_version_2_of_the_schema_stay():
+def test_the_names_in_version_3_of_the_schema_stay():
     interval = [None]
     mean = {"mean": None, "standard_error": None, "interval": interval, "reason": None}
-    summary = {**mean, **dict.fromkeys(("median", "p90", "p95", "p99", "p999", "maximum"))}
+    lower = ("minimum", "p001", "p01", "p05", "p10", "p25")
+    summary = {
+        **mean,
+        **dict.fromkeys((*lower, "median", "p75", "p90", "p95", "p99", "p999", "maximum")),
+    }
+    proportion = {"value": None, "standard_error": None, "interval": interval, "reason": None}
     divergences = dict.fromkeys(("kl_pq", "kl_qp", "js", "tv"))
     means = dict.fromkeys(
-        ("cross_entropy_p", "cross_entropy_q", "difference", "delta_prob_mean", "delta_prob_rms"), mean
+        (
+            *("cross_entropy_p", "cross_entropy_q", "difference", "delta_prob_rms"),
+            *("perplexity_p", "perplexity_q", "perplexity_ratio", "perplexity_difference"),
+        ),
+        mean,
     )
     finite = dict.fromkeys(divergences, COMPARISON.divergences["kl_pq"])
-    labels = LabelStatistics(1, *[COMPARISON.labels.cross_entropy_p] * 5)
+    top_k = dict.fromkeys(("top_k_accuracy_p", "top_k_accuracy_q"), COMPARISON.top_k_agreement)
+    ends = dict.fromkeys(("difference", "perplexity_ratio"), COMPARISON.labels.cross_entropy_p)
+    labels = dataclasses.replace(COMPARISON.labels, **ends, **top_k)
     assert shape(strict(report_json.dumps(changed(divergences=finite, labels=labels)))) == {
         **dict.fromkeys(("schema", "unit", "p_name", "q_name", "rows", "classes", "clusters")),
         "divergences": dict.fromkeys(divergences, summary),
-        "top1_agreement": {"value": None, "standard_error": None, "interval": interval, "reason": None},
-        "labels": {"labeled": None, **means},
+        "acceptance_rate": mean,
+        "top1_agreement": proportion,
+        "top_k_agreement": [proportion],
+        "labels": {
+            **dict.fromkeys(("labeled", "correlation")),
+            **means,
+            "delta_prob": summary,
+            **{key: [proportion] for key in top_k},
+        },
         "worst": [
             {**dict.fromkeys(("row", "kl", "label", "cluster")), "top": [dict.fromkeys(("index", "p", "q"))]}
         ],
@@ -266,6 +317,7 @@ def test_the_names_in_version_2_of_the_schema_stay():
         "infinite": divergences,
         "quantiles_exact": None,
         "notes": [None],
+        "llama_cpp": None,
     }
 
 
@@ -331,7 +383,7 @@ def test_the_page_says_its_language_and_names_its_parts():
     assert page.tags("html") == [{"lang": "en"}]
     assert len(page.tags("h1")) == 1
     labeled = [a for _, a in page.elements if a.get("role") in {"img", "region"}]
-    assert len(labeled) == 7
+    assert len(labeled) == 9
     for attributes in labeled:
         assert attributes["aria-labelledby"] in ids
         assert attributes.get("aria-describedby", attributes["aria-labelledby"]) in ids

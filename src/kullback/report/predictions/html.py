@@ -8,11 +8,13 @@ from kullback.report.predictions.wording import (
     KL_PQ,
     QUANTITIES,
     SUMMARY_ROWS,
+    acceptance,
     confidence_range,
+    delta_prob_rows,
     infinite_sentences,
-    interval_end,
     label_rows,
     summary,
+    top_k_rows,
 )
 from kullback.report.shared.page import render_page
 
@@ -48,7 +50,7 @@ def render(comparison: Comparison) -> str:
     """
     return render_page(
         "predictions.html.j2",
-        (confidence_range, interval_end),
+        (confidence_range,),
         comparison=comparison,
         outcome=summary(comparison),
         tone="",
@@ -56,6 +58,9 @@ def render(comparison: Comparison) -> str:
         symbols=SYMBOLS,
         summary_rows=SUMMARY_ROWS,
         labels=label_rows(comparison.labels) if comparison.labels is not None else [],
+        delta_prob=delta_prob_rows(comparison.labels.delta_prob) if comparison.labels is not None else [],
+        top_k=top_k_rows(comparison),
+        acceptance=acceptance(comparison),
         infinite=infinite_sentences(comparison),
         plots=draw_plots(comparison),
     )
@@ -77,7 +82,7 @@ def render_table(comparison: Comparison) -> str:
     """
     return render_page(
         "predictions_table.html.j2",
-        (confidence_range, interval_end),
+        (confidence_range,),
         comparison=comparison,
         outcome=summary(comparison),
         symbols=SYMBOLS,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kullback.predictions import Comparison, ConfidenceBin, Mean, Proportion, TopClass, WorstRow
+from kullback.predictions import Comparison, ConfidenceBin, Proportion, TopClass, WorstRow
 from kullback.report.predictions.wording import (
     QUANTITIES,
     SUMMARY_ROWS,
+    acceptance,
     confidence_range,
+    delta_prob_rows,
     infinite_sentences,
-    interval_end,
     label_rows,
     summary,
     top_classes,
+    top_k_rows,
 )
 from kullback.report.shared.console import Printer
 from kullback.report.shared.formats import count, number, percent, probability
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["render"]
+__all__ = ["MEANINGS", "render", "render_numbers"]
 
 MEANINGS = (
     "KL(P||Q) is what it costs per row to predict with Q what follows P; JS is the Jensen-Shannon divergence, "
@@ -52,6 +54,17 @@ def render(comparison: Comparison, console: Console) -> None:
     """
     say = Printer(console)
     say.heading(summary(comparison), comparison.p_name, comparison.q_name, _size(comparison))
+    render_numbers(comparison, console)
+    if comparison.worst:
+        say.table("The worst rows (class: p -> q)", *_worst(comparison.worst))
+    say.space()
+    for remark in (MEANINGS, *infinite_sentences(comparison), *comparison.notes):
+        say.line(f"- {remark}")
+
+
+def render_numbers(comparison: Comparison, console: Console) -> None:
+    """Print the tables of divergences, of the true class and by confidence."""
+    say = Printer(console)
     say.table(
         "Divergence of a row, in nats (TV: from 0 to 1)",
         ["", *QUANTITIES.values()],
@@ -62,23 +75,27 @@ def render(comparison: Comparison, console: Console) -> None:
     )
     say.space()
     say.line(_agreement(comparison.top1_agreement))
+    say.line(acceptance(comparison))
+    say.table("The k top classes", _top_k_headings(comparison), top_k_rows(comparison))
     if comparison.labels is not None:
         say.table(
             f"The true class, known in {count(comparison.labels.labeled)} of {count(comparison.rows)} rows "
             "(cross-entropy in nats)",
             ["", "mean", "std. error", "95% CI, from", "to"],
-            [[title, *_mean(mean)] for title, mean in label_rows(comparison.labels)],
+            label_rows(comparison.labels),
+        )
+        say.space()
+        say.line(f"Correlation of log p and log q at the true class: {number(comparison.labels.correlation)}")
+        say.table(
+            "The change of the true class's probability, q - p: quantiles over rows",
+            ["lower tail", "q - p", "upper tail", "q - p"],
+            delta_prob_rows(comparison.labels.delta_prob),
         )
     say.table(
         "By P's confidence, the probability of its top class",
         ["confidence", "rows", "mean KL(P||Q)", "99% quantile", "same top class"],
         [_confidence(part) for part in comparison.by_confidence if part.rows],
     )
-    if comparison.worst:
-        say.table("The worst rows (class: p -> q)", *_worst(comparison.worst))
-    say.space()
-    for remark in (MEANINGS, *infinite_sentences(comparison), *comparison.notes):
-        say.line(f"- {remark}")
 
 
 def _size(comparison: Comparison) -> str:
@@ -92,8 +109,9 @@ def _agreement(found: Proportion) -> str:
     return f"Same top class: {percent(found.value)} of rows, std. error {error}{interval}"
 
 
-def _mean(mean: Mean) -> list[str]:
-    return [number(mean.mean), number(mean.standard_error, 2), interval_end(mean, 0), interval_end(mean, 1)]
+def _top_k_headings(comparison: Comparison) -> list[str]:
+    accuracy = ["accuracy of P", "accuracy of Q"] if comparison.labels is not None else []
+    return ["k", "same in order", "95% CI, from", "to", *accuracy]
 
 
 def _confidence(part: ConfidenceBin) -> list[str]:

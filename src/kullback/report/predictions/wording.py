@@ -5,19 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kullback.predictions import Comparison, ConfidenceBin, LabelStatistics, Mean, Summary, TopClass, WorstRow
+from kullback.predictions import (
+    Comparison,
+    ConfidenceBin,
+    LabelStatistics,
+    Mean,
+    Proportion,
+    Summary,
+    TopClass,
+    WorstRow,
+)
 from kullback.report.shared.formats import count, number, percent
 
 __all__ = [
     "KL_PQ",
     "QUANTITIES",
     "SUMMARY_ROWS",
+    "acceptance",
     "confidence_range",
+    "delta_prob_rows",
     "top_classes",
     "infinite_sentences",
     "interval_end",
     "label_rows",
     "summary",
+    "top_k_rows",
 ]
 
 KL_PQ = "kl_pq"
@@ -25,7 +37,7 @@ KL_PQ = "kl_pq"
 QUANTITIES = {KL_PQ: "KL(P||Q)", "kl_qp": "KL(Q||P)", "js": "JS", "tv": "TV"}
 
 
-def interval_end(mean: Mean, end: int, write: Callable[[float], str] = number) -> str:
+def interval_end(mean: Mean | Proportion, end: int, write: Callable[[float], str] = number) -> str:
     """Format the lower (0) or upper (1) end of an interval, n/a where there is none."""
     return "n/a" if mean.interval is None else write(mean.interval[end])
 
@@ -36,6 +48,11 @@ SUMMARY_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("standard error", lambda summary: number(summary.standard_error, 2)),
     ("95% CI, from", lambda summary: interval_end(summary, 0)),
     ("95% CI, to", lambda summary: interval_end(summary, 1)),
+    ("minimum", lambda summary: number(summary.minimum)),
+    ("0.1% quantile", lambda summary: number(summary.p001)),
+    ("1% quantile", lambda summary: number(summary.p01)),
+    ("5% quantile", lambda summary: number(summary.p05)),
+    ("10% quantile", lambda summary: number(summary.p10)),
     ("median", lambda summary: number(summary.median)),
     ("90% quantile", lambda summary: number(summary.p90)),
     ("95% quantile", lambda summary: number(summary.p95)),
@@ -45,15 +62,65 @@ SUMMARY_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
 )
 
 
-def label_rows(labels: LabelStatistics) -> list[tuple[str, Mean]]:
-    """Return (name, mean) for each statistic at the true classes."""
-    return [
-        ("cross-entropy of P", labels.cross_entropy_p),
-        ("cross-entropy of Q", labels.cross_entropy_q),
-        ("difference, Q - P", labels.difference),
-        ("probability, Q - P", labels.delta_prob_mean),
-        ("probability, RMS", labels.delta_prob_rms),
-    ]
+def label_rows(labels: LabelStatistics) -> list[list[str]]:
+    """Return name, mean, standard error and the ends of the interval of each statistic at the true classes."""
+    means = {
+        "cross-entropy of P": labels.cross_entropy_p,
+        "cross-entropy of Q": labels.cross_entropy_q,
+        "cross-entropy, Q - P": labels.difference,
+        "perplexity of P": labels.perplexity_p,
+        "perplexity of Q": labels.perplexity_q,
+        "perplexity, Q / P": labels.perplexity_ratio,
+        "perplexity, Q - P": labels.perplexity_difference,
+        "probability, Q - P": labels.delta_prob,
+        "probability, RMS": labels.delta_prob_rms,
+    }
+    rows: list[list[str]] = []
+    for title, mean in means.items():
+        write = _precisely if mean is labels.perplexity_ratio else number
+        ends = (interval_end(mean, end, write) for end in (0, 1))
+        rows.append([title, write(mean.mean), number(mean.standard_error, 2), *ends])
+    return rows
+
+
+def _precisely(value: float) -> str:
+    """Format a number that is close to 1."""
+    return number(value, 6)
+
+
+def delta_prob_rows(change: Summary) -> list[tuple[str, str, str, str]]:
+    """Return the quantiles of the change in the label's probability, the lower beside the upper."""
+    pairs = (
+        ("minimum", change.minimum, "maximum", change.maximum),
+        ("0.1%", change.p001, "99.9%", change.p999),
+        ("1%", change.p01, "99%", change.p99),
+        ("5%", change.p05, "95%", change.p95),
+        ("10%", change.p10, "90%", change.p90),
+        ("25%", change.p25, "75%", change.p75),
+    )
+    rows = [(low, number(lower), high, number(upper)) for low, lower, high, upper in pairs]
+    return [*rows, ("median", number(change.median), "", "")]
+
+
+def top_k_rows(comparison: Comparison) -> list[list[str]]:
+    """Return k, the agreement of the ordered k top classes with its interval, and the accuracy of P and of Q."""
+    labels, rows = comparison.labels, []
+    for k, agreement in enumerate(comparison.top_k_agreement, 1):
+        row = [str(k), percent(agreement.value), *(interval_end(agreement, end, percent) for end in (0, 1))]
+        if labels is not None:
+            row += [percent(of[k - 1].value) for of in (labels.top_k_accuracy_p, labels.top_k_accuracy_q)]
+        rows.append(row)
+    return rows
+
+
+def acceptance(comparison: Comparison) -> str:
+    """Return the expected acceptance rate as a sentence."""
+    rate = comparison.acceptance_rate
+    interval = "" if rate.interval is None else f", 95% CI {' to '.join(map(percent, rate.interval))}"
+    return (
+        f"Expected acceptance rate of speculative sampling, 1 - TV: {percent(rate.mean)}, std. error "
+        f"{percent(rate.standard_error)}{interval}"
+    )
 
 
 def confidence_range(part: ConfidenceBin) -> str:

@@ -1,0 +1,48 @@
+"""Options of the commands that run language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+__all__ = ["MODEL_OPTIONS", "model_options"]
+
+# The names of the arguments that the options become.
+MODEL_OPTIONS = ("context", "score", "windows", "dtype", "device", "trust_remote_code", "hub")
+_OPTIONS = (
+    click.option(
+        "--context",
+        type=click.IntRange(3),
+        default=512,
+        show_default=True,
+        help="the tokens in a window.",
+    ),
+    click.option(
+        "--score",
+        type=click.Choice(["second-half", "all", "assistant"]),
+        default="second-half",
+        show_default=True,
+        help="the tokens that count: those of each window's second half, as llama.cpp has it, all, or the "
+        "assistant's replies in JSONL conversations.",
+    ),
+    click.option("--windows", type=click.IntRange(1), help="how many windows to read; all by default."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+        default="auto",
+        show_default=True,
+        help="the dtype of the weights of folders.",
+    ),
+    click.option("--device", default="cpu", show_default=True, help="where folders run, such as cuda."),
+    click.option("--trust-remote-code", is_flag=True, help="let code that comes with a folder run."),
+    click.option("--hub", is_flag=True, help="names may stand for models on the Hugging Face hub."),
+)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,91 @@
+"""The command ``kullback compare`` for language models: from their names and a text to reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.errors import ArgumentValueError, printable
+from kullback.files import check_input, check_writable, same_file
+from kullback.models import compare_models
+from kullback.progress import progress_bar
+from kullback.report.models import html, json, terminal
+
+if TYPE_CHECKING:
+    from kullback.cli.gates import Gate
+
+__all__ = ["run_model_comparison"]
+
+
+def run_model_comparison(
+    base: str,
+    candidates: Sequence[str],
+    outputs: Outputs,
+    gates: Sequence[Gate],
+    *,
+    text: Path | None,
+    windows: int | None,
+    resume: Path | None,
+    seed: int,
+    show_progress: bool,
+    **settings: Any,
+) -> list[str]:
+    """Compare models on a text, write the reports, and say which gates fail.
+
+    Arguments:
+        base: P.
+        candidates: those to compare with it.
+        outputs: where the reports go.
+        gates: the limits that every candidate has to keep.
+        text: the file of the text.
+        windows: how many windows to read.
+        resume: the file of finished windows.
+        seed: of all randomness.
+        show_progress: whether to show a progress bar, if there is a terminal.
+        settings: further arguments of `compare_models`.
+
+    Returns:
+        a sentence for each gate that fails.
+    """
+    if text is None:
+        raise ArgumentValueError(
+            f"P = {printable(base)}: models are compared on a text; got none. Write: --text FILE"
+        )
+    files = [Path(name) for name in (base, *candidates) if Path(name).is_file()]
+    check_outputs(outputs, [*files, text])
+    if resume is not None:
+        check_input(resume, "--resume")
+        if any(same_file(resume, each) for each in (*files, text, *outputs.files)):
+            raise ArgumentValueError(
+                f"--resume {printable(resume)}: wanted a file of its own; got one of the others; name another one"
+            )
+        check_writable(resume)
+    with progress_bar("tokens", show=show_progress, patience=0) as progress:
+        found = compare_models(
+            base,
+            list(candidates),
+            text,
+            most_windows=windows,
+            resume=resume,
+            generator=torch.Generator().manual_seed(seed),
+            progress=progress,
+            **settings,
+        )
+    several = len(found.candidates) > 1
+    failures = [
+        f"{candidate.model.name}: {failure}" if several else failure
+        for candidate in found.candidates
+        for gate in gates
+        if (failure := gate.failure(candidate.comparison))
+    ]
+    write_reports(
+        outputs,
+        json=lambda: json.dumps(found),
+        html=lambda: html.render(found),
+        table=lambda console: terminal.render(found, console),
+    )
+    return failures

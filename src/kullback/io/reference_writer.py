@@ -1,0 +1,375 @@
+"""Writing a reference file: rows of logits become their top classes, draws from the rest, and its exact mass."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value
+from kullback.files import open_output
+from kullback.io.checks import check_rows
+from kullback.io.files import FileReference
+from kullback.io.reference import ReferenceBlock
+from kullback.io.reference_layout import (
+    FORMAT,
+    MOST_CLASSES,
+    RESERVED,
+    ROW_TENSORS,
+    VERSION,
+    ReferenceLayout,
+    dtype_of,
+    windows_fault,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from os import PathLike
+    from types import TracebackType
+
+    from kullback.io.windows import Windows
+
+__all__ = ["ReferenceWriter", "summarize_rows", "top_classes"]
+
+CALL = "ReferenceWriter"
+# Elements of logits that are summarized at a time, in float64; GPUs need larger blocks.
+PART = {"cpu": 1 << 20}
+LARGE_PART = 1 << 24
+
+
+class ReferenceWriter:
+    r"""Writes a model's predictions over windows of tokens as a reference file, in bounded memory.
+
+    A row of logits becomes its `top` most probable classes with their log-probabilities, the log of the mass M of all
+    others, computed in float64, and `tail_draws` of those, drawn independently and with replacement, class i with
+    probability :math:`p_i / M`. Of classes of equal probability the one of the lowest index counts as more probable.
+    The draws of a row depend on `seed`, the first row of its window and its place in the window alone, so the blocks
+    may have any size, and a window that is recorded again gives the same draws.
+
+    The file appears under its name when the ``with`` statement ends without an error, and only then.
+
+    Arguments:
+        path: the file to write, by custom with the extension ``.klref``.
+        windows: the tokens, and which of them are scored: the rows to come.
+        top: how many of the most probable classes to keep; of fewer classes all are kept, and `notes` says so.
+        tail_draws: how many classes to draw from the others: 0 or more.
+        seed: of the draws, an integer of 0 or more.
+        metadata: what else to store, text by name: the model, its hash and dtype, the tokenizer's fingerprint, how the
+            windows were cut. `kullback.io.Reference.metadata` returns it.
+
+    Attributes:
+        written: how many rows were written.
+        notes: what a report should say about the file.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: a size does not fit, or fewer rows came than tokens are scored.
+        FileError: a row holds NaN or +inf or only -inf, or the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile, torch
+        >>> from kullback.io import Reference, ReferenceWriter, Windows
+        >>> windows = Windows(torch.tensor([0, 2, 1]), torch.tensor([0, 3]), torch.tensor([False, True, True]))
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "base.klref"
+        >>> with ReferenceWriter(path, windows, top=2, tail_draws=4) as writer:
+        ...     writer.add(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+        >>> with Reference(path) as reference:
+        ...     reference.read(0, 2).top_indices
+        tensor([[0, 1],
+                [2, 0]], dtype=torch.int32)
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        windows: Windows,
+        *,
+        top: int = 64,
+        tail_draws: int = 32,
+        seed: int = 0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self._ref = FileReference(Path(path), "path")
+        for name, value, least in (("top", top, 1), ("tail_draws", tail_draws, 0), ("seed", seed, 0)):
+            if type(value) is not int or value < least:
+                wanted = f"a whole number of {least} or more"
+                raise invalid_value(
+                    CALL, name, wanted=wanted, got=repr(value), instead=f"{name}={max(least, 32)}"
+                )
+        self._metadata = _check_metadata(metadata or {})
+        if windows.rows == 0:
+            wanted, instead = "a scored token or more", "windows with scored tokens"
+            raise invalid_value(CALL, "windows", wanted=wanted, got="none", instead=instead)
+        self._windows, self._labels = windows, windows.labels
+        self._top, self._draws, self._seed = top, tail_draws, seed
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64), windows.scored.cumsum(0)])
+        # The first row of each window, and the end of the last.
+        self._firsts: list[int] = ends[windows.offsets].unique().tolist()
+        self._layout: ReferenceLayout | None = None
+        self._classes = self.written = self._data = 0
+        self.notes: list[str] = []
+        self._stack = ExitStack()
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self._writing():
+            self._file = self._stack.enter_context(open_output(self._ref.path))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file = None
+        rows = self._windows.rows
+        if error is None and self.written < rows:
+            missing = invalid_value(
+                CALL,
+                "windows",
+                wanted=f"{rows} rows, one for each scored token",
+                got=f"{self.written}",
+                instead="writer.add(logits) for every scored token, or windows with fewer of them",
+            )
+            self._stack.__exit__(type(missing), missing, None)
+            raise missing
+        with self._writing():
+            self._stack.__exit__(kind, error, trace)
+
+    def add(self, logits: Tensor) -> None:
+        """Write the next rows.
+
+        Arguments:
+            logits: the model's logits or log-probabilities for the next scored tokens, floating point on any device,
+                shape (rows, classes): of a model over all tokens, those at the token before each scored one.
+
+        Raises:
+            ArgumentTypeError: they are no floating-point tensor.
+            ArgumentValueError: they have another shape than wanted, or there are more rows than scored tokens.
+            FileError: a row holds NaN or +inf or only -inf, or the file cannot be written.
+        """
+        self._check_block(logits)
+        self._settle_classes(logits.shape[1])
+        step = max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
+        for part in logits.detach().split(step):
+            stop = self.written + len(part)
+            accurate = part.to("cpu" if part.device.type == "mps" else part.device, torch.float64, copy=True)
+            check_rows(accurate, "logits", self.written, self._ref)
+            self._write(
+                summarize_rows(
+                    accurate,
+                    self._labels[self.written : stop],
+                    top=self._top,
+                    uniforms=self._uniforms(self.written, stop),
+                    start=self.written,
+                )
+            )
+
+    def add_block(self, block: ReferenceBlock) -> None:
+        """Write the next rows as they were read from another reference file of the same windows.
+
+        Arguments:
+            block: the rows, with as many top classes and draws as this file has.
+
+        Raises:
+            ArgumentValueError: their number, top classes, draws or labels do not fit.
+            FileError: the file cannot be written.
+        """
+        wanted = (min(self._top, block.classes), self._draws)
+        got = block.top_indices.shape[-1], block.tail_indices.shape[-1]
+        labels = self._labels[self.written : self.written + len(block)]
+        if got != wanted or not torch.equal(labels, block.labels) or self._classes not in (0, block.classes):
+            raise invalid_value(
+                "ReferenceWriter.add_block",
+                "block",
+                wanted=f"rows with {wanted[0]} top classes, {wanted[1]} draws and the labels of the windows",
+                got=f"{got[0]} and {got[1]}" if got != wanted else "other labels or classes",
+                instead="a writer with the top, tail_draws and windows of the file that was read",
+            )
+        self._settle_classes(block.classes)
+        self._write(block)
+
+    def _write(self, block: ReferenceBlock) -> None:
+        if self._file is None:
+            instead = "with ReferenceWriter(...) as writer: writer.add(logits)"
+            raise invalid_value(CALL, "path", wanted="an open file", got="a closed one", instead=instead)
+        with self._writing():
+            layout = self._layout or self._begin(self._file, block)
+            for name in ROW_TENSORS:
+                values: Tensor = getattr(block, name)
+                row_bytes = values[:1].numel() * values.element_size()
+                self._file.seek(self._data + layout.spans[name][0] + self.written * row_bytes)
+                self._file.write(_little_endian(values))
+        self.written += len(block)
+
+    def _begin(self, file: IO[bytes], block: ReferenceBlock) -> ReferenceLayout:
+        """Write what does not depend on the rows, now that the number of classes is known."""
+        windows = self._windows
+        kept = block.top_indices.shape[-1]
+        if kept < self._top:
+            self.notes.append(f"top={self._top} is more than there are classes: all {kept} are kept")
+        layout = ReferenceLayout(
+            len(windows), len(windows.tokens), windows.rows, kept, block.tail_indices.shape[-1]
+        )
+        header = layout.header(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "classes": str(block.classes),
+                "seed": str(self._seed),
+                "created_by": f"kullback {_version()}",
+                **self._metadata,
+            }
+        )
+        self._layout, self._data = layout, len(header)
+        file.write(header)
+        for name in ("offsets", "tokens", "scored"):
+            file.seek(self._data + layout.spans[name][0])
+            file.write(_little_endian(getattr(windows, name).to(dtype_of(name))))
+        return layout
+
+    def _settle_classes(self, classes: int) -> None:
+        """Take note of the number of classes, which the windows have to fit."""
+        fault = windows_fault(self._windows, classes) if self._classes == 0 else None
+        if fault is not None:
+            instead = "Windows of the model's own tokens, the first of each not scored"
+            raise invalid_value(CALL, "windows", wanted=fault[0], got=fault[1], instead=instead)
+        self._classes = classes
+
+    def _uniforms(self, start: int, stop: int) -> Tensor:
+        """Return the random numbers of the draws of some rows, uniform on [0, 1), shape (stop - start, draws)."""
+        parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
+        while start < stop:
+            index = bisect_right(self._firsts, start)
+            first, end = self._firsts[index - 1], min(stop, self._firsts[index])
+            bits = np.random.PCG64([self._seed, first])
+            bits.advance((start - first) * self._draws)
+            parts.append(np.random.Generator(bits).random((end - start, self._draws)))
+            start = end
+        return torch.from_numpy(np.concatenate(parts))
+
+    def _check_block(self, logits: Tensor) -> None:
+        if not isinstance(logits, Tensor) or not logits.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise invalid_type(
+                "ReferenceWriter.add",
+                "logits",
+                wanted="a floating-point tensor of logits or log-probabilities",
+                got=str(logits.dtype) if isinstance(logits, Tensor) else type(logits).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
+                instead="model(tokens).logits, or probs.log()",
+            )
+        classes, left = self._classes or "classes", self._windows.rows - self.written
+        wrong = logits.ndim != 2 or 0 in logits.shape or self._classes not in (0, logits.shape[-1])
+        if wrong or len(logits) > left or logits.shape[-1] > MOST_CLASSES:
+            raise invalid_value(
+                "ReferenceWriter.add",
+                "logits",
+                wanted=f"shape (rows, {classes}) with at most {left} rows, the scored tokens left",
+                got=f"shape {tuple(logits.shape)}",
+                instead="logits.reshape(-1, classes), one row for each scored token, taken at the token before it",
+            )
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            got, instead = error.strerror or str(error), "check the folder, and the space left"
+            raise self._ref.error(wanted="a file that can be written", got=got, instead=instead) from None
+
+
+def summarize_rows(
+    logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
+) -> ReferenceBlock:
+    """Return what a reference file keeps of rows of logits, on the CPU.
+
+    Arguments:
+        logits: float64, shape (rows, classes), without NaN and +inf; they are overwritten.
+        labels: the true classes, shape (rows,).
+        top: how many of the most probable classes to keep.
+        uniforms: numbers from [0, 1) that decide the draws, shape (rows, draws).
+        start: the number of the first row.
+    """
+    rows, classes = logits.shape
+    device = logits.device
+    # To look for a class without mass first is faster than to count.
+    whole = bool((logits.amin(-1) > -torch.inf).all())
+    support = torch.full((rows,), classes) if whole else logits.isfinite().sum(-1)
+    at_label = logits.gather(-1, labels.to(device)[:, None])
+    indices = top_classes(logits, min(top, classes))
+    kept = logits.gather(-1, indices)
+    log_weights = logits.scatter_(-1, indices, -torch.inf)
+    peak = log_weights.amax(-1, keepdim=True)
+    cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
+    total = cumulative[:, -1:]
+    tail = peak + total.log()
+    # Below the total, so that a class is found whose weight is above 0.
+    levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
+    drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
+    drawn = torch.where(total > 0, drawn, 0)
+    normalizer = torch.logaddexp(kept.logsumexp(-1, keepdim=True), tail)
+
+    def log_probs(x: Tensor) -> Tensor:
+        return (x - normalizer).clamp_(max=0).float().cpu()
+
+    return ReferenceBlock(
+        start=start,
+        classes=classes,
+        labels=labels.cpu(),
+        top_indices=indices.int().cpu(),
+        top_log_probs=log_probs(kept),
+        tail_indices=drawn.int().cpu(),
+        tail_log_probs=log_probs(torch.where(total > 0, log_weights.gather(-1, drawn), -torch.inf)),
+        tail_log_mass=log_probs(tail)[:, 0],
+        label_log_probs=log_probs(at_label)[:, 0],
+        support_sizes=support.int().cpu(),
+    )
+
+
+def top_classes(x: Tensor, k: int) -> Tensor:
+    """Return the classes of the k largest entries of each row, the largest first; of equal ones the lowest first."""
+    rows = len(x)
+    least = x.topk(k).values[:, -1:]
+    # All that reach the smallest of the k, which may be more, in order of their index.
+    row, index = (x >= least).nonzero().unbind(-1)
+    counts = torch.bincount(row, minlength=rows)
+    place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
+    most = int(counts.max())
+    candidates = torch.zeros(rows, most, dtype=torch.int64, device=x.device)
+    candidates[row, place] = index
+    values = torch.full((rows, most), -torch.inf, dtype=x.dtype, device=x.device)
+    values[row, place] = x[row, index]
+    # Empty places are last, also behind the classes of no mass, as sorting is stable.
+    order = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return candidates.gather(-1, order)
+
+
+def _little_endian(values: Tensor) -> bytes:
+    array = values.contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise invalid_type(
+                CALL,
+                "metadata",
+                wanted="text by name",
+                got=f"{key!r}: {type(value).__name__}",
+                instead=f"metadata={{{str(key)!r}: str(value)}}",
+            )
+        if key in RESERVED:
+            wanted = f"names other than {', '.join(RESERVED)}"
+            raise invalid_value(CALL, "metadata", wanted=wanted, got=repr(key), instead="another name")
+    return dict(metadata)
+
+
+def _version() -> str:
+    try:
+        return version("kullback")
+    except PackageNotFoundError:
+        return "of unknown version"

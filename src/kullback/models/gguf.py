@@ -1,0 +1,311 @@
+"""Language models in GGUF files, run by llama.cpp through llama-cpp-python."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ModelError, printable
+from kullback.io.windows import Windows
+from kullback.models.language_model import LanguageModel, Message, ModelInfo
+from kullback.models.vocabulary import Token, Vocabulary
+from kullback.optional import load
+
+__all__ = ["GGUFModel"]
+
+_FLOAT32 = 0  # ggml's number of the type
+_WITHOUT_FLASH_ATTENTION = 0
+_WARNING, _ERROR = 3, 4  # levels of ggml's log
+_LARGEST_BATCH = 512  # tokens that llama.cpp evaluates at a time: its own default
+_SMALLEST_BATCH = 32
+_LARGEST_ATTENTION = 2**20  # scores of one head, tokens of a batch times those of the window
+_NO_TOKENIZER = 0  # LLAMA_VOCAB_TYPE_NONE
+
+
+class GGUFModel(LanguageModel):
+    """A causal language model in a GGUF file, run by llama.cpp.
+
+    Keys and values are held in float32 and attention is computed in float32, not in llama.cpp's default of float16 with
+    flash attention, so that what is measured is the model: those alone move the logits of a small model by 0.02.
+    llama.cpp holds the logits of one block at a time, and the block is a copy of them.
+
+    Arguments:
+        path: the file; of a split model, the first of its files.
+        device: ``"cpu"``, or another for all layers on the GPU that llama.cpp was built for.
+
+    Raises:
+        ModelError: it is no GGUF file of a causal language model with a tokenizer, or llama.cpp cannot load it.
+        OptionalDependencyError: llama-cpp-python is not installed.
+    """
+
+    def __init__(self, path: Path, *, device: str = "cpu") -> None:
+        self._llama = llama = load("llama_cpp", "a GGUF model")
+        self._on_cpu = device == "cpu"
+        shown = printable(path)
+        _check_header(path, shown)
+        llama.llama_backend_init()
+        settings = llama.llama_model_default_params()
+        settings.n_gpu_layers = 0 if self._on_cpu else -1
+        # No second, repacked copy of the weights, which also crashes on CPUs with AMX (ggml-org/llama.cpp#20824).
+        settings.use_extra_bufts = False
+        with _log_of(llama) as log:
+            self._model = llama.llama_model_load_from_file(str(path).encode(), settings)
+        if not self._model:
+            raise ModelError(
+                f"model = {shown}: wanted a GGUF file of a language model that llama.cpp knows; got {_last(log)}; "
+                "fetch or convert the file again, or install a newer llama-cpp-python"
+            )
+        try:
+            self._require_causal(shown)
+            self._vocab = llama.llama_model_get_vocab(self._model)
+            if llama.llama_vocab_type(self._vocab) == _NO_TOKENIZER:
+                raise ModelError(
+                    f"model = {shown}: wanted a GGUF file with a tokenizer; got none in it; convert the model again, "
+                    "together with its tokenizer"
+                )
+            self.info = ModelInfo(
+                str(path),
+                "GGUF",
+                _file_type(llama, self._model),
+                int(llama.llama_vocab_n_tokens(self._vocab)),
+                int(llama.llama_model_n_params(self._model)) or None,
+                int(llama.llama_model_size(self._model)) or None,
+            )
+            self.vocabulary = Vocabulary([self._token(number) for number in range(self.classes)])
+            first = int(llama.llama_vocab_bos(self._vocab))
+            self.bos = first if llama.llama_vocab_get_add_bos(self._vocab) and first >= 0 else None
+        except BaseException:
+            self.close()
+            raise
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenize(text, special=False)
+
+    def chat_tokens(self, messages: Sequence[Message], *, reply_follows: bool) -> list[int]:
+        shown = printable(self.name)
+        template = self._llama.llama_model_chat_template(self._model, None)
+        if not template:
+            raise ModelError(
+                f"{shown}: wanted a GGUF file with a chat template; got none in it; score the whole text "
+                "(--score all), or convert the model again with its template"
+            )
+        formats = load("llama_cpp.llama_chat_format", "a GGUF model")
+        special = {
+            name: self._piece(number, special=True).decode("utf-8", "replace") if number >= 0 else ""
+            for name, number in (
+                ("bos_token", self._llama.llama_vocab_bos(self._vocab)),
+                ("eos_token", self._llama.llama_vocab_eos(self._vocab)),
+            )
+        }
+        try:
+            formatter = formats.Jinja2ChatFormatter(
+                template=template.decode(), add_generation_prompt=reply_follows, **special
+            )
+            prompt = formatter(messages=[dict(message) for message in messages]).prompt
+        except Exception as error:
+            raise ModelError(
+                f"{shown}: wanted a conversation that the chat template takes; got {printable(error, 200)}; "
+                "check the roles and their order"
+            ) from error
+        return self._tokenize(prompt, special=True)
+
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        if first >= len(windows):
+            return
+        self._check_tokens(windows.tokens)
+        context = self._context(int(windows.offsets.diff().max()), rows)
+        size = int(self._llama.llama_n_batch(context))
+        batch = self._llama.llama_batch_init(size, 0, 1)
+        try:
+            for number in range(first, len(windows)):
+                self._llama.llama_memory_clear(self._llama.llama_get_memory(context), True)
+                tokens, scored = windows.window(number)
+                # The distribution over a token is what the model says at the token before it.
+                wanted = scored[1:].tolist()
+                for places in _batches(wanted, size, rows):
+                    outputs = self._decode(context, batch, tokens.tolist(), wanted, places)
+                    if outputs:
+                        yield self._rows(context, outputs)
+        finally:
+            self._llama.llama_batch_free(batch)
+            with _log_of(self._llama):
+                self._llama.llama_free(context)
+
+    def close(self) -> None:
+        if self._model:
+            with _log_of(self._llama):
+                self._llama.llama_model_free(self._model)
+            self._model = None
+
+    def _rows(self, context: Any, outputs: int) -> Tensor:
+        held = ctypes.addressof(self._llama.llama_get_logits(context).contents)
+        array = (ctypes.c_float * (outputs * self.classes)).from_address(held)
+        return torch.frombuffer(array, dtype=torch.float32).view(outputs, self.classes).clone()
+
+    def _decode(self, context: Any, batch: Any, ids: list[int], wanted: list[bool], places: range) -> int:
+        """Evaluate the tokens at some places of a window, and return how many rows of logits that gave."""
+        batch.n_tokens = len(places)
+        for index, place in enumerate(places):
+            batch.token[index] = ids[place]
+            batch.pos[index] = place
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = 0
+            batch.logits[index] = wanted[place]
+        with _log_of(self._llama) as log:
+            code = self._llama.llama_decode(context, batch)
+        if code:
+            raise ModelError(
+                f"{printable(self.name)}: llama.cpp could not evaluate a window ({_last(log)}, code {code}); try a "
+                "smaller --context, or run the models one after the other (--one-at-a-time)"
+            )
+        return sum(wanted[place] for place in places)
+
+    def _context(self, tokens: int, rows: int) -> Any:
+        llama = self._llama
+        settings = llama.llama_context_default_params()
+        settings.n_ctx = tokens
+        batch = max(_SMALLEST_BATCH, min(_LARGEST_BATCH, _LARGEST_ATTENTION // tokens))
+        settings.n_batch = settings.n_ubatch = min(tokens, batch)
+        settings.n_outputs_max = min(rows, settings.n_batch)
+        settings.n_seq_max = 1
+        settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
+        settings.type_k = settings.type_v = _FLOAT32
+        settings.flash_attn_type = _WITHOUT_FLASH_ATTENTION
+        settings.no_perf = True
+        if self._on_cpu:
+            settings.offload_kqv = settings.op_offload = False
+        with _log_of(llama) as log:
+            context = llama.llama_init_from_model(self._model, settings)
+        if not context:
+            raise ModelError(
+                f"{printable(self.name)}: llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)}); where "
+                "memory ran out, take a smaller --context or run the models one after the other (--one-at-a-time)"
+            )
+        return context
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        low, high = (int(bound) for bound in tokens.aminmax())
+        if low < 0 or high >= self.classes:
+            raise ModelError(
+                f"{printable(self.name)}: wanted tokens from 0 to {self.classes - 1}; got {low if low < 0 else high}; "
+                "cut the windows with a tokenizer of the same vocabulary"
+            )
+
+    def _require_causal(self, shown: str) -> None:
+        architecture = self._metadata("general.architecture")
+        encoder = self._llama.llama_model_has_encoder(self._model)
+        if encoder or self._metadata(f"{architecture}.attention.causal") == "false":
+            raise ModelError(
+                f"model = {shown}: wanted a causal language model; got one of kind {printable(architecture)!r}; only "
+                "models that predict the next token can be compared on a text"
+            )
+
+    def _metadata(self, key: str) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        found = self._llama.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if found >= 0 else ""
+
+    def _tokenize(self, text: str, *, special: bool) -> list[int]:
+        content = text.encode("utf-8", "surrogatepass")
+        size = len(content) + 8  # no token is empty; a tokenizer may add a space
+        for _ in range(2):
+            buffer = (self._llama.llama_token * size)()
+            found = self._llama.llama_tokenize(
+                self._vocab, content, len(content), buffer, size, False, special
+            )
+            if found >= 0:
+                return list(buffer[:found])
+            size = -found
+        raise ModelError(
+            f"{printable(self.name)}: llama.cpp cannot cut a text of {len(content):,} bytes into tokens; "
+            "give a shorter one"
+        )
+
+    def _token(self, number: int) -> Token | None:
+        llama = self._llama
+        kind = int(llama.llama_vocab_get_attr(self._vocab, number))
+        if kind & (llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN):
+            return Token(self._piece(number, special=True), special=True)
+        if kind == llama.LLAMA_TOKEN_ATTR_UNDEFINED or kind & llama.LLAMA_TOKEN_ATTR_UNUSED:
+            return None
+        return Token(self._piece(number, special=False))
+
+    def _piece(self, number: int, *, special: bool) -> bytes:
+        size = 64
+        for _ in range(2):
+            buffer = ctypes.create_string_buffer(size)
+            found = self._llama.llama_token_to_piece(self._vocab, number, buffer, size, 0, special)
+            if found >= 0:
+                return buffer.raw[:found]
+            size = -found
+        return b""
+
+
+def _batches(wanted: list[bool], size: int, rows: int) -> Iterator[range]:
+    """Iterate over the batches of a window: at most `size` places, of which at most `rows` give a row of logits."""
+    end = len(wanted) - wanted[::-1].index(True) if any(wanted) else 0  # nothing later is asked for
+    start = 0
+    while start < end:
+        stop = given = 0
+        for stop in range(start + 1, min(end, start + size) + 1):
+            given += wanted[stop - 1]
+            if given == rows:
+                break
+        yield range(start, stop)
+        start = stop
+
+
+def _check_header(path: Path, shown: str) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(
+            f"model = {shown}: wanted a readable GGUF file; got {error.strerror or error}; check the path"
+        ) from None
+    if magic != b"GGUF":
+        raise ModelError(
+            f"model = {shown}: wanted a GGUF file, which begins with 'GGUF'; got one that begins with {magic!r}; "
+            "convert the model with llama.cpp's convert_hf_to_gguf.py"
+        )
+
+
+def _file_type(llama: Any, model: Any) -> str | None:
+    """Return the name of a file's quantization, as in ``Q4_K_M``."""
+    number = int(llama.llama_model_ftype(model)) & ~llama.LLAMA_FTYPE_GUESSED
+    for name in dir(llama):
+        for start in ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_"):
+            if name.startswith(start) and getattr(llama, name) == number:
+                return name.removeprefix(start)
+    return None
+
+
+@contextmanager
+def _log_of(llama: Any) -> Generator[list[str]]:
+    """Collect llama.cpp's messages of warnings and errors, which it would print."""
+    lines: list[str] = []
+
+    def collect(level: int, text: bytes, _: object) -> None:
+        if level in (_WARNING, _ERROR):
+            lines.append(text.decode("utf-8", "replace").strip())
+
+    callback = llama.llama_log_callback(collect)
+    before, data = llama.llama_log_callback(), ctypes.c_void_p()
+    llama.llama_log_get(ctypes.byref(before), ctypes.byref(data))
+    llama.llama_log_set(callback, None)
+    try:
+        yield lines
+    finally:
+        llama.llama_log_set(before, data)
+
+
+def _last(log: list[str]) -> str:
+    """Return the first message of a log that says why, in one line."""
+    said = [line.partition(": ")[2] or line for line in log if line]
+    return printable(said[0] if said else "no reason", 200)

@@ -1,0 +1,105 @@
+"""The interface of a language model: tokens in, rows of logits out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from kullback.io.windows import Windows
+from kullback.models.vocabulary import Vocabulary
+
+__all__ = ["LanguageModel", "ModelInfo"]
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model beside its predictions.
+
+    Attributes:
+        name: its path or address.
+        kind: ``"Hugging Face"``, ``"GGUF"``, ``"server"``, ``"reference"`` or ``"module"``.
+        dtype: of its weights or logits, as in ``"bfloat16"``, or a quantization as in ``"Q4_K"``; None if unknown.
+        classes: the number of classes of its logits.
+        parameters: how many it has, or None if unknown.
+        file_bytes: the size of its weights on disk, or None if unknown.
+    """
+
+    name: str
+    kind: str
+    dtype: str | None = None
+    classes: int = 0
+    parameters: int | None = None
+    file_bytes: int | None = None
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """The size on disk in bits for each parameter, or None if unknown."""
+        if not self.parameters or self.file_bytes is None:
+            return None
+        return 8 * self.file_bytes / self.parameters
+
+
+class LanguageModel(ABC):
+    """A causal language model that gives logits for every scored token of windows.
+
+    Attributes:
+        info: its name, kind and size.
+        vocabulary: the token of each class.
+        bos: the token that begins every window, or None where the model has none or its tokenizer adds none.
+    """
+
+    info: ModelInfo
+    vocabulary: Vocabulary
+    bos: int | None
+
+    @property
+    def name(self) -> str:
+        """The path or address of the model."""
+        return self.info.name
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of the logits."""
+        return self.info.classes
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special ones at its ends."""
+
+    @abstractmethod
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        """Iterate over the logits of the scored tokens of windows `first` and later, in order.
+
+        Arguments:
+            windows: what to read.
+            rows: how many rows a block has at most. A block does not go beyond the end of a window, or of a few
+                windows that are read together.
+            first: the first window.
+
+        Returns:
+            an iterator over tensors of shape (at most `rows`, classes), in the dtype and on the device of the model.
+        """
+
+    def chat_tokens(self, messages: Sequence[Message], *, reply_follows: bool) -> list[int]:
+        """Return the tokens of a conversation in the model's chat template.
+
+        Arguments:
+            messages: dictionaries with ``"role"`` and ``"content"``.
+            reply_follows: whether to add the beginning of an assistant's reply at the end.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what the model holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,89 @@
+"""A model with noise of its dtype's rounding in every layer: the floor below which no comparison can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ModelError, printable
+from kullback.io.windows import Windows
+from kullback.models.huggingface import HuggingFaceModel
+from kullback.models.language_model import LanguageModel
+
+__all__ = ["NoisyModel"]
+
+SEED = 20_260_101
+
+
+class NoisyModel(LanguageModel):
+    r"""A Hugging Face model each of whose layers gives :math:`x (1 + \epsilon u)` for :math:`x`.
+
+    u is uniform on [-1/2, 1/2], independent for every element, and :math:`\epsilon` the distance of two numbers of the
+    model's dtype next to 1: the error of one more rounding in every layer. The draws are seeded by the window.
+
+    Arguments:
+        model: the model.
+
+    Raises:
+        ModelError: it is no Hugging Face model, or its layers are not to be found.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        layers = _layers(model.model) if isinstance(model, HuggingFaceModel) else []
+        if not isinstance(model, HuggingFaceModel) or not layers:
+            raise ModelError(
+                f"{printable(model.name)}: wanted a Hugging Face model whose layers are a list, for the noise floor; "
+                f"got {model.info.kind}; leave the noise floor out (--noise-floor)"
+            )
+        self._model, self._layers = model, layers
+        dtype = next(model.model.parameters()).dtype
+        self._size = torch.finfo(dtype).eps
+        self.info = replace(
+            model.info, name=f"{model.name} with noise of {str(dtype).removeprefix('torch.')}"
+        )
+        self.vocabulary, self.bos = model.vocabulary, model.bos
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text)
+
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        for number in range(first, len(windows)):
+            tokens, scored = windows.window(number)
+            one = Windows(tokens, torch.tensor([0, len(tokens)]), scored)
+            generator = torch.Generator().manual_seed(SEED + number)
+            blocks = self._model.logits(one, rows)
+            while True:
+                # Only while it runs: the base shares the module.
+                with self._noise(generator):
+                    block = next(blocks, None)
+                if block is None:
+                    break
+                yield block
+
+    @contextmanager
+    def _noise(self, generator: torch.Generator) -> Generator[None]:
+        def disturbed(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+            x = output[0] if isinstance(output, tuple) else output
+            noise = torch.rand(x.shape, generator=generator).to(x.device) - 0.5
+            x = (x.float() * (1 + self._size * noise)).to(x.dtype)
+            return (x, *output[1:]) if isinstance(output, tuple) else x
+
+        with ExitStack() as stack:
+            for layer in self._layers:
+                stack.callback(layer.register_forward_hook(disturbed).remove)
+            yield
+
+
+def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers of a model: its longest list of modules of one type."""
+    lists = [
+        list(each)
+        for each in model.modules()
+        if isinstance(each, torch.nn.ModuleList) and len({type(m) for m in each}) == 1
+    ]
+    return max(lists, key=len, default=[])

@@ -1,0 +1,135 @@
+"""Open what a side of a comparison names: a folder, a GGUF file, a server, a module, or a file of predictions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kullback.errors import ModelError, invalid_type, invalid_value, printable
+from kullback.io import RowSource, open_rows
+from kullback.models.huggingface import DTYPES, HuggingFaceModel, head_classes, open_folder
+from kullback.models.language_model import LanguageModel, ModelInfo
+from kullback.words import RepresentationName
+
+__all__ = ["Progress", "is_model", "open_model", "open_side"]
+
+Progress = Callable[[int, int | None], object]
+
+
+def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
+    """Whether a name on the command line stands for a model, and not for a file of predictions.
+
+    Example:
+        >>> [is_model(name) for name in ("q4.gguf", "http://localhost:8000", "float32.npy")]
+        [True, True, False]
+    """
+    text = os.fspath(name)
+    if text.startswith(("http://", "https://")) or text.lower().endswith(".gguf"):
+        return True
+    path = Path(text)
+    return (path / "config.json").is_file() or path.is_dir() or (hub and not path.exists())
+
+
+def open_model(
+    model: object,
+    *,
+    tokenizer: Any = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    hub: bool = False,
+    argument: str = "model",
+) -> LanguageModel:
+    """Open a language model.
+
+    Arguments:
+        model: a folder of a Hugging Face model, a ``.gguf`` file, or a module.
+        tokenizer: that of a module.
+        dtype: of the weights of a folder.
+        device: where a folder runs.
+        trust_remote_code: whether code in the folder may run.
+        hub: whether a name may stand for a model on the Hugging Face hub.
+        argument: the argument that it was passed as, for error messages.
+
+    Raises:
+        ModelError: there is none, or it cannot be loaded.
+
+    Example:
+        >>> open_model("nowhere/model")
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model, ...
+    """
+    if isinstance(model, LanguageModel):
+        return model
+    if isinstance(model, torch.nn.Module):
+        return _module(model, tokenizer, argument)
+    if not isinstance(model, str | os.PathLike):
+        raise invalid_type(
+            "compare_models",
+            argument,
+            wanted="a path, a module, or an open source of rows",
+            got=type(model).__name__,
+            instead=f"{argument}='folder/of/model'",
+        )
+    if dtype not in DTYPES:
+        wanted = f"one of {', '.join(map(repr, DTYPES))}"
+        raise invalid_value("compare_models", "dtype", wanted=wanted, got=repr(dtype), instead="dtype='auto'")
+    name = os.fspath(model)
+    path = Path(name)
+    if name.lower().endswith(".gguf") and path.is_file():
+        from kullback.models.gguf import GGUFModel
+
+        return GGUFModel(path, device=device)
+    if (path.is_dir() and (path / "config.json").is_file()) or (hub and not path.exists()):
+        return open_folder(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub)
+    got = (
+        "a folder without config.json"
+        if path.is_dir()
+        else "another file"
+        if path.exists()
+        else "nothing there"
+    )
+    raise ModelError(
+        f"{argument} = {printable(name)}: wanted a folder of a Hugging Face model, a .gguf file or a server; got "
+        f"{got}; check the path, or add --hub (hub=True) for a name on the Hugging Face hub"
+    )
+
+
+def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFaceModel:
+    if tokenizer is None:
+        raise invalid_value(
+            "compare_models",
+            "tokenizer",
+            wanted=f"the tokenizer of the module {argument}",
+            got="none",
+            instead="tokenizer=AutoTokenizer.from_pretrained(folder)",
+        )
+    name = str(getattr(getattr(model, "config", None), "_name_or_path", "")) or type(model).__name__
+    first = next(model.parameters(), torch.empty(0))
+    classes = head_classes(model)
+    if classes is None:
+        with torch.inference_mode():
+            classes = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=first.device)).logits.shape[
+                -1
+            ]
+    count = sum(each.numel() for each in model.parameters())
+    info = ModelInfo(name, "module", str(first.dtype).removeprefix("torch."), classes, count, None)
+    return HuggingFaceModel(model, tokenizer, info)
+
+
+def open_side(
+    given: object, argument: str, *, representation: RepresentationName | None = None, **options: Any
+) -> LanguageModel | RowSource:
+    """Open a model or a file of predictions."""
+    if isinstance(given, RowSource):
+        return given
+    if isinstance(given, str | os.PathLike):
+        path = Path(os.fspath(given))
+        if path.is_file() and path.suffix.lower() != ".gguf":
+            return open_rows(path, representation=representation, name=argument)
+    return open_model(given, argument=argument, **options)

@@ -1,0 +1,72 @@
+"""The passages of a text in which two models differ most, with the top classes of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from torch import Tensor
+
+from kullback.io.windows import Windows
+from kullback.models.result import Passage, ReadToken
+from kullback.predictions.measure import Measured
+
+__all__ = ["LENGTH", "Passages"]
+
+LENGTH = 32  # scored tokens in a passage
+MOST = 8
+BEFORE = 24
+SHORT_TEXT = 1024  # rows up to which every passage is kept
+
+
+class Passages:
+    """Collects passages of rows that come in order.
+
+    Arguments:
+        windows: the windows that are read. Of a short text every passage is kept.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self.whole_text = windows.rows <= SHORT_TEXT
+        self._places = windows.scored.nonzero().squeeze(-1)
+        self._window = windows.clusters
+        self._found: list[tuple[float, int, Passage]] = []
+
+    def ends(self, first: int, stop: int) -> list[int]:
+        """Return where passages end among the rows `first` to `stop`, counted from `first`."""
+        window = self._window[first:stop]
+        breaks = (window.diff() != 0).nonzero().squeeze(-1) + 1
+        found: list[int] = []
+        edges = [0, *breaks.tolist(), stop - first]
+        for low, high in pairwise(edges):
+            found += [*range(low + LENGTH, high, LENGTH), high]
+        return found
+
+    def is_wanted(self, kl_mean: float) -> bool:
+        """Whether a passage of this mean would be kept."""
+        return self.whole_text or len(self._found) < MOST or kl_mean > self._found[-1][0]
+
+    def read(self, first: int, parts: Iterable[Measured], labels: Tensor) -> Passage:
+        """Return the passage of measured rows that begins at row `first`; `labels` are theirs."""
+        place, window = int(self._places[first]), int(self._window[first])
+        start = int(self._windows.offsets[window])
+        tokens: list[ReadToken] = []
+        for part in parts:
+            for i, kl in enumerate(part.table[:, 0].tolist()):
+                label = int(labels[len(tokens)])
+                p, q = float(part.pair.p[i, label]), float(part.pair.q[i, label])
+                tokens.append(ReadToken(label, kl, p, q, part.top_classes(i)))
+        before = self._windows.tokens[max(start, place - BEFORE) : place].tolist()
+        return Passage(window, place - start, before, tokens)
+
+    def add(self, first: int, passage: Passage) -> None:
+        """Add a passage that begins at row `first`; a passage that is not wanted is dropped."""
+        self._found.append((passage.kl_mean, first, passage))
+        if not self.whole_text:
+            self._found.sort(key=lambda each: (-each[0], each[1]))
+            del self._found[MOST:]
+
+    def passages(self) -> list[Passage]:
+        """Return the passages: the whole text in its order, or those of largest mean first."""
+        return [passage for _, _, passage in self._found]

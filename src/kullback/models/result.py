@@ -1,0 +1,123 @@
+"""The results of a comparison of language models, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kullback.errors import quoted
+from kullback.io.windows import Windows
+from kullback.models.language_model import ModelInfo
+from kullback.predictions.result import Comparison, Mean, TopClass
+from kullback.shown import Shown
+
+__all__ = ["Candidate", "ModelComparison", "Passage", "ReadToken"]
+
+
+@dataclass(frozen=True)
+class ReadToken:
+    """A scored token of a passage.
+
+    Attributes:
+        index: its class.
+        kl: KL(P || Q) of the distributions over it.
+        p: its probability under the base.
+        q: its probability under the candidate.
+        top: the top classes under P, then those of the top classes under Q that are not among them.
+    """
+
+    index: int
+    kl: float
+    p: float
+    q: float
+    top: list[TopClass]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Consecutive scored tokens of a window.
+
+    Attributes:
+        window: the number of the window.
+        first: the place of the first token in its window.
+        before: the tokens before it, the nearest last, at most 24.
+        tokens: the scored tokens.
+    """
+
+    window: int
+    first: int
+    before: list[int]
+    tokens: list[ReadToken]
+
+    @property
+    def kl_mean(self) -> float:
+        """The mean KL(P || Q) of its tokens."""
+        return sum(token.kl for token in self.tokens) / len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One candidate compared with the base.
+
+    Attributes:
+        model: what is known of it.
+        comparison: base (P) and candidate (Q), row by row.
+        passages: the passages of largest mean KL(P || Q), the largest first; of a short text all, in their order.
+        shared_classes: how many classes it shares with the base, or None where the vocabularies are the same.
+    """
+
+    model: ModelInfo
+    comparison: Comparison
+    passages: list[Passage]
+    shared_classes: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class ModelComparison(Shown):
+    """The result of `compare_models`.
+
+    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
+
+    Attributes:
+        base: what is known of the base.
+        candidates: the candidates, that of the smallest mean KL(base || candidate) first.
+        differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows.
+        noise_floor: the base against itself with noise of its dtype's rounding in every layer, or None.
+        text: the windows that were read, in the base's tokens.
+        context: the most tokens in a window.
+        score: which tokens are scored: ``"second-half"``, ``"all"`` or ``"assistant"``.
+        tokens: the text of every class of the base, or None where it is unknown.
+        whole_text: whether the passages are the whole text.
+        notes: remarks on the comparison as a whole, as sentences.
+    """
+
+    _reports: ClassVar[str] = "kullback.report.models"
+    base: ModelInfo
+    candidates: list[Candidate]
+    differences: list[Mean]
+    noise_floor: Candidate | None
+    text: Windows
+    context: int
+    score: str
+    tokens: list[str] | None
+    whole_text: bool
+    notes: list[str]
+
+    @property
+    def windows(self) -> int:
+        """The number of windows."""
+        return len(self.text)
+
+    def __getitem__(self, name: str) -> Candidate:
+        """Return a candidate by its name."""
+        for candidate in self.candidates:
+            if candidate.model.name == name:
+                return candidate
+        raise KeyError(name)
+
+    def __repr__(self) -> str:
+        means = ", ".join(
+            f"{quoted(each.model.name)}: {each.comparison.divergences['kl_pq'].mean:.4g}"
+            for each in self.candidates
+        )
+        return f"ModelComparison(base={quoted(self.base.name)}, mean kl_pq={{{means}}})"

@@ -1,0 +1,423 @@
+"""Language models behind an inference server: the top log-probabilities of the tokens of a text."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.errors import FileError, ModelError, printable
+from kullback.io import TopKBlock, open_top_k
+from kullback.io.windows import Windows
+from kullback.models.http import Answer, Endpoint, UnreachableError
+from kullback.models.language_model import LanguageModel, ModelInfo
+from kullback.models.vocabulary import Vocabulary
+
+__all__ = ["ServerModel"]
+
+TOP = 20  # what vLLM gives unless it was started with another --max-logprobs
+CONCURRENCY = 4
+PIECE = 1 << 16  # characters of a text that are cut into tokens at a time
+BYTES_OF_ENTRY = 256  # at most, of one token in an answer
+FIELDS = "tokens", "token_logprobs", "top_logprobs"
+TRIALS = 5  # beginnings of a text that may be needed to tell how a server counts its tokens
+ROUNDING = 0.05  # nats between two computations of one distribution
+WHO_CAN = "vLLM, SGLang and llama-cpp-python's server (started with --logits_all true) can"
+
+
+class ServerModel(LanguageModel):
+    r"""A language model behind an inference server, of which the most probable tokens are known at each position.
+
+    The server is asked for the log-probabilities of the prompt: vLLM (``/v1/completions`` with ``prompt_logprobs``),
+    SGLang (``/generate`` with ``top_logprobs_num``), or another with OpenAI's completions, ``echo`` and ``logprobs``,
+    as that of llama-cpp-python. Windows are sent as token ids, which those of the last kind may not take: they get
+    text, and only windows whose text gives back the same tokens are possible. llama-server and OpenAI's own API give
+    log-probabilities of generated tokens alone, and are refused.
+
+    Arguments:
+        address: as in ``http://localhost:8000``.
+        top: how many tokens to ask for at each position. The true token comes on top.
+        api_key_env: the name of the environment variable with the server's key.
+        vocabulary: that of the model it is compared with, where `require_same_tokens` holds.
+        classes: the number of classes of the logits, which servers do not tell.
+        concurrency: how many requests to have in flight.
+        timeout: how many seconds the server may take for one.
+        first_wait: how many seconds to wait before the second of five attempts; each wait is twice the one before.
+
+    Attributes:
+        speaks: ``"vllm"``, ``"sglang"`` or ``"openai"``.
+
+    Raises:
+        ModelError: the server does not answer, or cannot give log-probabilities of a prompt.
+        OptionalDependencyError: httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        top: int = TOP,
+        api_key_env: str | None = None,
+        vocabulary: Vocabulary | None = None,
+        classes: int = 0,
+        concurrency: int = CONCURRENCY,
+        timeout: float = 300.0,
+        first_wait: float = 0.5,
+    ) -> None:
+        self._server = Endpoint(address, api_key_env=api_key_env, timeout=timeout, first_wait=first_wait)
+        self._top, self._concurrency = top, concurrency
+        self._is_aligned = False
+        try:
+            self.speaks, self._model = _recognize(self._server)
+            self.vocabulary = Vocabulary([]) if vocabulary is None else vocabulary
+            self.info = ModelInfo(self._server.address, "server", classes=classes)
+            self.bos = self._first_token()
+        except BaseException:
+            self._server.close()
+            raise
+
+    def encode(self, text: str) -> list[int]:
+        found: list[int] = []
+        for start in range(0, len(text), PIECE):
+            found += self._tokenize(text[start : start + PIECE], special=False)
+        return found
+
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        raise ModelError(
+            f"{self.name}: wanted a model that gives all logits; got a server, which gives the top {self._top}; call "
+            "top_k"
+        )
+
+    def require_same_tokens(self, text: str, encode: Callable[[str], list[int]]) -> None:
+        """Check that the server cuts a text into the same token ids as another model, so that ids mean the same.
+
+        Arguments:
+            text: the text that is compared on.
+            encode: how the other model cuts it.
+
+        Raises:
+            ModelError: it cuts it into others, or has no way to ask for it.
+        """
+        if self.speaks == "openai":
+            return  # tokens are matched by their text, window by window
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            ours, theirs = encode(piece), self._tokenize(piece, special=False)
+            if ours != theirs:
+                place = next(
+                    (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+                    min(len(ours), len(theirs)),
+                )
+                got = (
+                    f"{theirs[place]} for {ours[place]}" if place < min(len(ours), len(theirs)) else "an end"
+                )
+                raise ModelError(
+                    f"{self.name}: wanted a server whose tokenizer gives the same token ids; got {got} at token "
+                    f"{place} of the text from character {start} on; compare models of one tokenizer"
+                )
+
+    def top_k(self, windows: Windows, first: int = 0) -> Iterator[TopKBlock]:
+        """Iterate over the log-probabilities of windows `first` and later, a block with all scored tokens of each.
+
+        `TopKBlock.sequences` holds the number of the window, `TopKBlock.positions` the place of the token in it.
+
+        Raises:
+            ModelError: the server stops answering, or does not answer as it should.
+        """
+        numbers = iter(range(first, len(windows)))
+        done = first
+        self._server.resume()
+        with ThreadPoolExecutor(self._concurrency, "kullback-server") as pool:
+            waiting: deque[Future[TopKBlock]] = deque(
+                pool.submit(self._ask, windows, number) for number in islice(numbers, self._concurrency + 1)
+            )
+            try:
+                while waiting:
+                    block = waiting.popleft().result()
+                    waiting.extend(pool.submit(self._ask, windows, number) for number in islice(numbers, 1))
+                    done += 1
+                    yield block
+            except UnreachableError as error:
+                raise ModelError(
+                    f"{self.name}: the server stopped answering after {done} of {len(windows)} windows "
+                    f"({error.reason}); start it again, and run the same command with --resume to go on from there"
+                ) from error
+            finally:
+                for each in waiting:
+                    each.cancel()
+                if waiting:
+                    self._server.stop()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _ask(self, windows: Windows, number: int) -> TopKBlock:
+        tokens, scored = windows.window(number)
+        ids = tokens.tolist()
+        ask = {"vllm": self._ask_vllm, "sglang": self._ask_sglang, "openai": self._ask_openai}[self.speaks]
+        most = 1_000_000 + BYTES_OF_ENTRY * (self._top + 2) * len(ids)
+        response = ask(ids, scored, most)
+        try:
+            classes = self.classes or None
+            with open_top_k(response, self.speaks, classes=classes, name=self.name) as source:
+                block = next(source.blocks(rows=len(ids) + 1), None)
+        except FileError as error:
+            said = printable(str(error).partition(": ")[2] or error, 400)
+            raise ModelError(f"{self.name}: the answer for window {number} is damaged: {said}") from error
+        return self._scored(block, tokens, scored, number)
+
+    def _ask_vllm(self, ids: list[int], scored: Tensor, most: int) -> Any:
+        del scored
+        body = {
+            "model": self._model,
+            "prompt": ids,
+            "prompt_logprobs": self._top,
+            "max_tokens": 1,
+            "temperature": 0,
+        }
+        found = self._good(self._server.post("/v1/completions", body, most))
+        for choice in _choices(found):
+            choice.setdefault("prompt_token_ids", ids)
+            if choice["prompt_token_ids"] is None:
+                choice["prompt_token_ids"] = ids
+            choice.pop("logprobs", None)
+        return found
+
+    def _ask_sglang(self, ids: list[int], scored: Tensor, most: int) -> Any:
+        body = {
+            "input_ids": ids,
+            "return_logprob": True,
+            "logprob_start_len": max(0, int(scored.nonzero()[0]) - 1),
+            "top_logprobs_num": self._top,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        }
+        return self._good(self._server.post("/generate", body, most))
+
+    def _ask_openai(self, ids: list[int], scored: Tensor, most: int) -> Any:
+        del scored
+        start = int(self._is_special(ids[0]))  # the server begins every text with it on its own
+        held = self._completion(self._text_of(ids[start:]), most, echo=True)
+        texts, values, listed = held
+        if len(texts) >= len(ids) and self._words_differ(ids, texts) is None:
+            start = 0  # the server lists the first token too
+        differs = self._words_differ(ids[start:], texts)
+        if differs is not None:
+            place, wanted = differs
+            got = repr(texts[place]) if place < len(texts) else "an end"
+            raise ModelError(
+                f"{self.name}: wanted {wanted!r} at token {start + place} of a window that was sent as text; got "
+                f"{got}; a server that takes token ids (vLLM, SGLang) has no such windows"
+            )
+        self._require_alignment(ids, start, held)
+        words = self._unique_words
+        rows: list[dict[str, float] | None] = [None] * start
+        # Texts that stand for several tokens, or for none that is known, are counted to the rest.
+        for token, value, row in zip(ids[start:], values, listed, strict=False):
+            if not row or value is None:
+                rows.append(None)
+                continue
+            known = {f"token_id:{words[word]}": each for word, each in row.items() if word in words}
+            rows.append(known | {f"token_id:{token}": value})
+        content = {
+            "tokens": [f"token_id:{token}" for token in ids],
+            "token_logprobs": [None] * start + values[: len(ids) - start],
+            "top_logprobs": rows,
+        }
+        return {"choices": [{"logprobs": content}]}
+
+    def _completion(self, text: str, most: int, *, echo: bool) -> tuple[list[Any], list[Any], list[Any]]:
+        """Complete a text by a token; return the tokens, their log-probabilities and the lists of the top ones."""
+        body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": echo, "logprobs": self._top}
+        found = self._good(
+            self._server.post("/v1/completions", body | ({"model": self._model} if self._model else {}), most)
+        )
+        choices = _choices(found)
+        held = choices[0].get("logprobs") if len(choices) == 1 else None
+        parts = [held.get(name) for name in FIELDS] if isinstance(held, dict) else []
+        lists = [part for part in parts if isinstance(part, list)]
+        if len(lists) < len(FIELDS) or len({len(part) for part in lists}) > 1:
+            raise ModelError(
+                f"{self.name}: wanted a server that gives log-probabilities of a prompt; got none of them for a "
+                f"completion with echo; {WHO_CAN}"
+            )
+        texts, values, listed = lists
+        return texts, values, listed
+
+    def _require_alignment(
+        self, ids: list[int], start: int, held: tuple[list[Any], list[Any], list[Any]]
+    ) -> None:
+        """Check, once, that a token's log-probabilities are those given the tokens before it.
+
+        llama-cpp-python gives, for models without BOS, those of the token after it. The same distribution comes with
+        the first token that is generated after a beginning of the text, where that is cut into the same tokens.
+        """
+        if self._is_aligned:
+            return
+        listed = held[2]
+        places = [place for place in range(len(ids) - start) if place and listed[place]]
+        for place in places[:: max(1, len(places) // TRIALS)]:
+            try:
+                text = self._text_of(ids[start : start + place])
+            except ModelError:
+                continue
+            rows = self._completion(text, BYTES_OF_ENTRY * (self._top + 4_000), echo=False)[2]
+            if rows and _agree(rows[0], listed[place]):
+                self._is_aligned = True
+                return
+        raise ModelError(
+            f"{self.name}: wanted log-probabilities of each token of a prompt given those before it; got others, as "
+            "llama-cpp-python gives for models without BOS; serve the model with vLLM or SGLang, or compare the file"
+        )
+
+    def _words_differ(self, ids: list[int], texts: list[Any]) -> tuple[int, str] | None:
+        """Return the first place where the server's tokens are not the ones of these ids, and the word wanted there."""
+        for place, token in enumerate(ids):
+            wanted = self._words_of(token)
+            if place >= len(texts) or texts[place] not in wanted:
+                return place, min(wanted)
+        return None
+
+    def _words_of(self, token: int) -> set[str]:
+        """Return how servers may write a token: bytes that are no character are left out, or replaced."""
+        found = self.vocabulary[token] if token < len(self.vocabulary) else None
+        if found is None:
+            return {""}
+        words = {found.content.decode("utf-8", how) for how in ("ignore", "replace")}
+        return words | {""} if found.special else words
+
+    @cached_property
+    def _unique_words(self) -> dict[str, int]:
+        """The tokens that are the only ones of their text."""
+        words = [self._words_of(token) for token in range(len(self.vocabulary))]
+        count = Counter(word for each in words for word in each)
+        return {word: token for token, each in enumerate(words) for word in each if count[word] == 1}
+
+    def _is_special(self, token: int) -> bool:
+        found = self.vocabulary[token] if token < len(self.vocabulary) else None
+        return found is not None and found.special
+
+    def _text_of(self, ids: list[int]) -> str:
+        tokens = [self.vocabulary[token] if token < len(self.vocabulary) else None for token in ids]
+        if not tokens or any(token is None or token.special for token in tokens):
+            raise ModelError(
+                f"{self.name}: this server takes text, and a window holds a token that no text contains, or the "
+                "vocabulary is not known; use a server that takes token ids (vLLM, SGLang)"
+            )
+        try:
+            return b"".join(token.content for token in tokens if token is not None).decode()
+        except UnicodeDecodeError:
+            raise ModelError(
+                f"{self.name}: this server takes text, and a window begins or ends within a character; use a server "
+                "that takes token ids (vLLM, SGLang), or another --context"
+            ) from None
+
+    def _good(self, answer: Answer) -> Any:
+        if answer.is_good and isinstance(answer.body, dict):
+            return answer.body
+        said = self._server.message(answer)
+        lower = said.lower()
+        instead = (
+            f"ask for fewer tokens (--top 20), or start the server with --max-logprobs {self._top}"
+            if "logprobs" in lower
+            else "take a smaller --context, or start the server with a longer one"
+            if "length" in lower or "context" in lower
+            else "see the server's log"
+        )
+        raise ModelError(f"{self.name}: wanted log-probabilities of a prompt; got {said}; {instead}")
+
+    def _scored(self, block: TopKBlock | None, tokens: Tensor, scored: Tensor, number: int) -> TopKBlock:
+        """Return the rows of the scored tokens, which must be those that were sent."""
+        places = scored.nonzero().squeeze(-1)
+        row_of = torch.full((len(tokens),), -1)
+        if block is not None:
+            inside = block.positions < len(tokens)  # what was generated comes after
+            row_of[block.positions[inside]] = inside.nonzero().squeeze(-1)
+        rows = row_of[places]
+        if block is None or bool((rows < 0).any()):
+            place = int(places[rows < 0][0])
+            raise ModelError(
+                f"{self.name}: wanted log-probabilities of all scored tokens; got none for token {place} of window "
+                f"{number}; {'score the second half (--score second-half)' if place == 1 else WHO_CAN}"
+            )
+        columns = {each.name: getattr(block, each.name) for each in fields(block)}
+        found = replace(
+            block, **{name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)}
+        )
+        wrong = found.labels != tokens[places]
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            raise ModelError(
+                f"{self.name}: wanted token {int(tokens[places[row]])} at place {int(places[row])} of window {number}; "
+                f"got {int(found.labels[row])}: the server has read other tokens; check its version"
+            )
+        return replace(found, sequences=torch.full((len(places),), number), positions=places)
+
+    def _tokenize(self, text: str, *, special: bool) -> list[int]:
+        body = {"prompt": text, "add_special_tokens": special} | (
+            {"model": self._model} if self._model else {}
+        )
+        answer = self._server.post("/tokenize", body)
+        found = answer.body.get("tokens") if isinstance(answer.body, dict) else None
+        if not answer.is_good or not isinstance(found, list) or not all(type(each) is int for each in found):
+            raise ModelError(
+                f"{self.name}: wanted the tokens of a text from /tokenize, to tell whether they are those of the other "
+                f"model; got {self._server.message(answer)}; use vLLM, or SGLang 0.5.3 or newer"
+            )
+        return found
+
+    def _first_token(self) -> int | None:
+        if self.speaks == "openai":
+            return None
+        plain, whole = (self._tokenize("a", special=special) for special in (False, True))
+        return whole[0] if whole[1:] == plain and whole != plain else None
+
+
+def _recognize(server: Endpoint) -> tuple[str, str | None]:
+    """Return what a server speaks, and the name of its model."""
+    models = server.get("/v1/models")
+    listed = models.body.get("data") if models.is_good and isinstance(models.body, dict) else None
+    first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
+    name = first.get("id") if isinstance(first.get("id"), str) else None
+    for path in ("/get_model_info", "/model_info"):
+        if _has(server.get(path), "model_path"):
+            return "sglang", name
+    if name is not None and _has(server.get("/version"), "version"):
+        return "vllm", name
+    if _has(server.get("/props"), "default_generation_settings") or first.get("owned_by") == "llamacpp":
+        raise ModelError(
+            f"{server.address}: wanted a server that gives log-probabilities of a prompt; got llama-server, which "
+            f"gives them for generated tokens alone; {WHO_CAN}, and the .gguf file itself can be named"
+        )
+    if name is not None:
+        return "openai", name
+    raise ModelError(
+        f"{server.address}: wanted a server of language models; got one that answers neither as vLLM, SGLang nor "
+        f"OpenAI's API does ({server.message(models)} for /v1/models); check the address and port"
+    )
+
+
+def _has(answer: Answer, field: str) -> bool:
+    return answer.is_good and isinstance(answer.body, dict) and field in answer.body
+
+
+def _choices(found: Any) -> list[dict[str, Any]]:
+    choices = found.get("choices")
+    return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+
+
+def _agree(a: Any, b: Any) -> bool:
+    """Tell whether two lists of top tokens are of one distribution, as far as rounding allows."""
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        return False
+    numbers = (int, float)
+    shared = [
+        word for word in a if word in b and isinstance(a[word], numbers) and isinstance(b[word], numbers)
+    ]
+    return 2 * len(shared) > min(len(a), len(b)) and all(abs(a[word] - b[word]) < ROUNDING for word in shared)

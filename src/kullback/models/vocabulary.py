@@ -1,0 +1,164 @@
+"""Vocabularies of language models: the bytes of each token, and the classes that two models share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import torch
+from torch import Tensor
+
+__all__ = ["SharedClasses", "Token", "Vocabulary", "share_classes"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """The text that one class of a language model stands for.
+
+    Attributes:
+        content: its bytes; of a special token, those of its name.
+        special: whether it is a control token, which no text contains.
+    """
+
+    content: bytes
+    special: bool = False
+
+    @property
+    def text(self) -> str:
+        """The token as text, with bytes that are no UTF-8 as ``\\xNN``."""
+        return self.content.decode("utf-8", "backslashreplace")
+
+
+class Vocabulary(Sequence[Token | None]):
+    """The token of each class of a language model; None where a class stands for no token, as in padding.
+
+    Arguments:
+        tokens: the token of each class.
+
+    Example:
+        >>> words = Vocabulary([Token(b"<s>", special=True), Token(b"Hello"), None])
+        >>> words[1].text, len(words), words.fingerprint[:8]
+        ('Hello', 3, '5de69b9c')
+    """
+
+    def __init__(self, tokens: Sequence[Token | None]) -> None:
+        self._tokens = tuple(tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> Token | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Token | None, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Token | tuple[Token | None, ...] | None:
+        return self._tokens[index]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all tokens and their numbers; padding at the end does not change it."""
+        digest = hashlib.sha256()
+        for index, token in enumerate(self._tokens):
+            if token is not None:
+                digest.update(f"{index} {int(token.special)} {len(token.content)} ".encode() + token.content)
+        return digest.hexdigest()
+
+    def text(self, index: int) -> str:
+        """Return the text of a class, or its number where it stands for no token."""
+        token = self._tokens[index] if 0 <= index < len(self._tokens) else None
+        return f"[{index}]" if token is None else token.text
+
+
+@dataclass(frozen=True, eq=False)
+class SharedClasses:
+    """The classes that two models share, and what to do with the others.
+
+    Attributes:
+        p: the shared classes in P's numbers, int64, in increasing order.
+        q: the same tokens in Q's numbers.
+        others_p: P's classes that Q lacks.
+        others_q: Q's classes that P lacks.
+    """
+
+    p: Tensor
+    q: Tensor
+    others_p: Tensor
+    others_q: Tensor
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of the mapped rows: the shared ones, and one for all others if there are any."""
+        return len(self.p) + bool(len(self.others_p) or len(self.others_q))
+
+    def rows(self, logits: Tensor, *, of_p: bool) -> Tensor:
+        """Return rows of logits in the shared classes, the others merged into one class at the end."""
+        shared, others = (self.p, self.others_p) if of_p else (self.q, self.others_q)
+        kept = logits.index_select(-1, shared.to(logits.device))
+        if self.classes == len(shared):
+            return kept
+        wide = logits.index_select(-1, others.to(logits.device)).float()
+        rest = wide.logsumexp(-1, keepdim=True)  # -inf where there are none
+        return (
+            torch.cat([kept, rest.to(kept.dtype)], -1)
+            if kept.dtype == wide.dtype
+            else torch.cat([kept.float(), rest], -1)
+        )
+
+    def shared_numbers(self, tokens: Tensor) -> Tensor:
+        """Return P's token numbers as numbers of the mapped rows; those that Q lacks get the last class."""
+        number = torch.full((int(max(tokens.max(), self.p.max())) + 1,), len(self.p))
+        number[self.p] = torch.arange(len(self.p))
+        return number[tokens]
+
+
+def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> SharedClasses | None:
+    """Match the tokens of two vocabularies by their bytes.
+
+    Tokens of the same bytes are matched in their order.
+
+    Arguments:
+        p: P's vocabulary.
+        q: Q's.
+        classes: the number of classes of P's and Q's logits; classes beyond a vocabulary stand for no token.
+
+    Returns:
+        the shared classes; None where both have the same tokens in the same places, so that nothing is to be mapped.
+
+    Example:
+        >>> a, b, c = Token(b"a"), Token(b"b"), Token(b"c")
+        >>> found = share_classes(Vocabulary([a, b, c]), Vocabulary([b, a, None]), (3, 3))
+        >>> found.p, found.q, found.others_p, found.others_q
+        (tensor([0, 1]), tensor([1, 0]), tensor([2]), tensor([2]))
+    """
+    if classes[0] == classes[1] and p.fingerprint == q.fingerprint:
+        return None
+    places = {key: index for index, key in _numbered(q)}
+    pairs = [(index, places[key]) for index, key in _numbered(p) if key in places]
+    of_p, of_q = (
+        torch.tensor(list(side), dtype=torch.int64)
+        for side in (zip(*pairs, strict=True) if pairs else ((), ()))
+    )
+    return SharedClasses(of_p, of_q, _rest(classes[0], of_p), _rest(classes[1], of_q))
+
+
+def _numbered(vocabulary: Vocabulary) -> list[tuple[int, tuple[Token, int]]]:
+    """Return each token's class, the token, and how many of the same came before."""
+    seen: Counter[Token] = Counter()
+    found: list[tuple[int, tuple[Token, int]]] = []
+    for index, token in enumerate(vocabulary):
+        if token is not None:
+            found.append((index, (token, seen[token])))
+            seen[token] += 1
+    return found
+
+
+def _rest(classes: int, taken: Tensor) -> Tensor:
+    free = torch.ones(classes, dtype=torch.bool)
+    free[taken] = False
+    return free.nonzero().squeeze(-1)

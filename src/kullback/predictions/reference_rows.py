@@ -1,0 +1,359 @@
+"""The rows of a reference file against another model's logits: what is certain of each divergence, and an estimate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value
+from kullback.generators import FinitePair
+from kullback.io import ReferenceBlock
+from kullback.io.reference_writer import top_classes
+from kullback.kernels.reference import pair_from_weights
+from kullback.predictions.measure import DIVERGENCES
+
+__all__ = [
+    "Candidate",
+    "DrawnDivergence",
+    "ReferenceRows",
+    "join_rows",
+    "measure_reference",
+    "read_candidate",
+]
+
+CALL = "measure_reference"
+# Elements of logits that are read at a time, in float64; GPUs need larger blocks.
+PART = {"cpu": 1 << 20}
+LARGE_PART = 1 << 24
+# The places at which the order of the top classes is compared.
+PLACES = 10
+# Classes of the tail with a q above so many times the least p of the top are left out of the control variate: they are
+# known to have a q/p above it, and to be drawn too seldom for what they weigh in its mean.
+LARGEST_CONTROLLED = 4.0
+# Log-ratios beyond it are taken for it where a ratio itself is needed.
+LARGEST_LOG_RATIO = 700.0
+
+
+class DrawnDivergence(NamedTuple):
+    r"""A divergence of each row, float64, shape (rows,): bounds, and what the draws say about the tail.
+
+    The estimate of a row is :math:`b + e + c g` with a factor c that must not depend on the row's own draws: its
+    expectation is the divergence for c = 0, and, where every class has mass in the base, for every c.
+
+    Attributes:
+        bound: b, what is certain: the tail as one class, whose merging can only lower a divergence.
+        upper: the largest value that the bound's knowledge allows; +inf where there is none.
+        excess: e, the mean over the draws of what the tail adds to the bound; NaN without draws.
+        control: g, the mean over the draws of a quantity of expectation 0: the tail's tangent.
+        variances: of the drawing of e, its covariance with g, and the variance of g, shape (rows, 3); NaN for one draw.
+    """
+
+    bound: Tensor
+    upper: Tensor
+    excess: Tensor
+    control: Tensor
+    variances: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceRows:
+    """Rows of a reference file measured against a candidate's logits; every tensor has a value for each row.
+
+    Attributes:
+        divergences: KL(base||candidate) as ``"kl_pq"``, KL(candidate||base) as ``"kl_qp"``, ``"js"`` and ``"tv"``.
+        spread: how far the log-ratios of base and candidate are apart over the top classes; it orders rows by likeness.
+        has_whole_support: whether every class is known to have mass in the base.
+        has_tail: whether the base has mass outside the top classes, on more than one class.
+        draws: the number of draws in each row.
+        confidence: the base's largest probability.
+        same_top: 1 where both have the same top class, else 0.
+        matching: how many leading places of the two ordered lists of top classes hold the same class, up to 10 or k.
+        cross_entropy_p: minus the base's log-probability of the true token.
+        cross_entropy_q: minus the candidate's.
+        difference: the candidate's cross-entropy minus the base's.
+        delta_prob: the true token's probability under the candidate minus that under the base.
+    """
+
+    divergences: dict[str, DrawnDivergence]
+    spread: Tensor
+    has_whole_support: Tensor
+    has_tail: Tensor
+    draws: int
+    confidence: Tensor
+    same_top: Tensor
+    matching: Tensor
+    cross_entropy_p: Tensor
+    cross_entropy_q: Tensor
+    difference: Tensor
+    delta_prob: Tensor
+
+    def __len__(self) -> int:
+        return len(self.spread)
+
+
+class Candidate(NamedTuple):
+    """What a candidate's logits say about the classes of a reference block: log-probabilities, float64."""
+
+    top: Tensor
+    others: Tensor
+    controlled: Tensor
+    drawn: Tensor
+    label: Tensor
+    top_classes: Tensor
+    classes_with_mass: Tensor
+
+
+def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
+    r"""Measure how far a candidate's distributions are from those of a reference file, row by row.
+
+    With K the base's top classes, M its mass outside them and :math:`M_q` the candidate's, the bound of a divergence
+    with the terms :math:`p\,\varphi(q/p)` takes the tail as one class, of ratio :math:`\bar u = M_q/M`. What the tail
+    adds to that is :math:`M\,E[\varphi(u) - \varphi(\bar u)]`, the mean over the tail's classes i with probability
+    :math:`p_i/M` of functions of :math:`u = q_i/p_i`; its estimate is the mean over the draws. The control variate is
+    :math:`-M\varphi'(\bar u)(u - \bar u)`, whose mean is 0 as :math:`E[u] = \bar u`: together they are Bregman's
+    divergence, of second order in u. (Classes with q above 4 times the least p of K are left out of u and of its mean
+    there, which stays known.) For KL(base||candidate) that is
+
+    .. math:: \log(\tilde p/\tilde q) + c\,(\tilde q/\tilde p - 1), \quad \tilde p = p/M,\ \tilde q = q/M_q
+
+    For JS and TV :math:`\varphi` is chosen such that it does not grow with u faster than :math:`\log u`.
+
+    A class of mass in the base and none in the candidate makes KL +inf: certainly if it is in K, was drawn, or must
+    exist as the base has more classes with mass than the candidate; else it is not seen, though it would be drawn with
+    its probability. Likewise for KL(candidate||base).
+
+    Arguments:
+        block: rows of a reference file.
+        logits: the candidate's logits or log-probabilities of the same rows, floating point, shape (rows, classes), on
+            any device.
+
+    Returns:
+        a `ReferenceRows` on the CPU, computed in float64.
+
+    Raises:
+        ArgumentTypeError: `logits` is no floating-point tensor.
+        ArgumentValueError: the shapes differ, or a row holds NaN or +inf or only -inf.
+
+    Example:
+        >>> import torch
+        >>> from kullback.io.reference_writer import summarize_rows
+        >>> base = torch.tensor([[3.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+        >>> candidate = torch.tensor([[3.0, 1.5, 0.0, -0.5]])
+        >>> uniforms = torch.tensor([[0.1, 0.9]], dtype=torch.float64)
+        >>> block = summarize_rows(base, torch.tensor([1]), top=2, uniforms=uniforms)
+        >>> kl = measure_reference(block, candidate).divergences["kl_pq"]
+        >>> kl.bound + kl.excess + kl.control, kl.bound
+        (tensor([0.0118], dtype=torch.float64), tensor([0.0092], dtype=torch.float64))
+
+    References:
+        Monte Carlo theory, methods and examples, chapter 8 (Owen, 2013)
+    """
+    candidate = read_candidate(block, logits)
+    return measure_candidate(block, candidate)
+
+
+def read_candidate(block: ReferenceBlock, logits: Tensor) -> Candidate:
+    """Return what `measure_candidate` needs of a candidate's logits, read once, on the CPU."""
+    _check_logits(block, logits)
+    step = max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
+    parts: list[Candidate] = []
+    for start in range(0, len(block), step):
+        rows = slice(start, start + step)
+        part = logits.detach()[rows]
+        x = part.to("cpu" if part.device.type == "mps" else part.device, torch.float64, copy=True)
+        largest = x.amax(-1)
+        if not bool(largest.isfinite().all()):
+            row = int((~largest.isfinite()).nonzero()[0])
+            raise invalid_value(
+                CALL,
+                "logits",
+                wanted="a finite largest logit in each row, and no NaN",
+                got=f"{float(largest[row])} in row {block.start + start + row}",
+                instead="the logits of a model that works at this position; mask classes by -inf, never +inf or NaN",
+            )
+        parts.append(_read_part(x, block, rows))
+    return Candidate(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> Candidate:
+    """Read some rows of logits, which are overwritten."""
+    device = x.device
+    indices = block.top_indices[rows].long().to(device)
+    with_mass = (x > -torch.inf).sum(-1)
+    tops = top_classes(x, min(PLACES, indices.shape[-1]))
+    drawn = x.gather(-1, block.tail_indices[rows].long().to(device))
+    label = x.gather(-1, block.labels[rows, None].to(device))
+    kept = x.gather(-1, indices)
+    rest = x.scatter_(-1, indices, -torch.inf)
+    others = rest.logsumexp(-1, keepdim=True)
+    total = torch.logaddexp(kept.logsumexp(-1, keepdim=True), others)
+    most = block.top_log_probs[rows, -1:].double().to(device) + math.log(LARGEST_CONTROLLED) + total
+    above = rest > most
+    controlled = others
+    if bool(above.any()):
+        # Equal where no class is above, to the last digit.
+        without = rest.masked_fill_(above, -torch.inf).logsumexp(-1, keepdim=True)
+        controlled = torch.where(above.any(-1, keepdim=True), without, others)
+    logs = [(each - total).cpu() for each in (kept, others, controlled, drawn, label)]
+    top, others, controlled, drawn, label = logs
+    return Candidate(top, others[:, 0], controlled[:, 0], drawn, label[:, 0], tops.cpu(), with_mass.cpu())
+
+
+def measure_candidate(block: ReferenceBlock, candidate: Candidate) -> ReferenceRows:
+    """Measure rows of a reference file against what `read_candidate` returned."""
+    top, tail = block.top_log_probs.double(), block.tail_log_mass.double()
+    pair = pair_from_weights(
+        torch.cat([top, tail[:, None]], -1),
+        torch.cat([candidate.top, candidate.others[:, None]], -1),
+        True,
+        True,
+    )
+    # A tail of one class is no tail: the bound is exact.
+    has_tail = (tail > -torch.inf) & (block.classes > top.shape[-1] + 1)
+    support = block.support_sizes
+    known = support > 0
+    terms = {name: kind.terms(pair) for name, kind in DIVERGENCES.items()}
+    bounds = {name: each.sum(-1) for name, each in terms.items()}
+    mass, other = pair.p[:, -1], pair.q[:, -1]
+    # By the pigeonhole principle one of the two has mass where the other has none.
+    bounds["kl_pq"] = torch.where(known & (support > candidate.classes_with_mass), torch.inf, bounds["kl_pq"])
+    bounds["kl_qp"] = torch.where(known & (support < candidate.classes_with_mass), torch.inf, bounds["kl_qp"])
+    uppers = {
+        "kl_pq": torch.where(has_tail, torch.inf, bounds["kl_pq"]),
+        "kl_qp": torch.where(has_tail & (candidate.others > -torch.inf), torch.inf, bounds["kl_qp"]),
+        "js": bounds["js"] + has_tail * (math.log(2) / 2 * (mass + other) - terms["js"][:, -1]),
+        "tv": bounds["tv"] + has_tail * torch.minimum(mass, other),
+    }
+    drawn = _tail_functions(
+        torch.where(has_tail[:, None], block.tail_log_probs.double() - candidate.drawn, 0),
+        torch.where(has_tail, tail - candidate.others, 0)[:, None],
+        torch.where(has_tail, tail - candidate.controlled, 0)[:, None],
+        candidate.drawn <= top[:, -1:] + math.log(LARGEST_CONTROLLED),
+    )
+    divergences = {
+        name: _drawn_divergence(bounds[name], uppers[name], mass, has_tail, *drawn[name])
+        for name in DIVERGENCES
+    }
+    at_label = _label_pair(block.label_log_probs.double(), candidate.label)
+    matches = block.top_indices[:, : candidate.top_classes.shape[-1]] == candidate.top_classes
+    return ReferenceRows(
+        divergences=divergences,
+        spread=_spread(pair.log_ratio),
+        has_whole_support=support == block.classes,
+        has_tail=has_tail,
+        draws=block.tail_indices.shape[-1],
+        confidence=pair.p[:, 0],
+        same_top=matches[:, 0].double(),
+        matching=matches.long().cumprod(-1).sum(-1),
+        cross_entropy_p=-block.label_log_probs.double(),
+        cross_entropy_q=-candidate.label,
+        difference=at_label.log_ratio,
+        delta_prob=at_label.q_minus_p(),
+    )
+
+
+def _tail_functions(
+    log_ratio: Tensor, mean_log_ratio: Tensor, controlled_log_ratio: Tensor, is_controlled: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return phi(u) - phi(mean u) and the control variate of each divergence at the draws.
+
+    With log-ratios log(p/q) = -log u, of the draws, of the whole tail, and of the tail's p and the q of those of its
+    classes that are controlled.
+    """
+    # No tail has an infinite ratio but one whose bound is infinite too.
+    a, b, c = (
+        x.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+        for x in (log_ratio, mean_log_ratio, controlled_log_ratio)
+    )
+    u, mean_u, zero = torch.exp(-a), torch.exp(-b), torch.zeros_like(b)
+    deviation = u * is_controlled - torch.exp(-c)
+
+    def js(x: Tensor, ratio: Tensor) -> Tensor:
+        return -(torch.logaddexp(-x, zero) + ratio * torch.logaddexp(x, zero)) / 2
+
+    def tv(ratio: Tensor) -> Tensor:
+        return (1 - ratio).clamp(min=0)
+
+    return {
+        "kl_pq": (log_ratio - mean_log_ratio, deviation * torch.exp(b)),
+        "kl_qp": (mean_u * b - u * a, deviation * (b - 1)),
+        "js": (js(a, u) - js(b, mean_u), deviation * torch.logaddexp(b, zero) / 2),
+        "tv": (tv(u) - tv(mean_u), deviation * (mean_u < 1)),
+    }
+
+
+def _drawn_divergence(
+    bound: Tensor, upper: Tensor, mass: Tensor, has_tail: Tensor, excess: Tensor, control: Tensor
+) -> DrawnDivergence:
+    draws = excess.shape[-1]
+    certain = ~has_tail | bound.isinf()
+    means = [torch.where(certain, 0, mass * x.mean(-1)) for x in (excess, control)]
+    found = torch.where(certain, bound, bound + means[0]) == torch.inf
+    bound, certain = torch.where(found, torch.inf, bound), certain | found
+    means = [torch.where(found, 0, x) for x in means]
+    a, b = (x - x.mean(-1, keepdim=True) for x in (excess, control))
+    scale = mass.square() / draws if draws else mass
+    variances = [
+        scale * (x * y).sum(-1) / (draws - 1) if draws > 1 else mass * math.nan
+        for x, y in ((a, a), (a, b), (b, b))
+    ]
+    of_rows = torch.where(certain[:, None], 0, torch.stack(variances, -1))
+    return DrawnDivergence(bound, torch.maximum(upper, bound), means[0], means[1], of_rows)
+
+
+def _spread(log_ratio: Tensor) -> Tensor:
+    """Return the standard deviation of the log-ratios over the top classes and the tail."""
+    finite = torch.where(log_ratio.isfinite(), log_ratio, math.inf)
+    return finite.std(-1).nan_to_num(math.inf, math.inf)
+
+
+def _label_pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
+    both = (log_p == -torch.inf) & (log_q == -torch.inf)
+    return FinitePair(log_p.exp(), log_q.exp(), torch.where(both, 0, log_p - log_q))
+
+
+def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
+    """Join the rows of several blocks, in order.
+
+    Arguments:
+        parts: what `measure_reference` returned, one or more.
+
+    Returns:
+        one `ReferenceRows` with all rows.
+    """
+    joined: dict[str, Tensor] = {
+        field.name: torch.cat([getattr(part, field.name) for part in parts])
+        for field in fields(ReferenceRows)
+        if field.name not in ("divergences", "draws")
+    }
+    divergences = {
+        name: DrawnDivergence(
+            *(torch.cat(column) for column in zip(*(part.divergences[name] for part in parts), strict=True))
+        )
+        for name in DIVERGENCES
+    }
+    return ReferenceRows(divergences=divergences, draws=parts[0].draws, **joined)
+
+
+def _check_logits(block: ReferenceBlock, logits: Tensor) -> None:
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            CALL,
+            "logits",
+            wanted="a floating-point tensor of logits or log-probabilities",
+            got=str(logits.dtype) if isinstance(logits, Tensor) else type(logits).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
+            instead="model(tokens).logits",
+        )
+    if logits.shape != (len(block), block.classes):
+        raise invalid_value(
+            CALL,
+            "logits",
+            wanted=f"the block's rows and classes, shape {(len(block), block.classes)}",
+            got=f"shape {tuple(logits.shape)}",
+            instead="the candidate's logits at the same positions, with the classes of the base",
+        )

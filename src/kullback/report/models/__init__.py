@@ -1,0 +1,1 @@
+"""The reports of comparisons of language models."""

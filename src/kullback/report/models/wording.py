@@ -1,0 +1,206 @@
+"""What the reports of language models say: outcome, scoreboard, notes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from kullback.predictions import Mean
+from kullback.report.predictions.wording import KL_PQ
+from kullback.report.shared.formats import count, number, percent
+
+if TYPE_CHECKING:
+    from kullback.models import ModelComparison, ModelInfo
+
+__all__ = [
+    "HEADINGS",
+    "Score",
+    "bytes_text",
+    "differences",
+    "interval_text",
+    "noise",
+    "notes",
+    "outcome",
+    "scoreboard",
+    "size",
+    "token_text",
+    "visible",
+]
+
+HEADINGS = (
+    "model", "mean KL(P||Q)", "95% CI", "PPL", "PPL ratio", "95% CI", "same top", "RMS dp", "size", "bits/weight",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Score:
+    """A line of the scoreboard, as text."""
+
+    name: str
+    kl: str
+    kl_interval: str
+    perplexity: str
+    ratio: str
+    ratio_interval: str
+    same_top: str
+    delta_p: str
+    size: str
+    bits: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells below `HEADINGS`."""
+        return tuple(vars(self).values())
+
+
+def bytes_text(size: int | None) -> str:
+    """Format a size in bytes.
+
+    Example:
+        >>> bytes_text(4_920_000_000), bytes_text(740_000), bytes_text(None)
+        ('4.92 GB', '740 kB', '')
+    """
+    if size is None:
+        return ""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
+
+
+def scoreboard(found: ModelComparison) -> list[Score]:
+    """Return the base and the candidates, the best candidate first."""
+    first = found.candidates[0].comparison.labels
+    base = [] if first is None else [number(math.exp(first.cross_entropy_p.mean))]
+    lines = [
+        Score(f"{found.base.name} (base)", "", "", "".join(base), "", "", "", "", *_size_and_bits(found.base))
+    ]
+    for candidate in found.candidates:
+        comparison, labels = candidate.comparison, candidate.comparison.labels
+        kl = comparison.divergences[KL_PQ]
+        perplexity = ratio = ends = delta = ""
+        if labels is not None:
+            perplexity = number(math.exp(labels.cross_entropy_q.mean))
+            ratio, ends = number(math.exp(labels.difference.mean)), interval_text(labels.difference, exp=True)
+            delta = percent(labels.delta_prob_rms.mean)
+        same = percent(comparison.top1_agreement.value)
+        lines.append(
+            Score(
+                candidate.model.name,
+                number(kl.mean),
+                interval_text(kl),
+                perplexity,
+                ratio,
+                ends,
+                same,
+                delta,
+                *_size_and_bits(candidate.model),
+            )
+        )
+    return lines
+
+
+def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
+    bits = info.bits_per_weight
+    return bytes_text(info.file_bytes), "" if bits is None else f"{bits:.2f}"
+
+
+def interval_text(mean: Mean, *, exp: bool = False) -> str:
+    """Format an interval, or its exponential; n/a where there is none."""
+    if mean.interval is None:
+        return "n/a"
+    ends = (math.exp(min(end, 709.0)) if exp and end < math.inf else end for end in mean.interval)
+    return " to ".join(map(number, ends))
+
+
+def outcome(found: ModelComparison) -> str:
+    """The outcome in one sentence."""
+    best = found.candidates[0]
+    kl = best.comparison.divergences[KL_PQ]
+    same = percent(best.comparison.top1_agreement.value)
+    if len(found.candidates) == 1:
+        if kl.maximum == 0:
+            return f"{best.model.name} predicts the same as {found.base.name} at every token."
+        return (
+            f"{best.model.name} is {number(kl.mean)} nats per token from {found.base.name}"
+            f"{_ends(kl)}; both choose the same token in {same} of positions."
+        )
+    return (
+        f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: "
+        f"{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
+    )
+
+
+def _ends(mean: Mean) -> str:
+    return "" if mean.interval is None else f" (95% CI {interval_text(mean)})"
+
+
+def size(found: ModelComparison) -> str:
+    """Say how much text was read."""
+    rows = found.candidates[0].comparison.rows
+    scored = {
+        "second-half": "the second half of each",
+        "all": "all tokens",
+        "assistant": "the assistant's replies",
+    }
+    return (
+        f"{count(rows)} tokens scored in {count(found.windows)} windows of at most {count(found.context)} tokens "
+        f"({scored[found.score]}), {count(found.base.classes)} classes"
+    )
+
+
+def differences(found: ModelComparison) -> list[str]:
+    """Say for each two neighbors on the scoreboard how much the mean KL differs, and whether that is certain."""
+    sentences: list[str] = []
+    for (a, b), mean in zip(pairwise(found.candidates), found.differences, strict=True):
+        told = f"{b.model.name} has {number(mean.mean)} nats per token more than {a.model.name}"
+        if mean.interval is None:
+            told += "; its error cannot be told"
+        else:
+            clear = mean.interval[0] > 0
+            told += f" (95% CI {interval_text(mean)}): " + (
+                "the order is clear" if clear else "which of the two is closer cannot be told"
+            )
+        sentences.append(told + ".")
+    return sentences
+
+
+def noise(found: ModelComparison) -> list[str]:
+    """Say how large the noise floor is, and which candidates it hides."""
+    if found.noise_floor is None:
+        return []
+    floor = found.noise_floor.comparison.divergences[KL_PQ]
+    told = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
+    hidden = [
+        each.model.name
+        for each in found.candidates
+        if each.comparison.divergences[KL_PQ].mean <= 2 * floor.mean
+    ]
+    if hidden:
+        return [f"{told}: no measurement can tell {', '.join(hidden)} from it."]
+    return [f"{told}."]
+
+
+def notes(found: ModelComparison) -> list[str]:
+    """Return the notes of the whole and of every candidate, each once."""
+    every = [note for candidate in found.candidates for note in candidate.comparison.notes]
+    return list(dict.fromkeys([*found.notes, *every]))
+
+
+def token_text(found: ModelComparison, index: int) -> str:
+    """Return the text of a class, or its number."""
+    words = found.tokens
+    return words[index] if words is not None and index < len(words) else f"[{index}]"
+
+
+def visible(text: str) -> str:
+    """Return the text of a token with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab.
+
+    Example:
+        >>> visible(" a\\n\\x1b")
+        ' a⏎\\\\x1b'
+    """
+    marks = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+    return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)

@@ -1,0 +1,403 @@
+"""`compare_models` against what transformers, NumPy and the definitions give."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, ModelError
+from kullback.io import open_rows
+from kullback.models import ModelComparison, compare_models
+from kullback.report.models import json as report
+from tests.models import folders
+from tests.models.tiny import make_model, make_tokenizer, text
+
+transformers = pytest.importorskip("transformers")
+
+CONTEXT = 48
+
+
+def logits_of(folder: Path, ids: torch.Tensor) -> np.ndarray:
+    """The logits of whole windows, float64, from one plain call."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        return model(ids).logits.double().numpy()
+
+
+def windows_by_hand(folder: Path, words: str, context: int) -> np.ndarray:
+    """llama-perplexity's windows: whole ones, each beginning with BOS."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(words)["input_ids"]
+    assert tokens[0] == tokenizer.bos_token_id
+    count = len(tokens) // context
+    windows = np.array(tokens[: count * context]).reshape(count, context)
+    windows[:, 0] = tokenizer.bos_token_id
+    return windows
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def mean_kl(found: ModelComparison, place: int = 0) -> float:
+    return found.candidates[place].comparison.divergences["kl_pq"].mean
+
+
+def words(count: int = 6000) -> str:
+    return text()[:count]
+
+
+def as_json(found: ModelComparison) -> Any:
+    return json.loads(report.dumps(found))
+
+
+def test_the_numbers_are_those_of_a_plain_run() -> None:
+    found = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
+    windows = windows_by_hand(folders.base(), words(), CONTEXT)
+    p, q = (
+        log_softmax(logits_of(folder, torch.from_numpy(windows)))
+        for folder in (folders.base(), folders.int8())
+    )
+    # llama.cpp scores positions n_ctx // 2 to n_ctx - 2: each says what follows it.
+    scored = slice(CONTEXT // 2, CONTEXT - 1)
+    p, q, labels = p[:, scored], q[:, scored], windows[:, CONTEXT // 2 + 1 :]
+    kl = (np.exp(p) * (p - q)).sum(-1)
+    at_label = [np.take_along_axis(x, labels[..., None], -1)[..., 0] for x in (p, q)]
+    comparison = found.candidates[0].comparison
+    assert comparison.rows == labels.size
+    assert comparison.divergences["kl_pq"].mean == pytest.approx(kl.mean(), rel=1e-5)
+    assert comparison.divergences["kl_pq"].maximum == pytest.approx(kl.max(), rel=1e-4)
+    assert comparison.labels is not None
+    assert comparison.labels.cross_entropy_p.mean == pytest.approx(-at_label[0].mean(), rel=1e-6)
+    assert comparison.labels.cross_entropy_q.mean == pytest.approx(-at_label[1].mean(), rel=1e-6)
+    assert comparison.top1_agreement.value == pytest.approx((p.argmax(-1) == q.argmax(-1)).mean())
+    assert comparison.clusters == len(windows)
+
+
+def test_all_tokens_are_scored_but_the_first_of_each_window() -> None:
+    found = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, score="all")
+    windows = windows_by_hand(folders.base(), words(), CONTEXT)
+    assert found.candidates[0].comparison.rows == windows[:, 1:].size
+    assert found.text.labels.tolist() == windows[:, 1:].reshape(-1).tolist()
+
+
+def test_candidates_are_sorted_and_their_differences_paired() -> None:
+    found = compare_models(folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT)
+    assert [each.model.name for each in found.candidates] == [str(folders.bf16()), str(folders.int8())]
+    assert len(found.differences) == 1
+    difference = found.differences[0]
+    assert difference.mean == pytest.approx(mean_kl(found, 1) - mean_kl(found, 0), rel=1e-9)
+    # The two are alike in which tokens are hard, so their difference is known better than either.
+    separate = [each.comparison.divergences["kl_pq"].standard_error for each in found.candidates]
+    assert difference.standard_error < math.hypot(*separate)
+    assert found[str(folders.int8())] is found.candidates[1]
+
+
+def test_a_model_and_itself_are_equal() -> None:
+    found = compare_models(folders.base(), folders.base(), words(), context=CONTEXT)
+    assert found.candidates[0].comparison.divergences["kl_pq"].maximum == 0
+
+
+def test_the_size_of_blocks_changes_nothing() -> None:
+    reports = [
+        as_json(compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, block_bytes=size))
+        for size in (512 * 4 * 32, 512 * 4 * 320)
+    ]
+    assert reports[0] == reports[1]
+
+
+def test_modules_are_compared_as_folders_are() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    near = make_model(noise=0.05)
+    found = compare_models(model, near, words(), tokenizer=tokenizer, context=CONTEXT)
+    same = compare_models(folders.base(), near, words(), tokenizer=tokenizer, context=CONTEXT)
+    assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-9)
+    assert mean_kl(found) > 0.01
+    with pytest.raises(ArgumentValueError, match="tokenizer=AutoTokenizer"):
+        compare_models(model, near, words(), context=CONTEXT)
+
+
+class _WholeLogits(torch.nn.Module):
+    """A module that always gives the logits of all positions."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> Any:
+        return self.inner(input_ids, use_cache=use_cache)
+
+
+def test_a_module_without_logits_to_keep_gives_the_same() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    near = make_model(noise=0.05)
+    found = compare_models(model, _WholeLogits(near), words(), tokenizer=tokenizer, context=CONTEXT)
+    same = compare_models(model, near, words(), tokenizer=tokenizer, context=CONTEXT)
+    assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-6)
+
+
+def test_documents_are_read_one_by_one() -> None:
+    texts = [words()[start : start + 400] for start in range(0, 4800, 400)]
+    found = compare_models(folders.base(), folders.int8(), texts, context=CONTEXT)
+    comparison = found.candidates[0].comparison
+    assert comparison.clusters == len(texts)
+    assert comparison.worst[0].cluster is not None
+    assert comparison.worst[0].cluster.startswith("document ")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.base())
+    lengths = found.text.offsets.diff().tolist()
+    expected = []
+    for each in texts:
+        count = len(tokenizer(each)["input_ids"])
+        whole, rest = divmod(count, CONTEXT)
+        expected += [CONTEXT] * whole + ([rest] if rest >= 3 else [])
+    assert lengths == expected
+
+
+CONVERSATION = [
+    {"role": "user", "content": "What is a divergence?"},
+    {"role": "assistant", "content": "How far one distribution is from another."},
+    {"role": "user", "content": "And a bound?"},
+    {"role": "assistant", "content": "What it cannot exceed."},
+]
+
+
+def test_of_conversations_the_replies_are_scored() -> None:
+    found = compare_models(folders.base(), folders.int8(), [CONVERSATION] * 3, context=256, score="assistant")
+    spoken = "".join(found.tokens[index] for index in found.text.labels.tolist()) if found.tokens else ""
+    assert spoken == 3 * "How far one distribution is from another.</s>What it cannot exceed.</s>"
+
+
+def test_conversations_and_texts_are_told_apart() -> None:
+    with pytest.raises(ArgumentValueError, match="score='assistant'"):
+        compare_models(folders.base(), folders.int8(), [CONVERSATION])
+    with pytest.raises(ArgumentValueError, match="score='second-half'"):
+        compare_models(folders.base(), folders.int8(), "a text", score="assistant")
+    with pytest.raises(ModelError, match=r"--context \d+"):
+        compare_models(folders.base(), folders.int8(), [CONVERSATION], score="assistant", context=16)
+
+
+def test_classes_that_stand_for_no_token_are_one_class() -> None:
+    found = compare_models(folders.base(), folders.padded(), words(), context=CONTEXT)
+    candidate = found.candidates[0]
+    assert candidate.shared_classes == 500
+    assert candidate.comparison.classes >= 500
+    windows = torch.from_numpy(windows_by_hand(folders.base(), words(), CONTEXT))
+    p, q = (log_softmax(logits_of(folder, windows)) for folder in (folders.base(), folders.padded()))
+    scored = slice(CONTEXT // 2, CONTEXT - 1)
+
+    def merged(x: np.ndarray) -> np.ndarray:
+        rest = np.exp(x[:, scored, 500:]).sum(-1, keepdims=True)
+        return np.concatenate([np.exp(x[:, scored, :500]), rest], -1)
+
+    a, b = merged(p), merged(q)
+    assert candidate.comparison.divergences["kl_pq"].mean == pytest.approx(
+        (a * np.log(a / b)).sum(-1).mean(), rel=1e-4
+    )
+    assert any("lower bound" in note for note in candidate.comparison.notes)
+
+
+def test_tokens_in_another_order_are_matched_by_their_bytes() -> None:
+    found = compare_models(folders.base(), folders.shuffled(), words(), context=CONTEXT)
+    candidate = found.candidates[0]
+    assert candidate.shared_classes == 500
+    assert candidate.comparison.divergences["kl_pq"].maximum < 1e-9
+    back = compare_models(folders.shuffled(), folders.int8(), words(), context=CONTEXT)
+    same = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
+    assert mean_kl(back) == pytest.approx(mean_kl(same), rel=1e-3)
+
+
+def test_other_tokenizers_are_refused_by_their_first_difference() -> None:
+    with pytest.raises(ModelError, match=r"the same tokens as .*base's; got '.*' for '.*' at token \d+"):
+        compare_models(folders.base(), folders.other_tokenizer(), words(), context=CONTEXT)
+
+
+def test_nan_is_named_by_its_position() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    broken = make_model()
+    calls = 0
+    head = broken.lm_head.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        found = head(x)
+        if calls == 3:
+            found[:, 7, 5] = math.nan
+        return found
+
+    broken.lm_head.forward = forward
+    with pytest.raises(
+        ModelError, match=rf"NaN for token {CONTEXT // 2 + 8} of window 2 \(row {2 * 23 + 7}\)"
+    ):
+        compare_models(model, broken, words(), tokenizer=tokenizer, context=CONTEXT)
+
+
+def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
+    windows = torch.from_numpy(windows_by_hand(folders.base(), words(), CONTEXT))
+    stored = logits_of(folders.int8(), windows)[:, CONTEXT // 2 : CONTEXT - 1].reshape(-1, 512)
+    np.save(tmp_path / "int8.npy", stored.astype("float32"))
+    found = compare_models(
+        folders.base(), tmp_path / "int8.npy", words(), context=CONTEXT, representation="logits"
+    )
+    same = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
+    assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-5)
+    np.save(tmp_path / "short.npy", stored[:-1].astype("float32"))
+    with pytest.raises(FileError, match="one for each scored token"):
+        compare_models(
+            folders.base(), tmp_path / "short.npy", words(), context=CONTEXT, representation="logits"
+        )
+    with open_rows(tmp_path / "int8.npy", representation="logits") as source:
+        assert mean_kl(compare_models(folders.base(), source, words(), context=CONTEXT)) == mean_kl(found)
+
+
+def test_the_noise_floor_is_that_of_the_dtype() -> None:
+    found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT, noise_floor=True)
+    coarse = found.noise_floor
+    fine = compare_models(
+        folders.base(), folders.bf16(), words(), context=CONTEXT, noise_floor=True
+    ).noise_floor
+    assert coarse is not None
+    assert fine is not None
+    floors = [each.comparison.divergences["kl_pq"].mean for each in (coarse, fine)]
+    # Noise of relative size 2^-7 against 2^-23 in each layer: KL grows with its square.
+    assert floors[0] > 1e6 * floors[1] > 0
+    # The hooks are gone: the model is itself again.
+    assert mean_kl(found) == mean_kl(compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT))
+
+
+class _StopError(Exception):
+    pass
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    rivals = [folders.int8(), folders.bf16()]
+
+    def stop(done: int, total: int | None) -> None:
+        if total is not None and done > total / 2:
+            raise _StopError
+
+    whole = as_json(compare_models(folders.base(), rivals, words(), context=CONTEXT))
+    with pytest.raises(_StopError):
+        compare_models(folders.base(), rivals, words(), context=CONTEXT, resume=state, progress=stop)
+    lines = state.read_bytes().split(b"\n")
+    assert len(lines) > 5
+    # Killed while it wrote: the last line is not whole.
+    state.write_bytes(b"\n".join(lines[:-2]) + b"\n" + lines[-2][:100])
+    seen: list[int] = []
+    again = compare_models(
+        folders.base(),
+        rivals,
+        words(),
+        context=CONTEXT,
+        resume=state,
+        progress=lambda done, _: seen.append(done),
+    )
+    assert as_json(again) == whole
+    assert seen[0] > whole["candidates"][0]["comparison"]["rows"] / 4
+    assert not state.exists()
+
+
+def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+
+    def stop(done: int, total: int | None) -> None:
+        raise _StopError
+
+    with pytest.raises(_StopError):
+        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
+    before = state.read_bytes()
+    with pytest.raises(FileError, match="the same models, text and options"):
+        compare_models(folders.base(), folders.bf16(), words(), context=CONTEXT, resume=state)
+    with pytest.raises(FileError, match="the same models, text and options"):
+        compare_models(folders.base(), folders.int8(), words(5000), context=CONTEXT, resume=state)
+    assert state.read_bytes() == before
+    other = tmp_path / "notes.txt"
+    other.write_text("my notes\n")
+    with pytest.raises(FileError, match="that an earlier run wrote"):
+        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=other)
+    assert other.read_text() == "my notes\n"
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+
+    def stop(done: int, total: int | None) -> None:
+        if done > 100:
+            raise _StopError
+
+    with pytest.raises(_StopError):
+        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
+    held = state.read_bytes().split(b"\n")
+    for damage in (
+        b"[1]",
+        b"{}",
+        held[1].replace(b'"shape": [', b'"shape": [9, '),
+        held[1].replace(b'"kl"', b'"lk"'),
+    ):
+        state.write_bytes(b"\n".join([held[0], damage, *held[2:]]))
+        with pytest.raises(FileError, match="a damaged one"):
+            compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state)
+
+
+def test_of_a_short_text_every_token_is_kept() -> None:
+    found = compare_models(folders.base(), folders.int8(), words(2500), context=CONTEXT)
+    assert found.whole_text
+    tokens = [token.index for passage in found.candidates[0].passages for token in passage.tokens]
+    assert tokens == found.text.labels.tolist()
+    long = compare_models(folders.base(), folders.int8(), text(), context=CONTEXT)
+    assert not long.whole_text
+    means = [passage.kl_mean for passage in long.candidates[0].passages]
+    assert means == sorted(means, reverse=True)
+    assert len(means) == 8
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "message"),
+    [
+        ("nothing", ModelError, "got nothing there"),
+        ("folder", ModelError, "without config.json"),
+        ("encoder", ModelError, "wanted a causal language model; got BertForMaskedLM"),
+        ("no tokenizer", ModelError, "tokenizer.save_pretrained"),
+        ("no weights", ModelError, "wanted weights that fit the model"),
+        ("number", ArgumentTypeError, "wanted a path, a module"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(
+    case: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    model: object = tmp_path / "missing"
+    if case == "folder":
+        model = tmp_path
+    elif case == "encoder":
+        config = transformers.BertConfig(
+            vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
+        )
+        transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+        model = tmp_path
+    elif case == "no tokenizer":
+        make_model().save_pretrained(tmp_path)
+        model = tmp_path
+    elif case == "no weights":
+        make_model().config.save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+        model = tmp_path
+    elif case == "number":
+        model = 3
+    with pytest.raises(error, match=message) as caught:
+        compare_models(model, folders.base(), words())
+    assert "\n" not in str(caught.value)
+
+
+def test_too_short_a_text_names_the_remedy() -> None:
+    with pytest.raises(ModelError, match=r"--context 128"):
+        compare_models(folders.base(), folders.int8(), words(300))
+    found = compare_models(folders.base(), folders.int8(), words(300), context=48)
+    assert found.windows >= 1
