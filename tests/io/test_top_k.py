@@ -303,6 +303,30 @@ def test_a_response_in_memory_is_recognized_and_read(server: Server) -> None:
         TopK(block.indices, block.log_probs)  # which checks the values again
 
 
+@EACH
+def test_the_tokens_of_a_sequence_are_those_of_the_text(server: Server) -> None:
+    truths = [truth(seed) for seed in range(2)]
+    with open_top_k([server.write(t) for t in truths], **options(server)) as source:
+        for t, tokens in zip(truths, source.token_ids(), strict=True):
+            if server.write in (vllm_chat, trl_json):
+                assert tokens is None
+            else:  # of a completion, those that were generated
+                assert tokens is not None
+                assert tokens.tolist() == t.tokens[1 - server.first :]
+        block = next(source.blocks(rows=100))
+        for sequence, tokens in enumerate(source.token_ids()):
+            rows = block.sequences == sequence
+            assert tokens is None or torch.equal(tokens[block.positions[rows]], block.labels[rows])
+
+
+def test_the_first_token_of_a_prompt_may_be_one_without_a_text() -> None:
+    response = openai_completion(truth())
+    response["choices"][0]["logprobs"]["tokens"][0] = "<s>"
+    with open_top_k(response, tokens=TOKENS) as source:
+        assert list(source.token_ids()) == [None]
+        assert len(next(source.blocks())) == LENGTH - 1
+
+
 @EACH_STORED
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 def test_responses_in_a_file_are_sequences_in_blocks_of_any_size(

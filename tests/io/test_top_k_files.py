@@ -102,6 +102,8 @@ def test_pieces_of_a_long_sequence_join(tmp_path: Path, monkeypatch: pytest.Monk
     indices, log_probs = draw(2, 7)
     path = tmp_path / "x.safetensors"
     save_file({"indices": indices, "log_probs": log_probs}, path)
+    with open_top_k(path) as source:
+        assert list(source.token_ids()) == [None, None]
     block = read(path)
     assert torch.equal(block.log_probs, log_probs.view(14, 4))
     assert block.positions.tolist() == list(range(7)) * 2
@@ -239,6 +241,8 @@ def test_nemo_rl_batches_have_labels_from_the_next_token_and_end_where_the_text_
         assert block.labels.tolist() == [1, 2, 3, -100, 5, 6]
         assert bool(block.label_log_probs.isnan().all())
         torch.testing.assert_close(block.log_probs[4], values[1, 0].log_softmax(-1))
+    with open_top_k(held) as source:
+        assert [tokens.tolist() for tokens in source.token_ids()] == [[0, 1, 2, 3], [4, 5]]
     held["input_lengths"] = torch.tensor([0, 9])
     assert read(held).sequences.tolist() == [1] * 4
 

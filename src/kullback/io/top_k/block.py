@@ -84,6 +84,7 @@ class Positions(NamedTuple):
         label_log_probs: shape (n,), NaN where not known; or None.
         log_tail: float64, shape (n,), where the file has it; else it follows from the log-probabilities.
         skipped: positions without a distribution.
+        tokens: all tokens of the sequence, as `positions` counts them, with its first piece; where the file has them.
     """
 
     sequence: int
@@ -94,6 +95,7 @@ class Positions(NamedTuple):
     label_log_probs: Tensor | None = None
     log_tail: Tensor | None = None
     skipped: int = 0
+    tokens: Tensor | None = None
 
 
 def log_tail_mass(log_probs: Tensor) -> Tensor:
