@@ -476,6 +476,17 @@ def test_sglang_positions_begin_where_its_log_probabilities_do() -> None:
     assert block.positions.tolist() == list(range(6, 5 + LENGTH))
 
 
+def test_sglang_true_tokens_of_the_position_before_are_refused() -> None:
+    response = sglang(truth())
+    true = response["meta_info"]["input_token_logprobs"]
+    response["meta_info"]["input_token_logprobs"] = [[None, 0, None], *([*each] for each in true[:-1])]
+    response["meta_info"]["input_token_logprobs"][1][0] = -1.0
+    for position, row in enumerate(response["meta_info"]["input_top_logprobs"][1:], 1):
+        response["meta_info"]["input_token_logprobs"][position][1] = row[0][1]  # listed, of another value
+    with pytest.raises(FileError, match="neither shifted nor cut"), open_top_k(response) as source:
+        list(source.blocks())
+
+
 def test_sglang_generated_tokens_are_read_where_the_prompt_has_none() -> None:
     meta = {
         "input_token_logprobs": [],

@@ -137,6 +137,23 @@ def test_tensors_of_another_form_are_refused(
         list(source.blocks())
 
 
+def test_true_tokens_of_other_positions_are_refused(tmp_path: Path) -> None:
+    indices, log_probs = draw(6)
+    held = {
+        "indices": indices,
+        "log_probs": log_probs,
+        "labels": indices[:, 0],
+        "label_log_probs": log_probs[:, 0],
+    }
+    assert read(held).label_log_probs.tolist() == log_probs[:, 0].tolist()
+    held["label_log_probs"] = log_probs[:, 0] * (1 + 1e-3)  # computed twice
+    read(held)
+    for wrong in (log_probs[:, 0].roll(1), torch.full((6,), -torch.inf)):
+        held["label_log_probs"] = wrong
+        with pytest.raises(FileError, match=r"one log-probability of the true token, .*got -.* at .*shifted"):
+            read(held)
+
+
 def test_a_token_twice_is_refused_and_twice_as_padding_is_not(tmp_path: Path) -> None:
     indices, log_probs = torch.tensor([[1, 0, 0], [2, 5, 2]]), torch.tensor([[-1.0, -9e9, -torch.inf]] * 2)
     log_probs[:, 1] = -torch.inf
