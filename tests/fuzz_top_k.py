@@ -75,6 +75,8 @@ def fuzz_one(seed: int, sound: list[Path], folder: Path, damage: Damage, change:
                 TopK(block.indices, block.log_probs, tail=source.tail)
                 assert source.tail == "renormalize" or not bool(block.log_tail.isnan().any())
                 assert not bool((block.label_log_probs > 1e-2).any())
+            for tokens in source.token_ids():
+                assert tokens is None or tokens.dtype == torch.int64
             source.caveats()
             source.describe()
     except KullbackError as error:

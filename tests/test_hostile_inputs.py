@@ -27,6 +27,7 @@ from kullback.functional import (
     kl_surrogate,
     linear_distillation_loss,
     top_k_divergence,
+    top_k_divergence_bounds,
 )
 from kullback.metrics import KLDivergence
 from kullback.nn import DistillationLoss, KLDivLoss, LinearDistillationLoss
@@ -143,6 +144,11 @@ CALLS: dict[str, Callable[[Change], object]] = {
     ),
     "top_k_divergence student": lambda change: top_k_divergence(
         KL(), TopK(TOP_CLASSES, required(TOP_LOG_PROBS)), change(LOGITS)
+    ),
+    "top_k_divergence_bounds p": lambda change: (
+        top_k_divergence_bounds(
+            TopK(TOP_CLASSES, change(TOP_LOG_PROBS)), TopK(TOP_CLASSES, TOP_LOG_PROBS.flip(0)), KL()
+        ).lower
     ),
     "distillation_loss TopK": lambda change: distillation_loss(
         student=required(LOGITS), teacher=TopK(TOP_CLASSES, change(TOP_LOG_PROBS))

@@ -17,11 +17,13 @@ from kullback import (
     ChiSquared,
     Jeffreys,
     JensenShannon,
+    Logits,
     Renyi,
     ReverseKL,
     SkewKL,
     SquaredHellinger,
     TotalVariation,
+    divergence,
 )
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.functional import TopK, top_k_divergence_bounds
@@ -192,6 +194,28 @@ def test_what_rounding_leaves_outside_the_list_is_no_difference(dtype: torch.dty
     assert bool(found.lower.isfinite().all())
     listed = top_k_divergence_bounds(p, p, KL()).lower
     assert listed.tolist() == [0.0] * 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize(
+    "kind", [KL(), ReverseKL(), JensenShannon(), TotalVariation(), ChiSquared()], ids=repr
+)
+def test_the_rounding_of_the_lists_moves_no_bound_past_the_truth(
+    kind: Divergence, noise: float, dtype: torch.dtype
+) -> None:
+    """Models that differ by less than what their lists are rounded to, and by more."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(300, 20, generator=generator, dtype=torch.float64)
+    other = logits + noise * torch.randn(300, 20, generator=generator, dtype=torch.float64)
+    truth = divergence(Logits(logits), Logits(other), kind)
+    for k, classes in ((8, None), (18, 20), (20, 20)):
+        (values_p, ids_p), (values_q, ids_q) = (x.log_softmax(-1).topk(k) for x in (logits, other))
+        found = top_k_divergence_bounds(
+            TopK(ids_p, values_p.to(dtype)), TopK(ids_q, values_q.to(dtype)), kind, classes=classes
+        )
+        assert bool((found.lower <= truth).all())
+        assert bool((found.upper >= truth).all())
 
 
 def test_many_rows_of_unequal_length_equal_each_alone() -> None:

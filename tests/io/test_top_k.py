@@ -15,7 +15,7 @@ import torch
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.functional import TopK
-from kullback.io import TOP_K_FORMATS, TopKBlock, open_top_k
+from kullback.io import TOP_K_FORMATS, TopKBlock, open_top_k, paired_top_k_blocks
 
 CLASSES, LENGTH, K = 40, 7, 3
 
@@ -303,6 +303,30 @@ def test_a_response_in_memory_is_recognized_and_read(server: Server) -> None:
         TopK(block.indices, block.log_probs)  # which checks the values again
 
 
+@EACH
+def test_the_tokens_of_a_sequence_are_those_of_the_text(server: Server) -> None:
+    truths = [truth(seed) for seed in range(2)]
+    with open_top_k([server.write(t) for t in truths], **options(server)) as source:
+        for t, tokens in zip(truths, source.token_ids(), strict=True):
+            if server.write in (vllm_chat, trl_json):
+                assert tokens is None
+            else:  # of a completion, those that were generated
+                assert tokens is not None
+                assert tokens.tolist() == t.tokens[1 - server.first :]
+        block = next(source.blocks(rows=100))
+        for sequence, tokens in enumerate(source.token_ids()):
+            rows = block.sequences == sequence
+            assert tokens is None or torch.equal(tokens[block.positions[rows]], block.labels[rows])
+
+
+def test_the_first_token_of_a_prompt_may_be_one_without_a_text() -> None:
+    response = openai_completion(truth())
+    response["choices"][0]["logprobs"]["tokens"][0] = "<s>"
+    with open_top_k(response, tokens=TOKENS) as source:
+        assert list(source.token_ids()) == [None]
+        assert len(next(source.blocks())) == LENGTH - 1
+
+
 @EACH_STORED
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 def test_responses_in_a_file_are_sequences_in_blocks_of_any_size(
@@ -452,6 +476,17 @@ def test_sglang_positions_begin_where_its_log_probabilities_do() -> None:
     assert block.positions.tolist() == list(range(6, 5 + LENGTH))
 
 
+def test_sglang_true_tokens_of_the_position_before_are_refused() -> None:
+    response = sglang(truth())
+    true = response["meta_info"]["input_token_logprobs"]
+    response["meta_info"]["input_token_logprobs"] = [[None, 0, None], *([*each] for each in true[:-1])]
+    response["meta_info"]["input_token_logprobs"][1][0] = -1.0
+    for position, row in enumerate(response["meta_info"]["input_top_logprobs"][1:], 1):
+        response["meta_info"]["input_token_logprobs"][position][1] = row[0][1]  # listed, of another value
+    with pytest.raises(FileError, match="neither shifted nor cut"), open_top_k(response) as source:
+        list(source.blocks())
+
+
 def test_sglang_generated_tokens_are_read_where_the_prompt_has_none() -> None:
     meta = {
         "input_token_logprobs": [],
@@ -481,6 +516,49 @@ def test_several_choices_are_several_sequences() -> None:
     response = {"choices": [*first["choices"], *second["choices"]]}
     block = next(open_top_k(response).blocks())
     assert block.sequences.tolist() == [0] * (LENGTH - 1) + [1] * (LENGTH - 1)
+
+
+# --- two sources
+
+
+def test_two_servers_are_paired_in_order(tmp_path: Path) -> None:
+    truths = [truth(seed) for seed in range(3)]
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(json.dumps(sglang(t)) for t in truths))
+    with open_top_k(path) as p, open_top_k([llama_server(t) for t in truths], name="q") as q:
+        pairs = list(paired_top_k_blocks(p, q, rows=4))
+        assert [(len(a), len(b)) for a, b in pairs] == [(4, 4)] * 4 + [(2, 2)]
+        for a, b in pairs:
+            assert torch.equal(a.labels, b.labels)
+            assert torch.equal(a.positions, b.positions + 1)
+            assert torch.equal(a.label_log_probs, b.label_log_probs)
+
+
+@pytest.mark.parametrize(
+    ("q", "classes", "message"),
+    [
+        ([vllm_chat(truth(0))], None, r"\(list\) and q = .*wanted as many positions in both; got 12 and 6; "),
+        ([vllm_chat(truth(seed)) for seed in range(3)], None, "as many positions in both; got 12 and 18"),
+        ([vllm_completion(truth(0)), vllm_completion(truth(2))], None,
+         r"the same true tokens; got \d+ and \d+ at sequence 1, positions \d and \d; compare files made from the"),
+        ([vllm_chat(truth(0))] * 2, 50, "as many classes in both; got 40 and 50; use one vocabulary"),
+    ],
+)  # fmt: skip
+def test_sources_of_other_texts_are_not_paired(q: Any, classes: int | None, message: str) -> None:
+    p = open_top_k([vllm_completion(truth(0)), vllm_completion(truth(1))], classes=CLASSES)
+    with pytest.raises(FileError, match=message):
+        list(paired_top_k_blocks(p, open_top_k(q, classes=classes, name="q"), rows=5))
+
+
+def test_sequences_of_other_lengths_are_not_paired() -> None:
+    def served(*lengths: int) -> Any:
+        rows = [[[-0.5]] * n for n in lengths]
+        return open_top_k({"logprobs": rows, "logprob_token_ids": [[[1]] * n for n in lengths]})
+
+    with pytest.raises(
+        FileError, match="as many positions in each sequence of both; got others in sequence 0"
+    ):
+        list(paired_top_k_blocks(served(3, 5), served(4, 4)))
 
 
 # --- what is refused

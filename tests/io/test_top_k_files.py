@@ -102,6 +102,8 @@ def test_pieces_of_a_long_sequence_join(tmp_path: Path, monkeypatch: pytest.Monk
     indices, log_probs = draw(2, 7)
     path = tmp_path / "x.safetensors"
     save_file({"indices": indices, "log_probs": log_probs}, path)
+    with open_top_k(path) as source:
+        assert list(source.token_ids()) == [None, None]
     block = read(path)
     assert torch.equal(block.log_probs, log_probs.view(14, 4))
     assert block.positions.tolist() == list(range(7)) * 2
@@ -133,6 +135,23 @@ def test_tensors_of_another_form_are_refused(
     save_file(held, path)
     with pytest.raises(FileError, match=message), open_top_k(path, classes=CLASSES) as source:
         list(source.blocks())
+
+
+def test_true_tokens_of_other_positions_are_refused(tmp_path: Path) -> None:
+    indices, log_probs = draw(6)
+    held = {
+        "indices": indices,
+        "log_probs": log_probs,
+        "labels": indices[:, 0],
+        "label_log_probs": log_probs[:, 0],
+    }
+    assert read(held).label_log_probs.tolist() == log_probs[:, 0].tolist()
+    held["label_log_probs"] = log_probs[:, 0] * (1 + 1e-3)  # computed twice
+    read(held)
+    for wrong in (log_probs[:, 0].roll(1), torch.full((6,), -torch.inf)):
+        held["label_log_probs"] = wrong
+        with pytest.raises(FileError, match=r"one log-probability of the true token, .*got -.* at .*shifted"):
+            read(held)
 
 
 def test_a_token_twice_is_refused_and_twice_as_padding_is_not(tmp_path: Path) -> None:
@@ -239,6 +258,8 @@ def test_nemo_rl_batches_have_labels_from_the_next_token_and_end_where_the_text_
         assert block.labels.tolist() == [1, 2, 3, -100, 5, 6]
         assert bool(block.label_log_probs.isnan().all())
         torch.testing.assert_close(block.log_probs[4], values[1, 0].log_softmax(-1))
+    with open_top_k(held) as source:
+        assert [tokens.tolist() for tokens in source.token_ids()] == [[0, 1, 2, 3], [4, 5]]
     held["input_lengths"] = torch.tensor([0, 9])
     assert read(held).sequences.tolist() == [1] * 4
 

@@ -182,6 +182,8 @@ def test_a_long_text_is_unpacked_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("kullback.io.top_k.distillkit.PIECE", 2)
     with open_top_k(tmp_path / "set") as source:
         block = next(source.blocks(rows=100))
+        (tokens,) = source.token_ids()
+        assert tokens.tolist() == [7, *(row[0] for row in held[0][0][:8])]
     assert block.indices.tolist() == held[0][0]
     assert block.positions.tolist() == list(range(1, 10))
     assert block.labels.tolist()[:8] == [row[0] for row in held[0][0]][:8]

@@ -55,10 +55,10 @@ def top_k_divergence_bounds(
     hold the share of A, :math:`p_A q_B > p_0 q_0`. The second puts what is not known in common on separate classes:
     total variation is then known up to the masses left, JS and all others that are bounded have a bound, and KL has
     none where Q may give nothing to a class of P. Both are attained by some P and Q if there are two more classes than
-    those listed; where the lists hold all `classes` both are attained, and where each does, they are equal.
+    those listed; where the lists together hold all `classes` both are attained, and where each does, they are equal.
 
-    The listed log-probabilities are taken as exact, the masses left as known to the rounding of k numbers of their
-    dtype, which only moves the bounds apart.
+    Rounding only moves the bounds apart: a listed log-probability x is taken as known to :math:`\varepsilon(1 + |x|)`
+    with the epsilon of its dtype, and the mass left to k + 1 times that.
 
     Arguments:
         p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
@@ -110,26 +110,35 @@ def top_k_divergence_bounds(
 
 
 class _Side(NamedTuple):
-    """One distribution: listed classes (padded), their log-probabilities, and the least and most mass outside."""
+    """One distribution: the listed classes (padded), the range of their log-probabilities, and of the mass outside."""
 
     indices: Tensor
-    log_probs: Tensor
+    low: Tensor
+    high: Tensor
     least: Tensor
     most: Tensor
 
     @classmethod
     def of(cls, x: TopK | TopKBlock, classes: int | None, padding: int) -> _Side:
-        k = x.indices.shape[-1]
+        k, eps = x.indices.shape[-1], torch.finfo(x.log_probs.dtype).eps
         log_probs = x.log_probs.detach().double().reshape(-1, k)
         kept = log_probs != -torch.inf
         indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
         log_tail = x.log_tail if isinstance(x, TopKBlock) else log_tail_mass(log_probs)
         tail = log_tail.double().exp()
-        rounding = torch.full_like(tail, k * torch.finfo(x.log_probs.dtype).eps)
+        # The errors of the listed probabilities add up to less: p (1 + |log p|) is at most p + 1/e.
+        rounding = torch.full_like(tail, (k + 1) * eps)
         if classes is not None:
             whole = kept.sum(-1) >= classes
             tail, rounding = torch.where(whole, 0, tail), torch.where(whole, 0, rounding)
-        return cls(indices, log_probs, (tail - rounding).clamp(min=0), tail + rounding)
+        error = eps * (1 + torch.where(kept, log_probs, 0).abs())
+        return cls(
+            indices, log_probs - error, log_probs + error, (tail - rounding).clamp(min=0), tail + rounding
+        )
+
+    def among(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the range of the log-probabilities of some of the listed classes, -inf for the others."""
+        return torch.where(mask, self.low, -torch.inf), torch.where(mask, self.high, -torch.inf)
 
 
 def _bounds(p: _Side, q: _Side, kind: Divergence, classes: int | None) -> tuple[Tensor, Tensor]:
@@ -138,33 +147,43 @@ def _bounds(p: _Side, q: _Side, kind: Divergence, classes: int | None) -> tuple[
     in_both = ordered.gather(-1, place) == p.indices
     place = order.gather(-1, place)
     q_in_both = torch.zeros_like(q.indices).scatter_add(-1, place, in_both.long()) > 0
-    common = _terms(
-        kind,
-        torch.where(in_both, p.log_probs, -torch.inf),
-        torch.where(in_both, q.log_probs.gather(-1, place), -torch.inf),
-    ).sum(-1)
-    only_p = torch.where(in_both, -torch.inf, p.log_probs)  # A
-    only_q = torch.where(q_in_both, -torch.inf, q.log_probs)  # B
-    p_a, q_b = only_p.exp().sum(-1), only_q.exp().sum(-1)
+    matched = q._replace(low=q.low.gather(-1, place), high=q.high.gather(-1, place))
+    common_p, common_q = p.among(in_both), matched.among(in_both)
+    only_p, only_q = p.among(~in_both), q.among(~q_in_both)  # A and B
+    p_a, q_b = _masses(only_p), _masses(only_q)
 
-    merged = _least(kind, (p_a + p.least, p_a + p.most), (q_b + q.least, q_b + q.most))
-    apart = _least(kind, (p_a, p_a), (q.least, q.most)) + _least(kind, (p.least, p.most), (q_b, q_b))
+    same = _least(kind, common_p, common_q).sum(-1)
+    merged = _least_of_masses(kind, _sum(p_a, (p.least, p.most)), _sum(q_b, (q.least, q.most)))
+    apart = _least_of_masses(kind, p_a, (q.least, q.most)) + _least_of_masses(kind, (p.least, p.most), q_b)
     complete = torch.zeros_like(in_both[:, 0])
     if classes is not None:
         listed = (p.indices != _PADDING_P).sum(-1) + ((q.indices != _PADDING_Q) & ~q_in_both).sum(-1)
         complete = listed >= classes
-    holds = complete | (p_a * q_b > p.most * q.most)
-    lower = common + torch.where(holds, torch.maximum(apart, merged), merged)
+    holds = complete | (p_a[0] * q_b[0] > p.most * q.most)
+    lower = same + torch.where(holds, torch.maximum(apart, merged), merged)
 
-    nothing = torch.zeros_like(p_a)
-    upper = common + _term(kind, p_a + p.most, nothing) + _term(kind, nothing, q_b + q.most)
-    if bool(complete.any()):
+    same = _largest(kind, common_p, common_q).sum(-1)
+    one, nothing = torch.zeros_like(same), torch.full_like(same, -torch.inf)
+    upper = (
+        same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
+    )
+    if classes is not None:
         # No class is left, so that the mass outside P's list is on classes of B, and that outside Q's on those of A.
-        exact = common + _most(kind, only_q, p, swap=False) + _most(kind, only_p, q, swap=True)
+        exact = same + _most(kind, only_q, p, swap=False) + _most(kind, only_p, q, swap=True)
         upper = torch.where(complete, torch.minimum(exact, upper), upper)
-    one = torch.ones_like(p_a)
-    upper = torch.minimum(upper, _term(kind, one, nothing) + _term(kind, nothing, one))
+    upper = torch.minimum(upper, _terms(kind, one, nothing) + _terms(kind, nothing, one))
     return lower, torch.maximum(lower, upper)
+
+
+Range = tuple[Tensor, Tensor]
+
+
+def _masses(logs: Range) -> Range:
+    return logs[0].exp().sum(-1), logs[1].exp().sum(-1)
+
+
+def _sum(a: Range, b: Range) -> Range:
+    return a[0] + b[0], a[1] + b[1]
 
 
 def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -175,35 +194,41 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
     return kind.terms(FinitePair(log_p.exp(), log_q.exp(), ratio, lambda: (log_p, log_q)))
 
 
-def _term(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
-    return _terms(kind, p.log().unsqueeze(-1), q.log().unsqueeze(-1)).squeeze(-1)
+def _least(kind: Divergence, p: Range, q: Range) -> Tensor:
+    """Return the smallest terms for logarithms within these ranges: 0 where they meet, else that of the nearest ends.
 
-
-def _least(kind: Divergence, p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the smallest term of masses within these ranges: 0 where they meet, else that of the nearest ends."""
+    For a given q a term falls as p comes closer to it, and the other way round.
+    """
     above, below = p[0] > q[1], p[1] < q[0]
-    nearest_p = torch.where(above, p[0], torch.where(below, p[1], 1.0))
-    nearest_q = torch.where(above, q[1], torch.where(below, q[0], 1.0))
-    return torch.where(above | below, _term(kind, nearest_p, nearest_q), 0)
+    nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))
+    nearest_q = torch.where(above, q[1], torch.where(below, q[0], 0.0))
+    return torch.where(above | below, _terms(kind, nearest_p, nearest_q), 0)
 
 
-def _most(kind: Divergence, listed: Tensor, other: _Side, *, swap: bool) -> Tensor:
+def _least_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
+    return _least(kind, (p[0].log(), p[1].log()), (q[0].log(), q[1].log()))
+
+
+def _largest(kind: Divergence, p: Range, q: Range) -> Tensor:
+    """Return the largest terms for logarithms within these ranges, which are those of the farthest ends."""
+    return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
+
+
+def _most(kind: Divergence, listed: Range, other: _Side, *, swap: bool) -> Tensor:
     """Return the largest sum over classes listed in one distribution for the other's mass that is on them.
 
     A convex function is largest where all of the mass is on one of them.
     """
-    nothing = torch.full_like(listed, -torch.inf)
-    none = _terms(kind, *((listed, nothing) if swap else (nothing, listed)))
+    nothing = torch.full_like(listed[1], -torch.inf)
+    none = _terms(kind, *((listed[1], nothing) if swap else (nothing, listed[1])))
     infinite = none == torch.inf
     rest = torch.where(infinite, 0, none).sum(-1, keepdim=True) - torch.where(infinite, 0, none)
     alone = infinite.sum(-1, keepdim=True) - infinite.long() == 0
-    found: list[Tensor] = []
-    for mass in (other.least, other.most):
-        all_of_it = mass.log().unsqueeze(-1).expand_as(listed)
-        sums = _terms(kind, *((listed, all_of_it) if swap else (all_of_it, listed)))
-        found.append(torch.where(alone, sums + rest, torch.inf))
-    totals = torch.where(listed == -torch.inf, -torch.inf, torch.maximum(*found))
-    return torch.where((listed == -torch.inf).all(-1), 0, totals.amax(-1))
+    low, high = (x.log().unsqueeze(-1).expand_as(nothing) for x in (other.least, other.most))
+    all_of_it = _largest(kind, *((listed, (low, high)) if swap else ((low, high), listed)))
+    totals = torch.where(alone, all_of_it + rest, torch.inf)
+    totals = torch.where(listed[1] == -torch.inf, -torch.inf, totals)
+    return torch.where((listed[1] == -torch.inf).all(-1), 0, totals.amax(-1))
 
 
 def _check(x: object, name: str) -> None:

@@ -212,6 +212,8 @@ class ArraysReader(TopKReader):
             for start in range(0, max(end, 1), step):
                 stop = min(start + step, end)
                 piece = self._piece(sequence, first + start, first + stop, start)
+                if start == 0 and "input_ids" in self._tensors:
+                    piece = piece._replace(tokens=self._column("input_ids", first, first + end))
                 yield piece if stop < end else piece._replace(skipped=self._length - end)
 
     def _piece(self, sequence: int, start: int, stop: int, position: int) -> Positions:

@@ -21,6 +21,7 @@ __all__ = ["NO_LABEL", "Positions", "TopKBlock", "check", "join", "log_tail_mass
 
 NO_LABEL = -100  # as torch's cross_entropy ignores
 LARGEST_INDEX = 2**31 - 1
+SAME = 1e-2  # relative difference up to which two log-probabilities of one token are the same, computed twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,7 @@ class Positions(NamedTuple):
         label_log_probs: shape (n,), NaN where not known; or None.
         log_tail: float64, shape (n,), where the file has it; else it follows from the log-probabilities.
         skipped: positions without a distribution.
+        tokens: all tokens of the sequence, as `positions` counts them, with its first piece; where the file has them.
     """
 
     sequence: int
@@ -94,6 +96,7 @@ class Positions(NamedTuple):
     label_log_probs: Tensor | None = None
     log_tail: Tensor | None = None
     skipped: int = 0
+    tokens: Tensor | None = None
 
 
 def log_tail_mass(log_probs: Tensor) -> Tensor:
@@ -205,6 +208,16 @@ def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
     if bool(bad.any()):
         wanted = "a log-probability of the true token, at most 0"
         raise _refused(block, ref, bad, block.label_log_probs, wanted, _NOT_LOG_PROBS)
+    # Two values of one token differ where the true tokens belong to other positions than the lists.
+    listed = ((block.indices == block.labels.unsqueeze(-1)) & kept).nonzero(as_tuple=True)
+    apart = torch.zeros(len(block), dtype=torch.float64)
+    difference = (block.label_log_probs[listed[0]] - log_probs[listed]).double().abs()
+    apart[listed[0]] = difference / (1 + log_probs[listed].double().abs())
+    bad = apart > max(limit, SAME)
+    if bool(bad.any()):
+        wanted = "one log-probability of the true token, where it is listed too"
+        instead = "store the true tokens of the same positions as the lists, neither shifted nor cut"
+        raise _refused(block, ref, bad, block.label_log_probs, wanted, instead)
 
 
 _NOT_LOG_PROBS = (

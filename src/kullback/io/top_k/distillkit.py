@@ -293,7 +293,11 @@ class DistillKitReader(TopKReader):
                 instead="write the file again",
             )
         n = len(packed[0])
-        labels = _labels(row.get("input_ids"), n)
+        ids_column = row.get("input_ids")
+        tokens = None if ids_column is None else _tokens(ids_column)[:n]
+        labels = torch.full((n,), NO_LABEL)
+        if tokens is not None:
+            labels[: max(len(tokens) - 1, 0)] = tokens[1:]
         for start in range(0, n, PIECE):
             part = slice(start, min(start + PIECE, n))
             if packing is None:
@@ -302,7 +306,9 @@ class DistillKitReader(TopKReader):
                 data = [_bytes(ref, where, each[part]) for each in packed]
                 indices, log_probs = packing.indices(data[1]), packing.log_probs(data[0])
             positions = torch.arange(part.start, part.stop) + 1
-            yield Positions(sequence, positions, indices, log_probs, labels[part])
+            yield Positions(
+                sequence, positions, indices, log_probs, labels[part], tokens=tokens if start == 0 else None
+            )
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
@@ -343,9 +349,5 @@ def _bytes(ref: FileReference, where: str, numbers: Tensor) -> Tensor:
     return numbers.to(torch.uint8).contiguous()
 
 
-def _labels(ids: Any, n: int) -> Tensor:
-    labels = torch.full((n,), NO_LABEL)
-    if ids is not None:
-        following = torch.tensor(ids.to_numpy(zero_copy_only=False).astype(np.int64))[1:n]
-        labels[: len(following)] = following
-    return labels
+def _tokens(column: Any) -> Tensor:
+    return torch.tensor(column.to_numpy(zero_copy_only=False).astype(np.int64))

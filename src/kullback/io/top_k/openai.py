@@ -67,11 +67,15 @@ def _completion(found: Any, place: Place, tokens: Tokens | None) -> Collected:
             instead="store the response as it came",
         )
     collected = Collected(place)
+    ids: list[int | None] = []
     for position, (text, value, entries) in enumerate(zip(texts, values, listed, strict=True)):
         here = place.at(f"position {position}")
         if not entries:
+            # The first token of a prompt, which may be one that no text names.
             collected.skipped += 1
+            ids.append(token_id(text, None, tokens, here) if _is_named(text, tokens) else None)
             continue
+        ids.append(token_id(text, None, tokens, here))
         if not isinstance(entries, Mapping):
             raise here.malformed("a mapping from tokens to log-probabilities", entries)
         collected.add(
@@ -80,10 +84,16 @@ def _completion(found: Any, place: Place, tokens: Tokens | None) -> Collected:
                 (token_id(each, None, tokens, here), x)
                 for each, x in cast("Mapping[Any, Any]", entries).items()
             ],
-            token_id(text, None, tokens, here),
+            ids[-1],
             _known(value),
         )
+    if None not in ids:
+        collected.set_tokens(ids)
     return collected
+
+
+def _is_named(text: Any, tokens: Tokens | None) -> bool:
+    return isinstance(text, str) and (text.startswith("token_id:") or (tokens is not None and text in tokens))
 
 
 def _no_list(place: Place) -> Exception:

@@ -161,6 +161,7 @@ class Collected:
     place: Place
     notes: set[str] = field(default_factory=set[str])
     skipped: int = 0
+    _tokens: list[int] | None = None
     _positions: list[int] = field(default_factory=list[int])
     _rows: list[tuple[list[int], list[float]]] = field(default_factory=list[tuple[list[int], list[float]]])
     _labels: list[int] = field(default_factory=list[int])
@@ -187,6 +188,10 @@ class Collected:
         unknown = label is None or label_log_prob is None
         self._label_log_probs.append(torch.nan if unknown else self._log_prob(label_log_prob, position))
 
+    def set_tokens(self, tokens: Iterable[Any]) -> None:
+        """Set all tokens of the sequence."""
+        self._tokens = [self._token(each, position) for position, each in enumerate(tokens)]
+
     def forget_labels(self) -> None:
         """Take the true tokens as not known."""
         self._labels = [NO_LABEL] * len(self._labels)
@@ -194,6 +199,10 @@ class Collected:
 
     def positions(self, sequence: int) -> Positions:
         """Return the positions as tensors, those with fewer classes padded."""
+        tokens = self._tokens
+        known = bool(self._labels) and NO_LABEL not in self._labels
+        if tokens is None and known and self._positions == list(range(len(self._positions))):
+            tokens = self._labels
         k = max((len(ids) for ids, _ in self._rows), default=1) or 1
         indices = [ids + [0] * (k - len(ids)) for ids, _ in self._rows]
         log_probs = [values + [-torch.inf] * (k - len(values)) for _, values in self._rows]
@@ -205,6 +214,7 @@ class Collected:
             torch.tensor(self._labels, dtype=torch.int64),
             torch.tensor(self._label_log_probs, dtype=torch.float32),
             skipped=self.skipped,
+            tokens=None if tokens is None else torch.tensor(tokens, dtype=torch.int64),
         )
 
     def _token(self, value: object, position: int) -> int:

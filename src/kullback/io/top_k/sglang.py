@@ -41,6 +41,8 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
         )
     first = _first_position(meta, len(listed)) if side == "input" else 0
     collected = Collected(place)
+    if first == 0 and all(true):
+        collected.set_tokens(_pair(each, place)[1] for each in true)
     for position, (entries, label) in enumerate(zip(listed, true, strict=True), start=first):
         if not entries:
             collected.skipped += 1

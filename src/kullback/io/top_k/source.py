@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
+    from torch import Tensor
+
     from kullback.io.files import FileReference
 
 __all__ = ["TopKReader", "TopKSource"]
@@ -176,20 +178,47 @@ class TopKSource:
             )
         return _regroup(self._checked(), rows)
 
-    def _checked(self) -> Iterator[TopKBlock]:
-        self.skipped = 0
+    def token_ids(self) -> Iterator[Tensor | None]:
+        """Iterate over the sequences' tokens, in a pass of its own.
+
+        Returns:
+            An iterator over int64 tensors in which ``tokens[position]`` is the true token of a position of the blocks;
+            None for a sequence of which not all tokens are known.
+
+        Raises:
+            FileError: the file is damaged.
+
+        Example:
+            >>> import kullback.io
+            >>> rows = [None, {"8": {"logprob": -0.5, "rank": 1}}]
+            >>> with kullback.io.open_top_k({"prompt_logprobs": rows, "prompt_token_ids": [3, 8]}) as source:
+            ...     list(source.token_ids())
+            [tensor([3, 8])]
+        """
+        last = -1
+        for found in self._pieces():
+            if found.sequence != last:
+                last = found.sequence
+                yield found.tokens
+
+    def _pieces(self) -> Iterator[Positions]:
         found = self._reader.sequences()
         while True:
             with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
-                positions = next(found, None)
-                if positions is None:
-                    return
-                self.skipped += positions.skipped
-                if not len(positions.positions):
-                    continue
-                block = to_block(positions, self.classes)
-                check(block, self.ref, self._reader.rounding)
-            yield block
+                piece = next(found, None)
+            if piece is None:
+                return
+            yield piece
+
+    def _checked(self) -> Iterator[TopKBlock]:
+        self.skipped = 0
+        for piece in self._pieces():
+            self.skipped += piece.skipped
+            if len(piece.positions):
+                with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
+                    block = to_block(piece, self.classes)
+                    check(block, self.ref, self._reader.rounding)
+                yield block
 
 
 def _regroup(blocks: Iterable[TopKBlock], rows: int) -> Iterator[TopKBlock]:

@@ -41,6 +41,8 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
         true = [None] * len(id_rows) if labels is None else labels
         _same_length(here, logprobs=value_rows, logprob_token_ids=id_rows, completion_ids=true)
         collected = Collected(here)
+        if labels is not None:
+            collected.set_tokens(labels)
         for position, (row, row_ids, label) in enumerate(zip(value_rows, id_rows, true, strict=True)):
             _same_length(here.at(f"position {position}"), logprobs=row, logprob_token_ids=row_ids)
             pairs = [(i, x) for i, x in zip(row_ids, row, strict=True) if x is not None]
@@ -76,6 +78,8 @@ def _binary(record: Any, place: Place) -> Iterator[Collected]:
         true_ids = _array(record, "actual_token_ids_b64", "<i4", [*shape[:2], 1], place)
     for number, length in enumerate(lengths):
         collected = Collected(place.at(f"sequence {number}"))
+        if true_ids is not None:
+            collected.set_tokens(true_ids[number, :length, 0].tolist())
         for position in range(length):
             row = values[number, position].tolist()
             if all(x == -math.inf for x in row):  # as where vLLM gave none

@@ -51,6 +51,8 @@ def _prompt(found: Any, ids: Any, place: Place) -> Collected:
             got=str(len(rows)),
             instead="turn off prefix caching, with which vLLM leaves out the prompt's first tokens",
         )
+    if ids is not None:
+        collected.set_tokens(ids)
     in_order = True
     for position, row in enumerate(rows):
         if not row:
