@@ -43,7 +43,9 @@ OF_PREDICTIONS = (
     "like", "tokens",
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
-OF_MODELS = (*MODEL_OPTIONS, "text", "noise_floor", "resume")
+OF_MODELS = (
+    *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "resume", "api_key_env", "server_top",
+)  # fmt: skip
 OF_ROWS = ("worst", "bootstrap", "block_mb")
 LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
@@ -132,6 +134,22 @@ MEBIBYTE = 1024 * 1024
     "--noise-floor",
     is_flag=True,
     help="Models: also compare P with itself plus rounding noise of its dtype in every layer.",
+)
+@click.option(
+    "--one-at-a-time",
+    is_flag=True,
+    help="Models: hold one model in memory at a time; P's predictions are kept as a reference on disk.",
+)
+@click.option(
+    "--api-key-env", metavar="NAME", help="Models: the environment variable with the key of the servers."
+)
+@click.option(
+    "--top",
+    "server_top",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Models: how many of the most probable tokens to ask servers for.",
 )
 @click.option(
     "--resume",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -60,15 +61,16 @@ def write_reports(
     html: Callable[[], str],
     table: Callable[[Console], object],
     markdown: Callable[[], str] | None = None,
+    others: Mapping[Path, str] = MappingProxyType({}),
 ) -> None:
-    """Write all files or none, and print the table unless standard output carries the JSON."""
+    """Write all files or none, `others` by path among them, and print the table or the JSON."""
     from rich.console import Console
 
     texts = [json()] if outputs.json else []
     texts += [html()] if outputs.html else []
     texts += [markdown()] if outputs.markdown and markdown is not None else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
-    write_all(dict(zip(outputs.files, texts, strict=True)))
+    write_all({**others, **dict(zip(outputs.files, texts, strict=True))})
     if printed is None:
         table(Console())
     else:

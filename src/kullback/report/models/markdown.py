@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kullback.report.models.wording import HEADINGS, differences, noise, outcome, scoreboard, size
+from kullback.report.models.wording import HEADINGS, certain, differences, noise, outcome, scoreboard, size
 from kullback.report.shared.markdown import escaped, table
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def render(found: ModelComparison, failures: Sequence[str] = ()) -> str:
         "",
         *table(HEADINGS, [line.cells for line in scoreboard(found)]),
         "",
-        *(f"{escaped(sentence)}  " for sentence in (*differences(found), *noise(found))),
+        *(f"{escaped(sentence)}  " for sentence in (*differences(found), *certain(found), *noise(found))),
         f"{size(found)}.",
         "",
     ]

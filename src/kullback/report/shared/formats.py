@@ -65,9 +65,11 @@ def probability(value: float) -> str:
     """Format a probability in five characters; "0" and "1" stand for exact values alone.
 
     Example:
-        >>> [probability(x) for x in (1.0, 0.99999, 0.25, 1e-9, 0.0)]
-        ['1', '>.999', '0.250', '<.001', '0']
+        >>> [probability(x) for x in (1.0, 0.99999, 0.25, 1e-9, 0.0, float("nan"))]
+        ['1', '>.999', '0.250', '<.001', '0', 'n/a']
     """
+    if math.isnan(value):
+        return "n/a"
     if value in (0, 1):
         return f"{value:g}"
     return "<.001" if value < 0.0005 else ">.999" if value > 0.9995 else f"{value:.3f}"
