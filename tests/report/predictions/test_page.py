@@ -127,3 +127,24 @@ def test_dark_is_dark_and_paper_is_white(open_page):
     assert page.evaluate(ground) == "rgb(20, 23, 26)"
     page.emulate_media(media="print")
     assert page.evaluate(ground) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tokens_stay_within_their_cards(browser, tmp_path, width):
+    generator = torch.Generator().manual_seed(2)
+    p = 3 * torch.randn(60, 200, generator=generator)
+    q = p + torch.randn(60, 200, generator=generator)
+    labels = torch.randint(200, (60,), generator=generator)
+    tokens = [("\n", " the", "W" * 40, "\x1b[31m<b>")[i % 4] for i in range(200)]
+    comparison = compare_predictions(Logits(p), Logits(q), labels=labels, bootstrap=0)
+    write(tmp_path / "report.html", html.render(comparison, tokens=tokens))
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cards, places = boxes(page, "table.row"), boxes(page, ".rows")[0]
+    assert len(cards) == 10
+    assert all(card["x"] + card["width"] <= places["x"] + places["width"] + 1 for card in cards)
+    assert not any(overlap(a, b) for i, a in enumerate(cards) for b in cards[:i])
+    assert len(boxes(page, ".row td .token, .row th .token")) >= 50
+    assert too_faint(page, [".row th .token"]) == {}
+    page.close()
