@@ -20,6 +20,7 @@ __all__ = [
     "HALF_LOG_2PI",
     "bounded_exp",
     "bregman_by_quadrature",
+    "clamped_quotient",
     "digamma",
     "digamma_minus_log",
     "ein",
@@ -28,6 +29,8 @@ __all__ = [
     "itakura_saito",
     "lgamma_bregman",
     "log1pmx",
+    "log1p_quotient",
+    "log_product",
     "log_ratio",
     "logit_difference",
     "polynomial",
@@ -40,6 +43,7 @@ __all__ = [
     "stirling_remainder",
     "trigamma",
     "trigamma_minus_inverse",
+    "with_derivatives_of",
 ]
 
 EULER_GAMMA = 0.57721566490153286061
@@ -63,7 +67,7 @@ _NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.86
 _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
 # How near a and b are, in |b - a| / (a + b), for that rule to have thirteen digits.
 _RULE_NEAR = 0.05
-# Below this x log x is nothing beside log x.
+# Below this x log x is nothing beside log x, and 1 / x^2 may overflow.
 _TINY = 1e-75
 # Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., to float64's last digit for y up to 2.
 _EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
@@ -89,10 +93,17 @@ def expm1mx(d: Tensor) -> Tensor:
     return torch.where(small == d, small * small * polynomial(_EXPM1MX, small), far)
 
 
-def scaled_expm1mx(c: Tensor, d: Tensor) -> Tensor:
-    """Return c (e^d - 1 - d) for c > 0; +inf, with derivative 0, beyond e^709."""
-    large = d > _LARGEST
-    beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
+def scaled_expm1mx(c: Tensor, d: Tensor, log_scaled: Tensor | None = None) -> Tensor:
+    """Return c (e^d - 1 - d) for c > 0; +inf, with derivative 0, beyond e^709.
+
+    `log_scaled` is log(c e^d) where that is known better than from c and d.
+    """
+    if log_scaled is None:
+        large = d > _LARGEST
+        beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
+    else:  # and whose derivatives by c do not cancel
+        large = d > _FAR
+        beyond = bounded_exp(torch.where(large, log_scaled, 0)) - c * (1 + torch.where(large, d, 0))
     return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
 
 
@@ -109,13 +120,53 @@ def bounded_exp(x: Tensor) -> Tensor:
     return torch.where(x > _LARGEST, torch.inf, torch.exp(x.clamp(max=_LARGEST)))
 
 
+def clamped_quotient(a: Tensor, b: Tensor, limit: float) -> Tensor:
+    """Return a / b for positive b, within the limit and its negative, at which the derivative is 0."""
+    inside = a.abs() <= limit * b
+    return torch.where(inside, torch.where(inside, a, 0) / b, limit * torch.sign(a))
+
+
+def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
+    """Return a value with the derivatives, of any order, of a formula for it that is less exact.
+
+    Where the formula is not finite the value has no derivative.
+    """
+    formula = torch.where(formula.isfinite(), formula, 0)
+    return value.detach() + (formula - formula.detach())
+
+
 def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
     """Return log(a / b) for positive a and b, to full precision also where they are nearly equal.
 
-    `difference` is a - b where that is known better than from a and b.
+    `difference` is a - b where that is known better than from a and b. Neither the quotient nor a derivative, which is
+    that of log a - log b, can leave the range of floats where the result does not.
     """
-    z = (a - b if difference is None else difference) / b
-    return torch.where(z > -0.5, torch.log1p(z.clamp(min=-0.5)), torch.log(a / b))
+    logs = torch.log(a) - torch.log(b)
+    with torch.no_grad():
+        z = (a - b if difference is None else difference) / b
+        near, ratio = z.abs() <= 0.5, a / b
+        far = torch.where((ratio > 1e-290) & (ratio < 1e290), torch.log(ratio), logs)
+        value = torch.where(near, torch.log1p(torch.where(near, z, 0)), far)
+    return with_derivatives_of(logs, value)
+
+
+def log1p_quotient(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(1 + a / b) for positive numbers, also where the quotient leaves the range of floats."""
+    small = a <= b
+    near = torch.log1p(torch.where(small, a, 0) / torch.where(small, b, 1))
+    far = log_ratio(torch.where(small, 1, a) + torch.where(small, 0, b), torch.where(small, 1, b))
+    return torch.where(small, near, far)
+
+
+def log_product(a: Tensor, b: Tensor, divisor: Tensor | None = None) -> Tensor:
+    """Return log(a b / divisor) for positive numbers, also where the product leaves the range of floats."""
+    c = torch.ones_like(a) if divisor is None else divisor
+    logs = torch.log(a) + torch.log(b) - torch.log(c)
+    with torch.no_grad():
+        product = a * b
+        inside = (product > 1e-290) & (product < 1e290)
+        value = torch.where(inside, log_ratio(torch.where(inside, product, 1), c), logs)
+    return with_derivatives_of(logs, value)
 
 
 def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
@@ -123,14 +174,19 @@ def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Ten
 
     `difference` is a - b where that is known better than from a and b.
 
-    With z = x - 1 and u = z / (z + 2), log x = 2 atanh(u) and z - 2u = z u: the value is z u - (2 atanh(u) - 2u).
+    With z = x - 1 and u = z / (z + 2), log x = 2 atanh(u) and z - 2u = z u: the value is z u - (2 atanh(u) - 2u). The
+    derivatives are those of e^d - 1 - d at d = log x.
     """
-    difference = a - b if difference is None else difference
-    u = difference / (a + b)
-    square = u * u
-    series = u * square * polynomial(_ATANH, square)
-    beyond = torch.where(u.abs() < _ATANH_NEAR, series, torch.log(a / b) - 2 * u)
-    return difference / b * u - beyond
+    log = log_ratio(a, b, difference)
+    with torch.no_grad():
+        difference = a - b if difference is None else difference
+        z = difference / b
+        u = torch.where(z.isinf(), 1, z / (z + 2))
+        square = u * u
+        series = u * square * polynomial(_ATANH, square)
+        beyond = torch.where(u.abs() < _ATANH_NEAR, series, log - 2 * u)
+        value = z * u - beyond
+    return with_derivatives_of(expm1mx(log), value)
 
 
 def log1pmx(z: Tensor) -> Tensor:
@@ -156,9 +212,10 @@ def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distanc
 
 def stirling_remainder(x: Tensor) -> Tensor:
     """Return lgamma(x) - x log x + x, the remainder of Stirling's formula; for large x it is near -log(x) / 2."""
-    low, inverse = x.clamp(max=_FAR), 1 / x.clamp(min=_FAR)
+    tiny, low, inverse = x < _TINY, x.clamp(_TINY, _FAR), 1 / x.clamp(min=_FAR)
     series = HALF_LOG_2PI + torch.log(inverse) / 2 + inverse * polynomial(_STIRLING, inverse * inverse)
-    return torch.where(x < _FAR, torch.lgamma(low) - low * torch.log(low) + low, series)
+    near = torch.where(x < _FAR, torch.lgamma(low) - low * torch.log(low) + low, series)
+    return torch.where(tiny, -torch.log(torch.where(tiny, x, 1)), near)
 
 
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -166,7 +223,7 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     torch's trigamma has nine digits, and its derivative is slow: those of lgamma are made of Stirling's series here.
     """
-    is_low, low = x < _FAR, x.clamp(max=_FAR)
+    is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)
     return is_low, low, steps, 1 / torch.where(is_low, low + _FAR, x)
 
@@ -175,12 +232,19 @@ def digamma_minus_log(x: Tensor) -> Tensor:
     """Return digamma(x) - log x, the derivative of `stirling_remainder`."""
     is_low, low, steps, inverse = _shifted(x)
     series = -inverse / 2 - inverse * inverse * polynomial(_STIRLING_DERIVATIVE, inverse * inverse)
-    return series + torch.where(is_low, torch.log1p(_FAR / low) - (1 / steps).sum(-1), 0)
+    near = series + torch.where(
+        is_low, log1p_quotient(torch.full_like(low, _FAR), low) - (1 / steps).sum(-1), 0
+    )
+    tiny = x < _TINY
+    y = torch.where(tiny, x, 1)
+    return torch.where(tiny, -torch.ones_like(y) / y - EULER_GAMMA - torch.log(y), near)
 
 
 def digamma(x: Tensor) -> Tensor:
     """Return the derivative of lgamma, which has all its digits in its own derivative too."""
-    return torch.log(x) + digamma_minus_log(x)
+    tiny = x < _TINY
+    y, z = torch.where(tiny, x, 1), torch.where(tiny, 1, x)
+    return torch.where(tiny, -torch.ones_like(y) / y - EULER_GAMMA, torch.log(z) + digamma_minus_log(z))
 
 
 def trigamma(x: Tensor) -> Tensor:
@@ -208,7 +272,9 @@ def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Te
     of_logs = itakura_saito(torch.where(tiny, b, 1), torch.where(tiny, a, 1), torch.where(tiny, distance, 0))
     a, b, distance = torch.where(tiny, 1, a), torch.where(tiny, 1, b), torch.where(tiny, 0, distance)
     near = distance.abs() < _RULE_NEAR * (a + b)
-    close = bregman_by_quadrature(trigamma_minus_inverse, a, torch.where(near, distance, 0))
+    close = bregman_by_quadrature(
+        trigamma_minus_inverse, torch.where(near, a, 1), torch.where(near, distance, 0)
+    )
     far = stirling_remainder(b) - stirling_remainder(a) - distance * digamma_minus_log(a)
     return torch.where(tiny, of_logs, torch.where(near, close, far))
 

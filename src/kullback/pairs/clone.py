@@ -107,16 +107,26 @@ def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
 
 def zero_of_parameters(*distributions: Distribution) -> Tensor:
     """Return 0 with a gradient of 0 to every parameter."""
-    zeros: list[Tensor] = []
-
-    def look(_owner: object, _name: str, x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            zeros.append(torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum())
-        return x
-
-    for d in distributions:
-        with_tensors(d, look)
+    zeros = [
+        torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum()
+        for d in distributions
+        for x in _given(d)
+    ]
     return sum(zeros, torch.zeros((), dtype=torch.float64))
+
+
+def _given(thing: Any) -> Iterator[Tensor]:
+    """Yield the parameters; not what torch makes of them, by formulas whose derivatives may be infinite."""
+    attributes = vars(thing)
+    names: Any = thing.arg_constraints if isinstance(thing, Distribution) else ()
+    if any(isinstance(attributes.get(name), Tensor) for name in names):
+        attributes = {name: attributes[name] for name in names if name in attributes}
+    for value in attributes.values():
+        for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(part, Tensor) and part.is_floating_point():
+                yield part
+            elif isinstance(part, Distribution | Transform):
+                yield from _given(part)
 
 
 def detached(d: Distribution) -> Any:

@@ -28,6 +28,7 @@ from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits
+from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction, find_user_rule, is_narrower
 from kullback.pairs.sampling import monte_carlo
@@ -150,6 +151,7 @@ def _by_closed_form(
         return None
     value = fused_divergence(p, q) if options.try_native else None
     if value is None:
+        p, q = in_common_unit(p, q)
         value = form.function(p, q)
         if value is None:
             return None
@@ -290,7 +292,7 @@ def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: O
             return None
         each = estimate(call, p.base_dist, q.base_dist, options, Renyi(alpha))
         return sum_of_dimensions(each, p.reinterpreted_batch_ndims)
-    value = renyi_in_closed_form(p, q, alpha)
+    value = renyi_in_closed_form(*in_common_unit(p, q), alpha)
     if value is None:
         return None
     return _finished(p, q, value, _rounding(value, 1e-13), "closed_form")
@@ -307,6 +309,7 @@ def _rounding(value: Tensor, relative: float) -> Tensor:
 def _by_densities(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
+    p, q = in_common_unit(p, q)
     densities = density_of(p), density_of(q)
     if densities[0] is None or densities[1] is None:
         return None

@@ -95,10 +95,17 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, block: Tensor, opti
     found = attempt(block, min(_FIRST_EVALUATIONS, options.max_evaluations))
     enough = options.target().is_met(found.value, found.error) & (found.unintegrated <= 10 * MASS_ERROR)
     short = (~enough).nonzero().squeeze(-1)
-    if not short.numel() or options.max_evaluations <= _FIRST_EVALUATIONS:
+    if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
+        more = attempt(block[short], options.max_evaluations)
+        found = Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
+    if not (found.value.requires_grad and bool(found.value.isinf().any())):
         return found
-    more = attempt(block[short], options.max_evaluations)
-    return Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
+    # The derivatives of what overflowed may be NaN, so it is left out.
+    finite = (~found.value.isinf()).nonzero().squeeze(-1)
+    value = found.value.detach()
+    if finite.numel():
+        value = value.index_copy(0, finite, attempt(block[finite], options.max_evaluations).value)
+    return found._replace(value=value)
 
 
 def _compute(

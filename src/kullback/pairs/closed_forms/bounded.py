@@ -11,7 +11,7 @@ from torch.distributions import ContinuousBernoulli, Uniform, VonMises
 from kullback.numeric import upcast
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.registry import closed_form
-from kullback.special import bregman_by_quadrature, log_ratio, logit_difference, polynomial
+from kullback.special import bregman_by_quadrature, log1p_quotient, log_ratio, logit_difference, polynomial
 
 __all__: list[str] = []
 
@@ -24,7 +24,7 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     """
     low, high = upcast(p.low), upcast(p.high)
     room = (low - upcast(q.low)) + (upcast(q.high) - high)
-    return torch.log1p(torch.where(room > 0, room, 0) / (high - low))
+    return log1p_quotient(torch.where(room > 0, room, 0), high - low)
 
 
 @closed_form(ContinuousBernoulli, ContinuousBernoulli)

@@ -34,6 +34,7 @@ from kullback.pairs.registry import closed_form
 from kullback.special import (
     HALF_LOG_2PI,
     bounded_exp,
+    log_product,
     log_ratio,
     polynomial,
     scaled_expm1mx,
@@ -71,6 +72,15 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
     return torch.where(t < 0.05, square * polynomial(series, square), formula)
 
 
+def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return twice the middle of an interval above 0, and half its width and its start in units of the middle."""
+    twice = 2 * low + width  # not the middle, which may round
+    start = 2 * low / twice
+    from_end = start < 0.5
+    t = torch.where(from_end, 1, width) / torch.where(from_end, 1, twice)
+    return twice, torch.where(from_end, 1 - start, t), start
+
+
 # Uniform || ...
 
 
@@ -80,57 +90,61 @@ def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
     scale = upcast(q.scale)
     low, high = upcast(p.low), upcast(p.high)
     width = (high - low) / scale
-    shift = (low - upcast(q.loc)) / scale + width / 2
-    return (width * width / 12 + shift * shift) / 2 - torch.log(width) + HALF_LOG_2PI
+    shift = ((low - upcast(q.loc)) + (high - low) / 2) / scale
+    return (width * width / 12 + shift * shift) / 2 - log_ratio(high - low, scale) + HALF_LOG_2PI
 
 
 @closed_form(Uniform, HalfNormal)
 def kl_uniform_half_normal(p: Uniform, q: HalfNormal) -> Tensor:
     """Return KL to the Normal distribution of mean 0, minus log 2."""
     scale = upcast(q.scale)
-    low, high = upcast(p.low) / scale, upcast(p.high) / scale
-    width = high - low
-    middle = low + width / 2
-    return (width * width / 12 + middle * middle) / 2 - torch.log(width) + (HALF_LOG_2PI - math.log(2))
+    low, high = upcast(p.low), upcast(p.high)
+    width = (high - low) / scale
+    middle = low / scale + width / 2
+    return (
+        (width * width / 12 + middle * middle) / 2
+        - log_ratio(high - low, scale)
+        + (HALF_LOG_2PI - math.log(2))
+    )
 
 
 @closed_form(Uniform, Laplace)
 def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
     """Return log(2 b / w) + E|x - m| / b; for m inside, u and v from the ends, E|x - m| = (u^2 + v^2) / 2w."""
     start, end, loc, scale = upcast(p.low), upcast(p.high), upcast(q.loc), upcast(q.scale)
-    low, high, width = (start - loc) / scale, (end - loc) / scale, (end - start) / scale
-    across = (low < 0) & (high > 0)
-    arms = (low * low + high * high) / (2 * width)
-    return torch.where(across, arms, (low + high).abs() / 2) + math.log(2) - torch.log(width)
+    across = (start < loc) & (end > loc)
+    below, above = start - loc, end - loc
+    u, v, width = (torch.where(across, x, 1) for x in (below, above, end - start))
+    distance = torch.where(across, u * (u / width) + v * (v / width), (below + above).abs()) / 2
+    return distance / scale + math.log(2) - log_ratio(end - start, scale)
 
 
 @closed_form(Uniform, Gumbel)
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     """Return log(s / w) + E z + E e^-z, where E e^-z = e^-z_low (1 - e^-y) / y with y = w / s."""
-    start, scale = upcast(p.low), upcast(q.scale)
-    low, width = (start - upcast(q.loc)) / scale, (upcast(p.high) - start) / scale
-    return low + width / 2 + bounded_exp(log_mean_decay(width) - low) - torch.log(width)
+    start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
+    low, width = (start - upcast(q.loc)) / scale, (end - start) / scale
+    return low + width / 2 + bounded_exp(log_mean_decay(width) - low) - log_ratio(end - start, scale)
 
 
 @closed_form(Uniform, Exponential)
 def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
     """Return r (low + high) / 2 - log(r w)."""
     start, rate = upcast(p.low), upcast(q.rate)
-    width = (upcast(p.high) - start) * rate
-    return start * rate + width / 2 - torch.log(width)
+    width = upcast(p.high) - start
+    return start * rate + width * rate / 2 - log_product(width, rate)
 
 
 @closed_form(Uniform, Gamma)
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X), x = E X / mean_Q."""
     low, high = _ends(p, least=0.0)
-    a = upcast(q.concentration)
-    middle = low + (high - low) / 2
-    t = (high - low) / (2 * middle)
-    log_means = log_ratio(middle * upcast(q.rate), a)
+    a, rate = upcast(q.concentration), upcast(q.rate)
+    twice, t, start = _relative(low, high - low)
+    log_mean = log_product(twice, rate) - math.log(2)
     return (
-        scaled_expm1mx(a, log_means)
-        - (a - 1) * _log_deficit(t, low / middle)
+        scaled_expm1mx(a, log_product(twice, rate, 2 * a), log_mean)
+        - (a - 1) * _log_deficit(t, start)
         + stirling_remainder(a)
         - torch.log(2 * t)
     )
@@ -141,11 +155,10 @@ def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
     """Return (alpha + 1) E log X - alpha log s - log(alpha w)."""
     low, high = _ends(p, least=0.0)
     alpha = upcast(q.alpha)
-    middle = low + (high - low) / 2
-    t = (high - low) / (2 * middle)
+    twice, t, start = _relative(low, high - low)
     return (
-        (alpha + 1) * _log_deficit(t, low / middle)
-        + alpha * log_ratio(middle, upcast(q.scale))
+        (alpha + 1) * _log_deficit(t, start)
+        + alpha * (log_ratio(twice, upcast(q.scale)) - math.log(2))
         - torch.log(2 * t * alpha)
     )
 
@@ -158,17 +171,17 @@ def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     """
     low, high = _ends(p, least=0.0, most=1.0)
     a, b = upcast(q.concentration1), upcast(q.concentration0)
-    half = (high - low) / 2
-    total = a + b
-    value = -torch.log(2 * half) - stirling_remainder(total)
-    for c, start in ((a, low), (b, 1 - high)):
-        middle = start + half
+    width, total = high - low, a + b
+    value = -torch.log(width) - stirling_remainder(total)
+    for c, from_end in ((a, low), (b, 1 - high)):
+        twice, t, start = _relative(from_end, width)
+        log_mean = log_product(twice, total) - math.log(2)
         value = (
             value
-            + scaled_expm1mx(c, log_ratio(middle * total, c))
-            - (c - 1) * _log_deficit(half / middle, start / middle)
+            + scaled_expm1mx(c, log_product(twice, total, 2 * c), log_mean)
+            - (c - 1) * _log_deficit(t, start)
         )
-        value = value + torch.log(middle) + stirling_remainder(c)
+        value = value + (torch.log(twice) - math.log(2)) + stirling_remainder(c)
     return value.clamp(min=0)
 
 

@@ -25,6 +25,7 @@ from kullback.numeric import upcast
 from kullback.pairs.numerics.bernoulli import (
     Probabilities,
     generalized_kl,
+    generalized_kl_of,
     log_ratios,
     probabilities_of,
     rate_of,
@@ -38,6 +39,7 @@ __all__: list[str] = []
 # (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...)
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
 _LOG_HUGE = 709.0
+_TINY = 1e-30
 
 Classes = Categorical | OneHotCategorical | Multinomial
 
@@ -45,7 +47,11 @@ Classes = Categorical | OneHotCategorical | Multinomial
 def _one_trial(p: Probabilities, q: Probabilities) -> Tensor:
     """Return KL of one trial."""
     success, failure = log_ratios(p, q)
-    return generalized_kl(p.success, q.success, success) + generalized_kl(p.failure, q.failure, failure)
+    if p.logits is None and q.logits is None:
+        of_success = generalized_kl_of(p.success, q.success, _log_ratio)
+    else:
+        of_success = generalized_kl(p.success, q.success, success)
+    return of_success + generalized_kl(p.failure, q.failure, failure)
 
 
 @closed_form(Bernoulli, Bernoulli)
@@ -68,7 +74,11 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
     success, failure = log_ratios(a, b)
-    return _trials_until(success, failure, a.log_failure - a.log_success, b.log_failure - a.log_success)
+    tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
+    # of tiny probabilities, whose odds may overflow, the other outcome adds nothing
+    of_odds = (torch.where(tiny, 0, x - a.log_success) for x in (a.log_failure, b.log_failure))
+    many = _trials_until(torch.where(tiny, 0, success), torch.where(tiny, 0, failure), *of_odds)
+    return torch.where(tiny, expm1mx(-torch.where(tiny, success, 0)), many)
 
 
 @closed_form(NegativeBinomial, NegativeBinomial)
@@ -100,7 +110,7 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
 def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
     """Return a log(a / b) - a + b for the rates a and b."""
     a, b = rate_of(p), rate_of(q)
-    return generalized_kl(a, b, _log_ratio(a, b))
+    return generalized_kl_of(a, b, _log_ratio)
 
 
 @closed_form(Bernoulli, Poisson)
@@ -115,7 +125,7 @@ def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
         + success
     )
     rest = torch.where(near, small * small * _series(small), far)
-    return generalized_kl(success, rate, _log_ratio(success, rate)) + rest
+    return generalized_kl_of(success, rate, _log_ratio) + rest
 
 
 def _series(x: Tensor) -> Tensor:

@@ -20,14 +20,17 @@ from torch.distributions import (
 )
 
 from kullback.numeric import upcast
-from kullback.pairs.closed_forms.real import cauchy_divergence, weibull_divergence
+from kullback.pairs.closed_forms.real import cauchy_divergence, gumbel_divergence
 from kullback.pairs.registry import closed_form
 from kullback.special import (
+    EULER_GAMMA,
     HALF_LOG_2PI,
     expm1_ratio,
+    expm1mx,
     itakura_saito,
     lgamma_bregman,
     log1pmx,
+    log_product,
     log_ratio,
     scaled_expm1mx,
     stirling_bregman,
@@ -78,22 +81,25 @@ def gamma_divergence(
 
     `more` is a_p - a_q and `faster` is rate_p - rate_q where those are known better than from the parameters.
     """
-    log_means = log_ratio(a_p, a_q, more) - log_ratio(rate_p, rate_q, faster)
-    return scaled_expm1mx(a_q, log_means) + stirling_bregman(a_p, a_q, None if more is None else -more)
+    log_rates = log_ratio(rate_p, rate_q, faster)
+    log_means = log_ratio(a_p, a_q, more) - log_rates
+    return scaled_expm1mx(a_q, log_means, torch.log(a_p) - log_rates) + stirling_bregman(
+        a_p, a_q, None if more is None else -more
+    )
 
 
 @closed_form(Weibull, Exponential)
 def kl_weibull_exponential(p: Weibull, q: Exponential) -> Tensor:
     """Return KL to the Weibull distribution of concentration 1."""
-    scale = 1 / upcast(q.rate)
-    return weibull_divergence(upcast(p.scale), upcast(p.concentration), scale, torch.ones_like(scale))
+    k, rate = upcast(p.concentration), upcast(q.rate)
+    return gumbel_divergence(log_product(upcast(p.scale), rate), torch.ones_like(k), k)
 
 
 @closed_form(Exponential, Weibull)
 def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
     """Return KL from the Weibull distribution of concentration 1."""
-    scale = 1 / upcast(p.rate)
-    return weibull_divergence(scale, torch.ones_like(scale), upcast(q.scale), upcast(q.concentration))
+    k, rate = upcast(q.concentration), upcast(p.rate)
+    return gumbel_divergence(-k * log_product(upcast(q.scale), rate), k, torch.ones_like(k))
 
 
 @closed_form(Weibull, Gamma)
@@ -104,12 +110,18 @@ def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
     Stirling remainder.
     Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
     """
-    a, k, scale = upcast(q.concentration), upcast(p.concentration), upcast(p.scale)
+    a, k, scale, rate = upcast(q.concentration), upcast(p.concentration), upcast(p.scale), upcast(q.rate)
     one = torch.ones_like(k)
-    y = 1 / k
-    log_means = log_ratio(scale * upcast(q.rate), a) + torch.lgamma(1 + y)
-    shapes = a * lgamma_bregman(one, y, (1 - k) / k) - (a - 1) * log_ratio(k, one)
-    return (scaled_expm1mx(a, log_means) + shapes + stirling_bregman(torch.ones_like(a), a)).clamp(min=0)
+    k = k.clamp(min=1e-300)  # of which E X overflows as well
+    y = one / k
+    gap = torch.lgamma(1 + y)
+    means = scaled_expm1mx(a, log_product(scale, rate, a) + gap, log_product(scale, rate) + gap)
+    sharp = k > 2  # where log y, which the rest cancels, may be all of B
+    near, z = torch.where(sharp, 1, k), torch.where(sharp, 1, y)
+    shapes = a * lgamma_bregman(one, z, (1 - near) / near) - (a - 1) * log_ratio(near, one)
+    far = a * (gap + EULER_GAMMA * (y - 1)) + log_ratio(k, one)
+    shapes = torch.where(sharp, far, shapes)
+    return (means + shapes + stirling_bregman(torch.ones_like(a), a)).clamp(min=0)
 
 
 @closed_form(HalfNormal, HalfNormal)
@@ -145,44 +157,29 @@ def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
 def kl_generalized_pareto_exponential(p: GeneralizedPareto, q: Exponential) -> Tensor:
     """Return m - 1 - log m - c - log(1 - c) + rate loc, with m = rate scale / (1 - c) and c the concentration."""
     scale, rate, c = upcast(p.scale), upcast(q.rate), _below(upcast(p.concentration), 1.0)
-    return itakura_saito(rate * scale, 1 - c) - log1pmx(-c) + rate * upcast(p.loc)
+    return expm1mx(log_product(scale, rate, 1 - c)) - log1pmx(-c) + rate * upcast(p.loc)
 
 
 @closed_form(GeneralizedPareto, Normal)
 def kl_generalized_pareto_normal(p: GeneralizedPareto, q: Normal) -> Tensor:
     """Return log(s_q / s_p) - c - 1 + log(2 pi) / 2 + (variance + (mean - loc)^2) / (2 s_q^2)."""
-    scale_q = upcast(q.scale)
-    deviation, spread = _moments(p, scale_q, upcast(q.loc))
-    return (
-        log_ratio(scale_q, upcast(p.scale))
-        - upcast(p.concentration)
-        - 1
-        + HALF_LOG_2PI
-        + (spread + deviation) / 2
-    )
+    return _generalized_pareto_normal(p, upcast(q.loc), upcast(q.scale))
 
 
 @closed_form(GeneralizedPareto, HalfNormal)
 def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Tensor:
     """Return KL to the Normal distribution of the same scale and mean 0, minus log 2."""
     scale_q = upcast(q.scale)
-    deviation, spread = _moments(p, scale_q, torch.zeros_like(scale_q))
-    normalizer = HALF_LOG_2PI - math.log(2)
-    return (
-        log_ratio(scale_q, upcast(p.scale))
-        - upcast(p.concentration)
-        - 1
-        + normalizer
-        + (spread + deviation) / 2
-    )
+    return _generalized_pareto_normal(p, torch.zeros_like(scale_q), scale_q) - math.log(2)
 
 
-def _moments(p: GeneralizedPareto, unit: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the squared distance of the mean from `center`, and the variance, both in units of `unit` squared."""
-    c = _below(upcast(p.concentration), 0.5)
-    size = upcast(p.scale) / unit / (1 - c)
-    mean = (upcast(p.loc) - center) / unit + size
-    return mean * mean, size * size / (1 - 2 * c)
+def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Tensor) -> Tensor:
+    scale, concentration = upcast(p.scale), upcast(p.concentration)
+    c = _below(concentration, 0.5)
+    size = scale / scale_q / (1 - c)
+    shift = (upcast(p.loc) - loc_q) / scale_q + size
+    squares = shift * shift + size * size / (1 - 2 * c)
+    return log_ratio(scale_q, scale) - concentration - 1 + HALF_LOG_2PI + squares / 2
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
@@ -195,13 +192,13 @@ def kl_pareto_laplace(p: Pareto, q: Laplace) -> Tensor:
     """Return log(2 b alpha / s) - 1 / alpha - 1 + E|x - loc| / b.
 
     With L = log(loc / s), or 0 where loc < s, E|x - loc| = mean - loc + 2 E(loc - x)+ and
-    E(loc - x)+ = s (e^L - 1 - (e^((1 - alpha) L) - 1) / (1 - alpha)).
+    E(loc - x)+ = (loc - s)+ - s (e^((1 - alpha) L) - 1) / (1 - alpha).
     """
     scale, loc, width = upcast(p.scale), upcast(q.loc), upcast(q.scale)
     alpha = upcast(p.alpha)
     heavy = torch.where(alpha > 1, alpha, 2)
     inside = loc > scale
     reach = torch.where(inside, log_ratio(torch.where(inside, loc, scale), scale), 0)
-    below = torch.expm1(reach) - expm1_ratio(1 - heavy, reach)
-    mean_distance = (scale - loc) + scale / (heavy - 1) + 2 * scale * below
-    return math.log(2) + log_ratio(width * alpha, scale) - 1 / alpha - 1 + mean_distance / width
+    below = torch.where(inside, loc - scale, 0) - scale * expm1_ratio(1 - heavy, reach)
+    mean_distance = (scale - loc) + scale / (heavy - 1) + 2 * below
+    return math.log(2) + log_product(width, alpha, scale) - 1 / alpha - 1 + mean_distance / width

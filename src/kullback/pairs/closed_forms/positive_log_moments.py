@@ -43,6 +43,9 @@ from kullback.special import (
     digamma_minus_log,
     expm1mx,
     lgamma_bregman,
+    log1p_quotient,
+    log_product,
+    log_ratio,
     scaled_expm1mx,
     stirling_remainder,
     trigamma,
@@ -65,29 +68,33 @@ class LogMoments(ABC):
         """Return E log X."""
 
     @abstractmethod
-    def variance(self) -> Tensor:
-        """Return the variance of log X."""
+    def variance(self, scale: Tensor) -> Tensor:
+        """Return the variance of log X / scale."""
 
     @abstractmethod
     def jensen_gap(self, k: Tensor | float) -> Tensor:
         """Return log E X^k - k E log X, which is not negative by Jensen's inequality."""
 
     def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E X / scale, and the variance of X / E X: infinite where the variance of X / scale overflows."""
+        """Return E X / scale, and the variance of X / scale, which is infinite where one of them overflows."""
         gap = self.jensen_gap(1.0)
-        log_mean, log_square = self.mean() + gap - torch.log(scale), self.jensen_gap(2.0) - 2 * gap
+        log_mean, log_square = self.log_mean() - torch.log(scale), self.jensen_gap(2.0) - 2 * gap
         large = (log_square > 700) | (log_mean > 350) | (2 * log_mean + log_square > 700)
-        return torch.exp(torch.where(large, 0, log_mean)), torch.where(
-            large, torch.inf, torch.expm1(torch.where(large, 0, log_square))
-        )
+        mean = torch.exp(torch.where(large, 0, log_mean))
+        variance = torch.expm1(torch.where(large, 1, log_square))
+        return mean, torch.where(large, torch.inf, mean * mean * variance)
+
+    def log_power(self, k: Tensor | float) -> Tensor:
+        """Return log E X^k."""
+        return k * self.mean() + self.jensen_gap(k)
 
     def log_mean(self) -> Tensor:
         """Return log E X."""
-        return self.mean() + self.jensen_gap(1.0)
+        return self.log_power(1.0)
 
     def log_square(self) -> Tensor:
         """Return log E X^2."""
-        return 2 * self.mean() + self.jensen_gap(2.0)
+        return self.log_power(2.0)
 
 
 class Factor(NamedTuple):
@@ -98,13 +105,21 @@ class Factor(NamedTuple):
     sign: int = 1
 
 
+class Exact(NamedTuple):
+    """E X and the variance of X / E X, each a quotient of two numbers, which may leave the range of floats."""
+
+    mean: tuple[Tensor, Tensor]
+    variance: tuple[Tensor, Tensor]
+
+
 @dataclass(frozen=True)
 class GammaProduct(LogMoments):
     """X = e^shift times independent powers of Gamma variables."""
 
     shift: Tensor
     factors: tuple[Factor, ...]
-    exact: tuple[Tensor, Tensor] | None = None  # E X, and the variance of X / E X
+    exact: Exact | None = None
+    root: Tensor | float = 1.0  # 1 / power of all factors, up to the sign
 
     def mean(self) -> Tensor:
         total = self.shift
@@ -112,31 +127,51 @@ class GammaProduct(LogMoments):
             total = total + sign * power * digamma(a)
         return total
 
-    def variance(self) -> Tensor:
-        total = torch.zeros_like(self.shift)
-        for a, power, sign in self.factors:
-            total = total + sign * power * power * trigamma(a)
-        return total
+    def variance(self, scale: Tensor) -> Tensor:
+        trigammas = sum((sign * trigamma(a) for a, _, sign in self.factors), torch.zeros_like(self.shift))
+        relative = (torch.ones_like(scale) / scale).clamp(
+            max=1e308
+        ) / self.root  # as all powers are, up to the sign
+        return relative * trigammas * relative
 
     def jensen_gap(self, k: Tensor | float) -> Tensor:
         total = torch.zeros_like(self.shift)
         for a, power, sign in self.factors:
-            step = a * 0 + power * k
+            step = torch.zeros_like(a) + power * k
             finite = a + step > 0
             step = torch.where(finite, step, 0)
             total = total + sign * lgamma_bregman(a + torch.zeros_like(step), a + step, step)
         return total
 
+    def log_power(self, k: Tensor | float) -> Tensor:
+        total = k * self.shift
+        for a, power, sign in self.factors:
+            step = torch.zeros_like(a) + power * k
+            small = (a < 1) & (a + step > 0)  # where E log G is large, and would cancel
+            b, c = torch.where(small, a, 1), torch.where(small, step, 0)
+            near = torch.lgamma(b + c) - torch.lgamma(b)
+            b, c = torch.where(small, 1, a), torch.where((a + step > 0) & ~small, step, 0)
+            far = lgamma_bregman(b + torch.zeros_like(c), b + c, c) + step * digamma(b)
+            total = total + sign * torch.where(small, near, far)
+        return total
+
     def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        return super().first_two(scale) if self.exact is None else (self.exact[0] / scale, self.exact[1])
+        if self.exact is None:
+            return super().first_two(scale)
+        (dividend, divisor), (above, below) = self.exact
+        mean = dividend / scale / divisor
+        return mean, above * mean * (mean / below)
 
     def log_mean(self) -> Tensor:
-        return super().log_mean() if self.exact is None else torch.log(self.exact[0])
+        return super().log_mean() if self.exact is None else log_ratio(*self.exact.mean)
 
     def log_square(self) -> Tensor:
+        near = super().log_square()
         if self.exact is None:
-            return super().log_square()
-        return 2 * torch.log(self.exact[0]) + torch.log1p(self.exact[1])
+            return near
+        above, below = self.exact.variance
+        far = 2 * log_ratio(*self.exact.mean) + log1p_quotient(above, below)
+        return torch.where(above > below, near, far)
 
 
 @dataclass(frozen=True)
@@ -149,21 +184,25 @@ class NormalLog(LogMoments):
     def mean(self) -> Tensor:
         return self.loc
 
-    def variance(self) -> Tensor:
-        return self.scale * self.scale
+    def variance(self, scale: Tensor) -> Tensor:
+        relative = self.scale / scale
+        return relative * relative
 
     def jensen_gap(self, k: Tensor | float) -> Tensor:
         return (k * self.scale) ** 2 / 2
 
 
-def _over(x: Tensor, y: Tensor) -> Tensor:
-    """Return x / y where y is positive, and x elsewhere."""
-    return x / torch.where(y > 0, y, 1)
+def _positive(x: Tensor) -> Tensor:
+    """Return x where it is positive, and 1 elsewhere."""
+    return torch.where(x > 0, x, 1)
 
 
 def _gamma_entropy(a: Tensor) -> Tensor:
-    """Return the entropy of log G, which is lgamma(a) - a digamma(a) + a."""
-    return stirling_remainder(a) - a * digamma_minus_log(a)
+    """Return the entropy of log G, which is lgamma(a) - a digamma(a) + a, and near 1 - log a for tiny a."""
+    tiny = a < 1e-75
+    b = torch.where(tiny, 1, a)
+    limit = 1 - torch.log(torch.where(tiny, a, 1))
+    return torch.where(tiny, limit, stirling_remainder(b) - b * digamma_minus_log(b))
 
 
 def _of_gamma(d: Gamma) -> LogMoments:
@@ -176,19 +215,25 @@ def _of_exponential(d: Exponential) -> LogMoments:
 
 
 def _gamma_moments(a: Tensor, rate: Tensor) -> LogMoments:
-    return GammaProduct(_gamma_entropy(a), -torch.log(rate), (Factor(a),), (a / rate, 1 / a))
+    return GammaProduct(
+        _gamma_entropy(a), -torch.log(rate), (Factor(a),), Exact((a, rate), (torch.ones_like(a), a))
+    )
 
 
 def _of_inverse_gamma(d: InverseGamma) -> LogMoments:
     a, rate = upcast(d.concentration), upcast(d.rate)
-    exact = _over(rate, a - 1), _over(torch.ones_like(a), a - 2)
+    exact = Exact((rate, _positive(a - 1)), (torch.ones_like(a), _positive(a - 2)))
     return GammaProduct(_gamma_entropy(a), torch.log(rate), (Factor(a, -1.0),), exact)
 
 
 def _of_weibull(d: Weibull) -> LogMoments:
     k = upcast(d.concentration)
+    power = torch.ones_like(k) / k.clamp(min=1e-300)  # of which the moments overflow as well
     return GammaProduct(
-        EULER_GAMMA + 1 - torch.log(k), torch.log(upcast(d.scale)), (Factor(torch.ones_like(k), 1 / k),)
+        EULER_GAMMA + 1 - torch.log(k),
+        torch.log(upcast(d.scale)),
+        (Factor(torch.ones_like(k), power),),
+        root=k,
     )
 
 
@@ -199,27 +244,28 @@ def _of_half_normal(d: HalfNormal) -> LogMoments:
 def _half_normal_moments(scale: Tensor) -> LogMoments:
     half = torch.full_like(scale, 0.5)
     entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
-    exact = math.sqrt(2 / math.pi) * scale, half * (math.pi - 2)
-    return GammaProduct(entropy, torch.log(scale) + math.log(2) / 2, (Factor(half, 0.5),), exact)
+    mean = scale, torch.full_like(scale, math.sqrt(math.pi / 2))
+    exact = Exact(mean, (half * (math.pi - 2), torch.ones_like(half)))
+    return GammaProduct(entropy, torch.log(scale) + math.log(2) / 2, (Factor(half, 0.5),), exact, root=2.0)
 
 
 def _of_half_cauchy(d: HalfCauchy) -> LogMoments:
     scale = upcast(d.scale)
     half = torch.full_like(scale, 0.5)
     factors = Factor(half, 0.5), Factor(half, -0.5)
-    return GammaProduct(torch.full_like(scale, 2 * HALF_LOG_2PI), torch.log(scale), factors)
+    return GammaProduct(torch.full_like(scale, 2 * HALF_LOG_2PI), torch.log(scale), factors, root=2.0)
 
 
 def _of_pareto(d: Pareto) -> LogMoments:
     scale, a = upcast(d.scale), upcast(d.alpha)
-    exact = _over(scale * a, a - 1), _over(1 / a, a - 2)
+    exact = Exact((scale, _positive(1 - 1 / a)), (1 / a, _positive(a - 2)))
     return GammaProduct(1 - torch.log(a), torch.log(scale), (Factor(a, -1.0), Factor(a + 1, -1.0, -1)), exact)
 
 
 def _of_beta(d: Beta) -> LogMoments:
     a, b = upcast(d.concentration1), upcast(d.concentration0)
     total = a + b
-    exact = a / total, b / (a * (total + 1))
+    exact = Exact((a, total), (b / (total + 1), a))
     return GammaProduct(
         _beta_entropy(a, b), torch.zeros_like(total), (Factor(a), Factor(total, 1.0, -1)), exact
     )
@@ -235,14 +281,14 @@ def _of_kumaraswamy(d: Kumaraswamy) -> LogMoments:
     a, b = upcast(d.concentration1), upcast(d.concentration0)
     one = torch.ones_like(a + b)
     factors = Factor(one, 1 / a), Factor(one + b, 1 / a, -1)
-    return GammaProduct(_beta_entropy(one, b) - torch.log(a), torch.zeros_like(one), factors)
+    return GammaProduct(_beta_entropy(one, b) - torch.log(a), torch.zeros_like(one), factors, root=a)
 
 
 def _of_fisher_snedecor(d: FisherSnedecor) -> LogMoments:
     df1, df2 = upcast(d.df1), upcast(d.df2)
     a, b = df1 / 2, df2 / 2
     entropy = _gamma_entropy(a) + _gamma_entropy(b) - _gamma_entropy(a + b)
-    exact = _over(b, b - 1), _over((a + b - 1) / a, b - 2)
+    exact = Exact((b, _positive(b - 1)), ((a + b - 1) / a, _positive(b - 2)))
     return GammaProduct(entropy, torch.log(df2) - torch.log(df1), (Factor(a), Factor(b, -1.0)), exact)
 
 
@@ -274,8 +320,9 @@ def log_moments_of(family: type[Distribution]) -> Callable[[Any], LogMoments]:
 def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) + a jensen_gap(1) + lgamma(a) - a log a + a - H(log X), at x = E X / mean_Q."""
     a = upcast(q.concentration)
-    log_means = p.log_mean() + torch.log(upcast(q.rate) / a)
-    return scaled_expm1mx(a, log_means) + a * p.jensen_gap(1.0) + stirling_remainder(a) - p.entropy
+    log_mean, rate = p.log_mean(), upcast(q.rate)
+    means = scaled_expm1mx(a, log_mean + log_ratio(rate, a), log_mean + torch.log(rate))
+    return means + a * p.jensen_gap(1.0) + stirling_remainder(a) - p.entropy
 
 
 def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
@@ -286,23 +333,24 @@ def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
 def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
     """Return KL from 1 / X to the Gamma distribution."""
     a = upcast(q.concentration)
-    gap = p.jensen_gap(-1.0)
-    log_means = gap - p.mean() + torch.log(upcast(q.rate) / a)
-    return scaled_expm1mx(a, log_means) + a * gap + stirling_remainder(a) - p.entropy
+    gap, rate = p.jensen_gap(-1.0), upcast(q.rate)
+    log_mean = p.log_power(-1.0)  # of 1 / X
+    means = scaled_expm1mx(a, log_mean + log_ratio(rate, a), log_mean + torch.log(rate))
+    return means + a * gap + stirling_remainder(a) - p.entropy
 
 
 def _to_weibull(p: LogMoments, q: Weibull) -> Tensor:
     """Return x - 1 - log x + 1 + jensen_gap(k) - log k - H(log X), at x = E (X / scale)^k."""
     k = upcast(q.concentration)
     gap = p.jensen_gap(k)
-    return expm1mx(k * (p.mean() - torch.log(upcast(q.scale))) + gap) + 1 + gap - torch.log(k) - p.entropy
+    return expm1mx(p.log_power(k) - k * torch.log(upcast(q.scale))) + 1 + gap - torch.log(k) - p.entropy
 
 
 def _to_log_normal(p: LogMoments, q: LogNormal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (Var log X + (E log X - m)^2) / (2 s^2) - H(log X)."""
     scale = upcast(q.scale)
     shift = (p.mean() - upcast(q.loc)) / scale
-    return (p.variance() / scale / scale + shift * shift) / 2 + torch.log(scale) + HALF_LOG_2PI - p.entropy
+    return (p.variance(scale) + shift * shift) / 2 + torch.log(scale) + HALF_LOG_2PI - p.entropy
 
 
 def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
@@ -315,10 +363,10 @@ def _to_half_normal(p: LogMoments, q: HalfNormal) -> Tensor:
 def _to_normal(p: LogMoments, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
     scale = upcast(q.scale)
-    mean, relative_variance = p.first_two(scale)
-    infinite = relative_variance.isinf()
+    mean, variance = p.first_two(scale)
+    infinite = mean.isinf() | variance.isinf()
     shift = mean - upcast(q.loc) / scale
-    spread = torch.where(infinite, 0, relative_variance) * mean * mean + shift * shift
+    spread = torch.where(infinite, 0, variance) + shift * shift
     return torch.where(
         infinite, torch.inf, spread / 2 + torch.log(scale) - p.mean() + HALF_LOG_2PI - p.entropy
     )
@@ -382,7 +430,7 @@ def kl_exponential_gumbel(p: Exponential, q: Gumbel) -> Tensor:
 
 def _gamma_to_gumbel(a: Tensor, rate: Tensor, q: Gumbel) -> Tensor:
     loc, scale = upcast(q.loc), upcast(q.scale)
-    unit = 1 / (rate * scale)
+    unit = torch.ones_like(rate) / rate / scale
     return _to_gumbel(_gamma_moments(a, rate), loc, scale, a * unit, -a * torch.log1p(unit))
 
 
@@ -405,8 +453,9 @@ def _to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_deca
 def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     """Return log(2 b r) - 1 + E|x - m| / b, where E|x - m| is m - 1 / r + 2 e^(-r m) / r for m > 0."""
     scale = upcast(q.scale)
-    spread = 1 / (upcast(p.rate) * scale)
+    rate = upcast(p.rate)
+    spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
     start = upcast(q.loc) / scale
     inside = start.clamp(min=0)
     distance = 2 * inside - start - spread + 2 * spread * torch.exp(-inside / spread)
-    return distance - torch.log(spread) + (math.log(2) - 1)
+    return distance + log_product(rate, scale) + (math.log(2) - 1)

@@ -14,10 +14,12 @@ from kullback.special import (
     EULER_GAMMA,
     HALF_LOG_2PI,
     bounded_exp,
+    clamped_quotient,
     ein,
     expm1mx,
     itakura_saito,
     lgamma_bregman,
+    log1p_quotient,
     log_ratio,
     polynomial,
     scaled_e1_from_2,
@@ -41,8 +43,11 @@ def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
-    distance = (upcast(p.loc) - upcast(q.loc)).abs() / scale_p
-    return itakura_saito(scale_p, scale_q) + scale_p / scale_q * expm1mx(-distance)
+    gap = (upcast(p.loc) - upcast(q.loc)).abs()
+    # y may overflow, and r, where r y does not
+    y = clamped_quotient(gap, scale_p, 1000)
+    far = gap / scale_q + torch.expm1(-y) * scale_p / scale_q
+    return itakura_saito(scale_p, scale_q) + torch.where(y > 2, far, expm1mx(-y) * scale_p / scale_q)
 
 
 @closed_form(Cauchy, Cauchy)
@@ -75,9 +80,7 @@ def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -
 def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
     """Return `gumbel_divergence` at ratio s_p / s_q and shift (m_q - m_p) / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
-    return gumbel_divergence(
-        (upcast(q.loc) - upcast(p.loc)) / scale_q, scale_p / scale_q, (scale_p - scale_q) / scale_q
-    )
+    return gumbel_divergence((upcast(q.loc) - upcast(p.loc)) / scale_q, scale_p, scale_q)
 
 
 @closed_form(Weibull, Weibull)
@@ -93,15 +96,21 @@ def kl_weibull_weibull(p: Weibull, q: Weibull) -> Tensor:
 
 def weibull_divergence(scale_p: Tensor, k_p: Tensor, scale_q: Tensor, k_q: Tensor) -> Tensor:
     """Return KL between Weibull distributions with concentrations k."""
-    return gumbel_divergence(k_q * log_ratio(scale_p, scale_q), k_q / k_p, (k_q - k_p) / k_p)
+    return gumbel_divergence(k_q * log_ratio(scale_p, scale_q), k_q, k_p)
 
 
-def gumbel_divergence(shift: Tensor, ratio: Tensor, more: Tensor) -> Tensor:
-    """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r at shift t and ratio r = 1 + more.
+def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor:
+    """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r at shift t and r = s_p / s_q.
 
     It is e^d - 1 - d at d = t + lgamma(1 + r), and Bregman's divergence of lgamma from 1 to r.
     """
-    return expm1mx(shift + _lgamma_beyond_two(more)) + lgamma_bregman(torch.ones_like(ratio), ratio, more)
+    ratio, more = (x.clamp(max=1e308) for x in (scale_p / scale_q, (scale_p - scale_q) / scale_q))
+    small = ratio < 0.5  # where 1 / r may overflow
+    beyond = _lgamma_beyond_two(more)
+    far = beyond + EULER_GAMMA * more - log_ratio(scale_p, scale_q)
+    one = torch.ones_like(ratio)
+    near = lgamma_bregman(one, torch.where(small, one, ratio), torch.where(small, 0, more))
+    return expm1mx(shift + beyond) + torch.where(small, far, near)
 
 
 def _lgamma_beyond_two(z: Tensor) -> Tensor:
@@ -129,30 +138,29 @@ def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
     The Folded Normal Distribution (Leone, Nelson and Nottingham, 1961)
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
-    shift = (upcast(p.loc) - upcast(q.loc)) / scale_p
-    folded = math.sqrt(2 / math.pi) * torch.exp(-shift * shift / 2) + shift * torch.erf(
-        shift * math.sqrt(0.5)
-    )
-    ratio = scale_p / scale_q
-    return ratio * folded - torch.log(ratio) + (math.log(2) - HALF_LOG_2PI - 0.5)
+    distance = upcast(p.loc) - upcast(q.loc)
+    shift = clamped_quotient(distance, scale_p, 1000)
+    near = scale_p / scale_q * (math.sqrt(2 / math.pi) * torch.exp(-shift * shift / 2))
+    folded = near + distance / scale_q * torch.erf(shift * math.sqrt(0.5))
+    return folded - log_ratio(scale_p, scale_q) + (math.log(2) - HALF_LOG_2PI - 0.5)
 
 
 @closed_form(Laplace, Normal)
 def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b)."""
-    scale_q = upcast(q.scale)
-    ratio = upcast(p.scale) / scale_q
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
-    return ratio * ratio - torch.log(ratio) + shift * shift / 2 + (HALF_LOG_2PI - 1 - math.log(2))
+    return ratio * ratio - log_ratio(scale_p, scale_q) + shift * shift / 2 + (HALF_LOG_2PI - 1 - math.log(2))
 
 
 @closed_form(Normal, Gumbel)
 def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
     """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q."""
-    scale_q = upcast(q.scale)
-    ratio = upcast(p.scale) / scale_q
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
-    return shift + bounded_exp(ratio * ratio / 2 - shift) - torch.log(ratio) - (HALF_LOG_2PI + 0.5)
+    return shift + bounded_exp(ratio * ratio / 2 - shift) - log_ratio(scale_p, scale_q) - (HALF_LOG_2PI + 0.5)
 
 
 @closed_form(Gumbel, Normal)
@@ -162,18 +170,18 @@ def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
     ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q + EULER_GAMMA * ratio
     variance = math.pi**2 / 6 * ratio * ratio
-    return (variance + shift * shift) / 2 - torch.log(ratio) + (HALF_LOG_2PI - EULER_GAMMA - 1)
+    return (variance + shift * shift) / 2 - log_ratio(scale_p, scale_q) + (HALF_LOG_2PI - EULER_GAMMA - 1)
 
 
 @closed_form(Laplace, Gumbel)
 def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     """Return t + e^-t / (1 - r^2) - log(2 r) - 1, with t = (m_p - m_q) / s_q and r = s_p / s_q below 1."""
-    scale_q = upcast(q.scale)
-    ratio = upcast(p.scale) / scale_q
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    ratio = scale_p / scale_q
     light = ratio < 1
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
     room = torch.where(light, (1 - ratio) * (1 + ratio), 1)
-    return shift + bounded_exp(-shift - torch.log(room)) - torch.log(2 * ratio) - 1
+    return shift + bounded_exp(-shift - torch.log(room)) - log_ratio(scale_p, scale_q) - (1 + math.log(2))
 
 
 @closed_form(Gumbel, Laplace)
@@ -182,15 +190,18 @@ def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
 
     E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y), as E1(y) = Ein(y) - log y - gamma is E(c - t)+.
     """
-    scale_p = upcast(p.scale)
-    ratio = scale_p / upcast(q.scale)
-    c = (upcast(q.loc) - upcast(p.loc)) / scale_p
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    quotient, further = scale_p / scale_q, upcast(q.loc) - upcast(p.loc)
+    ratio = torch.where(quotient.isinf(), 0, quotient)
+    c = clamped_quotient(further, scale_p, 1000)
     above = c > -math.log(2)  # y < 2
     y = torch.exp(-torch.where(above, c, 0))
     far = torch.exp(-torch.where(above, -1, c).clamp(min=-7))
     e1 = torch.exp(-far) * scaled_e1_from_2(far)
-    distance = torch.where(above, c - EULER_GAMMA + 2 * ein(y), EULER_GAMMA - c + 2 * e1)
-    return ratio * distance - torch.log(ratio) + (math.log(2) - EULER_GAMMA - 1)
+    side = torch.where(above, 1, -1)
+    distance = side * (further / scale_q - EULER_GAMMA * ratio) + 2 * ratio * torch.where(above, ein(y), e1)
+    value = distance - log_ratio(scale_p, scale_q) + (math.log(2) - EULER_GAMMA - 1)
+    return torch.where(quotient.isinf(), torch.inf, value)
 
 
 @closed_form(StudentT, Normal)
@@ -204,7 +215,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
     # A square of the ratio that underflows leaves its logarithm; one that overflows is infinite.
     tiny, huge = ratio < 1e-100, ratio > 1e150
-    log_variance = 2 * (torch.log(scale_p) - torch.log(scale_q)) + torch.log(half / (half - 1))
+    log_variance = 2 * log_ratio(scale_p, scale_q) + torch.log(half / (half - 1))
     ratio, more = (torch.where(tiny | huge, x, y) for x, y in ((1, ratio), (0, more)))
     square = ratio * ratio
     variance = square * half / (half - 1)
@@ -234,22 +245,21 @@ def _from_normal(half: Tensor) -> Tensor:
 @closed_form(Cauchy, StudentT)
 def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
     """Return E_P[-log q] - log(4 pi s_p), where E log((x - m)^2 + c^2) = log(d^2 + (s_p + c)^2)."""
-    df, scale_p = upcast(q.df), upcast(p.scale)
-    reach = upcast(q.scale) * torch.sqrt(df)
-    shift = (upcast(p.loc) - upcast(q.loc)) / reach
-    ratio = scale_p / reach
-    half = df / 2
+    half, scale_p = upcast(q.df) / 2, upcast(p.scale)
+    reach = upcast(q.scale) * torch.sqrt(2 * half)
+    distance = upcast(p.loc) - upcast(q.loc)
     # lgamma(h + 1/2) - lgamma(h) - log(h) / 2
     step = (
-        (half + 0.5) * torch.log1p(0.5 / half)
+        (half + 0.5) * log1p_quotient(torch.full_like(half, 0.5), half)
         - 0.5
         + stirling_remainder(half + 0.5)
         - stirling_remainder(half)
     )
     # log(shift^2 + (1 + ratio)^2), where neither square may overflow
-    large = torch.maximum(shift.abs(), ratio).detach() > 1e8
-    small_shift, small_ratio = torch.where(large, 0, shift), torch.where(large, 0, ratio)
-    near = torch.log1p(small_shift * small_shift + small_ratio * (2 + small_ratio))
-    log_square = torch.where(large, 2 * torch.log(torch.hypot(1 + ratio, shift)), near)
-    value = (half + 0.5) * log_square - step - torch.log(ratio) - torch.log(16 * math.pi * half) / 2
+    large = torch.maximum(distance.abs(), scale_p).detach() > 1e8 * reach
+    shift, ratio = (torch.where(large, 0, x) / reach for x in (distance, scale_p))
+    near = torch.log1p(shift * shift + ratio * (2 + ratio))
+    size = torch.hypot(torch.where(large, scale_p / 2 + reach / 2, 1), torch.where(large, distance / 2, 1))
+    log_square = torch.where(large, 2 * (log_ratio(size, reach) + math.log(2)), near)
+    value = (half + 0.5) * log_square - step - log_ratio(scale_p, reach) - torch.log(16 * math.pi * half) / 2
     return value.clamp(min=0)

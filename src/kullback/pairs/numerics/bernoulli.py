@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +20,14 @@ __all__ = [
     "stop_gradient_where",
     "log_ratios",
     "generalized_kl",
+    "generalized_kl_of",
     "rate_of",
 ]
 
 # Two logits closer than this give their log-ratios from the difference, which keeps its digits.
 _CLOSE = 1.0
 _NEAR = 0.3
+_LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
@@ -102,3 +105,16 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
     near = (log_ratio.abs() < _NEAR) & (p > 0)
     close = p * expm1mx(-torch.where(near, log_ratio, 0))
     return torch.where(near, close, q - p + p * log_ratio)
+
+
+def generalized_kl_of(p: Tensor, q: Tensor, log_ratio: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return `generalized_kl` from the function for log(p / q).
+
+    It grows as p and q do, and its derivatives are those of p and q in any unit: numbers near the smallest of all take
+    theirs in a larger one.
+    """
+    tiny = (p < _LEAST) & (q < _LEAST)
+    p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))
+    value = generalized_kl(p, q, log_ratio(p, q))
+    fixed = value.detach()
+    return torch.where(tiny, fixed / _UNIT + (value - fixed), value)

@@ -1,0 +1,121 @@
+"""Two distributions in a common unit, where their own is so large or small that squares would leave float64.
+
+A divergence of any kind is the same in any unit. Divided by a power of two, parameters keep all their digits, and the
+derivatives, which are multiplied by it, leave float64 only where those by the parameters themselves do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Cauchy,
+    Distribution,
+    Exponential,
+    Gamma,
+    GeneralizedPareto,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    Laplace,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    Pareto,
+    StudentT,
+    Uniform,
+    Weibull,
+)
+
+from kullback.pairs.numerics.parameters import dtype_of, first_given
+from kullback.representations import can_inspect
+
+__all__ = ["in_common_unit"]
+
+# The parameters of each family, and the power of the unit that each is measured in.
+_LOC_SCALE = {"loc": 1, "scale": 1}
+_POWERS: dict[type[Distribution], dict[str, int]] = {
+    Normal: _LOC_SCALE,
+    Laplace: _LOC_SCALE,
+    Gumbel: _LOC_SCALE,
+    Cauchy: _LOC_SCALE,
+    StudentT: {"df": 0, **_LOC_SCALE},
+    Exponential: {"rate": -1},
+    Gamma: {"concentration": 0, "rate": -1},
+    InverseGamma: {"concentration": 0, "rate": 1},
+    Weibull: {"scale": 1, "concentration": 0},
+    HalfNormal: {"scale": 1},
+    HalfCauchy: {"scale": 1},
+    Pareto: {"scale": 1, "alpha": 0},
+    GeneralizedPareto: {**_LOC_SCALE, "concentration": 0},
+    Uniform: {"low": 1, "high": 1},
+}
+# Binary orders of magnitude: beyond the first a unit is sought; no unit serves what spans more than the second.
+_MILD, _WIDEST = 250, 1990
+
+
+def in_common_unit(p: Distribution, q: Distribution) -> tuple[Any, Any]:
+    """Return two distributions, with parameters of some extreme size, in a unit in between; others as they are."""
+    sizes = _sizes(p), _sizes(q)
+    if sizes[0] is None or sizes[1] is None or dtype_of(p, q) is not torch.float64:
+        return p, q
+    both = [*sizes[0], *sizes[1]]
+    if not all(map(can_inspect, both)) or not any(bool((x.abs() > _MILD).any()) for x in both):
+        return p, q
+    known = torch.stack(torch.broadcast_tensors(*both))
+    lowest, highest = known.nan_to_num(math.inf).amin(0), known.nan_to_num(-math.inf).amax(0)
+    middle = torch.floor((lowest + highest) / 2)
+    power = torch.where(highest - lowest < _WIDEST, middle, 0).nan_to_num(0)
+    return _divided(p, power), _divided(q, power)
+
+
+def _powers(d: Distribution) -> dict[str, int] | None:
+    """Return the parameters and the power of the unit of each; None if the family has no unit."""
+    if type(d) is MultivariateNormal:
+        given = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix"))
+        return {"loc": 1, "scale_tril": 1} if given == "scale_tril" else None
+    return _POWERS.get(type(d))
+
+
+def _sizes(d: Distribution) -> list[Tensor] | None:
+    """Return the binary orders of magnitude of the parameters in a unit, NaN for 0; None without a common unit."""
+    if type(d) is MixtureSameFamily:
+        found = _sizes(d.component_distribution)
+        return None if found is None else [part for x in found for part in x.unbind(-1)]
+    powers = _powers(d)
+    if powers is None:
+        return None
+    read: list[Tensor] = []
+    for name, times in powers.items():
+        if times:
+            x: Tensor = getattr(d, name).detach().abs()
+            size = torch.where((x > 0) & x.isfinite(), times * torch.log2(x), math.nan)
+            if x.ndim == len(d.batch_shape):
+                read.append(size)
+            else:
+                size = size.flatten(len(d.batch_shape))
+                read += [size.nan_to_num(math.inf).amin(-1), size.nan_to_num(-math.inf).amax(-1)]
+    return [torch.where(x.isinf(), math.nan, x) for x in read]
+
+
+def _divided(d: Any, power: Tensor) -> Distribution:
+    """Return a distribution in units of 2^power."""
+    if isinstance(d, MixtureSameFamily):
+        components = _divided(d.component_distribution, power.unsqueeze(-1))
+        return MixtureSameFamily(d.mixture_distribution, components, validate_args=False)
+    half = torch.floor(power / 2)  # as 2^-power may overflow where the product does not
+
+    def changed(x: Tensor, times: int) -> Tensor:
+        if times == 0:
+            return x
+        events = [1] * (x.ndim - len(d.batch_shape))
+        first, second = (times * part.reshape(*part.shape, *events) for part in (half, power - half))
+        return x * torch.exp2(-first) * torch.exp2(-second)
+
+    powers = cast("dict[str, int]", _powers(d))
+    parameters = {name: changed(getattr(d, name), times) for name, times in powers.items()}
+    return type(d)(**parameters, validate_args=False)
