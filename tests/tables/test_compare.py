@@ -445,6 +445,7 @@ def test_few_clusters_are_a_finding(tables):
         ({"cluster": "nowhere"}, ("cluster", "columns of P")),
         ({"weights": "fruit"}, ("weights",)),
         ({"bins": 1}, ("bins", "2 or more")),
+        ({"bins": 10**5000}, ("bins", "at most 1,000,000")),
         ({"confidence": 1.5}, ("confidence",)),
     ],
 )

@@ -192,7 +192,7 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
         raise invalid_value(
             call,
             "bins",
-            wanted=f"an integer from 2 to {_MOST_BINS:,}",
+            wanted=f"an integer, 2 or more and at most {_MOST_BINS:,}",
             got=safe_repr(bins),
             instead="bins=None for a number that suits n",
         )

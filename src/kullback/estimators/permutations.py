@@ -191,7 +191,7 @@ def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = 
     if values.shape[1] == 1:
         return float((values[:, 0] >= values[0, 0]).mean()), 0
     tails = torch.special.log_ndtr(torch.from_numpy(-_normal_scores(values, values)))
-    logs = torch.tensor([1.0] * values.shape[1] if weights is None else weights, dtype=tails.dtype).log()
+    logs = tails.new_tensor([1.0] * values.shape[1] if weights is None else weights).log()
     evidence = _rounded(torch.logsumexp(logs - tails, dim=1).numpy())
     return float((evidence >= evidence[0]).mean()), int(_normal_scores(values[:1], values[1:])[0].argmax())
 

@@ -103,7 +103,7 @@ def check_settings(call: str, bins: int, confidence: float, generator: torch.Gen
             instead="bins=20",
         )
     if not 2 <= bins <= MOST_BINS:
-        wanted = f"2 to {MOST_BINS:,}"
+        wanted = "2 or more" if bins < 2 else f"at most {MOST_BINS:,}"
         raise invalid_value(call, "bins", wanted=wanted, got=safe_repr(bins), instead="bins=20")
     if generator is not None and not isinstance(cast("object", generator), torch.Generator):
         instead = "generator=torch.Generator().manual_seed(0)"
