@@ -73,6 +73,20 @@ def test_the_compiled_peers_compile_the_eager_ones() -> None:
     assert {name.split(":")[0] for name in script("peers").ROW_LOSSES} == set(FIRST_PARTS)
 
 
+def test_the_two_sample_test_keeps_its_size_and_is_never_far_behind_the_best_of_the_others() -> None:
+    """As measured: the size within three binomial errors, the power at most ten points behind."""
+    page, document = script("render_samples"), json.loads((SCRIPTS / "results/two_sample.json").read_text())
+    assert len(document["rows"]) >= 30
+    for row in document["rows"]:
+        assert row["repetitions"] >= 200
+        if row["equal"]:
+            level = document["level"]
+            error = (level * (1 - level) / row["repetitions"]) ** 0.5
+            assert row["rejects"]["ours"] <= level + 3 * error, row["case"]
+        else:
+            assert row["rejects"]["ours"] >= page.best_peer(row) - 0.1, row["case"]
+
+
 @pytest.mark.parametrize("rows", [3, 300])
 def test_the_losses_of_heads_are_the_kl_of_their_logits(rows: int) -> None:
     case = {"rows": rows, "classes": 20, "hidden": 8, "dtype": "float32"}

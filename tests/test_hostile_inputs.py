@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -16,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kullback
 from kullback import KL, Counts, Estimate, Logits, LogProbs, Probs, Renyi, Samples, divergence, kl_estimate
 from kullback.errors import KullbackError
+from kullback.estimators import histogram, nearest_neighbors
+from kullback.estimators.discrete import point
 from kullback.functional import (
     TopK,
     distillation_loss,
@@ -235,6 +238,9 @@ def test_a_tensor_that_is_not_dense_is_refused_with_the_method_that_makes_it_so(
 
     if "weight" in name.split()[-1:] and "linear" not in name:
         pytest.skip("these kinds have no single dimension to cut a column from")
+    if kind == "jagged" and name.startswith(("kl_div ", "KLDivLoss")):  # the drop-ins answer, as torch does
+        assert_answered(ALL[name](change))
+        return
     message = refusal(lambda: ALL[name](change))
     remedies = {
         "DTensor": "full_tensor()",
@@ -252,6 +258,33 @@ def test_jagged_rows_are_answered_by_the_drop_in_as_by_torch():
     p = torch.nested.nested_tensor_from_jagged(p.values(), log_q.offsets())  # one and the same raggedness
     found = kl_div(log_q, p, reduction="sum")
     torch.testing.assert_close(found, kl_div(LOG_PROBS, PROBS, reduction="sum"))
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (2, 1, 4), (2, 3, 4), (1,), ()], ids=str)
+@pytest.mark.filterwarnings("ignore:reduction")
+def test_jagged_rows_against_dense_ones_are_answered_as_by_torch(shape, reduction):
+    dense = normal(*shape).sigmoid()
+    rows = [normal(2, 4).log_softmax(-1), normal(3, 4).log_softmax(-1)]
+    log_q = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    for first, second in ((log_q, dense), (dense.log(), log_q.exp())):
+        found, wanted = (
+            call(first, second, reduction=reduction) for call in (kl_div, torch.nn.functional.kl_div)
+        )
+        found, wanted = (x.values() if x.is_nested else x for x in (found, wanted))
+        torch.testing.assert_close(found, wanted)
+        if dense.ndim < 3:  # torch itself has no gradient of whole rows that are cut
+            given = [x.detach().requires_grad_() for x in (first, second)]
+            gradients = [
+                torch.autograd.grad(call(*given, reduction="sum"), given)
+                for call in (kl_div, torch.nn.functional.kl_div)
+            ]
+            for of_ours, of_torch in zip(*gradients, strict=True):
+                x, y = (each.values() if each.is_nested else each for each in (of_ours, of_torch))
+                torch.testing.assert_close(x, y)
+    refused = refusal(lambda: kl_div(log_q, torch.ones(5, 4)))
+    assert "broadcasts" in refused
+    assert "to_padded_tensor(" in refused
 
 
 @pytest.mark.parametrize(("remedy", "kind"), [("full_tensor", "DTensor"), ("dequantize", "quantized")])
@@ -416,7 +449,8 @@ P, Q = Logits(LOGITS), Logits(OTHER)
 TOP = TopK(TOP_CLASSES, TOP_LOG_PROBS, tail="renormalize")
 TEACHER = {"student": LOGITS, "teacher": OTHER}
 HEADS = {"student": HIDDEN, "student_weight": HEAD, "teacher": HIDDEN.flip(0), "teacher_weight": 2 * HEAD}
-NO_NUMBERS = ("x", [1.0], 1j, math.nan, torch.ones(3), 10**400, object)
+LINE = Samples(DRAWS[:, 0])
+NO_NUMBERS = ("x", [1.0], 1j, math.nan, torch.ones(3), 10**400, 10**5000, object)
 
 # (function, the argument, what it refuses)
 NUMBERS: list[tuple[str, Callable[..., object], str, tuple[object, ...]]] = [
@@ -475,6 +509,31 @@ NUMBERS: list[tuple[str, Callable[..., object], str, tuple[object, ...]]] = [
         (0, 1, 95, None),
     ),
     ("Counts", lambda value: Counts(PROBS, prior=value), "prior", (-1, math.inf, None)),
+    (
+        "dirichlet",
+        lambda value: point.dirichlet(torch.ones(3), torch.ones(3), prior=value),
+        "prior",
+        (0, -1, math.inf, None),
+    ),
+    ("histogram", lambda value: histogram(LINE, LINE, bins=value), "bins", (1, 0.5, 2.5)),
+    (
+        "nearest_neighbors",
+        lambda value: nearest_neighbors(LINE, Samples(DRAWS[:, 1]), k=value),
+        "k",
+        (0, 0.5, 60),
+    ),
+    (
+        "two_sample_test",
+        lambda value: kullback.two_sample_test(LINE, LINE, permutations=value),
+        "permutations",
+        (0, 0.5, None, 10**8),
+    ),
+    (
+        "two_sample_test",
+        lambda value: kullback.two_sample_test(LINE, LINE, generator=value),
+        "generator",
+        (0, np.random.default_rng(0)),
+    ),
     ("Logits", lambda value: Logits(LOGITS, dim=value), "dim", (2, -3, 0.5, None)),
     (
         "distillation_loss",
@@ -508,10 +567,53 @@ def test_what_is_no_number_in_range_is_refused_by_the_name_of_its_argument(name,
         assert message.startswith(f"{name}({argument}=...)"), message
 
 
-WORDS = ("avg", "", None, 3, [1], object)
+NO_FLAGS = (np.array([True, False]), np.array([1.0]), "no", None, 1, 10**5000, torch.tensor(True))
+FLAGS: list[tuple[str, Callable[[object], object], str]] = [
+    *(
+        (name, lambda value, name=name: LOSSES[name](temperature_squared=value), "temperature_squared")
+        for name in LOSSES
+        if name != "top_k_divergence"
+    ),
+    (
+        "distillation_loss",
+        lambda value: distillation_loss(**TEACHER, inplace_backward=value),
+        "inplace_backward",
+    ),
+    ("DistillationLoss", lambda value: DistillationLoss(inplace_backward=value), "inplace_backward"),
+    (
+        "linear_distillation_loss",
+        lambda value: linear_distillation_loss(**HEADS, float32_logits=value),
+        "float32_logits",
+    ),
+    ("LinearDistillationLoss", lambda value: LinearDistillationLoss(float32_logits=value), "float32_logits"),
+    ("JensenShannon", lambda value: kullback.JensenShannon(scaled=value), "scaled"),
+    ("Logits", lambda value: Logits(LOGITS, validate=value), "validate"),
+]
 
 
-@pytest.mark.parametrize("word", WORDS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "call", "argument"), FLAGS, ids=[f"{entry[0]} {entry[2]}" for entry in FLAGS]
+)
+def test_what_is_neither_true_nor_false_is_refused(name, call, argument):
+    for value in NO_FLAGS:
+        message = refusal(lambda value=value: call(value))
+        assert message.startswith(f"{name}({argument}=...): wanted True or False"), message
+        assert message.endswith(f"Write: {argument}=True")
+    call(True)
+
+
+def test_a_value_whose_repr_fails_is_named_by_its_type():
+    class Unprintable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    assert "got an unprintable" in refusal(lambda: Renyi(Unprintable())).lower()
+
+
+WORDS = ("avg", "", None, 3, [1], object, 10**5000)
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: str(word) if word != 10**5000 else "10**5000")
 def test_what_is_none_of_the_words_is_refused(word):
     for call in (
         lambda: distillation_loss(**TEACHER, reduction=word),

@@ -61,7 +61,7 @@ LAYERS = {
         {"checks", "reader"},
         {"arrays", "parquet", "rows"},
         {"csv_text", "llamacpp", "reference_layout"},
-        {"reference", "vectors"},
+        {"reference", "tokens", "vectors"},
         {"formats", "reference_writer"},
         {"top_k"},
         {"__init__"},

@@ -1,5 +1,6 @@
 // Sweeps over the elements of a batch. Plain loops, which the compiler vectorizes.
 #include "../common/convert.h"
+#include "continuous_bernoulli.h"
 #include "elements.h"
 #include "mixed.h"
 #include "task.h"
@@ -175,6 +176,30 @@ static void sweep_beta_uniform(const Block& block) {
   }
 }
 
+// KL to Beta(1, 1), plus A(l) - l times the mean.
+template <class Given, bool with_derivatives>
+static void sweep_beta_continuous_bernoulli(const Block& block) {
+  double one[kElements];
+  const double *a = block.parameter[0], *b = block.parameter[1], *q = block.parameter[2];
+  for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
+  Block of_beta = block;
+  of_beta.parameter[2] = of_beta.parameter[3] = one;
+  sweep_beta<with_derivatives>(of_beta);
+  double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1], *by_q = block.derivative[2];
+#pragma omp simd
+  for (int64_t i = 0; i < block.size; ++i) {
+    const double inverse = 1.0 / (a[i] + b[i]), below = a[i] * inverse, above = b[i] * inverse;
+    const double logit = Given::logit(q[i]);
+    const CrossEntropy cross = cross_entropy_of(logit, below, above);
+    value[i] += cross.value;
+    if constexpr (with_derivatives) {
+      by_a[i] -= logit * above * inverse;
+      by_b[i] += logit * below * inverse;
+      by_q[i] = cross.by_logit * Given::by_given(q[i]);
+    }
+  }
+}
+
 template <class Form, bool with_derivatives>
 static void sweep(const Block& block) {
   if constexpr (__is_same(Form, GammaForm)) {
@@ -183,6 +208,10 @@ static void sweep(const Block& block) {
     sweep_beta<with_derivatives>(block);
   } else if constexpr (__is_same(Form, BetaUniformForm)) {
     sweep_beta_uniform<with_derivatives>(block);
+  } else if constexpr (__is_same(Form, BetaContinuousBernoulliForm<GivenLogits>)) {
+    sweep_beta_continuous_bernoulli<GivenLogits, with_derivatives>(block);
+  } else if constexpr (__is_same(Form, BetaContinuousBernoulliForm<GivenProbs>)) {
+    sweep_beta_continuous_bernoulli<GivenProbs, with_derivatives>(block);
   } else {
     sweep_elements<Form, with_derivatives>(block);
   }
@@ -321,6 +350,24 @@ bool compute_form(const FormTask& task) {
     case ElementForm::kParetoNormal: return run_form<ParetoNormalForm>(task);
     case ElementForm::kBernoulliPoisson: return run_form<BernoulliPoissonForm>(task);
     case ElementForm::kBernoulliLogitsPoisson: return run_form<BernoulliLogitsPoissonForm>(task);
+    case ElementForm::kExponentialGamma: return run_form<ExponentialGammaForm>(task);
+    case ElementForm::kExponentialNormal: return run_form<ExponentialNormalForm>(task);
+    case ElementForm::kExponentialGumbel: return run_form<ExponentialGumbelForm>(task);
+    case ElementForm::kGammaExponential: return run_form<GammaExponentialForm>(task);
+    case ElementForm::kBetaExponential: return run_form<BetaExponentialForm>(task);
+    case ElementForm::kParetoExponential: return run_form<ParetoExponentialForm>(task);
+    case ElementForm::kContinuousBernoulliLogits: return run_form<ContinuousBernoulliForm<GivenLogits>>(task);
+    case ElementForm::kContinuousBernoulliProbs: return run_form<ContinuousBernoulliForm<GivenProbs>>(task);
+    case ElementForm::kContinuousBernoulliLogitsExponential: return run_form<ContinuousBernoulliExponentialForm<GivenLogits>>(task);
+    case ElementForm::kContinuousBernoulliProbsExponential: return run_form<ContinuousBernoulliExponentialForm<GivenProbs>>(task);
+    case ElementForm::kContinuousBernoulliLogitsNormal: return run_form<ContinuousBernoulliNormalForm<GivenLogits>>(task);
+    case ElementForm::kContinuousBernoulliProbsNormal: return run_form<ContinuousBernoulliNormalForm<GivenProbs>>(task);
+    case ElementForm::kContinuousBernoulliLogitsUniform: return run_form<ContinuousBernoulliUniformForm<GivenLogits>>(task);
+    case ElementForm::kContinuousBernoulliProbsUniform: return run_form<ContinuousBernoulliUniformForm<GivenProbs>>(task);
+    case ElementForm::kUniformContinuousBernoulliLogits: return run_form<UniformContinuousBernoulliForm<GivenLogits>>(task);
+    case ElementForm::kUniformContinuousBernoulliProbs: return run_form<UniformContinuousBernoulliForm<GivenProbs>>(task);
+    case ElementForm::kBetaContinuousBernoulliLogits: return run_form<BetaContinuousBernoulliForm<GivenLogits>>(task);
+    case ElementForm::kBetaContinuousBernoulliProbs: return run_form<BetaContinuousBernoulliForm<GivenProbs>>(task);
   }
   return false;
 }
@@ -330,3 +377,5 @@ bool compute_form(const FormTask& task) {
 
 #include "normals.h"
 #include "rows.h"
+
+#include "factor_models.h"

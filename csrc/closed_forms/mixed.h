@@ -16,13 +16,31 @@ KULLBACK_INLINE Exponential exponential_of_log_means(double x) {
   return exponential_of(x < -690.0 ? -690.0 : x > 690.0 ? 690.0 : x);
 }
 
+// erf(x) for every x, given e^(-x^2): x P(x^2) for |x| < 1/2, else 1 - e^(-x^2) P((|x| - 2) / (|x| + 2)); Chebyshev fits.
+KULLBACK_INLINE double erf_of(double x, double density) {
+  constexpr double near[] = {1.1283791670955125696, -0.3761263890318347478, 0.11283791670925456841,
+                             -0.026866170632921086134, 0.0052239773735421825919, -0.00085482977980861919936,
+                             0.00012053337222877717966, -0.000014845900896375834493, 1.4726381680017031358e-6};
+  constexpr double far[] = {0.25539567631050574185, -0.42718584741395834468, 0.2416581942424673459,
+                            -0.078978581015741759552, 0.0037328924042669293199, 0.0069974617397625573577,
+                            -0.00084714324969483836795, -0.00098197704225128686994, 0.000043555604187321812103,
+                            0.00017436140690347230099, 0.00002752508438890242806, -0.000027581964168358880139,
+                            -0.000013962056910082782851, 1.4019873643767661111e-6, 3.7474252461508334543e-6,
+                            1.1651020836875061794e-6, -3.9086073426909412513e-7, -4.4823746768121573954e-7,
+                            -2.0950625535943528923e-7, 1.9963364693493907339e-8, 1.8318550464607062083e-7,
+                            1.2790401803248937822e-8, -7.7188118465593127765e-8, 2.1288852804258778368e-8};
+  const double size = __builtin_fabs(x), t = (size - 2.0) / (size + 2.0);
+  const double above = 1.0 - density * polynomial(far, t);
+  return size < 0.5 ? x * polynomial(near, x * x) : x < 0.0 ? -above : above;
+}
+
 struct NormalLaplaceForm {
   static constexpr Range ranges[] = {Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive};
 
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     constexpr double root = 0.79788456080286535588;  // sqrt(2 / pi)
-    const double shift = (loc_p - loc_q) / scale_p, ratio = scale_p / scale_q;
-    const double erf = __builtin_erf(shift * 0.70710678118654752440), density = root * exp_of(-0.5 * shift * shift);
+    const double shift = (loc_p - loc_q) / scale_p, ratio = scale_p / scale_q, decay = exp_of(-0.5 * shift * shift);
+    const double erf = erf_of(shift * 0.70710678118654752440, decay), density = root * decay;
     const double folded = density + shift * erf, by_loc = erf / scale_q;
     return {ratio * folded - log_of(ratio) + (kLog2 - kHalfLogTau - 0.5),
             {by_loc, density / scale_q - 1.0 / scale_p, -by_loc, (1.0 - ratio * folded) / scale_q}};
@@ -361,6 +379,87 @@ struct BernoulliLogitsPoissonForm {
     const double log_failure = -(up ? logit : 0.0) - log1p_of(exp).value();
     const Answer answer = bernoulli_to_poisson(p, failure, log_failure, rate);
     return {answer.value, {answer.derivative[0] * likelier * rarer, answer.derivative[1]}};
+  }
+};
+
+// A form of four parameters for a distribution whose parameter number `which` is always 1.
+template <class Form, int which>
+struct WithOne {
+  static constexpr Range ranges[] = {Form::ranges[which == 0], Form::ranges[which <= 1 ? 2 : 1],
+                                     Form::ranges[which <= 2 ? 3 : 2]};
+
+  KULLBACK_INLINE Answer at(double a, double b, double c, double) {
+    if constexpr (which == 0) {
+      const Answer answer = Form::at(1.0, a, b, c);
+      return {answer.value, {answer.derivative[1], answer.derivative[2], answer.derivative[3]}};
+    } else {
+      static_assert(which == 2);
+      const Answer answer = Form::at(a, b, 1.0, c);
+      return {answer.value, {answer.derivative[0], answer.derivative[1], answer.derivative[3]}};
+    }
+  }
+};
+
+using ExponentialNormalForm = WithOne<GammaNormalForm, 0>;
+using ExponentialGumbelForm = WithOne<GammaGumbelForm, 0>;
+using BetaExponentialForm = WithOne<BetaGammaForm, 2>;
+
+// Bregman's divergences between 1 and a = 1 + z of lgamma(x) - x log x + x, and the derivative by a of that from 1 to a.
+// Near 1 this one is S(z) + 2 z - (2 + z) log(1 + z), with S as in math.h, and the two together z times the derivative.
+struct BregmanAtOne {
+  double from_one, to_one, by_a;
+};
+
+KULLBACK_INLINE BregmanAtOne bregman_at_one(double a) {
+  const double z = a - 1.0;
+  const bool near = __builtin_fabs(z) < kLgammaNear;
+  const double small = near ? z : 0.0;
+  const LogQuotient log = log1p_of(small);
+  const double log_value = log.value(), series = small * small * polynomial(kLgammaSeries, small);
+  const double close = series + 2.0 * log.x_minus_log1p(small) - small * log_value;
+  const double close_by_a = small * polynomial(kDigammaSeries, small) + small / (1.0 + small) - log_value;
+  const StirlingRemainder far = stirling_remainder(a);
+  return {near ? close : far.value - 1.0 + z * kEuler,
+          near ? small * close_by_a - close : 1.0 - far.value + z * far.derivative,
+          near ? close_by_a : far.derivative + kEuler};
+}
+
+struct ExponentialGammaForm {
+  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive};
+
+  KULLBACK_INLINE Answer at(double rate_p, double a, double rate_q, double) {
+    const BregmanAtOne remainder = bregman_at_one(a);
+    const double determinant = determinant_of(1.0, rate_p, a, rate_q, a - 1.0, rate_q - rate_p);
+    const double log_means = log_quotient(rate_q, a * rate_p, determinant).value();
+    const Exponential e = exponential_of(log_means);
+    const double by_log_rate = a * e.expm1;
+    return {a * e.expm1_minus_x + remainder.from_one,
+            {-by_log_rate / rate_p, remainder.by_a - log_means, by_log_rate / rate_q}};
+  }
+};
+
+struct GammaExponentialForm {
+  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive};
+
+  KULLBACK_INLINE Answer at(double a, double rate_p, double rate_q, double) {
+    const BregmanAtOne remainder = bregman_at_one(a);
+    const double z = a - 1.0, determinant = determinant_of(a, rate_p, 1.0, rate_q, -z, rate_q - rate_p);
+    const Exponential e = exponential_of(log_quotient(a * rate_q, rate_p, determinant).value());
+    return {e.expm1_minus_x + remainder.to_one,
+            {e.expm1 / a + z * stirling_curvature(a), -e.expm1 / rate_p, e.expm1 / rate_q}};
+  }
+};
+
+struct ParetoExponentialForm {
+  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMildPositive};
+
+  KULLBACK_INLINE Answer at(double scale, double alpha, double rate, double) {
+    const bool infinite = alpha <= 1.0;
+    const double tail = infinite ? 2.0 : alpha, inverse = 1.0 / (tail - 1.0), reciprocal = 1.0 / tail;
+    const double least = scale * rate, mean = least * tail * inverse;
+    const double by_tail = reciprocal + reciprocal * reciprocal - least * inverse * inverse;
+    return {infinite ? kInfinity : log_of(tail / least) - 1.0 - reciprocal + mean,
+            {infinite ? 0.0 : (mean - 1.0) / scale, infinite ? 0.0 : by_tail, infinite ? 0.0 : (mean - 1.0) / rate}};
   }
 };
 

@@ -174,6 +174,62 @@ int64_t closed_form_of_normals(const Tensor& values, const Tensor& loc_p, const 
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
+// One side of a pair: `variances` are those beside a low-rank factor; without them `matrix` is a Cholesky factor.
+bool read_gaussian(const Tensor& values, const Tensor& mean, const Tensor& matrix, const Optional& variances,
+                   GaussianTask& to) {
+  STD_TORCH_CHECK(mean.dim() == values.dim() + 1 && begins_with_shape_of(mean, values) &&
+                      matrix.dim() == mean.dim() + 1 && begins_with_shape_of(matrix, mean) &&
+                      (variances ? has_shape_of(*variances, mean)
+                                 : matrix.size(mean.dim()) == mean.size(values.dim())),
+                  "kullback: a mean and a matrix for each value expected");
+  for (const Tensor* x : {&mean, &matrix, variances ? &*variances : &mean}) {
+    STD_TORCH_CHECK(x->is_cpu() && x->scalar_type() == values.scalar_type(),
+                    "kullback: parameters of one dtype on the CPU expected");
+    if (!x->is_contiguous()) return false;
+  }
+  to = {matrix.size(mean.dim()), mean.const_data_ptr(), matrix.const_data_ptr(),
+        variances ? variances->const_data_ptr() : nullptr};
+  return true;
+}
+
+// Writes the divergence of each pair of multivariate normals, of which one or both have low-rank covariances.
+int64_t closed_form_of_factors(const Tensor& values, const Tensor& loc_p, const Tensor& matrix_p,
+                               const Optional& variances_p, const Tensor& loc_q, const Tensor& matrix_q,
+                               const Optional& variances_q) {
+  static const auto compute = KULLBACK_BEST(compute_gaussians);
+  check_values(values);
+  GaussiansTask task{};
+  if (!read_gaussian(values, loc_p, matrix_p, variances_p, task.p) ||
+      !read_gaussian(values, loc_q, matrix_q, variances_q, task.q)) {
+    return number_of(Outcome::kOtherLayout);
+  }
+  STD_TORCH_CHECK(has_shape_of(loc_q, loc_p), "kullback: means of one shape expected");
+  task.dtype = dtype_of(values);
+  task.size = values.numel();
+  task.dimensions = loc_p.size(values.dim());
+  task.values = values.mutable_data_ptr();
+  const int64_t d = task.dimensions, bytes = size_of(task.dtype);
+  const int64_t columns = task.p.rank + task.q.rank + 1, grain = 1 + 8 * kGrain / (d * columns * columns + 1);
+  std::atomic<bool> done = true;
+  const auto run = [&](int64_t begin, int64_t end) {
+    GaussiansTask mine = task;
+    mine.size = end - begin;
+    for (GaussianTask* x : {&mine.p, &mine.q}) {
+      x->mean = moved(x->mean, begin * d * bytes);
+      x->matrix = moved(x->matrix, begin * d * x->rank * bytes);
+      x->variances = moved(x->variances, begin * d * bytes);
+    }
+    mine.values = moved(task.values, begin * bytes);
+    if (!compute(mine)) done = false;
+  };
+  if (task.size <= grain) {
+    run(0, task.size);
+  } else {
+    torch::stable::parallel_for(0, task.size, grain, run);
+  }
+  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+}
+
 template <typename Real>
 void scale(int64_t n, const Real* grad, int64_t step, Real* derivatives) {
   if (step == 0) {
@@ -235,6 +291,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
       "Tensor(b!)? by_loc_p=None, Tensor(c!)? by_root_p=None, Tensor(d!)? by_loc_q=None, "
       "Tensor(e!)? by_root_q=None) -> int");
   m.def(
+      "closed_form_of_factors(Tensor(a!) values, Tensor loc_p, Tensor matrix_p, Tensor? variances_p, Tensor loc_q, "
+      "Tensor matrix_q, Tensor? variances_q) -> int");
+  m.def(
       "scale_derivatives(Tensor grad, Tensor(a!)? by_a, Tensor(b!)? by_b, Tensor(c!)? by_c=None, "
       "Tensor(d!)? by_d=None) -> bool");
 }
@@ -243,5 +302,6 @@ STABLE_TORCH_LIBRARY_IMPL(kullback, CPU, m) {
   m.impl("closed_form", TORCH_BOX(&kullback::closed_form));
   m.impl("closed_form_of_rows", TORCH_BOX(&kullback::closed_form_of_rows));
   m.impl("closed_form_of_normals", TORCH_BOX(&kullback::closed_form_of_normals));
+  m.impl("closed_form_of_factors", TORCH_BOX(&kullback::closed_form_of_factors));
   m.impl("scale_derivatives", TORCH_BOX(&kullback::scale_derivatives));
 }

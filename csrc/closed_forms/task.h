@@ -42,6 +42,20 @@ struct NormalsTask {
   void *values, *by_loc_p, *by_root_p, *by_loc_q, *by_root_q;
 };
 
+// Means, and factors W of shape (size, dimensions, rank) with variances D, or the Cholesky factors of covariances where
+// `variances` is null; the rank is then the number of dimensions.
+struct GaussianTask {
+  int64_t rank;
+  const void *mean, *matrix, *variances;
+};
+
+struct GaussiansTask {
+  Dtype dtype;
+  int64_t size, dimensions;
+  GaussianTask p, q;
+  void* values;
+};
+
 // The number of parameters of both sides.
 constexpr int parameters_of(ElementForm form) {
   switch (form) {
@@ -54,8 +68,26 @@ constexpr int parameters_of(ElementForm form) {
     case ElementForm::kGeometricProbs:
     case ElementForm::kPoisson:
     case ElementForm::kBernoulliPoisson:
-    case ElementForm::kBernoulliLogitsPoisson: return 2;
-    case ElementForm::kUniformExponential: return 3;
+    case ElementForm::kBernoulliLogitsPoisson:
+    case ElementForm::kContinuousBernoulliLogits:
+    case ElementForm::kContinuousBernoulliProbs:
+    case ElementForm::kContinuousBernoulliLogitsExponential:
+    case ElementForm::kContinuousBernoulliProbsExponential: return 2;
+    case ElementForm::kUniformExponential:
+    case ElementForm::kExponentialGamma:
+    case ElementForm::kExponentialNormal:
+    case ElementForm::kExponentialGumbel:
+    case ElementForm::kGammaExponential:
+    case ElementForm::kBetaExponential:
+    case ElementForm::kParetoExponential:
+    case ElementForm::kContinuousBernoulliLogitsNormal:
+    case ElementForm::kContinuousBernoulliProbsNormal:
+    case ElementForm::kContinuousBernoulliLogitsUniform:
+    case ElementForm::kContinuousBernoulliProbsUniform:
+    case ElementForm::kUniformContinuousBernoulliLogits:
+    case ElementForm::kUniformContinuousBernoulliProbs:
+    case ElementForm::kBetaContinuousBernoulliLogits:
+    case ElementForm::kBetaContinuousBernoulliProbs: return 3;
     default: return 4;
   }
 }
@@ -64,5 +96,6 @@ constexpr int parameters_of(ElementForm form) {
 KULLBACK_DECLARE_VARIANTS(bool compute_form(const FormTask&))
 KULLBACK_DECLARE_VARIANTS(bool compute_form_rows(const FormRowTask&))
 KULLBACK_DECLARE_VARIANTS(bool compute_normals(const NormalsTask&))
+KULLBACK_DECLARE_VARIANTS(bool compute_gaussians(const GaussiansTask&))
 
 }  // namespace kullback

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, OneHotCategorical
 
-from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value
+from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators import EstimateWarning
 from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
@@ -171,7 +171,7 @@ def divergence(
             "divergence",
             "kind",
             wanted="a divergence",
-            got=f"{kind!r}",
+            got=safe_repr(kind),
             instead="kind=KL(), kind=JensenShannon(beta=0.5) or another value of kullback's divergences",
         )
     options = _options("divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False)
@@ -254,7 +254,7 @@ def _options(
             + ", ".join(map(repr, METHODS))
             + " and, for draws, "
             + ", ".join(map(repr, SAMPLE_METHODS[1:])),
-            got=repr(method),
+            got=safe_repr(method),
             instead="method='auto', which takes the most exact rule there is",
         )
     for name, number in (
@@ -268,7 +268,7 @@ def _options(
                 call,
                 name,
                 wanted="a number from 0 on",
-                got=repr(number),
+                got=safe_repr(number),
                 instead=f"{call}(p, q) without it",
             )
     if generator is not None and not isinstance(generator, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -276,7 +276,7 @@ def _options(
             call,
             "generator",
             wanted="a torch.Generator or None",
-            got=repr(generator),
+            got=safe_repr(generator),
             instead="generator=torch.Generator().manual_seed(0)",
         )
     return Options(method, rtol, atol, max_evaluations, draws, generator, wants_error)
@@ -406,7 +406,7 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
             call,
             "base",
             wanted="no base for a divergence without a logarithm",
-            got=f"base={base!r} with {kind!r}",
+            got=f"base={safe_repr(base)} with {kind!r}",
             instead=f"{call}(...) without base",
         )
     if not 1 < number_from(base) < math.inf:
@@ -414,7 +414,7 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
             call,
             "base",
             wanted="a number above 1",
-            got=repr(base),
+            got=safe_repr(base),
             instead="base=2 for bits, base=10 for hartleys, or no base for nats",
         )
     return math.log(base)

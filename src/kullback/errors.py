@@ -212,6 +212,20 @@ def printable(text: object, longest: int | None = None) -> str:
     return shown
 
 
+def safe_repr(value: object) -> str:
+    """Return the repr of a value of the user's, or its type where that fails: Python writes no integer of 4301 digits.
+
+    Example:
+        >>> safe_repr(0.5), safe_repr(10**5000)
+        ('0.5', 'an int')
+    """
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a class may have any
+        name = type(value).__name__
+        return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def quoted(name: object) -> str:
     r"""Return a name that may come from anywhere in quotation marks: escaped, and cut where it is very long.
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type
+from kullback.errors import invalid_type, safe_repr
 
 __all__ = [
     "as_tensor",
@@ -20,6 +20,7 @@ __all__ = [
     "dense",
     "is_fake",
     "is_ordinary",
+    "check_flag",
     "number_from",
     "recordable",
     "split_labels",
@@ -58,6 +59,14 @@ def number_from(x: object) -> float:
         return float(x) if isinstance(x, Real) else math.nan
     except OverflowError:  # an integer beyond floats
         return math.nan
+
+
+def check_flag(call: str, argument: str, value: object) -> None:
+    """Refuse what is neither True nor False: an array has no truth value, and any other text than '' would be true."""
+    if not isinstance(value, bool):
+        raise invalid_type(
+            call, argument, wanted="True or False", got=safe_repr(value), instead=f"{argument}=True"
+        )
 
 
 def dense(call: str, argument: str, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from kullback.functional.linear import EachSide
 from kullback.functional.positions import Vocabulary, check_kind, check_temperature, check_vocabulary
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
+from kullback.inputs import check_flag
 from kullback.reduction import Reduction, check_reduction
 
 __all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
@@ -114,6 +115,8 @@ class DistillationLoss(torch.nn.Module):
         check_temperature("DistillationLoss", temperature)
         check_reduction("DistillationLoss", reduction)
         check_vocabulary("DistillationLoss", vocabulary)
+        check_flag("DistillationLoss", "temperature_squared", temperature_squared)
+        check_flag("DistillationLoss", "inplace_backward", inplace_backward)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction
@@ -216,6 +219,8 @@ class LinearDistillationLoss(torch.nn.Module):
         check_temperature("LinearDistillationLoss", temperature)
         check_reduction("LinearDistillationLoss", reduction)
         check_vocabulary("LinearDistillationLoss", vocabulary)
+        check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
+        check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
         self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction

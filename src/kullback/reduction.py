@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ def check_reduction(call: str, reduction: object) -> Reduction:
         return reduction
     wanted = "one of " + ", ".join(map(repr, REDUCTIONS))
     instead = f"{call}(..., reduction='batchmean') for the mean divergence of the rows"
-    raise invalid_value(call, "reduction", wanted=wanted, got=repr(reduction), instead=instead)
+    raise invalid_value(call, "reduction", wanted=wanted, got=safe_repr(reduction), instead=instead)
 
 
 def _is_reduction(word: object) -> TypeGuard[Reduction]:

@@ -14,8 +14,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
-from kullback.inputs import as_tensor, is_fake, number_from, split_labels
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.inputs import as_tensor, check_flag, is_fake, number_from, split_labels
 from kullback.numeric import accurate_dtype, upcast
 from kullback.words import RepresentationName
 
@@ -68,6 +68,7 @@ class Representation(ABC):
     def __init__(self, x: object, dim: int = -1, *, validate: bool = True) -> None:
         self.tensor = self._numbers(as_tensor(self._call, "x", x))
         self.dim = self._class_dim(dim)
+        check_flag(self._call, "validate", validate)
         if validate and can_inspect(self.tensor):
             self._check(self.tensor)
 
@@ -119,7 +120,7 @@ class Representation(ABC):
                 self._call,
                 "dim",
                 wanted=f"a dimension of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}",
-                got=str(dim),
+                got=safe_repr(dim),
                 instead=f"{self._call}(x, dim=-1) when the last dimension holds the classes",
             )
         if x.shape[dim] == 0:
@@ -351,7 +352,7 @@ class Counts(Representation):
                 "Counts",
                 "prior",
                 wanted="a finite number, not negative",
-                got=f"{prior}",
+                got=safe_repr(prior),
                 instead="prior=0.5",
             )
         super().__init__(values, dim, validate=validate)

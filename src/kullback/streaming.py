@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 from kullback.numeric import accurate_dtype
 
 __all__ = ["Moments", "QuantileSketch", "SketchState", "merge_moments", "on_device"]
@@ -239,7 +239,7 @@ class QuantileSketch:
     def merge(self, other: QuantileSketch) -> None:
         """Add all the values that another sketch has seen; another grid is an error."""
         if self._grid != other._grid:
-            wanted, got, instead = f"a sketch like {self!r}", repr(other), "the same grid for both"
+            wanted, got, instead = f"a sketch like {self!r}", safe_repr(other), "the same grid for both"
             raise invalid_value("QuantileSketch.merge", "other", wanted=wanted, got=got, instead=instead)
         self.state = SketchState(
             self.counts + other.counts,

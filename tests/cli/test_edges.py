@@ -126,6 +126,26 @@ def test_watch_writes_to_what_a_path_leads_to(tables, target, option):
     os.close(reader)
 
 
+@pytest.mark.parametrize("full", ["--save-batch", "--json", "--html"])
+def test_of_the_outputs_of_one_run_of_watch_all_are_written_or_none(tables, full):
+    assert run("watch", "ref.csv").exit_code == 0
+    Path("batch.json").write_text("an earlier batch")
+    names = {"--save-batch": "batch.json", "--json": "found.json", "--html": "page.html", full: "/dev/full"}
+    before = contents()
+    one_line(run("watch", "ref.csv", "mon.csv", *(x for pair in names.items() for x in pair)), "/dev/full")
+    assert contents() == before
+
+
+@pytest.mark.parametrize(
+    ("weights", "got"), [("-1", "the value -1.0"), ("no", "values of type string"), ("", "missing values")]
+)
+@pytest.mark.parametrize("command", [("compare", "--as", "table"), ("watch",)])
+def test_what_is_wrong_with_weights_names_the_option(command, weights, got):
+    Path("w.csv").write_text(f"x,a w\n1,1\n2,{weights}\n")
+    line = one_line(run(*command, "w.csv", "w.csv", "--weights", "a w"), "--weights 'a w': wanted", got)
+    assert "weights=" not in line
+
+
 @pytest.mark.parametrize("target", ["/dev/null", "pipe", "folder"])
 def test_a_profile_is_kept_in_a_file(tables, target):
     os.mkfifo("pipe")

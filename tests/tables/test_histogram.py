@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,28 @@ def test_few_integers_are_shown_one_by_one(dtype):
         (1, 1, 30, 60),
         (7, 7, 0, 30),
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([200, 301, 404, 500], [(200, 204), (296, 304), (400, 408), (496, 501)]),
+        ([0, 100, 200], [(0, 0), (100, 102), (200, 200)]),
+        ([-(2**60), 3, 2**60], [(-(2**60), 1 - 2**60), (3, 3), (2**60, 2**60)]),
+    ],
+)
+def test_a_few_integers_far_apart_have_a_bin_each(values, expected):
+    found = shown(values * 30, values * 20 + values[:1] * 20)
+    assert [(each.p, each.q) for each in found] == [(30, 20 + 20 * (value == values[0])) for value in values]
+    for each, value in zip(found, values, strict=True):
+        assert each.low == value if each.low == each.high else each.low <= value < each.high
+    if max(values) < 1000:
+        assert [(each.low, each.high) for each in found] == expected
+
+
+def test_many_integers_that_follow_each_other_are_spread_over_bins():
+    found = shown(list(range(100, 160)) * 5, list(range(100, 160)) * 5)
+    assert all(after.low == before.high for before, after in pairwise(found))
 
 
 def test_large_integers_stay_exact():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import sys
 from pathlib import Path
 
@@ -211,6 +212,20 @@ def test_integers_are_exact_in_every_engine_and_file(name, first, tmp_path):
     assert column.tv.value == pytest.approx(1)
     assert column.p_value < 1e-3
     assert [part.label for part in column.bins] == [f"{first + step}" for step in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "*", "#1", 'a"b', "a.b", "1"])
+@pytest.mark.parametrize("file", ["t.parquet", "t.csv", "t.ndjson", "DuckDB"])
+def test_a_column_may_have_any_name(name, file, tmp_path):
+    table = pa.table({"first": [1, 2] * 30, name: [-3, 4] * 30, name + "\0c": [5, 6] * 30})
+    pq.write_table(table, tmp_path / "t.parquet")
+    pd.DataFrame(table.to_pydict()).to_csv(tmp_path / "t.csv", index=False)
+    lines = (json.dumps(dict(zip(table.column_names, row, strict=True))) for row in [(1, -3, 5), (2, 4, 6)])
+    (tmp_path / "t.ndjson").write_text("\n".join([*lines] * 30))
+    given = duckdb.read_parquet(str(tmp_path / "t.parquet")) if file == "DuckDB" else tmp_path / file
+    columns = profile_table(given).columns
+    assert list(columns) == table.column_names
+    assert [(each.minimum, each.maximum) for each in columns.values()] == [(1, 2), (-3, 4), (5, 6)]
 
 
 def test_integers_of_json_keep_their_64_bits(tmp_path):

@@ -16,6 +16,7 @@ from kullback.cli.options import (
     FILE,
     HTML,
     JSON,
+    MARKDOWN,
     NO_PROGRESS,
     REPRESENTATIONS,
     SEED,
@@ -39,10 +40,12 @@ TABLE = "table"
 # The options of some comparisons, which are refused for the others.
 OF_PREDICTIONS = (
     "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key", "lines",
-    "like",
+    "like", "tokens",
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
-OF_MODELS = (*MODEL_OPTIONS, "text", "noise_floor", "resume")
+OF_MODELS = (
+    *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "resume", "api_key_env", "server_top",
+)  # fmt: skip
 OF_ROWS = ("worst", "bootstrap", "block_mb")
 LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
@@ -68,6 +71,11 @@ MEBIBYTE = 1024 * 1024
 @click.option("--key-p", help="The array to read from P.")
 @click.option("--key-q", help="The array to read from Q.")
 @click.option("--labels", type=FILE, help="A file with the true class of each row, -100 for none.")
+@click.option(
+    "--tokens",
+    type=FILE,
+    help="The text of each class, shown in the reports: a JSON list, one token on each line, or a tokenizer.json.",
+)
 @click.option("--labels-key", help="The name of the labels in their file.")
 @click.option(
     "--cluster",
@@ -82,6 +90,7 @@ MEBIBYTE = 1024 * 1024
 )
 @JSON
 @HTML
+@MARKDOWN
 @click.option(
     "--format",
     "lines",
@@ -127,6 +136,22 @@ MEBIBYTE = 1024 * 1024
     help="Models: also compare P with itself plus rounding noise of its dtype in every layer.",
 )
 @click.option(
+    "--one-at-a-time",
+    is_flag=True,
+    help="Models: hold one model in memory at a time; P's predictions are kept as a reference on disk.",
+)
+@click.option(
+    "--api-key-env", metavar="NAME", help="Models: the environment variable with the key of the servers."
+)
+@click.option(
+    "--top",
+    "server_top",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Models: how many of the most probable tokens to ask servers for.",
+)
+@click.option(
     "--resume",
     type=FILE,
     metavar="FILE",
@@ -153,6 +178,7 @@ def compare(
     key_q: str | None,
     json_path: str | None,
     html_path: Path | None,
+    markdown_path: Path | None,
     fail_above: tuple[str, ...],
     fail_below: tuple[str, ...],
     no_progress: bool,
@@ -177,9 +203,10 @@ def compare(
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
     of_models = {name: settings.pop(name) for name in OF_MODELS}
     limits = given_limits(fail_above, fail_below)
-    outputs = Outputs(json_path, html_path)
+    outputs = Outputs(json_path, html_path, markdown_path)
+    gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
     if representation == TABLE:
-        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS), TABLE)
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, "markdown_path"), TABLE)
         cluster = settings["cluster"]
         table_gates = [parse_table_gate(text, side) for side, text in limits]
         from kullback.cli.tables import run_table_comparison
@@ -202,7 +229,7 @@ def compare(
             p,
             others,
             outputs,
-            [parse_gate(text, side) for side, text in limits],
+            gates,
             representation=representation,
             worst=settings["worst"],
             bootstrap=settings["bootstrap"],
@@ -213,7 +240,6 @@ def compare(
         )
     else:
         _refuse_options(ctx, (*OF_TABLES, *OF_MODELS), "predictions")
-        gates = [parse_gate(text, side) for side, text in limits]
         from kullback.cli.predictions import Inputs, run_prediction_comparison
 
         representations = representation_p or representation, representation_q or representation

@@ -98,6 +98,12 @@ class Limit:
     limit: float
     side: Side
 
+    @property
+    def words(self) -> str:
+        """The limit in words: ``mean at most 0.01``."""
+        what = self.metric if self.column is None else f"{self.metric} of {quoted(self.column)}"
+        return f"{what} {'at most' if self.side == 'above' else 'at least'} {self.limit:g}"
+
     def failure(self, what: str, value: float) -> str | None:
         """Return how `value` violates the limit, or None where it does not; NaN always does."""
         if value <= self.limit if self.side == "above" else value >= self.limit:
@@ -211,9 +217,7 @@ class TableGate:
         """Return the limit in words and how the comparison violates it; what is not known violates it too."""
         from kullback.report.tables.wording import Verdict
 
-        metric, column, side = self.limit.metric, self.limit.column, self.limit.side
-        words = metric if column is None else f"{metric} of {quoted(column)}"
-        words += f" {'at most' if side == 'above' else 'at least'} {self.limit.limit:g}"
+        metric, column, words = self.limit.metric, self.limit.column, self.limit.words
         if metric == WHOLE:
             failure = self.limit.failure(WHOLE, float(len(found.findings)))
             return Verdict(words, () if failure is None else (failure,))

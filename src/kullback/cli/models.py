@@ -11,9 +11,9 @@ import torch
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError, printable
 from kullback.files import check_input, check_writable, same_file
-from kullback.models import compare_models
+from kullback.models import compare_models, is_reference
 from kullback.progress import progress_bar
-from kullback.report.models import html, json, terminal
+from kullback.report.models import html, json, markdown, terminal
 
 if TYPE_CHECKING:
     from kullback.cli.gates import Gate
@@ -37,8 +37,7 @@ def run_model_comparison(
     """Compare models on a text, write the reports, and say which gates fail.
 
     Arguments:
-        base: P.
-        candidates: those to compare with it.
+            candidates: those to compare with it.
         outputs: where the reports go.
         gates: the limits that every candidate has to keep.
         text: the file of the text.
@@ -51,7 +50,7 @@ def run_model_comparison(
     Returns:
         a sentence for each gate that fails.
     """
-    if text is None:
+    if text is None and not is_reference(base):
         raise ArgumentValueError(
             f"P = {printable(base)}: models are compared on a text; got none. Write: --text FILE"
         )
@@ -59,7 +58,7 @@ def run_model_comparison(
     check_outputs(outputs, [*files, text])
     if resume is not None:
         check_input(resume, "--resume")
-        if any(same_file(resume, each) for each in (*files, text, *outputs.files)):
+        if any(same_file(resume, each) for each in (*files, *([text] if text else []), *outputs.files)):
             raise ArgumentValueError(
                 f"--resume {printable(resume)}: wanted a file of its own; got one of the others; name another one"
             )
@@ -86,6 +85,7 @@ def run_model_comparison(
         outputs,
         json=lambda: json.dumps(found),
         html=lambda: html.render(found),
+        markdown=lambda: markdown.render(found, failures),
         table=lambda console: terminal.render(found, console),
     )
     return failures

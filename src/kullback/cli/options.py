@@ -19,6 +19,7 @@ __all__ = [
     "FILE",
     "HTML",
     "JSON",
+    "MARKDOWN",
     "NO_PROGRESS",
     "REPRESENTATIONS",
     "SEED",
@@ -53,6 +54,12 @@ JSON = click.option(
     flag_value="-",
     metavar="[FILE]",
     help="Write JSON to FILE; without FILE, as the last argument, print JSON and nothing else.",
+)
+MARKDOWN = click.option(
+    "--markdown",
+    "markdown_path",
+    type=FILE,
+    help="Write a short summary in Markdown to FILE, as for $GITHUB_STEP_SUMMARY.",
 )
 HTML = click.option("--html", "html_path", type=FILE, help="Write a self-contained page with plots to FILE.")
 

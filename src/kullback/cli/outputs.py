@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -20,16 +21,17 @@ STANDARD_OUTPUT = "-"
 
 
 class Outputs(NamedTuple):
-    """The path of the JSON, or ``-`` or None, and the path of the page, or None."""
+    """The path of the JSON, or ``-`` or None, and the paths of the page and of the Markdown, or None."""
 
     json: str | None
     html: Path | None
+    markdown: Path | None = None
 
     @property
     def files(self) -> list[Path]:
         """The files to be written."""
         json = [Path(self.json)] if self.json not in (None, STANDARD_OUTPUT) else []
-        return json + ([self.html] if self.html else [])
+        return json + [path for path in (self.html, self.markdown) if path is not None]
 
 
 def check_outputs(outputs: Outputs, inputs: Sequence[Path | None], others: Sequence[Path] = ()) -> None:
@@ -58,14 +60,17 @@ def write_reports(
     json: Callable[[], str],
     html: Callable[[], str],
     table: Callable[[Console], object],
+    markdown: Callable[[], str] | None = None,
+    others: Mapping[Path, str] = MappingProxyType({}),
 ) -> None:
-    """Write all files or none, and print the table unless standard output carries the JSON."""
+    """Write all files or none, `others` by path among them, and print the table or the JSON."""
     from rich.console import Console
 
     texts = [json()] if outputs.json else []
     texts += [html()] if outputs.html else []
+    texts += [markdown()] if outputs.markdown and markdown is not None else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
-    write_all(dict(zip(outputs.files, texts, strict=True)))
+    write_all({**others, **dict(zip(outputs.files, texts, strict=True))})
     if printed is None:
         table(Console())
     else:

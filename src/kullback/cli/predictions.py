@@ -13,15 +13,17 @@ import torch
 from kullback import report
 from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError
+from kullback.io import open_rows, read_tokens
 from kullback.predictions import Comparison, compare_predictions
 from kullback.progress import progress_bar
-from kullback.report.predictions import llama_cpp as llama_cpp_lines
+from kullback.report.predictions import llama_cpp as llama_cpp_lines, markdown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kullback.cli.gates import Gate
     from kullback.predictions.llama_cpp import LlamaCppRows
+    from kullback.report.predictions.wording import Tokens
     from kullback.words import RepresentationName
 
 __all__ = ["Inputs", "run_prediction_comparison"]
@@ -44,6 +46,7 @@ def run_prediction_comparison(
     seed: int,
     show_progress: bool,
     llama_cpp: LlamaCppRows | None = None,
+    tokens: Path | None = None,
     **settings: Any,
 ) -> list[str]:
     """Compare two files, write the reports, and say which gates fail.
@@ -55,6 +58,7 @@ def run_prediction_comparison(
         seed: of all randomness.
         show_progress: whether to show a progress bar, if there is a terminal.
         llama_cpp: print llama.cpp's lines instead of tables, of these rows.
+        tokens: the file with the text of each class, to be shown in the reports.
         settings: further arguments of `compare_predictions`.
 
     Returns:
@@ -64,7 +68,8 @@ def run_prediction_comparison(
         raise ArgumentValueError(
             "--json without a file and --format llama.cpp both print to standard output. Write: --json FILE"
         )
-    check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"]])
+    check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"], tokens])
+    words = None if tokens is None else _read_tokens(tokens, inputs)
     with progress_bar("rows", show=show_progress, patience=0) as progress:
         found = compare_predictions(
             inputs.p,
@@ -76,20 +81,29 @@ def run_prediction_comparison(
             llama_cpp=llama_cpp,
             **settings,
         )
-    failures = [failure for gate in gates if (failure := gate.failure(found))]
+    verdicts = [(gate.limit.words, gate.failure(found)) for gate in gates]
     write_reports(
         outputs,
         json=lambda: report.json.dumps(found),
-        html=lambda: report.html.render(found),
-        table=partial(_print, found),
+        html=lambda: report.html.render(found, tokens=words),
+        markdown=lambda: markdown.render(found, verdicts),
+        table=partial(_print, found, words),
     )
-    return failures
+    return [failure for _, failure in verdicts if failure is not None]
 
 
-def _print(found: Comparison, console: Console) -> None:
+def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
+    """Read the text of each class, of which there must not be more than P has classes, before the computation."""
+    with open_rows(
+        inputs.p, representation=inputs.representations[0], key=inputs.keys[0], name="p"
+    ) as source:
+        return read_tokens(tokens, classes=source.classes, name="--tokens")
+
+
+def _print(found: Comparison, tokens: Tokens | None, console: Console) -> None:
     """Print the tables, or llama.cpp's lines in UTF-8, whatever the terminal's encoding, as they are there."""
     if found.llama_cpp is None:
-        report.terminal.render(found, console)
+        report.terminal.render(found, console, tokens=tokens)
         return
     click.echo(llama_cpp_lines.render(found).encode(), nl=False)
     if found.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,8 @@ def _in_options() -> Generator[None]:
     try:
         yield
     except ArgumentValueError as error:
+        if str(error).startswith("weights="):  # of values in the column, which the call did not name
+            raise ArgumentValueError(f"--weights {str(error).removeprefix('weights=')}") from None
         if not (found := _ARGUMENT.fullmatch(str(error))):
             raise
         option, body, instead = found.groups()
@@ -111,7 +113,7 @@ def run_table_comparison(
             generator=torch.Generator().manual_seed(seed),
             progress=progress,
         )
-    return _reported(found, gates, outputs)
+    return _reported(found, gates, outputs, {})
 
 
 def run_watch(
@@ -165,8 +167,6 @@ def run_watch(
         ]
     if merge and len(found) > 1:
         found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
-    if save_batch is not None:
-        found[0][1].save(save_batch)
     if not found:
         place = reference if is_profile(reference) else profile or profile_path(reference)
         click.echo(f"{place}: the profile of {saved.rows:,} rows and {len(saved.columns):,} columns")
@@ -174,7 +174,8 @@ def run_watch(
     for name, batch in found:
         compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
         if len(found) == 1:
-            return _reported(compared, gates, outputs)
+            others = {} if save_batch is None else {save_batch: batch.to_json() + "\n"}
+            return _reported(compared, gates, outputs, others)
         verdicts = [gate.verdict(compared) for gate in gates]
         click.echo(f"{printable(name)}: {printable(tables_wording.summary(compared, verdicts))}")
         failures += [f"{name}: {failure}" for verdict in verdicts for failure in verdict.failures]
@@ -218,13 +219,19 @@ def _check_watch(
             check_writable(place)
 
 
-def _reported(found: TableComparison, gates: Sequence[TableGate], outputs: Outputs) -> list[str]:
-    """Write the reports and say which gates fail."""
+def _reported(
+    found: TableComparison,
+    gates: Sequence[TableGate],
+    outputs: Outputs,
+    others: Mapping[Path, str],
+) -> list[str]:
+    """Write the reports and `others`, files by path, together, and say which gates fail."""
     verdicts = [gate.verdict(found) for gate in gates]
     write_reports(
         outputs,
         json=lambda: tables_json.dumps(found),
         html=lambda: tables_html.render(found, verdicts),
         table=lambda console: tables_terminal.render(found, console, verdicts),
+        others=others,
     )
     return [failure for verdict in verdicts for failure in verdict.failures]

@@ -10,7 +10,7 @@ from kullback.diagnosis.checks import findings_of
 from kullback.diagnosis.report import Diagnosis, TensorSummary, conclude
 from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.findings import Finding
 from kullback.inputs import as_tensor
 from kullback.reduction import check_reduction
@@ -66,7 +66,7 @@ def diagnose(
     """
     word = check_reduction("diagnose", reduction)
     if not isinstance(log_target, bool):
-        got, instead = repr(log_target), "log_target=True"
+        got, instead = safe_repr(log_target), "log_target=True"
         raise invalid_type("diagnose", "log_target", wanted="True or False", got=got, instead=instead)
     a, b = _readable("input", input), _readable("target", target)
     if not -max(a.ndim, 1) <= dim < max(a.ndim, 1):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.inputs import number_from
 from kullback.samples import Samples
 
@@ -65,7 +65,7 @@ def check_confidence(call: str, confidence: float) -> None:
             call,
             "confidence",
             wanted="a number between 0 and 1",
-            got=repr(confidence),
+            got=safe_repr(confidence),
             instead="confidence=0.95",
         )
 
@@ -84,11 +84,19 @@ def check_finite(call: str, name: str, samples: Samples) -> None:
         )
 
 
-def seed_of(generator: torch.Generator | None) -> int:
+def seed_of(generator: torch.Generator | None, call: str = "kl_estimate") -> int:
     """Draw a seed for libraries with generators of their own: the same generator gives the same seed.
 
     Without one it is what torch's own generator would give next, which is left as it was.
     """
+    if generator is not None and not isinstance(generator, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            call,
+            "generator",
+            wanted="a torch.Generator or None",
+            got=type(generator).__name__,
+            instead="generator=torch.Generator().manual_seed(0)",
+        )
     if generator is None:
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributions import Categorical, Distribution
 
-from kullback.errors import NoRuleError, explain, invalid_value
+from kullback.errors import NoRuleError, explain, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.density_ratio.api import density_ratio
@@ -76,7 +76,7 @@ def estimate_from_samples(
                 call,
                 "kind",
                 wanted="KL(), ReverseKL() or Jeffreys() for draws",
-                got=f"{kind!r}",
+                got=safe_repr(kind),
                 instead=f"{call}(Counts(histogram_of_p), Counts(histogram_of_q), kind)",
             )
         )
@@ -156,7 +156,7 @@ def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
             settings.call,
             "method",
             wanted="'auto' or 'from_density': the entropy of the draws and the mean of Q's log-density",
-            got=repr(settings.method),
+            got=safe_repr(settings.method),
             instead=f"{settings.call}(p, Samples(q.sample((n,))), method={settings.method!r}), draws with draws",
         )
     return from_density(p, q, **settings.options)

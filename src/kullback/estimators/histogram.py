@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, check_samples
 from kullback.estimators.discrete import point
@@ -30,6 +31,7 @@ __all__ = ["histogram"]
 
 # Draws of P and Q together that a bin holds at least, on average.
 _DRAWS_IN_A_BIN = 20
+_MOST_BINS = 1_000_000
 
 # P's draws in its outermost bins at least, where its tails are looked into.
 _DRAWS_IN_A_TAIL = 5
@@ -186,9 +188,13 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
         )
     check_finite(call, "p", p)
     check_finite(call, "q", q)
-    if bins is not None and bins < 2:
+    if bins is not None and not (isinstance(bins, Integral) and 2 <= bins <= _MOST_BINS):
         raise invalid_value(
-            call, "bins", wanted="2 or more", got=repr(bins), instead="bins=None for a number that suits n"
+            call,
+            "bins",
+            wanted=f"an integer from 2 to {_MOST_BINS:,}",
+            got=safe_repr(bins),
+            instead="bins=None for a number that suits n",
         )
 
 

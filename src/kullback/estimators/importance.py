@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.control_variate import coefficient, ratio_minus_one, tail_index
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
 from kullback.estimators.draws import effective_number, few_clusters, shares_of, variance_of_sum
@@ -102,7 +102,7 @@ def log_ratio(
             call,
             "x",
             wanted=f"at least {_FEWEST} draws, which a standard error takes",
-            got=repr(x),
+            got=safe_repr(x),
             instead="more draws",
         )
     of_p, of_q = (_values(call, name, log, x) for name, log in (("log_p", log_p), ("log_q", log_q)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from kullback.errors import invalid_value
 from kullback.estimators.draws import Array, Integers, clusters_in
@@ -111,19 +112,21 @@ class BinCounts(NamedTuple):
 class QuadraticForms(NamedTuple):
     """Statistics of sums of similarities within P, within Q and between the two.
 
-    A similarity is a symmetric matrix, dense or sparse, or the features whose products it is the sum of.
+    A similarity is a symmetric matrix, dense or sparse, or the features whose products it is the sum of. Of some scores
+    the largest difference of means counts, instead of the sum of their squares.
     """
 
     matrices: dict[str, Any]
     features: dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+    scores: dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
     @property
     def names(self) -> Sequence[str]:
-        return [*self.matrices, *self.features]
+        return [*self.matrices, *self.features, *self.scores]
 
     @property
     def width(self) -> int:
-        return 4 * next(iter([*self.matrices.values(), *self.features.values()])).shape[0]
+        return 4 * next(iter(self.matrices.values())).shape[0]
 
     def observed(self, labeling: Labeling) -> Array:
         return self._values(labeling.of_draws(labeling.from_p)[None])[0]
@@ -146,10 +149,13 @@ class QuadraticForms(NamedTuple):
                 found.append((m * within_p + n * within_q) / len(labels))
             else:
                 found.append(within_p / n**2 + within_q / m**2 - 2 * (all_p - within_p) / (n * m))
-        for features in self.features.values():
+
+        def difference(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             sums = labels.T @ features
-            means = sums / n[:, None] - (features.sum(0) - sums) / m[:, None]
-            found.append(np.square(means).sum(1, dtype=float))
+            return sums / n[:, None] - (features.sum(0) - sums) / m[:, None]
+
+        found += [np.square(difference(x)).sum(1, dtype=float) for x in self.features.values()]
+        found += [np.abs(difference(x)).max(1).astype(float) for x in self.scores.values()]
         return np.stack(found, axis=1)
 
 
@@ -168,35 +174,38 @@ def permuted(
     return statistics.observed(labeling), np.concatenate(found)
 
 
-def p_value(observed: Array, shuffled: Array) -> tuple[float, int]:
+def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = None) -> tuple[float, int]:
     """Return the p-value of the statistics together, and which of them is the most extreme.
 
-    Every labeling, the one observed among them, has for each statistic the share of labelings that are at least as
-    large. The mean of the inverses of these shares is compared with that of the other labelings, so that the level is
-    exact. Of several statistics with the least share the one of the largest normal score is the most extreme.
+    Every labeling, the one observed among them, has for each statistic a normal score among all labelings. The weighted
+    mean of the inverses of its tail probabilities is compared with that of the other labelings, so that the level is
+    exact whatever the distributions of the statistics.
+
+    Arguments:
+        observed: the statistics of the draws as they are, shape (statistics,).
+        shuffled: those of the shuffles, shape (shuffles, statistics).
+        weights: how much the evidence of each counts; the same by default.
     """
     values = np.concatenate([observed[None], shuffled])
-    size = np.abs(values).max(0)
-    values = np.round(values / np.where(size > 0, size, 1.0) / ROUNDING) * ROUNDING
-    ordered = np.sort(values, axis=0)
-    as_large = np.stack(
-        [
-            len(values) - np.searchsorted(column, value)
-            for column, value in zip(ordered.T, values.T, strict=True)
-        ],
-        axis=1,
-    )
-    evidence = np.round((1 / as_large).sum(1) / ROUNDING) * ROUNDING
-    best = np.where(as_large[0] == as_large[0].min(), _normal_score(observed, shuffled), -np.inf).argmax()
-    return float((evidence >= evidence[0]).mean()), int(best)
+    values = _rounded(values / np.maximum(np.abs(values).max(0), np.finfo(float).tiny))
+    if values.shape[1] == 1:
+        return float((values[:, 0] >= values[0, 0]).mean()), 0
+    tails = torch.special.log_ndtr(torch.from_numpy(-_normal_scores(values, values)))
+    logs = torch.tensor([1.0] * values.shape[1] if weights is None else weights, dtype=tails.dtype).log()
+    evidence = _rounded(torch.logsumexp(logs - tails, dim=1).numpy())
+    return float((evidence >= evidence[0]).mean()), int(_normal_scores(values[:1], values[1:])[0].argmax())
 
 
-def _normal_score(observed: Array, shuffled: Array) -> Array:
-    """Return by how many standard deviations each statistic is above its mean, made normal by the skewness.
+def _rounded(x: Array) -> Array:
+    return np.round(x / ROUNDING) * ROUNDING
+
+
+def _normal_scores(values: Array, sample: Array) -> Array:
+    """Return by how many standard deviations values are above the mean of a sample, made normal by its skewness.
 
     The distribution of chi-square (Wilson and Hilferty, 1931)
     """
-    mean, spread = shuffled.mean(0), shuffled.std(0)
+    mean, spread = sample.mean(0), sample.std(0)
     spread = np.where(spread > 0, spread, np.inf)
-    skewness = np.maximum((((shuffled - mean) / spread) ** 3).mean(0), 1e-3)
-    return 6 / skewness * (np.cbrt(skewness * (observed - mean) / spread / 2 + 1) - 1) + skewness / 6
+    skewness = np.maximum((((sample - mean) / spread) ** 3).mean(0), 1e-3)
+    return 6 / skewness * (np.cbrt(skewness * (values - mean) / spread / 2 + 1) - 1) + skewness / 6

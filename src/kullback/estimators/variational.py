@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.draws import clusters_in, effective_number, few_clusters, shares_of, variance_of_sum
@@ -214,7 +214,7 @@ def _check(call: str, p: Samples, q: Samples, bound: str) -> None:
             call,
             "bound",
             wanted=f"one of {', '.join(map(repr, get_args(Bound)))}",
-            got=repr(bound),
+            got=safe_repr(bound),
             instead="bound='donsker_varadhan'",
         )
 
@@ -226,7 +226,7 @@ def _check_number(call: str, name: str, side: Samples) -> None:
             call,
             name,
             wanted="at least two draws, or two clusters of them, which a standard error takes",
-            got=repr(side),
+            got=safe_repr(side),
             instead="variational_bound(p, q, critic), which has no standard error",
         )
 

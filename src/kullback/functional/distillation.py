@@ -19,7 +19,7 @@ from kullback.functional.positions import (
 )
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
-from kullback.inputs import check_dense, recordable
+from kullback.inputs import check_dense, check_flag, recordable
 from kullback.kernels import row_divergence, weighted_total
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.reduction import Reduction, check_reduction
@@ -103,6 +103,8 @@ def distillation_loss(
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
     check_vocabulary(_CALL, vocabulary)
+    check_flag(_CALL, "temperature_squared", temperature_squared)
+    check_flag(_CALL, "inplace_backward", inplace_backward)
     check_normalizer(_CALL, normalizer, word)
     scale = float(temperature**2) if temperature_squared else 1.0
     if isinstance(teacher, TopK):

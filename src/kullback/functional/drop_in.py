@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from kullback.errors import IncompatibleTensorError, explain, invalid_type
+from kullback.errors import IncompatibleTensorError, explain, invalid_type, safe_repr
 from kullback.inputs import check_dense, recordable
 from kullback.kernels import kl_div_terms
 from kullback.kernels.native import terms
@@ -99,14 +99,16 @@ def kl_div(
         return _native(input, target, torch_reduction(reduction, None, None), log_target)
     _check_tensor("input", input, instead="kl_div(logits.log_softmax(dim=-1), target)")
     _check_tensor("target", target, instead=_TARGET_REMEDY)
-    _check_match(input, target)
     _check_log_target(log_target)
+    batch_size = input.size(0) if input.dim() else 1
+    dtype = _result_dtype(input, target)
+    if input.is_nested != target.is_nested:
+        input, target = _both_jagged(input, target)
+    _check_match(input, target)
     meant = torch_reduction(reduction, size_average, reduce)
 
-    dtype = _result_dtype(input, target)
     inner = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
     summands = kl_div_terms.reference_terms(input.to(inner), target.to(inner), log_target)
-    batch_size = input.size(0) if input.dim() else 1
     loss = reduce_terms(summands, meant, batch_size=batch_size)
     if reduction == "batchmean" and meant != reduction:
         loss = loss / batch_size  # as torch does, although a deprecated flag overrides "batchmean"
@@ -155,12 +157,24 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
         check_dense("kl_div", name, value)
 
 
-def _check_match(log_q: Tensor, target: Tensor) -> None:
-    if log_q.is_nested != target.is_nested:
-        wanted = f"{'a' if log_q.is_nested else 'no'} nested tensor, as input is"
+def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both as nested tensors of one structure, as torch broadcasts a dense one with a nested one."""
+    jagged = log_q if log_q.is_nested else target
+    try:
+        first, second = (
+            x if x.is_nested else torch.zeros_like(jagged, dtype=x.dtype) + x for x in (log_q, target)
+        )
+    except RuntimeError:
+        wanted = f"a tensor that broadcasts with input, {_described(log_q)}"
         instead = "kl_div(input, target) with x.to_padded_tensor(0.0) in place of each nested tensor x"
-        got = f"{'a' if target.is_nested else 'no'} nested tensor"
-        raise IncompatibleTensorError(explain("kl_div", "target", wanted=wanted, got=got, instead=instead))
+        got = _described(target)
+        raise IncompatibleTensorError(
+            explain("kl_div", "target", wanted=wanted, got=got, instead=instead)
+        ) from None
+    return first, second
+
+
+def _check_match(log_q: Tensor, target: Tensor) -> None:
     sizes = zip(reversed(log_q.shape), reversed(target.shape), strict=False)
     if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"
@@ -178,7 +192,7 @@ def _check_log_target(log_target: object) -> None:
     if not isinstance(log_target, bool):
         wanted = "True if target holds log-probabilities, False if it holds probabilities"
         instead = "kl_div(input, target.log(), log_target=True) or kl_div(input, target)"
-        raise invalid_type("kl_div", "log_target", wanted=wanted, got=repr(log_target), instead=instead)
+        raise invalid_type("kl_div", "log_target", wanted=wanted, got=safe_repr(log_target), instead=instead)
 
 
 def _described(tensor: Tensor) -> str:

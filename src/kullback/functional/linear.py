@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadSpec
 from kullback.functional.positions import (
     Vocabulary,
@@ -21,7 +21,7 @@ from kullback.functional.positions import (
     position_weights,
 )
 from kullback.generators import KL, Divergence
-from kullback.inputs import check_dense, recordable
+from kullback.inputs import check_dense, check_flag, number_from, recordable
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import can_inspect
 
@@ -128,6 +128,8 @@ def linear_distillation_loss(
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
     check_vocabulary(_CALL, vocabulary)
+    check_flag(_CALL, "temperature_squared", temperature_squared)
+    check_flag(_CALL, "float32_logits", float32_logits)
     check_normalizer(_CALL, normalizer, word)
     student_head, teacher_head = _heads(softcap, logit_scale, float32_logits)
     _check_bytes(chunk_bytes)
@@ -204,14 +206,14 @@ def _each_side(name: str, given: EachSide, example: float) -> tuple[float | None
     """Return a number for the student and one for the teacher."""
     pair = given if isinstance(given, tuple) else (given, given)
     good = len(pair) == 2 and all(
-        x is None or (isinstance(x, int | float) and 0 < x < math.inf) for x in pair
+        x is None or (isinstance(x, int | float) and 0 < number_from(x) < math.inf) for x in pair
     )
     if not good:
         raise invalid_value(
             _CALL,
             name,
             wanted="a positive number or None, or a pair of these for student and teacher",
-            got=repr(given),
+            got=safe_repr(given),
             instead=f"{name}={example} or {name}=(None, {example})",
         )
     return pair
@@ -223,7 +225,7 @@ def _check_bytes(chunk_bytes: int | None) -> None:
             _CALL,
             "chunk_bytes",
             wanted="a positive number of bytes, or None",
-            got=repr(chunk_bytes),
+            got=safe_repr(chunk_bytes),
             instead="chunk_bytes=64 << 20",
         )
 

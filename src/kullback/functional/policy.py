@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.functional.positions import position_weights
 from kullback.generators.base import NEAR, SERIES_TERMS, power_series
 from kullback.inputs import check_dense, recordable
@@ -231,9 +231,9 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _check_choice(call: str, name: str, given: object, words: tuple[str, ...], instead: str) -> None:
-    if given not in words:
+    if not (isinstance(given, str) and given in words):
         wanted = "one of " + ", ".join(map(repr, words))
-        raise invalid_value(call, name, wanted=wanted, got=repr(given), instead=instead)
+        raise invalid_value(call, name, wanted=wanted, got=safe_repr(given), instead=instead)
 
 
 def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.inputs import check_dense, dense, number_from, recordable
 from kullback.reduction import Reduction
@@ -37,7 +37,7 @@ def check_kind(call: str, kind: object) -> None:
             call,
             "kind",
             wanted="a divergence",
-            got=repr(kind),
+            got=safe_repr(kind),
             instead="kind=KL() or another of kullback's kinds",
         )
     if kind.instead_of_zero is not None:
@@ -45,7 +45,7 @@ def check_kind(call: str, kind: object) -> None:
             call,
             "kind",
             wanted="a divergence that is not 0 whatever the distributions are",
-            got=repr(kind),
+            got=safe_repr(kind),
             instead=f"kind={kind.instead_of_zero!r}",
         )
 
@@ -57,7 +57,7 @@ def check_temperature(call: str, temperature: object) -> None:
             call,
             "temperature",
             wanted=f"a positive number, from {_COLDEST:g} to {1 / _COLDEST:g}",
-            got=repr(temperature),
+            got=safe_repr(temperature),
             instead="temperature=2.0",
         )
 
@@ -69,7 +69,7 @@ def check_vocabulary(call: str, vocabulary: object) -> None:
             call,
             "vocabulary",
             wanted="'error', 'truncate' or 'mask'",
-            got=repr(vocabulary),
+            got=safe_repr(vocabulary),
             instead="vocabulary='truncate' to compare the classes both have",
         )
 
@@ -96,7 +96,7 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
             else f"shape {tuple(normalizer.shape)}"
         )
     else:
-        good, got = 0 < number_from(normalizer) < math.inf, repr(normalizer)
+        good, got = 0 < number_from(normalizer) < math.inf, safe_repr(normalizer)
     if not good:
         raise invalid_value(
             call,
@@ -151,7 +151,7 @@ def _check_ignore_index(call: str, ignore_index: object) -> None:
             call,
             "ignore_index",
             wanted="an integer of 64 bits",
-            got=repr(ignore_index),
+            got=safe_repr(ignore_index),
             instead="ignore_index=-100",
         )
 

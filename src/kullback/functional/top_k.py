@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.functional.positions import check_kind, check_temperature
 from kullback.generators import Divergence
 from kullback.inputs import check_dense, recordable
@@ -298,12 +298,12 @@ def _check_form(teacher: TopK) -> None:
             got=f"one on {log_probs.device}",
             instead="log_probs.to(indices.device)",
         )
-    if teacher.tail not in get_args(Tail):
+    if not (isinstance(teacher.tail, str) and teacher.tail in get_args(Tail)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_value(
             "TopK",
             "tail",
             wanted="'bucket', 'renormalize' or 'zero'",
-            got=repr(teacher.tail),
+            got=safe_repr(teacher.tail),
             instead="tail='bucket' to compare what is left of the mass as one class",
         )
 
@@ -431,7 +431,7 @@ def _check_settings(kind: Divergence, teacher: TopK, student: Tensor, temperatur
             _CALL,
             "temperature",
             wanted=f"1 with tail={teacher.tail!r}, as the mass outside at another temperature is unknown",
-            got=repr(temperature),
+            got=safe_repr(temperature),
             instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
             "with student / temperature",
         )
@@ -440,6 +440,6 @@ def _check_settings(kind: Divergence, teacher: TopK, student: Tensor, temperatur
             _CALL,
             "kind",
             wanted="with tail='zero' a divergence that is a sum over classes",
-            got=repr(kind),
+            got=safe_repr(kind),
             instead="tail='bucket', or another kind",
         )

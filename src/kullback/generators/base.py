@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.inputs import number_from
 
 __all__ = ["NEAR", "SERIES_TERMS", "Divergence", "FinitePair", "finite", "power_series", "times"]
@@ -123,6 +123,6 @@ class Divergence(ABC):
                 type(self).__name__,
                 name,
                 wanted=f"a number from {low:g} to {high:g}",
-                got=repr(value),
+                got=safe_repr(value),
                 instead=f"{type(self).__name__}({name}=0.5)",
             )

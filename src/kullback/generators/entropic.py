@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series, times
 from kullback.generators.weighted_sum import WeightedSum
+from kullback.inputs import check_flag
 
 __all__ = ["KL", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
 
@@ -214,6 +215,8 @@ class JensenShannon(WeightedSum):
 
     def __post_init__(self) -> None:
         self._require("beta", 0, 1)
+        if not isinstance(self.scaled, torch.fx.Proxy):
+            check_flag("JensenShannon", "scaled", self.scaled)
 
     @property
     def instead_of_zero(self) -> Divergence | None:

@@ -35,6 +35,7 @@ from kullback.io.reader import StoredMass
 from kullback.io.reference import Reference, ReferenceBlock
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.rows import RowSource, paired_blocks
+from kullback.io.tokens import read_tokens
 from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.io.windows import Windows
@@ -59,5 +60,6 @@ __all__ = [
     "paired_top_k_blocks",
     "read_clusters",
     "read_labels",
+    "read_tokens",
     "write_llama_base",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kullback.errors import FileError, invalid_value
+from kullback.errors import FileError, invalid_value, safe_repr
 from kullback.io.files import dtype_name
 from kullback.representations import SUM_TOLERANCE
 from kullback.words import REPRESENTATION_NAMES, RepresentationName
@@ -34,7 +34,7 @@ def check_representation(representation: str | None) -> RepresentationName | Non
         "open_rows",
         "representation",
         wanted=f"one of {', '.join(REPRESENTATION_NAMES)}",
-        got=repr(representation),
+        got=safe_repr(representation),
         instead="representation='logits' for a network's scores",
     )
 

@@ -8,7 +8,14 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kullback.errors import IncompatibleTensorError, KullbackError, explain, invalid_type, invalid_value
+from kullback.errors import (
+    IncompatibleTensorError,
+    KullbackError,
+    explain,
+    invalid_type,
+    invalid_value,
+    safe_repr,
+)
 from kullback.generators import KL
 from kullback.inputs import dense
 from kullback.kernels import row_divergence
@@ -94,10 +101,10 @@ def kl_divergence(
 
 def check_reduction(call: str, reduction: object) -> None:
     """Raise if torchmetrics' KL divergence does not know a reduction."""
-    if reduction is not None and reduction not in ("mean", "sum", "none"):
+    if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum", "none")):
         wanted = "one of 'mean', 'sum', 'none' and None"
         instead = f"{call}(..., reduction='mean')"
-        raise invalid_value(call, "reduction", wanted=wanted, got=repr(reduction), instead=instead)
+        raise invalid_value(call, "reduction", wanted=wanted, got=safe_repr(reduction), instead=instead)
 
 
 def resolve_representation(call: str, log_prob: object, representation: object) -> RepresentationName:
@@ -105,14 +112,14 @@ def resolve_representation(call: str, log_prob: object, representation: object) 
     if not isinstance(log_prob, bool):
         wanted = "True if p and q hold log-probabilities, False if not"
         instead = f"{call}(..., log_prob=True)"
-        raise invalid_type(call, "log_prob", wanted=wanted, got=repr(log_prob), instead=instead)
+        raise invalid_type(call, "log_prob", wanted=wanted, got=safe_repr(log_prob), instead=instead)
     if representation is None:
         return "log-probs" if log_prob else "counts"
     for name in REPRESENTATION_NAMES:
         if representation == name and (name == "log-probs" or not log_prob):
             return name
     wanted = f"one of {', '.join(map(repr, REPRESENTATION_NAMES))}, and no log_prob=True that contradicts it"
-    got = f"representation={representation!r} with log_prob={log_prob}"
+    got = f"representation={safe_repr(representation)} with log_prob={log_prob}"
     instead = f"{call}(..., representation='logits') for scores, 'log-probs' for the output of log_softmax"
     raise invalid_value(call, "representation", wanted=wanted, got=got, instead=instead)
 

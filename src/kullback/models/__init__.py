@@ -2,7 +2,7 @@
 
 from kullback.models.compare import compare_models
 from kullback.models.language_model import LanguageModel, ModelInfo
-from kullback.models.open_model import is_model, open_model
+from kullback.models.open_model import is_model, is_reference, open_model
 from kullback.models.record import record_reference
 from kullback.models.result import Candidate, ModelComparison, Passage, ReadToken
 from kullback.models.vocabulary import Token, Vocabulary
@@ -18,6 +18,7 @@ __all__ = [
     "Vocabulary",
     "compare_models",
     "is_model",
+    "is_reference",
     "open_model",
     "record_reference",
 ]

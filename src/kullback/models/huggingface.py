@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import ModelError, printable
+from kullback.io.tokens import byte_level, sentencepiece_bytes
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo
 from kullback.models.vocabulary import Token, Vocabulary
@@ -285,24 +286,8 @@ def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
     decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
     kinds = [part.get("type") for part in (decoder or {}).get("decoders", [decoder or {}])]
     if "ByteLevel" in kinds or (backend is None and hasattr(tokenizer, "byte_decoder")):
-        byte_of = _byte_level()
+        byte_of = byte_level()
         return lambda name: (
             bytes(byte_of[char] for char in name) if all(c in byte_of for c in name) else name.encode()
         )
-    return _sentencepiece_bytes
-
-
-def _sentencepiece_bytes(name: str) -> bytes:
-    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-        try:
-            return bytes([int(name[3:5], 16)])
-        except ValueError:
-            pass
-    return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
-
-
-def _byte_level() -> dict[str, int]:
-    """Return the byte that each character stands for in GPT-2's vocabulary: printable ones for themselves."""
-    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return sentencepiece_bytes

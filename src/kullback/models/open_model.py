@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
-from kullback.io import RowSource, open_rows
+from kullback.io import Reference, RowSource, TopKSource, open_rows, open_top_k
 from kullback.models.huggingface import DTYPES, HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
+from kullback.models.server import ServerModel
 from kullback.words import RepresentationName
 
-__all__ = ["Progress", "is_model", "open_model", "open_side"]
+__all__ = ["Opened", "Options", "Progress", "is_model", "is_reference", "open_model", "open_side"]
+
+LISTS = (".json", ".jsonl", ".ndjson")
 
 Progress = Callable[[int, int | None], object]
 
@@ -28,7 +32,7 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
         [True, True, False]
     """
     text = os.fspath(name)
-    if text.startswith(("http://", "https://")) or text.lower().endswith(".gguf"):
+    if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
         return True
     path = Path(text)
     return (path / "config.json").is_file() or path.is_dir() or (hub and not path.exists())
@@ -122,14 +126,51 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
     return HuggingFaceModel(model, tokenizer, info)
 
 
-def open_side(
-    given: object, argument: str, *, representation: RepresentationName | None = None, **options: Any
-) -> LanguageModel | RowSource:
-    """Open a model or a file of predictions."""
-    if isinstance(given, RowSource):
+@dataclass(frozen=True)
+class Options:
+    """How the sides of a comparison are opened."""
+
+    tokenizer: Any = None
+    representation: RepresentationName | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    trust_remote_code: bool = False
+    hub: bool = False
+    api_key_env: str | None = None
+    server_top: int = 20
+
+
+Opened = LanguageModel | RowSource | Reference | TopKSource
+
+
+def is_reference(given: object) -> bool:
+    """Whether an argument is a reference file, or its path."""
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given).lower().endswith(".klref")
+    return isinstance(given, Reference)
+
+
+def open_side(given: object, argument: str, options: Options) -> Opened:
+    """Open a model, a server, a reference, a file of predictions, or one of top classes."""
+    if isinstance(given, RowSource | Reference | TopKSource):
         return given
     if isinstance(given, str | os.PathLike):
-        path = Path(os.fspath(given))
+        name = os.fspath(given)
+        path = Path(name)
+        if is_reference(name):
+            return Reference(path, name=argument)
+        if name.startswith(("http://", "https://")):
+            return ServerModel(name, top=options.server_top, api_key_env=options.api_key_env)
+        if path.is_file() and path.suffix.lower() in LISTS:
+            return open_top_k(path, name=argument)
         if path.is_file() and path.suffix.lower() != ".gguf":
-            return open_rows(path, representation=representation, name=argument)
-    return open_model(given, argument=argument, **options)
+            return open_rows(path, representation=options.representation, name=argument)
+    return open_model(
+        given,
+        argument=argument,
+        tokenizer=options.tokenizer,
+        dtype=options.dtype,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        hub=options.hub,
+    )

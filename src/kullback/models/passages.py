@@ -49,14 +49,18 @@ class Passages:
 
     def read(self, first: int, parts: Iterable[Measured], labels: Tensor) -> Passage:
         """Return the passage of measured rows that begins at row `first`; `labels` are theirs."""
-        place, window = int(self._places[first]), int(self._window[first])
-        start = int(self._windows.offsets[window])
         tokens: list[ReadToken] = []
         for part in parts:
             for i, kl in enumerate(part.table[:, 0].tolist()):
                 label = int(labels[len(tokens)])
                 p, q = float(part.pair.p[i, label]), float(part.pair.q[i, label])
                 tokens.append(ReadToken(label, kl, p, q, part.top_classes(i)))
+        return self.passage(first, tokens)
+
+    def passage(self, first: int, tokens: list[ReadToken]) -> Passage:
+        """Return the passage of tokens that begins at row `first`."""
+        place, window = int(self._places[first]), int(self._window[first])
+        start = int(self._windows.offsets[window])
         before = self._windows.tokens[max(start, place - BEFORE) : place].tolist()
         return Passage(window, place - start, before, tokens)
 

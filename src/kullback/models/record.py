@@ -92,7 +92,7 @@ def record_reference(
             seed=seed,
             metadata=settings | _describe(opened),
         )
-        record_side(DenseSide(opened, opened.info, windows), writer, windows, block_bytes, progress)
+        record_side(DenseSide(opened.info, windows, opened), writer, windows, block_bytes, progress)
     return writer.notes
 
 

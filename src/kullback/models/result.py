@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from kullback.errors import quoted
 from kullback.io.windows import Windows
 from kullback.models.language_model import ModelInfo
+from kullback.predictions.drawn_means import DrawnMean
 from kullback.predictions.result import Comparison, Mean, TopClass
 from kullback.shown import Shown
 
@@ -64,12 +65,20 @@ class Candidate:
         comparison: base (P) and candidate (Q), row by row.
         passages: the passages of largest mean KL(P || Q), the largest first; of a short text all, in their order.
         shared_classes: how many classes it shares with the base, or None where the vocabularies are the same.
+        known: what is known of both sides: ``"all classes"``; a ``"reference"``, from which divergences are
+            estimated; or the ``"top classes"``, so that the divergences of `comparison` are lower bounds.
+        certain: for each divergence, between what its mean over these tokens must lie; None where it is known.
+        drawn: of a reference, for each divergence, its mean over these very tokens with the error of the drawing; or
+            None.
     """
 
     model: ModelInfo
     comparison: Comparison
     passages: list[Passage]
     shared_classes: int | None
+    known: Literal["all classes", "reference", "top classes"] = "all classes"
+    certain: dict[str, tuple[float, float]] | None = None
+    drawn: dict[str, DrawnMean] | None = None
 
 
 @dataclass(frozen=True, repr=False)

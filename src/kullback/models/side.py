@@ -1,36 +1,30 @@
-"""One side of a comparison: a language model with its windows, or a file of predictions, as blocks of logits."""
+"""One side of a comparison as blocks of rows: a model, a file of predictions, a reference, or lists of top classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kullback.errors import FileError, ModelError, printable
-from kullback.io import RowSource
+from kullback.io import Reference, ReferenceBlock, RowSource, TopKBlock, TopKSource
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
-from kullback.models.vocabulary import SharedClasses
+from kullback.models.server import ServerModel
 
-__all__ = ["DenseSide", "in_step", "side_of_file"]
+__all__ = ["Block", "DenseSide", "ListedSide", "ReferenceSide", "Side", "in_step", "take_rows"]
+
+Block = Tensor | ReferenceBlock | TopKBlock
 
 
 @dataclass
-class DenseSide:
-    """A model or file that gives the logits of every class.
+class Side:
+    """A side: what is known of it, and the windows in its own tokens."""
 
-    Attributes:
-        model: the model, or the open file.
-        info: what is known of it.
-        windows: the windows in its own tokens.
-        noise: the relative size of the noise that is added to every layer, 0 for none.
-    """
-
-    model: LanguageModel | RowSource
     info: ModelInfo
     windows: Windows
 
@@ -46,27 +40,34 @@ class DenseSide:
 
     def caveats(self) -> list[str]:
         """Return remarks on the contents."""
+        return []
+
+    def blocks(self, rows: int, first_window: int) -> Iterator[Block]:
+        """Iterate over its rows from a window on, at most `rows` at a time."""
+        raise NotImplementedError
+
+    def _first_row(self, window: int) -> int:
+        return int(self.windows.scored[: int(self.windows.offsets[window])].sum())
+
+
+@dataclass
+class DenseSide(Side):
+    """A model or file that gives the logits of every class."""
+
+    model: LanguageModel | RowSource
+
+    def caveats(self) -> list[str]:
         return self.model.caveats() if isinstance(self.model, RowSource) else []
 
     def blocks(self, rows: int, first_window: int) -> Iterator[Tensor]:
-        """Iterate over its rows from a window on, at most `rows` at a time, none beyond the end of a window."""
-        start = int(self.windows.scored[: int(self.windows.offsets[first_window])].sum())
+        start = self._first_row(first_window)
         if isinstance(self.model, RowSource):
-            yield from self._stored(self.model, rows, start)
+            yield from _stored(self.model, rows, start)
             return
         for block in self.model.logits(self.windows, rows, first_window):
             self._check(block, start)
             start += len(block)
             yield block
-
-    def _stored(self, source: RowSource, rows: int, start: int) -> Iterator[Tensor]:
-        skip = start
-        for block in source.blocks(rows=rows):
-            kept = block[skip:]
-            skip = max(0, skip - len(block))
-            if len(kept):
-                logs = kept.double().log() if source.representation in ("probs", "counts") else kept
-                yield logs
 
     def _check(self, block: Tensor, start: int) -> None:
         if block.shape[-1] != self.classes:
@@ -85,59 +86,133 @@ class DenseSide:
                 "--dtype, or mend its weights"
             )
 
+    @classmethod
+    def of_file(cls, source: RowSource, windows: Windows) -> DenseSide:
+        """Return a file of predictions as a side; its rows are those of the scored tokens.
 
-def _fault(row: Tensor) -> str:
-    return "NaN" if bool(row.isnan().any()) else "+inf" if bool((row == torch.inf).any()) else "only -inf"
+        Raises:
+            FileError: it has another number of rows.
+        """
+        if source.rows is not None and source.rows != windows.rows:
+            raise FileError(
+                f"{source.ref.name} = {source.ref.shown}: wanted {windows.rows} rows, one for each scored token; got "
+                f"{source.rows}; use the text, --context and --score that the file was written with"
+            )
+        dtype = str(source.dtype).removeprefix("torch.")
+        return cls(ModelInfo(str(source.path), source.format, dtype, source.classes), windows, source)
 
 
-def side_of_file(source: RowSource, windows: Windows) -> DenseSide:
-    """Return a file of predictions as a side; its rows are those of the scored tokens.
+@dataclass
+class ReferenceSide(Side):
+    """A reference file."""
 
-    Raises:
-        FileError: it has another number of rows.
-    """
-    if source.rows is not None and source.rows != windows.rows:
-        raise FileError(
-            f"{source.ref.name} = {source.ref.shown}: wanted {windows.rows} rows, one for each scored token; got "
-            f"{source.rows}; use the text, --context and --score that the file was written with"
+    reference: Reference
+
+    def blocks(self, rows: int, first_window: int) -> Iterator[ReferenceBlock]:
+        for start in range(self._first_row(first_window), self.reference.rows, rows):
+            yield self.reference.read(start, min(start + rows, self.reference.rows))
+
+    @classmethod
+    def of(cls, reference: Reference) -> ReferenceSide:
+        """Return an open reference as a side, with what it says of its model."""
+        held = reference.metadata
+        numbers = [held.get(name, "") for name in ("parameters", "file_bytes")]
+        parameters, file_bytes = (int(x) if x.isdecimal() else None for x in numbers)
+        info = ModelInfo(
+            str(reference.ref.path), "reference", held.get("dtype"), reference.classes, parameters, file_bytes
         )
-
-    info = ModelInfo(
-        str(source.path), source.format, str(source.dtype).removeprefix("torch."), source.classes
-    )
-
-    return DenseSide(source, info, windows)
+        return cls(info, reference.windows, reference)
 
 
-def in_step(
-    sides: list[DenseSide], maps: list[SharedClasses | None], rows: int, first_window: int
-) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Iterate over the same rows of the base, the first side, and every candidate, as pairs in their shared classes.
+@dataclass
+class ListedSide(Side):
+    """A server or file that gives the most probable classes."""
+
+    source: ServerModel | TopKSource
+
+    def blocks(self, rows: int, first_window: int) -> Iterator[TopKBlock]:
+        if isinstance(self.source, ServerModel):
+            found = self.source.top_k(self.windows, first_window)
+        else:
+            found = self._from_file(self.source, first_window)
+        for block in found:
+            for start in range(0, len(block), rows):
+                yield take_rows(block, slice(start, start + rows))
+
+    def _from_file(self, source: TopKSource, first_window: int) -> Iterator[TopKBlock]:
+        """Yield the rows of a file from a window on, which are those of the scored tokens or of all."""
+        windows, done = self.windows, 0
+        labels, first = windows.labels, self._first_row(first_window)
+        for block in source.blocks():
+            kept = block
+            if source.rows is None or source.rows != windows.rows:
+                kept = take_rows(block, _scored(block, windows))
+            wanted = labels[done : done + len(kept)]
+            known = kept.labels != -100
+            if len(wanted) < len(kept) or bool((kept.labels != wanted)[known].any()):
+                raise FileError(
+                    f"{printable(self.info.name)}: wanted the {windows.rows} scored tokens of the text; got others "
+                    f"from row {done} on; use the text, --context and --score that the file was written with"
+                )
+            done += len(kept)
+            late = (
+                kept if done - len(kept) >= first else take_rows(kept, slice(first - done + len(kept), None))
+            )
+            if len(late):
+                yield late
+
+
+def take_rows(block: Any, rows: Any) -> Any:
+    """Return some rows of a block."""
+    if isinstance(block, Tensor):
+        return block[rows]
+    parts = {each.name: getattr(block, each.name) for each in fields(block)}
+    taken: dict[str, Any] = {name: value[rows] for name, value in parts.items() if isinstance(value, Tensor)}
+    if isinstance(block, ReferenceBlock) and isinstance(rows, slice):
+        taken["start"] = block.start + (rows.start or 0)
+    return replace(block, **taken)
+
+
+def in_step(sides: list[Side], rows: int, first_window: int) -> Iterator[list[Any]]:
+    """Iterate over the same rows of all sides, a list of as many blocks at a time.
 
     Arguments:
         sides: the base and the candidates.
-        maps: the shared classes of the base and each candidate, or None where all are.
         rows: the most rows of a block.
         first_window: where to begin.
     """
     streams = [side.blocks(rows, first_window) for side in sides]
-    held: list[Tensor | None] = [None] * len(sides)
+    held: list[Any] = [None] * len(sides)
     while True:
         for place, stream in enumerate(streams):
-            block = held[place]
-            if block is None or len(block) == 0:
+            if held[place] is None or len(held[place]) == 0:
                 held[place] = next(stream, None)
         if any(block is None for block in held):
             return
-        blocks = cast("list[Tensor]", held)
-        count = min(map(len, blocks))
-        base, *others = (block[:count].cpu() for block in blocks)
-        pairs = [
-            (base, other)
-            if shared is None
-            else (shared.rows(base, of_p=True), shared.rows(other, of_p=False))
-            for other, shared in zip(others, maps, strict=True)
-        ]
-        del base, others
-        held = [block[count:] for block in blocks]
-        yield pairs
+        count = min(map(len, held))
+        blocks = [take_rows(block, slice(0, count)) for block in held]
+        held = [take_rows(block, slice(count, None)) for block in held]
+        yield [block.cpu() if isinstance(block, Tensor) else block for block in blocks]
+
+
+def _stored(source: RowSource, rows: int, start: int) -> Iterator[Tensor]:
+    skip = start
+    for block in source.blocks(rows=rows):
+        kept = block[skip:]
+        skip = max(0, skip - len(block))
+        if len(kept):
+            yield kept.double().log() if source.representation in ("probs", "counts") else kept
+
+
+def _scored(block: TopKBlock, windows: Windows) -> Tensor:
+    """Return which rows of a file with all positions are of scored tokens."""
+    inside = (block.sequences >= 0) & (block.sequences < len(windows))
+    place = windows.offsets[block.sequences.clamp(0, len(windows) - 1)] + block.positions
+    inside &= (block.positions >= 0) & (
+        place < windows.offsets[block.sequences.clamp(0, len(windows) - 1) + 1]
+    )
+    return inside & windows.scored[torch.where(inside, place, 0)]
+
+
+def _fault(row: Tensor) -> str:
+    return "NaN" if bool(row.isnan().any()) else "+inf" if bool((row == torch.inf).any()) else "only -inf"

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type
+from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
 
 __all__ = [
@@ -211,7 +211,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 "register_kl",
                 argument,
                 wanted="a subclass of torch.distributions.Distribution",
-                got=repr(given),
+                got=safe_repr(given),
                 instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
             )
     if (type_p, type_q) in _USER_RULES:

@@ -17,7 +17,7 @@ from torch.distributions import (
     OneHotCategorical,
 )
 
-from kullback.errors import ConvergenceError, NoRuleError, explain
+from kullback.errors import ConvergenceError, NoRuleError, explain, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.numeric import upcast
@@ -378,7 +378,7 @@ def _no_rule(call: str, p: Distribution, q: Distribution, kind: Divergence, opti
                 call,
                 "method",
                 wanted=f"a method that serves {names}",
-                got=repr(options.method),
+                got=safe_repr(options.method),
                 instead="method='auto', or method='monte_carlo' for an estimate from draws",
             )
         )

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.predictions.collect import Collector
@@ -206,4 +206,4 @@ def _require_whole(argument: str, value: object, least: int, most: float = math.
     if not isinstance(value, int) or not least <= value <= most:
         wanted = f"a whole number of {least} or more" + (f", at most {most:,}" if math.isfinite(most) else "")
         instead = f"{argument}={least if most == math.inf else 1000}"
-        raise invalid_value(CALL, argument, wanted=wanted, got=repr(value), instead=instead)
+        raise invalid_value(CALL, argument, wanted=wanted, got=safe_repr(value), instead=instead)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import FileError, invalid_type, invalid_value
+from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
 from kullback.inputs import as_tensor
 from kullback.io import RepresentationName, RowSource, open_rows, read_clusters, read_labels
 from kullback.io.files import FileReference
@@ -63,12 +63,14 @@ def open_source(
     """Open a path, or wrap a tensor, as a source of rows; `name` is the argument it was passed as."""
     if isinstance(given, RowSource):
         return given
-    if representation not in (None, *REPRESENTATIONS):
+    if not (
+        representation is None or (isinstance(representation, str) and representation in REPRESENTATIONS)
+    ):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_value(
             CALL,
             "representation",
             wanted=f"one of {', '.join(REPRESENTATIONS)}",
-            got=repr(representation),
+            got=safe_repr(representation),
             instead="representation='logits'",
         )
     if isinstance(given, str | os.PathLike):
@@ -76,7 +78,7 @@ def open_source(
         return open_rows(path, representation=representation, key=key, name=name)
     if key is not None:
         instead = f"{CALL}(p, q) without key"
-        raise invalid_value(CALL, "key", wanted="none for a tensor", got=repr(key), instead=instead)
+        raise invalid_value(CALL, "key", wanted="none for a tensor", got=safe_repr(key), instead=instead)
     if isinstance(given, Representation):
         own = NAME_OF[type(given)]
         if representation not in (None, own):
@@ -84,7 +86,7 @@ def open_source(
                 CALL,
                 "representation",
                 wanted=f"{own!r} or none, since {name} is {type(given).__name__}",
-                got=repr(representation),
+                got=safe_repr(representation),
                 instead=f"{CALL}(p, q) without representation",
             )
         return RowSource(TensorReader(given.weights(), name), own)

@@ -14,6 +14,7 @@ from kullback.errors import (
     invalid_value,
     printable,
     quoted,
+    safe_repr,
 )
 from kullback.estimators.checks import check_confidence
 from kullback.optional import load
@@ -21,6 +22,7 @@ from kullback.optional import load
 __all__ = ["check_column", "check_settings", "groups_of", "name_or_none", "names_of", "no_column"]
 
 MOST_NAMED = 10
+MOST_BINS = 1_000_000
 
 
 def name_or_none(name: str | None) -> str:
@@ -45,7 +47,7 @@ def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str]
             wanted="a list of names of columns",
             got=f"the string {quoted(given)}"
             if isinstance(given, str)
-            else printable(repr(given), LONGEST_NAME),
+            else printable(safe_repr(given), LONGEST_NAME),
             instead=f"{argument}=[{quoted(single)}]",
         )
     return names
@@ -58,7 +60,7 @@ def check_column(call: str, argument: str, given: object) -> None:
         ArgumentTypeError: it is neither a string nor None.
     """
     if given is not None and not isinstance(given, str):
-        got = printable(repr(given), LONGEST_NAME)
+        got = printable(safe_repr(given), LONGEST_NAME)
         raise invalid_type(
             call, argument, wanted="the name of a column", got=got, instead=f"{argument}='name'"
         )
@@ -78,7 +80,7 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
             call,
             "joint",
             wanted="groups of two or more columns",
-            got=printable(repr(joint), LONGEST_NAME),
+            got=printable(safe_repr(joint), LONGEST_NAME),
             instead='joint=[("age", "income")]',
         )
     return [tuple(names) for names in found if names is not None]
@@ -97,11 +99,12 @@ def check_settings(call: str, bins: int, confidence: float, generator: torch.Gen
             call,
             "bins",
             wanted="an integer, 2 or more",
-            got=printable(repr(bins), LONGEST_NAME),
+            got=printable(safe_repr(bins), LONGEST_NAME),
             instead="bins=20",
         )
-    if bins < 2:
-        raise invalid_value(call, "bins", wanted="2 or more", got=repr(bins), instead="bins=20")
+    if not 2 <= bins <= MOST_BINS:
+        wanted = f"2 to {MOST_BINS:,}"
+        raise invalid_value(call, "bins", wanted=wanted, got=safe_repr(bins), instead="bins=20")
     if generator is not None and not isinstance(cast("object", generator), torch.Generator):
         instead = "generator=torch.Generator().manual_seed(0)"
         got = type(generator).__name__

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ WHOLE = (
 def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
     """Return the weights of P's and Q's finite numbers in bins at their own scale; none for categories.
 
+    Few integers have a bin each; one far from the grid's center has a bin of all integers that are counted as it is.
+
     The counts of a bucket of the grid are spread evenly over it. The first bin begins at -inf and the last one ends at
     inf where tails are left out.
 
@@ -50,10 +53,13 @@ def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
     column = _Buckets.of(sides)
     weights = [column.weights(each) for each in (p, q)]
     single = column.first == column.last
-    if single.all() and len(column.first) <= MOST_VALUES:
+    dated = sides[0].column_type == "datetime"
+    if len(single) <= MOST_VALUES and (
+        single.all() or (column.integer and not dated and column.apart(single))
+    ):
         return tuple(
-            HistogramBin(value, value, float(of_p), float(of_q))
-            for value, of_p, of_q in zip(column.values, *weights, strict=True)
+            HistogramBin(low, high, float(of_p), float(of_q))
+            for low, high, of_p, of_q in zip(column.values, column.ends, *weights, strict=True)
         )
     edges = _edges(column, weights, min(sum(each.buckets.values()) for each in sides))
     if edges is None:
@@ -74,6 +80,7 @@ class _Buckets:
     Attributes:
         buckets: their numbers.
         values: where each begins, an int where the column holds integers.
+        ends: where each ends, likewise.
         first: the same as floats.
         last: where each ends; `first` where it holds a single value.
         integer: whether the column holds integers only.
@@ -81,6 +88,7 @@ class _Buckets:
 
     buckets: Sequence[int]
     values: Sequence[float]
+    ends: Sequence[float]
     first: Array
     last: Array
     integer: bool
@@ -104,7 +112,14 @@ class _Buckets:
         # The bucket of the largest integer may hold that one alone.
         clipped = [(low, low if integer and high == low + 1 else high) for low, high in clipped]
         first, last = np.array(clipped, np.float64).T
-        return cls(buckets, [low for low, _ in clipped], first, last, integer)
+        return cls(buckets, [low for low, _ in clipped], [high for _, high in clipped], first, last, integer)
+
+    def apart(self, single: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+        """Whether no bucket of several values touches another one, so that each may hold a single value."""
+        return all(
+            after > before + 1 or (alone and alone_too)
+            for (before, alone), (after, alone_too) in pairwise(zip(self.buckets, single, strict=True))
+        )
 
     def weights(self, column: ColumnProfile) -> Array:
         """Return the weight of each bucket in one side."""

@@ -24,6 +24,7 @@ from kullback.errors import (
     invalid_value,
     printable,
     quoted,
+    safe_repr,
 )
 from kullback.files import check_input, write
 from kullback.tables.arguments import check_column, name_or_none, names_of, no_column
@@ -125,7 +126,7 @@ class Profile:
             raise _unreadable(f"no JSON ({error})") from None
         schema = written.get("schema") if isinstance(written, dict) else None
         if schema != SCHEMA:
-            raise _unreadable(f"schema {printable(repr(schema), LONGEST_NAME)}")
+            raise _unreadable(f"schema {printable(safe_repr(schema), LONGEST_NAME)}")
         try:
             return _read(written)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -370,7 +371,7 @@ def _count(written: Any) -> float:
     """Return a finite number of 0 or more."""
     value = float(written)
     if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
-        raise ValueError(f"{printable(repr(written), LONGEST_NAME)} is no count")
+        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no count")
     return value
 
 

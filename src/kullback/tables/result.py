@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, overload
 
-from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted
+from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted, safe_repr
 from kullback.findings import Finding
 from kullback.shown import Shown
 from kullback.tables.columns.types import ColumnType
@@ -83,7 +83,8 @@ class HistogramBin:
 
     Attributes:
         low: its lower end; -inf where the histogram leaves out a tail.
-        high: its upper end, which is not in the bin but for the last one; `low` where the bin holds a single value.
+        high: its upper end, which is not in the bin but for the last one of bins that follow each other; `low` where
+            the bin holds a single value.
         p: the weight of P's rows in it, up to the rounding of the grid that values are counted on.
         q: likewise for Q.
 
@@ -271,7 +272,7 @@ class TableComparison(Shown):
         ]
         there = ", ".join(quoted(column.name) for column in self.columns[:10])
         why = reasons[0] if reasons else f"wanted one of {there or 'no columns'}"
-        asked = quoted(name) if isinstance(name, str) else printable(repr(name), LONGEST_NAME)
+        asked = quoted(name) if isinstance(name, str) else printable(safe_repr(name), LONGEST_NAME)
         raise ColumnNotFoundError(f"no comparison of {asked}: {why}")
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import (
     Bernoulli,
     Beta,
+    ContinuousBernoulli,
     Distribution,
     Exponential,
     Gamma,
@@ -51,6 +52,12 @@ def share(n: int, generator: torch.Generator) -> Tensor:
     return place(n, generator).sigmoid()
 
 
+def logit(n: int, generator: torch.Generator) -> Tensor:
+    """Logits of all sizes, some near 0 and some near the ends."""
+    sign = torch.rand(n, dtype=torch.float64, generator=generator).round() * 2 - 1
+    return sign * size(3)(n, generator).clamp(max=300)
+
+
 def start(n: int, generator: torch.Generator) -> Tensor:
     return torch.rand(n, dtype=torch.float64, generator=generator)
 
@@ -77,6 +84,13 @@ def around_unit(low: Tensor, width: Tensor) -> Distribution:
     return Uniform(-low, 1 + width, validate_args=False)
 
 
+def by_probs(probs: Tensor) -> Distribution:
+    """A ContinuousBernoulli, also of probabilities that torch refuses."""
+    made = ContinuousBernoulli(probs=torch.full_like(probs, 0.3), validate_args=False)
+    made.probs = probs
+    return made
+
+
 NORMAL = (of(Normal, "loc", "scale"), (place, size(1)))
 LAPLACE = (of(Laplace, "loc", "scale"), (place, size(1)))
 GUMBEL = (of(Gumbel, "loc", "scale"), (place, size(0.5)))
@@ -87,6 +101,8 @@ PARETO = (of(Pareto, "scale", "alpha"), (size(1), lambda n, g: 2.01 + size(2)(n,
 UNIFORM = (uniform, (start, width))
 LOW = (of(Pareto, "scale", "alpha"), (lambda n, g: 1e-3 * (1 + start(n, g)), size(1)))
 POISSON = (of(Poisson, "rate"), (size(2),))
+BY_LOGITS = (of(ContinuousBernoulli, "logits"), (logit,))
+BY_PROBS = (by_probs, (share,))
 WIDE_NORMAL = (of(Normal, "loc", "scale"), (place, size(5)))
 
 PAIRS: dict[str, tuple[tuple[Make, tuple[Callable[..., Tensor], ...]], ...]] = {
@@ -115,6 +131,21 @@ PAIRS: dict[str, tuple[tuple[Make, tuple[Callable[..., Tensor], ...]], ...]] = {
     "Pareto || Normal": (PARETO, WIDE_NORMAL),
     "Bernoulli(probs) || Poisson": ((of(Bernoulli, "probs"), (share,)), POISSON),
     "Bernoulli(logits) || Poisson": ((of(Bernoulli, "logits"), (place,)), POISSON),
+    **{
+        f"{p} || {q}".replace("CB", f"ContinuousBernoulli({given})"): (
+            cb if p == "CB" else other,
+            cb if q == "CB" else other,
+        )
+        for given, cb in (("logits", BY_LOGITS), ("probs", BY_PROBS))
+        for p, q, other in (
+            ("CB", "CB", cb),
+            ("CB", "Exponential", EXPONENTIAL),
+            ("CB", "Normal", WIDE_NORMAL),
+            ("CB", "Uniform", (around_unit, (start, width))),
+            ("Uniform", "CB", (inside, (start, start))),
+            ("Beta", "CB", BETA),
+        )
+    },
 }
 ALL = pytest.mark.parametrize("name", PAIRS)
 

@@ -107,6 +107,18 @@ def closed_form_of_normals() -> Call:
     }
 
 
+def closed_form_of_factors() -> Call:
+    return {
+        "values": torch.zeros(ROWS),
+        "loc_p": matrix(),
+        "matrix_p": torch.eye(CLASSES)[:, :2].repeat(ROWS, 1, 1),
+        "variances_p": matrix().exp(),
+        "loc_q": matrix() + 1,
+        "matrix_q": torch.eye(CLASSES).repeat(ROWS, 1, 1),
+        "variances_q": None,
+    }
+
+
 def scale_derivatives() -> Call:
     return {
         "grad": torch.full((ROWS,), 2.0),
@@ -124,6 +136,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "closed_form": closed_form,
     "closed_form_of_rows": closed_form_of_rows,
     "closed_form_of_normals": closed_form_of_normals,
+    "closed_form_of_factors": closed_form_of_factors,
     "scale_derivatives": scale_derivatives,
 }
 TENSORS = [
@@ -175,6 +188,8 @@ READ = {
     ("value_and_gradient", "q", of_repeated_memory),
     ("scale_derivatives", "grad", of_repeated_memory),
     *(("closed_form", name, of_repeated_memory) for name in "abcd"),
+    # Factors of any number of columns.
+    *(("closed_form_of_factors", "matrix_p", change) for change in (too_small, too_large)),
     # Derivatives by parameters of any size, as long as there are those of each value.
     *(("scale_derivatives", f"by_{name}", change) for name in "abc" for change in (too_small, too_large)),
 }
@@ -184,6 +199,10 @@ OTHER_LAYOUT = {
     *(
         ("closed_form_of_normals", name, of_repeated_memory)
         for name in ("loc_p", "root_p", "loc_q", "root_q")
+    ),
+    *(
+        ("closed_form_of_factors", name, of_repeated_memory)
+        for name in ("loc_p", "matrix_p", "variances_p", "loc_q", "matrix_q")
     ),
 }
 

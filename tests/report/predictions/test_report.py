@@ -142,9 +142,9 @@ SHOWN = (
 )
 
 
-def rendered(comparison: Comparison, width: int = 80, encoding: str = "utf-8") -> str:
+def rendered(comparison: Comparison, width: int = 80, encoding: str = "utf-8", **settings: object) -> str:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    terminal.render(comparison, Console(file=stream, width=width))
+    terminal.render(comparison, Console(file=stream, width=width), **settings)
     stream.flush()
     return stream.buffer.getvalue().decode(encoding)
 

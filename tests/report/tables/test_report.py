@@ -240,8 +240,9 @@ def test_every_distribution_is_shown_within_the_page(open_page, width):
         assert plot["height"] >= 150
     for plot in page.locator("figure svg").all():
         for color in ("--first", "--second"):
-            lines = boxes(plot, f"path[style*='{color}']")
-            assert max(line["width"] for line in lines) > 0.5 * plot.bounding_box()["width"]
+            drawn = boxes(plot, f"path[clip-path][style*='{color}']")  # an outline, or bars
+            left, right = min(box["x"] for box in drawn), max(box["x"] + box["width"] for box in drawn)
+            assert right - left > 0.5 * plot.bounding_box()["width"]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
+from kullback.inputs import number_from
 from kullback.special import scaled_e1
 
 __all__ = [
@@ -187,9 +188,9 @@ def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
     References:
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
-    if not 0 < prior < math.inf:
+    if not 0 < number_from(prior) < math.inf:
         raise invalid_value(
-            "dirichlet", "prior", wanted="a number above 0", got=repr(prior), instead="prior=0.5"
+            "dirichlet", "prior", wanted="a number above 0", got=safe_repr(prior), instead="prior=0.5"
         )
     a, b, _, _ = _counts(a, b)
     return plugin(a + prior, b + prior)

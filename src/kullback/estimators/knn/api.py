@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
 from kullback.estimators.draws import Array, Draws
@@ -163,12 +164,12 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
     if k is None:
         usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
         k = min(usual, max(most // share, 4), most)
-    if not 1 <= k <= most:
+    if not (isinstance(k, Integral) and 1 <= k <= most):
         raise invalid_value(
             "nearest_neighbors",
             "k",
             wanted=f"1 to {most} neighbors, which {len(p)} draws of p and {len(q)} of q have",
-            got=repr(k),
+            got=safe_repr(k),
             instead="k=None for a choice by the number of draws",
         )
     return (max(k // 4, 1), k) if extrapolate and k > 1 else (k,)

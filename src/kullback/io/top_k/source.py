@@ -95,6 +95,11 @@ class TopKSource:
             )
         self.classes = reader.classes if classes is None else classes
 
+    @property
+    def name(self) -> str:
+        """The path of the file, or what stands for it."""
+        return self._reader.ref.shown
+
     def __repr__(self) -> str:
         return f"TopKSource({self.ref.shown!r}, {self.describe()})"
 

@@ -17,8 +17,9 @@ from kullback.representations import can_inspect
 
 __all__ = ["Form", "Operator", "Parameters", "divergence", "required_gradients"]
 
-# For parameters that are numbers; for those that are rows; for means and Cholesky factors.
-Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals"]
+# For parameters that are numbers; for those that are rows; for means and Cholesky factors; for means and low-rank
+# covariances on one side or both, without derivatives.
+Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
 _DTYPES = (torch.float32, torch.float64)
@@ -55,6 +56,8 @@ def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tens
     """Return the values for parameters of P and Q, differentiable in all orders; None if the kernel declines them."""
     try:
         if True in required and torch.is_grad_enabled():
+            if form.operator == "closed_form_of_factors":
+                return None
             parameters = _of_one_shape(form, parameters)
             return _ClosedForm.apply(form, required, *parameters)
         return _compute(form, parameters, ())[0]
@@ -66,6 +69,7 @@ class _Operators(NamedTuple):
     closed_form: Callable[..., int]
     closed_form_of_rows: Callable[..., int]
     closed_form_of_normals: Callable[..., int]
+    closed_form_of_factors: Callable[..., int]
     scale_derivatives: Callable[..., bool]
 
 
@@ -93,6 +97,8 @@ def _compute(
     ]
     if form.operator == "closed_form_of_normals":
         outcome = _operators().closed_form_of_normals(values, *parameters, *derivatives)
+    elif form.operator == "closed_form_of_factors":
+        outcome = _operators().closed_form_of_factors(values, *_with_variances(form.code, parameters))
     elif form.operator == "closed_form_of_rows":
         outcome = _operators().closed_form_of_rows(form.code, values, *parameters, *derivatives)
     elif derivatives:
@@ -108,9 +114,21 @@ def _compute(
     return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), wanted)
 
 
+def _with_variances(low_rank: int, parameters: Parameters) -> tuple[Tensor | None, ...]:
+    """Return mean, matrix and variances of P and of Q, without the last for a side whose covariance is not low-rank.
+
+    `low_rank` is a sum of 1 if that of P is, and 2 if that of Q is.
+    """
+    count = 3 if low_rank & 1 else 2
+    p, q = parameters[:count], parameters[count:]
+    return *p, *(None,) * (3 - len(p)), *q, *(None,) * (3 - len(q))
+
+
 def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:
     shape = parameters[0].shape
-    if form.operator == "closed_form_of_normals" or all(x.shape == shape for x in parameters):
+    if form.operator in ("closed_form_of_normals", "closed_form_of_factors") or all(
+        x.shape == shape for x in parameters
+    ):
         return parameters
     try:
         return torch.broadcast_tensors(*parameters)

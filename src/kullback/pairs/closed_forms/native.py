@@ -26,6 +26,7 @@ from torch.distributions import (
     Categorical,
     Cauchy,
     Chi2,
+    ContinuousBernoulli,
     Dirichlet,
     Distribution,
     Exponential,
@@ -38,6 +39,7 @@ from torch.distributions import (
     InverseGamma,
     Laplace,
     LogNormal,
+    LowRankMultivariateNormal,
     MultivariateNormal,
     Normal,
     OneHotCategorical,
@@ -49,6 +51,7 @@ from torch.distributions import (
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
+from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE, infinite_divergence
 from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
 from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
@@ -67,8 +70,7 @@ class _Pair(NamedTuple):
     form: Form
 
 
-# The parameters of each family in the order in which the kernels take them, "1" for one that is always 1; and how a
-# distribution made from logits and one made from probabilities are told apart.
+# The parameters of each family in the order in which the kernels take them.
 _PARAMETERS: dict[type, str] = {
     Normal: "loc scale",
     LogNormal: "base_dist.loc base_dist.scale",
@@ -120,20 +122,7 @@ def _reader(names: list[str]) -> Callable[[Any], Parameters]:
     if len(names) == 1:
         get: Callable[[Any], Tensor] = attrgetter(names[0])
         return lambda distribution: (get(distribution),)
-    if names[0] == "1":
-        after_one: Callable[[Any], Tensor] = attrgetter(names[1])
-
-        def read(distribution: Any) -> Parameters:
-            given = after_one(distribution)
-            return _one(given.dtype).expand(given.shape), given
-
-        return read
     return attrgetter(*names)
-
-
-@cache
-def _one(dtype: torch.dtype) -> Tensor:
-    return torch.ones((), dtype=dtype)
 
 
 _PAIRS: dict[TypePair, _Pair] = {
@@ -147,8 +136,8 @@ _PAIRS: dict[TypePair, _Pair] = {
         _pair(Exponential, ElementForm.EXPONENTIAL),
         _pair(Gamma, ElementForm.GAMMA),
         _pair(Chi2, ElementForm.GAMMA),
-        _pair(Gamma, ElementForm.GAMMA, other=Exponential, q="1 rate"),
-        _pair(Exponential, ElementForm.GAMMA, other=Gamma, p="1 rate"),
+        _pair(Gamma, ElementForm.GAMMA_EXPONENTIAL, other=Exponential),
+        _pair(Exponential, ElementForm.EXPONENTIAL_GAMMA, other=Gamma),
         _pair(InverseGamma, ElementForm.GAMMA),
         _pair(HalfNormal, ElementForm.HALF_NORMAL),
         _pair(HalfCauchy, ElementForm.HALF_CAUCHY),
@@ -167,16 +156,16 @@ _PAIRS: dict[TypePair, _Pair] = {
         _pair(Uniform, ElementForm.UNIFORM_PARETO, other=Pareto, may_be_infinite=True),
         _pair(Uniform, ElementForm.UNIFORM_GAMMA, other=Gamma, may_be_infinite=True),
         _pair(Uniform, ElementForm.UNIFORM_BETA, other=Beta, may_be_infinite=True),
-        _pair(Exponential, ElementForm.GAMMA_NORMAL, other=Normal, p="1 rate"),
-        _pair(Exponential, ElementForm.GAMMA_GUMBEL, other=Gumbel, p="1 rate"),
+        _pair(Exponential, ElementForm.EXPONENTIAL_NORMAL, other=Normal),
+        _pair(Exponential, ElementForm.EXPONENTIAL_GUMBEL, other=Gumbel),
         _pair(Gamma, ElementForm.GAMMA_NORMAL, other=Normal),
         _pair(Gamma, ElementForm.GAMMA_GUMBEL, other=Gumbel),
         _pair(Beta, ElementForm.BETA_GAMMA, other=Gamma),
-        _pair(Beta, ElementForm.BETA_GAMMA, other=Exponential, q="1 rate"),
+        _pair(Beta, ElementForm.BETA_EXPONENTIAL, other=Exponential),
         _pair(Beta, ElementForm.BETA_NORMAL, other=Normal),
         _pair(Beta, ElementForm.BETA_UNIFORM, other=Uniform, may_be_infinite=True),
         _pair(Pareto, ElementForm.PARETO_GAMMA, other=Gamma, may_be_infinite=True),
-        _pair(Pareto, ElementForm.PARETO_GAMMA, other=Exponential, q="1 rate", may_be_infinite=True),
+        _pair(Pareto, ElementForm.PARETO_EXPONENTIAL, other=Exponential, may_be_infinite=True),
         _pair(Pareto, ElementForm.PARETO_NORMAL, other=Normal, may_be_infinite=True),
     )
 }
@@ -206,6 +195,53 @@ _LOGITS_AND_PROBS: dict[TypePair, tuple[_Pair, _Pair]] = {
         _pair(OneHotCategorical, RowForm.CATEGORICAL_LOGITS, p="_categorical.logits", may_be_infinite=True),
         _pair(OneHotCategorical, RowForm.CATEGORICAL_PROBS, p="_categorical.probs", may_be_infinite=True),
     ),
+    **{
+        (p, q): (
+            _pair(p, logits, other=q, **{side: "logits"}, may_be_infinite=Uniform in (p, q)),
+            _pair(p, probs, other=q, **{side: "probs"}, may_be_infinite=Uniform in (p, q)),
+        )
+        for p, q, side, logits, probs in (
+            (
+                ContinuousBernoulli,
+                Exponential,
+                "p",
+                ElementForm.CONTINUOUS_BERNOULLI_LOGITS_EXPONENTIAL,
+                ElementForm.CONTINUOUS_BERNOULLI_PROBS_EXPONENTIAL,
+            ),
+            (
+                ContinuousBernoulli,
+                Normal,
+                "p",
+                ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL,
+                ElementForm.CONTINUOUS_BERNOULLI_PROBS_NORMAL,
+            ),
+            (
+                ContinuousBernoulli,
+                Uniform,
+                "p",
+                ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM,
+                ElementForm.CONTINUOUS_BERNOULLI_PROBS_UNIFORM,
+            ),
+            (
+                Uniform,
+                ContinuousBernoulli,
+                "q",
+                ElementForm.UNIFORM_CONTINUOUS_BERNOULLI_LOGITS,
+                ElementForm.UNIFORM_CONTINUOUS_BERNOULLI_PROBS,
+            ),
+            (
+                Beta,
+                ContinuousBernoulli,
+                "q",
+                ElementForm.BETA_CONTINUOUS_BERNOULLI_LOGITS,
+                ElementForm.BETA_CONTINUOUS_BERNOULLI_PROBS,
+            ),
+        )
+    },
+    (ContinuousBernoulli, ContinuousBernoulli): (
+        _pair(ContinuousBernoulli, ElementForm.CONTINUOUS_BERNOULLI_LOGITS, p="logits"),
+        _pair(ContinuousBernoulli, ElementForm.CONTINUOUS_BERNOULLI_PROBS, p="probs"),
+    ),
 }
 
 
@@ -225,12 +261,41 @@ _NORMALS = _Pair(
     Form("closed_form_of_normals", 0, _normals, False),
 )
 
+_LOW_RANK, _FULL = attrgetter("loc", "cov_factor", "cov_diag"), attrgetter("loc", "scale_tril")
+
+
+def _without_derivatives(parameters: Parameters) -> Tensor:
+    raise NotImplementedError
+
+
+# By which sides have a low-rank covariance; see `kullback.kernels.native.closed_forms`.
+_FACTORS: dict[TypePair, _Pair] = {
+    types: _Pair(
+        types,
+        _LOW_RANK if low_rank & 1 else _FULL,
+        _LOW_RANK if low_rank & 2 else _FULL,
+        Form("closed_form_of_factors", low_rank, _without_derivatives, False),
+    )
+    for types, low_rank in (
+        ((LowRankMultivariateNormal, LowRankMultivariateNormal), 3),
+        ((LowRankMultivariateNormal, MultivariateNormal), 1),
+        ((MultivariateNormal, LowRankMultivariateNormal), 2),
+    )
+}
+# Families of which only those made from some parameters are served.
+_MANY = dict.fromkeys((*_LOGITS_AND_PROBS, *_FACTORS, _NORMALS.types))
+
 
 def fused_divergence(p: object, q: object) -> Tensor | None:
-    """Return KL(P || Q) in the dtype of the parameters; None if the kernels do not take these two."""
+    """Return KL(P || Q) in the dtype of the parameters; None if the kernels do not take these two.
+
+    For those that are always infinite no kernel is needed.
+    """
     if torch.compiler.is_compiling():
         return None
     types = type(p), type(q)
+    if types in ALWAYS_INFINITE:
+        return infinite_divergence(types, p, q)
     pair = _PAIRS.get(types) or _other_pair(types, p, q)
     if pair is None:
         return _of_dimensions(p, q) if types == (Independent, Independent) else None
@@ -248,7 +313,7 @@ def _is_comparable(form: Form, parameters: Parameters) -> bool:
         return True
     if form.operator == "closed_form_of_rows":
         return parameters[0].shape[-1] == parameters[1].shape[-1]
-    return parameters[0].shape == parameters[2].shape
+    return parameters[0].shape == parameters[3 if form.code & 1 else 2].shape
 
 
 def _of_dimensions(p: Any, q: Any) -> Tensor | None:
@@ -268,7 +333,7 @@ def _of_dimensions(p: Any, q: Any) -> Tensor | None:
 def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
     """Return the pair for families made from logits or probabilities, or for subclasses."""
     known: TypePair | None = types
-    if types != _NORMALS.types and types not in _LOGITS_AND_PROBS:
+    if types not in _MANY:
         if not (isinstance(p, Distribution) and isinstance(q, Distribution)):
             return None
         known = cached("kullback kernel", types, _of_superclasses)
@@ -277,14 +342,21 @@ def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
         pair = _PAIRS.get(known)
         if pair is not None:
             return pair
-    if known == _NORMALS.types:
-        given = (first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")) for d in (p, q))
-        return _NORMALS if all(name == "scale_tril" for name in given) else None
-    pairs = _LOGITS_AND_PROBS[known]
-    in_logits = given_logits(getattr(p, "_categorical", p))
-    if known[0] is known[1] and in_logits is not given_logits(getattr(q, "_categorical", q)):
+    return _pair_of_parameters(known, p, q)
+
+
+def _pair_of_parameters(types: TypePair, p: Any, q: Any) -> _Pair | None:
+    """Return the pair for what two distributions were made from; None if the kernel does not serve that."""
+    if types not in _LOGITS_AND_PROBS:
+        matrices = ("scale_tril", "covariance_matrix", "precision_matrix")
+        full = (d for d in (p, q) if isinstance(d, MultivariateNormal))
+        if any(first_given(d, matrices) != "scale_tril" for d in full):
+            return None
+        return _FACTORS.get(types, _NORMALS)
+    in_logits = given_logits(q if types[0] in _PARAMETERS else getattr(p, "_categorical", p))
+    if types[0] is types[1] and in_logits is not given_logits(getattr(q, "_categorical", q)):
         return None
-    return pairs[0] if in_logits else pairs[1]
+    return _LOGITS_AND_PROBS[types][0 if in_logits else 1]
 
 
 def _of_superclasses(types: TypePair) -> TypePair | None:
@@ -292,7 +364,7 @@ def _of_superclasses(types: TypePair) -> TypePair | None:
     form, rule = find_closed_form(*types), find_third_party_rule(*types)
     if form is None or (rule is not None and rule.for_own_class):
         return None
-    for known in (*_PAIRS, *_LOGITS_AND_PROBS, _NORMALS.types):
+    for known in (*_PAIRS, *_MANY):
         if all(map(_keeps_support, types, known)) and find_closed_form(*known) is form:
             return known
     return None

@@ -20,7 +20,7 @@ from torch.distributions import Beta, Distribution, LKJCholesky, MixtureSameFami
 from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
 
 from kullback.control_variate import coefficient, ratio_minus_one
-from kullback.errors import NoRuleError, explain, invalid_value
+from kullback.errors import NoRuleError, explain, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.pairs.clone import detached
 from kullback.pairs.options import Options
@@ -37,7 +37,7 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
             call,
             "draws",
             wanted="at least 4 draws, which a standard error takes",
-            got=repr(options.draws),
+            got=safe_repr(options.draws),
             instead="draws=10_000",
         )
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)

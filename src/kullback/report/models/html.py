@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kullback.report.models.plots import draw_plots
 from kullback.report.models.wording import (
     HEADINGS,
+    certain,
     differences,
     interval_text,
     noise,
@@ -19,7 +20,15 @@ from kullback.report.models.wording import (
     visible,
 )
 from kullback.report.predictions.html import SYMBOLS
-from kullback.report.predictions.wording import KL_PQ, SUMMARY_ROWS, infinite_sentences, label_rows
+from kullback.report.predictions.wording import (
+    KL_PQ,
+    SUMMARY_ROWS,
+    acceptance,
+    delta_prob_rows,
+    infinite_sentences,
+    label_rows,
+    top_k_rows,
+)
 from kullback.report.shared.page import render_page
 
 if TYPE_CHECKING:
@@ -60,9 +69,11 @@ def _values(found: ModelComparison) -> dict[str, Any]:
         "outcome": outcome(found),
         "tone": "",
         "size": size(found),
-        "headings": [heading.replace("||", "‖").replace("dp", "Δp") for heading in HEADINGS],
+        "headings": [
+            heading.replace("||", "‖").replace(" dp", " Δp").replace("dPPL", "ΔPPL") for heading in HEADINGS
+        ],
         "scores": scoreboard(found),
-        "differences": [*differences(found), *noise(found)],
+        "differences": [*differences(found), *certain(found), *noise(found)],
         "notes": notes(found),
     }
 
@@ -88,6 +99,9 @@ def _part(found: ModelComparison, place: int, candidate: Candidate) -> dict[str,
         "symbols": SYMBOLS,
         "summary_rows": SUMMARY_ROWS,
         "labels": [] if comparison.labels is None else label_rows(comparison.labels),
+        "delta_prob": [] if comparison.labels is None else delta_prob_rows(comparison.labels.delta_prob),
+        "top_k": top_k_rows(comparison),
+        "acceptance": acceptance(comparison),
         "infinite": infinite_sentences(comparison),
         "passages": candidate.passages,
         "scale": scale,

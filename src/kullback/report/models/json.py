@@ -6,10 +6,12 @@ The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": 
   known is null.
 * ``candidates``: objects, that of the smallest mean KL(base || candidate) first, with ``model`` (as ``base``),
   ``comparison`` (as `kullback.report.predictions.json` writes it, without ``schema`` and ``unit``), ``shared_classes``
-  (integer or null), and ``passages``: objects ``window``, ``first``, ``text_before``, ``tokens`` (objects ``index``,
-  ``text``, ``kl``, ``p``, ``q``, ``top``: objects ``index``, ``text``, ``p``, ``q``).
-* ``differences``: the mean KL of each candidate but the first minus that of the one before, with ``standard_error``,
-  ``interval`` and ``reason``.
+  (integer or null), ``known`` (``"all classes"``, ``"reference"`` or ``"top classes"``), ``certain`` (null, or for each
+  divergence the least and the most that its mean over these tokens can be), ``drawn`` (null, or for each divergence
+  ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the drawing), and ``passages``: objects ``window``,
+  ``first``, ``text_before``, ``tokens`` (objects ``index``, ``text``, ``kl``, ``p``, ``q``, ``top``: objects
+``index``, ``text``, ``p``, ``q``). * ``differences``: the mean KL of each candidate but the first minus that of the
+  one before, with ``standard_error``, ``interval`` and ``reason``.
 * ``noise_floor``: the base against itself with rounding noise, as a candidate, or null.
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
@@ -63,6 +65,11 @@ def _candidate(found: ModelComparison, candidate: Candidate) -> dict[str, Any]:
         "model": _info(candidate.model),
         "comparison": {key: value for key, value in comparison.items() if key not in ("schema", "unit")},
         "shared_classes": candidate.shared_classes,
+        "known": candidate.known,
+        "certain": candidate.certain,
+        "drawn": None
+        if candidate.drawn is None
+        else {name: asdict(mean) for name, mean in candidate.drawn.items()},
         "passages": [_passage(found, passage) for passage in candidate.passages],
     }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kullback.report.models.wording import HEADINGS, differences, noise, outcome, scoreboard, size
-from kullback.report.shared.formats import printable
+from kullback.report.models.wording import HEADINGS, certain, differences, noise, outcome, scoreboard, size
+from kullback.report.shared.markdown import escaped, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,29 +22,14 @@ def render(found: ModelComparison, failures: Sequence[str] = ()) -> str:
         found: the result of `compare_models`.
         failures: a sentence for each gate that fails.
     """
-    lines = [f"**{_escaped(outcome(found))}**", ""]
-    lines += [f"- gate failed: {_escaped(failure)}" for failure in failures]
+    lines = [f"**{escaped(outcome(found))}**", ""]
+    lines += [f"- gate failed: {escaped(failure)}" for failure in failures]
     lines += [
         "",
-        _row([_escaped(heading) for heading in HEADINGS]),
-        _row(["---", *["---:"] * (len(HEADINGS) - 1)]),
-    ]
-    lines += [_row([_escaped(cell) for cell in line.cells]) for line in scoreboard(found)]
-    lines += [
+        *table(HEADINGS, [line.cells for line in scoreboard(found)]),
         "",
-        *(f"{_escaped(sentence)}  " for sentence in (*differences(found), *noise(found))),
+        *(f"{escaped(sentence)}  " for sentence in (*differences(found), *certain(found), *noise(found))),
         f"{size(found)}.",
         "",
     ]
     return "\n".join(lines)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _escaped(text: str) -> str:
-    text = printable(text)
-    for mark in "\\`*_{}[]<>|#":
-        text = text.replace(mark, f"\\{mark}")
-    return text

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kullback.report.models.wording import (
     HEADINGS,
+    certain,
     differences,
     noise,
     notes,
@@ -50,7 +51,7 @@ def render(found: ModelComparison, console: Console) -> None:
         [list(line.cells) for line in scoreboard(found)],
         dropped_first=DROPPED,
     )
-    for sentence in (*differences(found), *noise(found)):
+    for sentence in (*differences(found), *certain(found), *noise(found)):
         say.line(sentence)
     for candidate in found.candidates:
         several = len(found.candidates) > 1

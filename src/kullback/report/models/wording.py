@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from kullback.predictions import Mean
 from kullback.report.predictions.wording import KL_PQ
-from kullback.report.shared.formats import count, number, percent
+from kullback.report.shared.formats import count, number, percent, visible
 
 if TYPE_CHECKING:
-    from kullback.models import ModelComparison, ModelInfo
+    from kullback.models import Candidate, ModelComparison, ModelInfo
 
 __all__ = [
     "HEADINGS",
     "Score",
     "bytes_text",
+    "certain",
     "differences",
     "interval_text",
     "noise",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 HEADINGS = (
-    "model", "mean KL(P||Q)", "95% CI", "PPL", "PPL ratio", "95% CI", "same top", "RMS dp", "size", "bits/weight",
+    "model", "mean KL(P||Q)", "95% CI", "PPL", "dPPL", "95% CI", "same top", "RMS dp", "size", "bits/weight",
 )  # fmt: skip
 
 
@@ -42,8 +43,8 @@ class Score:
     kl: str
     kl_interval: str
     perplexity: str
-    ratio: str
-    ratio_interval: str
+    change: str
+    change_interval: str
     same_top: str
     delta_p: str
     size: str
@@ -73,26 +74,26 @@ def bytes_text(size: int | None) -> str:
 def scoreboard(found: ModelComparison) -> list[Score]:
     """Return the base and the candidates, the best candidate first."""
     first = found.candidates[0].comparison.labels
-    base = [] if first is None else [number(math.exp(first.cross_entropy_p.mean))]
+    base = [] if first is None else [number(first.perplexity_p.mean)]
     lines = [
         Score(f"{found.base.name} (base)", "", "", "".join(base), "", "", "", "", *_size_and_bits(found.base))
     ]
     for candidate in found.candidates:
         comparison, labels = candidate.comparison, candidate.comparison.labels
         kl = comparison.divergences[KL_PQ]
-        perplexity = ratio = ends = delta = ""
+        perplexity = change = ends = delta = ""
         if labels is not None:
-            perplexity = number(math.exp(labels.cross_entropy_q.mean))
-            ratio, ends = number(math.exp(labels.difference.mean)), interval_text(labels.difference, exp=True)
+            perplexity, change = number(labels.perplexity_q.mean), number(labels.perplexity_difference.mean)
+            ends = interval_text(labels.perplexity_difference)
             delta = percent(labels.delta_prob_rms.mean)
         same = percent(comparison.top1_agreement.value)
         lines.append(
             Score(
                 candidate.model.name,
-                number(kl.mean),
+                _at_least(candidate) + number(kl.mean),
                 interval_text(kl),
                 perplexity,
-                ratio,
+                change,
                 ends,
                 same,
                 delta,
@@ -102,17 +103,36 @@ def scoreboard(found: ModelComparison) -> list[Score]:
     return lines
 
 
+def _at_least(candidate: Candidate) -> str:
+    """Return the sign before a divergence that is a lower bound."""
+    return ">= " if candidate.known == "top classes" else ""
+
+
+def certain(found: ModelComparison) -> list[str]:
+    """Say for each candidate that is known in part what is certain, and what the draws tell of these very tokens."""
+    sentences: list[str] = []
+    for candidate in found.candidates:
+        if candidate.certain is None:
+            continue
+        low, high = candidate.certain[KL_PQ]
+        most = "nothing bounds it from above" if math.isinf(high) else f"at most {number(high)}"
+        told = f"{candidate.model.name}: on these tokens KL(P||Q) is certainly at least {number(low)}, {most}"
+        if candidate.drawn is not None:
+            drawn = candidate.drawn[KL_PQ]
+            ends = " to ".join(map(number, drawn.interval))
+            told += f"; the draws give {number(drawn.mean)} (95% CI of the drawing {ends})"
+        sentences.append(f"{told}.")
+    return sentences
+
+
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     bits = info.bits_per_weight
     return bytes_text(info.file_bytes), "" if bits is None else f"{bits:.2f}"
 
 
-def interval_text(mean: Mean, *, exp: bool = False) -> str:
-    """Format an interval, or its exponential; n/a where there is none."""
-    if mean.interval is None:
-        return "n/a"
-    ends = (math.exp(min(end, 709.0)) if exp and end < math.inf else end for end in mean.interval)
-    return " to ".join(map(number, ends))
+def interval_text(mean: Mean) -> str:
+    """Format an interval; n/a where there is none."""
+    return "n/a" if mean.interval is None else " to ".join(map(number, mean.interval))
 
 
 def outcome(found: ModelComparison) -> str:
@@ -124,13 +144,17 @@ def outcome(found: ModelComparison) -> str:
         if kl.maximum == 0:
             return f"{best.model.name} predicts the same as {found.base.name} at every token."
         return (
-            f"{best.model.name} is {number(kl.mean)} nats per token from {found.base.name}"
+            f"{best.model.name} is {_least(best)}{number(kl.mean)} nats per token from {found.base.name}"
             f"{_ends(kl)}; both choose the same token in {same} of positions."
         )
     return (
         f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: "
-        f"{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
+        f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
     )
+
+
+def _least(candidate: Candidate) -> str:
+    return "at least " if candidate.known == "top classes" else ""
 
 
 def _ends(mean: Mean) -> str:
@@ -193,14 +217,3 @@ def token_text(found: ModelComparison, index: int) -> str:
     """Return the text of a class, or its number."""
     words = found.tokens
     return words[index] if words is not None and index < len(words) else f"[{index}]"
-
-
-def visible(text: str) -> str:
-    """Return the text of a token with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab.
-
-    Example:
-        >>> visible(" a\\n\\x1b")
-        ' a⏎\\\\x1b'
-    """
-    marks = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-    return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)

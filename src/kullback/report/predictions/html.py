@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kullback.predictions import Comparison
 from kullback.report.predictions.plots import draw_plots
 from kullback.report.predictions.wording import (
     KL_PQ,
     QUANTITIES,
     SUMMARY_ROWS,
+    Tokens,
     acceptance,
     confidence_range,
     delta_prob_rows,
     infinite_sentences,
     label_rows,
     summary,
+    token_of,
     top_k_rows,
 )
 from kullback.report.shared.page import render_page
@@ -24,7 +28,7 @@ __all__ = ["render", "render_table"]
 SYMBOLS = {key: name.replace("||", "‖") for key, name in QUANTITIES.items()}
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: Comparison, *, tokens: Tokens | None = None) -> str:
     """Render a comparison as one HTML document that needs no other file, no network and no script.
 
     It adapts to the width of a phone, to light and dark, and to paper. The output is deterministic. Divergences are in
@@ -32,6 +36,7 @@ def render(comparison: Comparison) -> str:
 
     Arguments:
         comparison: the result of `compare_predictions`.
+        tokens: the text of each class, to be shown beside its number; None, or a class beyond the end, has none.
 
     Returns:
         The document; `kullback.report.write` writes it to a file.
@@ -63,6 +68,7 @@ def render(comparison: Comparison) -> str:
         acceptance=acceptance(comparison),
         infinite=infinite_sentences(comparison),
         plots=draw_plots(comparison),
+        token=partial(token_of, tokens=tokens),
     )
 
 

@@ -13,7 +13,9 @@ from kullback.report.predictions.wording import (
     delta_prob_rows,
     infinite_sentences,
     label_rows,
+    sizes,
     summary,
+    token_of,
     top_classes,
     top_k_rows,
 )
@@ -25,15 +27,18 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from kullback.report.predictions.wording import Tokens
+
 __all__ = ["MEANINGS", "render", "render_numbers"]
 
+LONGEST_TOKEN = 16
 MEANINGS = (
     "KL(P||Q) is what it costs per row to predict with Q what follows P; JS is the Jensen-Shannon divergence, "
     "TV the total variation; CI is a confidence interval, inf where the data do not bound it."
 )
 
 
-def render(comparison: Comparison, console: Console) -> None:
+def render(comparison: Comparison, console: Console, *, tokens: Tokens | None = None) -> None:
     """Print a comparison as tables that fit 80 columns.
 
     Divergences are in nats. Everything printed is ASCII except names and notes.
@@ -41,6 +46,7 @@ def render(comparison: Comparison, console: Console) -> None:
     Arguments:
         comparison: the result of `compare_predictions`.
         console: the rich console to print on.
+        tokens: the text of each class, to be shown beside its number; None, or a class beyond the end, has none.
 
     Example:
         >>> import torch
@@ -53,10 +59,12 @@ def render(comparison: Comparison, console: Console) -> None:
         ...
     """
     say = Printer(console)
-    say.heading(summary(comparison), comparison.p_name, comparison.q_name, _size(comparison))
+    say.heading(summary(comparison), comparison.p_name, comparison.q_name, sizes(comparison))
     render_numbers(comparison, console)
-    if comparison.worst:
+    if comparison.worst and tokens is None:
         say.table("The worst rows (class: p -> q)", *_worst(comparison.worst))
+    elif comparison.worst and tokens is not None:
+        say.table("The worst rows and their classes", *_worst_tokens(comparison.worst, tokens))
     say.space()
     for remark in (MEANINGS, *infinite_sentences(comparison), *comparison.notes):
         say.line(f"- {remark}")
@@ -98,11 +106,6 @@ def render_numbers(comparison: Comparison, console: Console) -> None:
     )
 
 
-def _size(comparison: Comparison) -> str:
-    clusters = "" if comparison.clusters is None else f" in {count(comparison.clusters)} clusters"
-    return f"{count(comparison.rows)} rows{clusters}, each a distribution over {count(comparison.classes)} classes"
-
-
 def _agreement(found: Proportion) -> str:
     interval = "" if found.interval is None else f", 95% CI {' to '.join(map(percent, found.interval))}"
     error = percent(found.standard_error)
@@ -137,6 +140,25 @@ def _worst(rows: Sequence[WorstRow]) -> tuple[list[str], list[list[str]]]:
     }
     told = {heading: cells for heading, cells in columns.items() if any(cells)}
     return list(told), [list(cells) for cells in zip(*told.values(), strict=True)]
+
+
+def _worst_tokens(rows: Sequence[WorstRow], tokens: Tokens) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and lines of the table of worst rows: a line for each of the top classes and the label."""
+    lines: list[list[str]] = []
+    for row in rows:
+        place = count(row.row) + ("" if row.cluster is None else f" of {row.cluster}")
+        shown = [top.index for top in top_classes(row)]
+        known = {top.index: top for top in row.top}
+        first = [place, number(row.kl)]
+        if row.label is not None:
+            shown.append(row.label)
+        for index in dict.fromkeys(shown):
+            top = known.get(index)
+            chances = ["", ""] if top is None else [probability(top.p), probability(top.q)]
+            true = "true" if index == row.label else ""
+            lines.append([*first, str(index), token_of(index, tokens, longest=LONGEST_TOKEN), *chances, true])
+            first = ["", ""]
+    return ["row", "KL(P||Q)", "class", "token", "p", "q", ""], lines
 
 
 def _change(top: TopClass) -> str:

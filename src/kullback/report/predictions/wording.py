@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kullback.predictions import (
     Comparison,
@@ -15,12 +15,13 @@ from kullback.predictions import (
     TopClass,
     WorstRow,
 )
-from kullback.report.shared.formats import count, number, percent
+from kullback.report.shared.formats import count, number, percent, visible
 
 __all__ = [
     "KL_PQ",
     "QUANTITIES",
     "SUMMARY_ROWS",
+    "Tokens",
     "acceptance",
     "confidence_range",
     "delta_prob_rows",
@@ -28,10 +29,15 @@ __all__ = [
     "infinite_sentences",
     "interval_end",
     "label_rows",
+    "precisely",
+    "sizes",
     "summary",
+    "token_of",
     "top_k_rows",
 ]
 
+# The text of each class; None, or a class beyond the end, has none.
+Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
 # The keys of Comparison.divergences in the order in which they are shown, with their names in plain text.
 QUANTITIES = {KL_PQ: "KL(P||Q)", "kl_qp": "KL(Q||P)", "js": "JS", "tv": "TV"}
@@ -77,13 +83,13 @@ def label_rows(labels: LabelStatistics) -> list[list[str]]:
     }
     rows: list[list[str]] = []
     for title, mean in means.items():
-        write = _precisely if mean is labels.perplexity_ratio else number
+        write = precisely if mean is labels.perplexity_ratio else number
         ends = (interval_end(mean, end, write) for end in (0, 1))
         rows.append([title, write(mean.mean), number(mean.standard_error, 2), *ends])
     return rows
 
 
-def _precisely(value: float) -> str:
+def precisely(value: float) -> str:
     """Format a number that is close to 1."""
     return number(value, 6)
 
@@ -111,6 +117,19 @@ def top_k_rows(comparison: Comparison) -> list[list[str]]:
             row += [percent(of[k - 1].value) for of in (labels.top_k_accuracy_p, labels.top_k_accuracy_q)]
         rows.append(row)
     return rows
+
+
+def sizes(comparison: Comparison) -> str:
+    """Say how many rows, clusters and classes there are."""
+    clusters = "" if comparison.clusters is None else f" in {count(comparison.clusters)} clusters"
+    return f"{count(comparison.rows)} rows{clusters}, each a distribution over {count(comparison.classes)} classes"
+
+
+def token_of(index: int, tokens: Tokens | None, *, longest: int = 24) -> str:
+    """Return the text of a class with marks for what cannot be seen, cut to `longest`; empty if it has none."""
+    text = tokens[index] if tokens is not None and 0 <= index < len(tokens) else None
+    shown = visible(text or "", space="␣")
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def acceptance(comparison: Comparison) -> str:

@@ -6,7 +6,7 @@ import math
 
 from kullback.errors import printable
 
-__all__ = ["count", "decimal", "number", "percent", "printable", "probability"]
+__all__ = ["count", "decimal", "number", "percent", "printable", "probability", "visible"]
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -65,9 +65,11 @@ def probability(value: float) -> str:
     """Format a probability in five characters; "0" and "1" stand for exact values alone.
 
     Example:
-        >>> [probability(x) for x in (1.0, 0.99999, 0.25, 1e-9, 0.0)]
-        ['1', '>.999', '0.250', '<.001', '0']
+        >>> [probability(x) for x in (1.0, 0.99999, 0.25, 1e-9, 0.0, float("nan"))]
+        ['1', '>.999', '0.250', '<.001', '0', 'n/a']
     """
+    if math.isnan(value):
+        return "n/a"
     if value in (0, 1):
         return f"{value:g}"
     return "<.001" if value < 0.0005 else ">.999" if value > 0.9995 else f"{value:.3f}"
@@ -76,3 +78,18 @@ def probability(value: float) -> str:
 def count(value: int) -> str:
     """Format an integer with thousands separators: ``12,345``."""
     return f"{value:,}"
+
+
+def visible(text: str, *, space: str = " ") -> str:
+    """Return a text with marks for what cannot be seen: ``⏎`` for a line's end, ``⇥`` for a tab, ``\\x1b`` for others.
+
+    Arguments:
+        text: any text.
+        space: what stands for a blank.
+
+    Example:
+        >>> visible(" a\\n\\x1b"), visible(" a", space="␣")
+        (' a⏎\\\\x1b', '␣a')
+    """
+    marks = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": space}
+    return "".join(marks.get(char, char if char.isprintable() else f"\\x{ord(char):02x}") for char in text)

@@ -46,7 +46,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         heights = [[100 * each.p / sums[0] for each in inside], [100 * each.q / sums[1] for each in inside]]
-        if all(each.low == each.high for each in inside):
+        if any(before.high != after.low or after.low == after.high for before, after in pairwise(inside)):
             _draw_bars(axes, inside, heights, column.column_type)
         else:
             _draw_stairs(axes, inside, heights, column.column_type)
@@ -70,9 +70,11 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
 def _draw_bars(
     axes: Axes, values: Sequence[HistogramBin], heights: Sequence[Sequence[float]], column_type: str
 ) -> None:
-    """Draw two bars for each value: where it lies on the axis, or side by side where bars would be too thin."""
-    exact = [each.low for each in values]
-    places = [float(value) for value in exact]
+    """Draw two bars for each value, or range of integers that may hold but one.
+
+    They stand where it lies on the axis, or side by side where they would be too thin.
+    """
+    places = [(float(each.low) + max(each.low, each.high - 1)) / 2 for each in values]
     steps = [after - before for before, after in pairwise(places)]
     if min(steps) <= 0 or places[-1] - places[0] > CROWDED * min(steps):
         places, steps = [float(place) for place in range(len(places))], [1.0]
@@ -80,7 +82,10 @@ def _draw_bars(
     for side, (label, color) in enumerate((("P", FIRST), ("Q", SECOND))):
         middles = [place + (side - 0.5) * width for place in places]
         axes.bar(middles, heights[side], width, color=color, label=label)
-    labels = _labels(exact, column_type)
+    labels = _labels([each.low for each in values], column_type)
+    for place, each in enumerate(values):
+        if each.high - 1 > each.low:
+            labels[place] += f"–{_number(each.high - 1)}"
     most = max(2, min(MOST_TICKS, ROOM // (max(map(len, labels)) + 1)))
     step = math.ceil(len(places) / most)
     axes.set_xticks(places[::step], labels[::step])

@@ -7,7 +7,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
-from kullback.errors import LONGEST_NAME, ArgumentValueError, FileError, invalid_value, printable, quoted
+from kullback.errors import (
+    LONGEST_NAME,
+    ArgumentValueError,
+    FileError,
+    invalid_value,
+    printable,
+    quoted,
+    safe_repr,
+)
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import ColumnType
 
@@ -185,7 +193,7 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
 
 def _read(written: dict[str, Any]) -> ColumnProfile:
     if written["column_type"] not in get_args(ColumnType):
-        raise ValueError(f"unknown column type {printable(repr(written['column_type']), LONGEST_NAME)}")
+        raise ValueError(f"unknown column type {printable(safe_repr(written['column_type']), LONGEST_NAME)}")
     numbers = {
         name: bool(written[name]) if name == "integer" else _number(written[name])
         for name in _PLAIN
@@ -230,7 +238,7 @@ def _number(written: Any) -> float:
     """Return a finite number of JSON; large integers stay exact."""
     value = written if isinstance(written, int) and abs(written) >= 2**53 else float(written)
     if isinstance(written, str) or not math.isfinite(value):
-        raise ValueError(f"{printable(repr(written), LONGEST_NAME)} is no number")
+        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no number")
     return value
 
 

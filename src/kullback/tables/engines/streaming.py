@@ -37,11 +37,15 @@ class DuckTable(BatchTable):
     def __init__(self, relation: Any, caller: Caller | None = None) -> None:
         self.relation = relation
         distinct_names(relation.columns, caller)
+        # DuckDB cuts a name at a NUL in SQL and in Arrow, so columns are taken by their places.
+        self.places = {name: place for place, name in enumerate(relation.columns, start=1)}
         schema = _reader(relation.limit(0), 1).schema
-        self.fields = {field.name: arrow_field(field.name, field.type) for field in schema}
+        self.fields = {
+            name: arrow_field(name, field.type) for name, field in zip(self.places, schema, strict=True)
+        }
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        selected = self.relation.select(", ".join(map(_quoted, names)) or "1")
+        selected = self.relation.select(", ".join(f"#{self.places[name]}" for name in names) or "1")
         for batch in _reader(selected, BATCH_ROWS):
             yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
 
@@ -136,17 +140,18 @@ def _narrowed(relation: Any) -> Any:
 
     DuckDB reads every JSON file with a negative integer as 128-bit ones.
     """
-    types = dict(zip(relation.columns, map(str, relation.dtypes), strict=True))
-    wide = [name for name, dtype in types.items() if dtype == "HUGEINT"]
+    places = range(1, len(relation.columns) + 1)
+    types = zip(places, relation.columns, map(str, relation.dtypes), strict=True)
+    wide = {place: name for place, name, dtype in types if dtype == "HUGEINT" and "\0" not in name}
     if not wide:
         return relation
-    ends = relation.aggregate(", ".join(f"min({_quoted(n)}), max({_quoted(n)})" for n in wide)).fetchall()[0]
-    casts: dict[str, str] = {}
-    for name, low, high in zip(wide, ends[::2], ends[1::2], strict=True):
-        for dtype, least, most in (("BIGINT", -(2**63), 2**63 - 1), ("UBIGINT", 0, 2**64 - 1)):
-            if name not in casts and (low is None or (low >= least and high <= most)):
-                casts[name] = f"{_quoted(name)}::{dtype} AS {_quoted(name)}"
-    return relation.select(", ".join(casts.get(name, _quoted(name)) for name in types))
+    ends = relation.aggregate(", ".join(f"min(#{place}), max(#{place})" for place in wide)).fetchall()[0]
+    selected = {place: f"#{place}" for place in places}
+    for place, low, high in zip(wide, ends[::2], ends[1::2], strict=True):
+        for dtype, least, most in (("UBIGINT", 0, 2**64 - 1), ("BIGINT", -(2**63), 2**63 - 1)):
+            if low is None or (low >= least and high <= most):
+                selected[place] = f"#{place}::{dtype} AS {_quoted(wide[place])}"
+    return relation.select(", ".join(selected.values()))
 
 
 def _quoted(name: str) -> str:

@@ -1,0 +1,138 @@
+"""The text of each class of a language model: lists of tokens, and tokenizers of Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+from kullback.io.files import FileReference
+
+__all__ = ["byte_level", "read_tokens", "sentencepiece_bytes"]
+
+WANTED = (
+    "a JSON list of tokens, a tokenizer.json of Hugging Face, or text with one token on each line, in UTF-8"
+)
+
+
+def read_tokens(
+    path: str | PathLike[str], *, classes: int | None = None, name: str = "tokens"
+) -> list[str | None]:
+    r"""Read the text of each class, for reports.
+
+    Arguments:
+        path: a ``.json`` file that holds a list of strings or null, or is a ``tokenizer.json`` of Hugging Face, whose
+            tokens are decoded; any other file is text with one token on each line.
+        classes: the number of classes, which there must not be more tokens than; classes beyond have none.
+        name: the argument that the path was passed as, for error messages.
+
+    Returns:
+        the text of each class, None where a class stands for none; bytes that are no UTF-8 are written ``\xNN``.
+
+    Raises:
+        FileError: the file cannot be read, holds something else, or has more tokens than there are classes.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "tokens.json"
+        >>> _ = path.write_text('["a", " the", "\\n"]')
+        >>> read_tokens(path)
+        ['a', ' the', '\n']
+    """
+    ref = FileReference(Path(path), name)
+    with ref.open() as file, ref.decoding("a file of tokens"):
+        raw = file.read()
+    try:
+        text = raw.decode("utf-8-sig")
+        held = json.loads(text) if ref.path.suffix == ".json" else text.removesuffix("\n").split("\n")
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ref.error(wanted=WANTED, got=got, instead="write the file again") from None
+    tokens = _of_tokenizer(ref, cast("dict[str, Any]", held)) if isinstance(held, dict) else held
+    if not isinstance(tokens, list) or not all(
+        isinstance(token, str | None) for token in cast("list[Any]", tokens)
+    ):
+        got = f"JSON that is {_kind(cast('Any', tokens))}"
+        raise ref.error(wanted=WANTED, got=got, instead="write a list of strings, in the classes' order")
+    found = cast("list[str | None]", tokens)
+    if classes is not None and len(found) > classes:
+        raise ref.error(
+            wanted=f"at most {classes} tokens, one for each class",
+            got=f"{len(found)}",
+            instead="name the tokens of the model that made the predictions",
+        )
+    return found
+
+
+def _kind(held: object) -> str:
+    return "a list with other things than strings" if isinstance(held, list) else type(held).__name__
+
+
+def _of_tokenizer(ref: FileReference, held: dict[str, Any]) -> list[str | None]:
+    """Return the decoded tokens of a tokenizer.json."""
+    try:
+        vocabulary = held["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            pairs = [
+                (str(token), int(number)) for token, number in cast("dict[str, Any]", vocabulary).items()
+            ]
+        else:  # with scores, in the order of their numbers
+            pairs = [(str(entry[0]), number) for number, entry in enumerate(vocabulary)]
+        added = {int(token["id"]): str(token["content"]) for token in held.get("added_tokens") or ()}
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise ref.error(
+            wanted=WANTED, got="a JSON object without model.vocab", instead="name the model's tokenizer.json"
+        ) from None
+    numbers = {*(number for _, number in pairs), *added}
+    if numbers and not 0 <= min(numbers) <= max(numbers) < 2 * len(numbers) + 100_000:
+        got = f"token numbers from {min(numbers)} to {max(numbers)}"
+        raise ref.error(wanted="token numbers that count from 0", got=got, instead="write the file again")
+    found: list[str | None] = [None] * (max(numbers, default=-1) + 1)
+    is_byte_level = any(_has_type(held.get(part), "ByteLevel") for part in ("decoder", "pre_tokenizer"))
+    byte_of = byte_level()
+    for token, number in pairs:
+        if is_byte_level and all(char in byte_of for char in token):
+            content = bytes(byte_of[char] for char in token)
+        else:
+            content = token.encode("utf-8", "surrogatepass") if is_byte_level else sentencepiece_bytes(token)
+        found[number] = content.decode("utf-8", "backslashreplace")
+    for number, content in added.items():
+        found[number] = content
+    return found
+
+
+def _has_type(part: Any, kind: str) -> bool:
+    """Return whether a part of a tokenizer, or one of the parts that it is a sequence of, is of a type."""
+    if not isinstance(part, dict):
+        return False
+    held = cast("dict[str, Any]", part)
+    inner = [each for key in ("decoders", "pretokenizers") for each in held.get(key) or ()]
+    return held.get("type") == kind or any(_has_type(each, kind) for each in inner)
+
+
+def sentencepiece_bytes(name: str) -> bytes:
+    """Return the bytes that a token of SentencePiece stands for.
+
+    Example:
+        >>> sentencepiece_bytes("\\u2581the"), sentencepiece_bytes("<0x0A>")
+        (b' the', b'\\n')
+    """
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        try:
+            return bytes([int(name[3:5], 16)])
+        except ValueError:
+            pass
+    return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode("utf-8", "surrogatepass")
+
+
+def byte_level() -> dict[str, int]:
+    """Return the byte that each character stands for in GPT-2's vocabulary: printable ones for themselves.
+
+    Example:
+        >>> byte_level()["A"], byte_level()["\\u0120"]
+        (65, 32)
+    """
+    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}

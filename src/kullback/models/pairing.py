@@ -1,0 +1,156 @@
+"""One candidate against the base: what is measured of each passage, and the result of all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.io.windows import Windows
+from kullback.models.checkpoint import Part
+from kullback.models.passages import Passages
+from kullback.models.result import Candidate, Passage
+from kullback.models.side import Side
+from kullback.models.vocabulary import SharedClasses
+from kullback.predictions.collect import Collector
+from kullback.predictions.measure import Measured, measure
+from kullback.predictions.result import WorstRow
+from kullback.predictions.sources import Clusters
+
+__all__ = ["DensePairing", "Pairing", "Settings"]
+
+# Elements that one thread measures at a time: its temporaries fit the core's cache.
+PART = (1 << 15) - 1
+LOGITS = "logits", "logits"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all pairings of a comparison share."""
+
+    windows: Windows
+    clusters: Clusters
+    worst: int
+    bootstrap: int
+    seed: int
+
+    def collector(self, labels: Tensor) -> Collector:
+        """Return a new collector of statistics."""
+        return Collector(
+            self.windows.rows,
+            labels,
+            self.clusters,
+            worst=self.worst,
+            bootstrap=self.bootstrap,
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+
+class Pairing(ABC):
+    """A base and a candidate.
+
+    Arguments:
+        base: the base.
+        candidate: the candidate.
+        settings: those of the comparison.
+    """
+
+    def __init__(self, base: Side, candidate: Side, settings: Settings) -> None:
+        self.base, self.candidate, self.settings = base, candidate, settings
+        self.passages = Passages(settings.windows)
+
+    def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
+        """Return blocks of the base and the candidate as `measured` takes them."""
+        return p, q
+
+    @abstractmethod
+    def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
+        """Measure one passage, the rows of a span of a block that begins at row `start`."""
+
+    @abstractmethod
+    def add(self, part: Part) -> None:
+        """Add measured rows, in order."""
+
+    @abstractmethod
+    def result(self) -> tuple[Candidate, Tensor]:
+        """Return the result of all rows, and KL(P || Q) of each."""
+
+
+class DensePairing(Pairing):
+    """Two sides of which the logits of every class are known.
+
+    Arguments:
+        base: the base.
+        candidate: the candidate.
+        settings: those of the comparison.
+        shared: the classes they share, or None where all are the same.
+    """
+
+    def __init__(self, base: Side, candidate: Side, settings: Settings, shared: SharedClasses | None) -> None:
+        super().__init__(base, candidate, settings)
+        self._shared = shared
+        labels = settings.windows.labels
+        self._labels = labels if shared is None else shared.shared_numbers(labels)
+        self._collector = settings.collector(self._labels)
+        self._kl: list[Tensor] = []
+
+    def prepared(self, p: Any, q: Any) -> tuple[Any, Any]:
+        if self._shared is None:
+            return p, q
+        return self._shared.rows(p, of_p=True), self._shared.rows(q, of_p=False)
+
+    def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
+        first, stop = span
+        labels = self._labels[start + first : start + stop]
+        step = max(1, PART // p.shape[-1])
+
+        def parts() -> Iterator[Measured]:
+            for low in range(first, stop, step):
+                rows = slice(low, min(low + step, stop))
+                yield measure(p[rows], q[rows], LOGITS, labels[low - first : rows.stop - first])
+
+        tables: list[Tensor] = []
+        worst: list[WorstRow] = []
+        row = start + first
+        for part in parts():
+            tables.append(part.table)
+            worst += self._collector.worst.candidates(row, part)
+            row += len(part.table)
+        table = torch.cat(tables)
+        passages: list[tuple[int, Passage]] = []
+        if self.passages.is_wanted(float(table[:, 0].mean())):
+            passages.append((start + first, self.passages.read(start + first, parts(), labels)))
+        return table, worst, passages
+
+    def add(self, part: Part) -> None:
+        table, worst, passages = part
+        self._collector.add(table, worst)
+        self._kl.append(table[:, 0].clone())
+        for first, passage in passages:
+            self.passages.add(first, passage)
+
+    def result(self) -> tuple[Candidate, Tensor]:
+        shared = self._shared
+        notes = [] if shared is None else [_note_on_classes(shared)]
+        comparison = self._collector.comparison(self.base, self.candidate, notes)
+        found = Candidate(
+            self.candidate.info,
+            comparison,
+            self.passages.passages(),
+            None if shared is None else len(shared.p),
+        )
+        return found, torch.cat(self._kl)
+
+
+def _note_on_classes(shared: SharedClasses) -> str:
+    if shared.classes == len(shared.p):
+        return "The classes of P and Q are in another order; they are matched by the bytes of their tokens."
+    return (
+        f"P and Q share {len(shared.p):,} classes, matched by the bytes of their tokens. {len(shared.others_p):,} "
+        f"classes of P and {len(shared.others_q):,} of Q are counted as one class, so that every divergence is a lower "
+        "bound of that of the whole vocabularies."
+    )

@@ -1,0 +1,107 @@
+"""The run of a base and its candidates over all windows, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from kullback.errors import ModelError
+from kullback.models.checkpoint import Checkpoint, Part
+from kullback.models.open_model import Progress
+from kullback.models.pairing import Pairing, Settings
+from kullback.models.passages import LENGTH
+from kullback.models.result import Candidate
+from kullback.models.side import Side, in_step
+from kullback.predictions.intervals import MeanEstimator, Quantity
+from kullback.predictions.result import Mean
+from kullback.streaming import Moments
+
+__all__ = ["Run", "differences"]
+
+
+class Run:
+    """Reads all sides in step, window by window.
+
+    Arguments:
+        base: the base.
+        pairings: the base with each candidate.
+        settings: those of the comparison.
+    """
+
+    def __init__(self, base: Side, pairings: Sequence[Pairing], settings: Settings) -> None:
+        self._sides = [base, *(pairing.candidate for pairing in pairings)]
+        self._pairings, self._settings = pairings, settings
+        self._rows = 0
+
+    def all_windows(
+        self, block_bytes: int, progress: Progress | None, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """Read all windows, those that the checkpoint holds from there."""
+        first = 0
+        windows = self._settings.windows
+        if checkpoint is not None:
+            counts = windows.clusters.bincount(minlength=len(windows)).tolist()
+            for record in checkpoint.windows(len(self._pairings), counts):
+                for pairing, part in zip(self._pairings, record, strict=True):
+                    pairing.add(part)
+                self._rows += counts[first]
+                first += 1
+        self._read(first, block_bytes, progress, checkpoint)
+        if self._rows != windows.rows:
+            raise ModelError(
+                f"wanted predictions for {windows.rows} tokens; got {self._rows}; a model or file ended early"
+            )
+
+    def _read(
+        self, first: int, block_bytes: int, progress: Progress | None, checkpoint: Checkpoint | None
+    ) -> None:
+        windows = self._settings.windows
+        rows = max(1, block_bytes // (4 * max(1, *(side.classes for side in self._sides))))
+        rows = rows // LENGTH * LENGTH or rows  # whole passages
+        ends_of_windows = set((windows.clusters.diff() != 0).nonzero().squeeze(-1).add(1).tolist())
+        record: list[list[Part]] = [[] for _ in self._pairings]
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for base, *others in in_step(self._sides, rows, first):
+                ends = self._pairings[0].passages.ends(self._rows, self._rows + len(base))
+                spans = list(zip([0, *ends[:-1]], ends, strict=True))
+                for pairing, other, kept in zip(self._pairings, others, record, strict=True):
+                    p, q = pairing.prepared(base, other)
+                    for part in pool.map(partial(pairing.measured, self._rows, p, q), spans):
+                        pairing.add(part)
+                        if checkpoint is not None:
+                            kept.append(part)
+                self._rows += len(base)
+                if progress is not None:
+                    progress(self._rows, windows.rows)
+                if checkpoint is not None and self._rows in (*ends_of_windows, windows.rows):
+                    checkpoint.add([_joined(kept) for kept in record])
+                    record = [[] for _ in self._pairings]
+
+
+def differences(found: Sequence[tuple[Candidate, Tensor]], settings: Settings) -> list[Mean]:
+    """Return the mean KL of each candidate but the first minus that of the one before, paired by rows."""
+    return [_difference(after[1] - before[1], settings) for before, after in pairwise(found)]
+
+
+def _difference(values: Tensor, settings: Settings) -> Mean:
+    moments = Moments()
+    moments.add(values)
+    draws = torch.Generator().manual_seed(settings.seed)
+    estimator = MeanEstimator(1, settings.bootstrap, draws, settings.clusters.numbers)
+    estimator.add(values[:, None])
+    found = estimator.estimates([Quantity(0)])[0]
+    return Mean(float(moments.mean), found.standard_error, found.interval, reason=found.reason)
+
+
+def _joined(parts: list[Part]) -> Part:
+    tables, worst, passages = zip(*parts, strict=True)
+    return (
+        torch.cat(tables),
+        [row for each in worst for row in each],
+        [each for held in passages for each in held],
+    )

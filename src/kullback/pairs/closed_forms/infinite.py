@@ -1,0 +1,90 @@
+"""Pairs of families that have an infinite divergence for all parameters, as P's support always reaches beyond Q's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Binomial,
+    Cauchy,
+    ContinuousBernoulli,
+    Exponential,
+    Gamma,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
+    Laplace,
+    Normal,
+    Pareto,
+    Poisson,
+    Uniform,
+)
+
+from kullback.pairs.registry import find_user_rule, has_user_rules
+from kullback.pairs.torch_registry import TypePair
+from kullback.representations import can_inspect
+
+__all__ = ["ALWAYS_INFINITE", "infinite_divergence"]
+
+Read = Callable[[Any], tuple[Tensor, ...]]
+
+
+def _reader(*names: str) -> Read:
+    if len(names) > 1:
+        return attrgetter(*names)
+    get: Callable[[Any], Tensor] = attrgetter(names[0])
+    return lambda d: (get(d),)
+
+
+_REAL = dict.fromkeys((Normal, Laplace, Cauchy, Gumbel), _reader("loc", "scale"))
+_POSITIVE = {
+    Exponential: _reader("rate"),
+    Gamma: _reader("concentration", "rate"),
+    **dict.fromkeys((HalfNormal, HalfCauchy), _reader("base_dist.scale")),
+}
+_UNIT = {Beta: _reader("concentration1", "concentration0"), ContinuousBernoulli: _reader("_param")}
+_LATER = {Pareto: _reader("scale", "alpha")}  # begins above 0
+_FINITE = {Uniform: _reader("low", "high")}
+_COUNTS = {Poisson: _reader("rate")}
+_AT_MOST = {Bernoulli: _reader("_param"), Binomial: _reader("total_count", "_param")}
+
+# How the parameters of both are read. A Poisson distribution of rate 0 has no mass beyond any number.
+ALWAYS_INFINITE: dict[TypePair, tuple[Read, Read]] = {
+    (p, q): (read_p, read_q)
+    for these, those in (
+        (_REAL, _POSITIVE | _LATER | _UNIT | _FINITE),
+        (_POSITIVE, _LATER | _UNIT | _FINITE),
+        (_LATER, _UNIT | _FINITE),
+        (_UNIT, _LATER),
+        (_COUNTS, _AT_MOST),
+    )
+    for (p, read_p), (q, read_q) in product(these.items(), those.items())
+}
+
+
+def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
+    """Return +inf, with a gradient of 0, for a pair of `ALWAYS_INFINITE`; None where it has to be looked at longer."""
+    read_p, read_q = ALWAYS_INFINITE[types]
+    parameters = read_p(p) + read_q(q)
+    first = parameters[0]
+    shape, dtype = first.shape, first.dtype
+    for x in parameters:
+        if x.dtype is not dtype or x.shape != shape:
+            return None
+    if has_user_rules() and find_user_rule("kl_divergence", *types) is not None:
+        return None
+    if types[0] is Poisson and not (can_inspect(first) and first.numel() and bool(first.amin() > 0)):
+        return None
+    value = torch.full_like(first, torch.inf, requires_grad=False)
+    if torch.is_grad_enabled():
+        for x in parameters:
+            if x.requires_grad:
+                value = torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, x)
+    return value
