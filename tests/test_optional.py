@@ -56,9 +56,7 @@ def offered_packages() -> list[str]:
     """What the source imports and an extra brings; a data frame of another library needs no remedy."""
     packages = {module.partition(".")[0] for path in SOURCES for module in modules_in(path)}
     found = packages_distributions()
-    return sorted(
-        package for package in packages if extras() & set(map(normalized, found.get(package, ())))
-    )
+    return sorted(package for package in packages if extras() & set(map(normalized, found.get(package, ()))))
 
 
 PACKAGES = offered_packages()

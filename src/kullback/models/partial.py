@@ -258,6 +258,7 @@ _NOTE_ON_DRAWS = (
     "rows and the histogram, carry its noise."
 )
 _DRAWN = DrawnDivergence._fields
+_MOMENTS = 3, 4  # the columns of its last two fields, `variances` and `thirds`
 
 
 def _packed(rows: ReferenceRows) -> Tensor:
@@ -278,8 +279,9 @@ def _unpacked(table: Tensor, draws: int) -> ReferenceRows:
     columns = iter(table.unbind(-1))
     divergences: dict[str, DrawnDivergence] = {}
     for name in DIVERGENCES:
-        bound, upper, excess, control, *variances = (next(columns) for _ in range(len(_DRAWN) + 2))
-        divergences[name] = DrawnDivergence(bound, upper, excess, control, torch.stack(variances, -1))
+        single = (next(columns) for _ in _DRAWN[: -len(_MOMENTS)])
+        moments = (torch.stack([next(columns) for _ in range(width)], -1) for width in _MOMENTS)
+        divergences[name] = DrawnDivergence._make([*single, *moments])
     plain: dict[str, Any] = {name: next(columns) for name in _PLAIN}
     plain |= {name: plain[name] > 0 for name in _FLAGS}
     plain["matching"] = plain["matching"].long()

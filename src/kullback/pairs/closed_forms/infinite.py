@@ -36,10 +36,10 @@ __all__ = ["ALWAYS_INFINITE", "infinite_divergence"]
 Read = Callable[[Any], tuple[Tensor, ...]]
 
 
-def _reader(*names: str) -> Read:
-    if len(names) > 1:
-        return attrgetter(*names)
-    get: Callable[[Any], Tensor] = attrgetter(names[0])
+def _reader(first: str, *others: str) -> Read:
+    if others:
+        return attrgetter(first, *others)
+    get: Callable[[Any], Tensor] = attrgetter(first)
     return lambda d: (get(d),)
 
 
