@@ -210,7 +210,8 @@ def test_tokens_in_another_order_are_matched_by_their_bytes() -> None:
     assert candidate.comparison.divergences["kl_pq"].maximum < 1e-9
     back = compare_models(folders.shuffled(), folders.int8(), words(), context=CONTEXT)
     same = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
-    assert mean_kl(back) == pytest.approx(mean_kl(same), rel=1e-3)
+    # The classes without a token, which random weights give some mass, are one class here: a lower bound.
+    assert 0.9 * mean_kl(same) < mean_kl(back) <= mean_kl(same)
 
 
 def test_other_tokenizers_are_refused_by_their_first_difference() -> None:
