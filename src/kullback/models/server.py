@@ -232,7 +232,7 @@ class ServerModel(LanguageModel):
             others = {word: each for word, each in row.items() if word != text}
             known = {f"token_id:{words[word]}": each for word, each in others.items() if word in words}
             rows.append(known | {f"token_id:{token}": value})
-            ranked_above.append(_largest_untold(others, value, words, self._top))
+            ranked_above.append(_largest_untold(others, text, value, words, self._top))
         content = {
             "tokens": [f"token_id:{token}" for token in ids],
             "token_logprobs": [None] * start + values[: len(ids) - start],
@@ -420,7 +420,9 @@ def _choices(found: Any) -> list[dict[str, Any]]:
     return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
 
 
-def _largest_untold(others: dict[str, Any], value: Any, words: Mapping[str, int], top: int) -> float:
+def _largest_untold(
+    others: dict[str, Any], text: str, value: Any, words: Mapping[str, int], top: int
+) -> float:
     """Return a bound on the log-probability of the tokens in a list that cannot be told by their text.
 
     A text that stands for several tokens, or for none that is known, tells none; and of the tokens of one text a list
@@ -428,10 +430,13 @@ def _largest_untold(others: dict[str, Any], value: Any, words: Mapping[str, int]
 
     Arguments:
         others: the log-probabilities of the listed texts but for the true token's.
-        value: the log-probability of the true token.
+        text: the true token's text.
+        value: its log-probability.
         words: the texts that tell a token.
         top: how many tokens were asked for.
     """
+    if text in words and all(word in words for word in others):
+        return -math.inf
     numbers = {word: float(each) for word, each in others.items() if isinstance(each, (int, float))}
     largest = max((each for word, each in numbers.items() if word not in words), default=-math.inf)
     in_list = value >= min(numbers.values(), default=math.inf)  # else it may stand beside the list
