@@ -102,7 +102,7 @@ class Checkpoint:
                     record = [_decoded(each) for each in json.loads(line)]
                     if [len(table) for table, _, _ in record] != [rows[window]] * candidates:
                         raise ValueError
-                except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+                except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError):
                     raise FileError(
                         f"resume = {printable(self._path)}: wanted a line for each window; got a damaged one; begin "
                         "again with another file"
