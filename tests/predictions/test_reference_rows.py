@@ -203,6 +203,7 @@ def test_labels_and_top_classes_are_those_of_the_whole_rows() -> None:
     rows = measure_reference(block_of(base, 4, 3, labels=labels), candidate)
     table = measure(base, candidate, ("logits", "logits"), labels).table
     columns = dict(zip((*COLUMNS, *LABEL_COLUMNS), table.T, strict=True))
+    columns["same_top"] = columns["top1_agreement"]
     for name in ("confidence", "same_top", "cross_entropy_p", "cross_entropy_q", "difference", "delta_prob"):
         torch.testing.assert_close(getattr(rows, name), columns[name], rtol=1e-12, atol=1e-14)
     a, b = base.topk(4).indices, candidate.topk(4).indices

@@ -399,7 +399,7 @@ def stored_log_probs(logits: Tensor, floor: float = 16.0) -> Tensor:
     Example:
         >>> import torch
         >>> stored_log_probs(torch.tensor([[0.0, -5.0, -40.0]]))
-        tensor([[-6.7153e-03, -5.0067e+00, -1.6007e+01]])
+        tensor([[-6.7158e-03, -5.0068e+00, -1.6007e+01]])
     """
     layout = Layout(n_ctx=3, n_vocab=logits.shape[-1], n_chunk=1)
     return _decode(torch.from_numpy(_encode(logits.double(), layout, floor).view(np.int16)), layout.n_vocab)
