@@ -29,8 +29,9 @@ LEAST_EXPLAINED = 0.9
 # And its mean has to lie within so many standard errors of 0, of all rows and of a stratum: it does not where the draws
 # miss what matters.
 FARTHEST_MEAN, FARTHEST_OF_STRATUM = 3.0, 5.0
-# Toward a side to which the drawing of the mean is skewed by this much, Student's t falls short (measured).
-LARGEST_SKEWNESS = 0.2
+# Beyond these skewnesses of the drawing of the mean, Student's t falls short on that side (measured). To the left they
+# come of classes that are seldom drawn and lower the mean, whose skewness the draws show in part.
+LEAST_SKEWNESS, LARGEST_SKEWNESS = -0.1, 0.2
 # Student's t is approximated from so many degrees of freedom on.
 FEWEST_DEGREES = 9
 
@@ -146,7 +147,7 @@ def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
         dof = int(min(degrees, 1e6))
         reach, farther = student_t(TAIL, dof) * error, student_t(TAIL_IF_SKEWED, dof) * error
         skewness = float(thirds.sum()) / variance**1.5
-        if skewness >= -LARGEST_SKEWNESS:
+        if skewness >= LEAST_SKEWNESS:
             low = mean - reach
         if skewness <= LARGEST_SKEWNESS:
             high = mean + reach
