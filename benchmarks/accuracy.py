@@ -140,9 +140,9 @@ of it (`rtol=`) and 1e-9 in all (`atol=`), rounding to its dtype aside, is refus
 it has no rule. `benchmarks/accuracy.py` makes this page.
 
 The ends of the range of floats have 7,498 cases of their own, of the closed forms of 177 pairs
-(`tests/oracles/end_truths.py`): scales from 1e-300 to 1e300 and subnormal ones, of P and Q the same or not, shapes up to
-3e120. A value or derivative that the dtype holds is right to the same tolerance, one beyond its range is infinite with
-the right sign, and none is NaN. Where a value is +inf its derivatives are 0. That file says what is left out: of
+(`tests/oracles/end_truths.py`): scales from 1e-300 to 1e300 and subnormal ones, of P and Q the same or not, shapes up
+to 3e120. A value or derivative that the dtype holds is right to the same tolerance, one beyond its range is infinite
+with the right sign, and none is NaN. Where a value is +inf its derivatives are 0. That file says what is left out: of
 matrices, scales more than 60 orders of magnitude apart; derivatives by a location where two scales are more than 300
 apart; and single families' extreme shapes. A parameter that is NaN makes its element of the batch NaN.
 """
