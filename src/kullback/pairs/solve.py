@@ -158,6 +158,8 @@ def _by_nan(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
     """Answer NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
+    if torch.compiler.is_compiling():
+        return None
     shape = batch_shape_of(p, q)
     lost: Tensor | None = None
     for d in (p, q):
