@@ -138,6 +138,13 @@ holds the best value and its bound. Sums and integrals of every kind of divergen
 (`kullback.pairs.options`): they aim at a relative error of 1e-10, or 1e-15 in all; an answer whose error exceeds 1e-6
 of it (`rtol=`) and 1e-9 in all (`atol=`), rounding to its dtype aside, is refused. torch is {torch}; “none” means that
 it has no rule. `benchmarks/accuracy.py` makes this page.
+
+The ends of the range of floats have 7,498 cases of their own, of the closed forms of 177 pairs
+(`tests/oracles/end_truths.py`): scales from 1e-300 to 1e300 and subnormal ones, of P and Q the same or not, shapes up
+to 3e120. A value or derivative that the dtype holds is right to the same tolerance, one beyond its range is infinite
+with the right sign, and none is NaN. Where a value is +inf its derivatives are 0. That file says what is left out: of
+matrices, scales more than 60 orders of magnitude apart; derivatives by a location where two scales are more than 300
+apart; and single families' extreme shapes. A parameter that is NaN makes its element of the batch NaN.
 """
 
 

@@ -18,6 +18,7 @@ from kullback.numeric import upcast
 __all__ = [
     "are_valid",
     "detached",
+    "parameters_of",
     "unvalidated",
     "upcast_copy",
     "usable",
@@ -110,12 +111,12 @@ def zero_of_parameters(*distributions: Distribution) -> Tensor:
     zeros = [
         torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum()
         for d in distributions
-        for x in _given(d)
+        for x in parameters_of(d)
     ]
     return sum(zeros, torch.zeros((), dtype=torch.float64))
 
 
-def _given(thing: Any) -> Iterator[Tensor]:
+def parameters_of(thing: Any) -> Iterator[Tensor]:
     """Yield the parameters; not what torch makes of them, by formulas whose derivatives may be infinite."""
     attributes = vars(thing)
     names: Any = thing.arg_constraints if isinstance(thing, Distribution) else ()
@@ -126,7 +127,7 @@ def _given(thing: Any) -> Iterator[Tensor]:
             if isinstance(part, Tensor) and part.is_floating_point():
                 yield part
             elif isinstance(part, Distribution | Transform):
-                yield from _given(part)
+                yield from parameters_of(part)
 
 
 def detached(d: Distribution) -> Any:

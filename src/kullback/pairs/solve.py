@@ -21,7 +21,7 @@ from kullback.errors import ConvergenceError, NoRuleError, explain, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.numeric import upcast
-from kullback.pairs.clone import are_valid, with_tensors, zero_of_parameters
+from kullback.pairs.clone import are_valid, parameters_of, with_tensors, zero_of_parameters
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
@@ -143,22 +143,63 @@ def _by_rule_of_users(call: str, p: Distribution, q: Distribution, options: Opti
     return None if own is None else Estimate(own.function(p, q), None, "closed_form")
 
 
+def _by_native(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Use the C++ kernel of a closed form."""
+    form = find_closed_form(type(p), type(q)) if options.try_native else None
+    if form is None or options.method not in ("auto", form.method):
+        return None
+    value = fused_divergence(p, q)
+    return None if value is None else _with_error(form, p, q, value, options)
+
+
+def _by_nan(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Answer NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
+    if torch.compiler.is_compiling():
+        return None
+    shape = batch_shape_of(p, q)
+    lost: Tensor | None = None
+    for d in (p, q):
+        size = len(d.batch_shape)
+        for x in parameters_of(d):
+            if not can_inspect(x):
+                return None
+            missing = x.detach().isnan()
+            if bool(missing.any()):
+                is_batch = x.shape[:size] == d.batch_shape
+                missing = missing.reshape(*d.batch_shape, -1).any(-1) if is_batch else missing.any()
+                lost = missing.expand(shape) if lost is None else lost | missing
+    if lost is None:
+        return None
+    if bool(lost.all()):
+        nothing = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=lost.device)
+        return Estimate(nothing, nothing, "closed_form")
+    found = estimate(call, *_with_elements_replaced(p, q, lost), options, kind)
+    error = None if found.error is None else torch.where(lost, math.nan, found.error)
+    return replace(found, value=torch.where(lost, math.nan, found.value), error=error)
+
+
 def _by_closed_form(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
     form = find_closed_form(type(p), type(q))
     if form is None or options.method not in ("auto", form.method):
         return None
-    value = fused_divergence(p, q) if options.try_native else None
+    p, q = in_common_unit(p, q)
+    value = form.function(p, q)
     if value is None:
-        p, q = in_common_unit(p, q)
-        value = form.function(p, q)
-        if value is None:
-            return None
-        value = value.clamp(min=0) + 0.0  # which makes 0 of -0
-        value = _without_overflow(form, p, q, _with_infinities(p, q, value))
-        if value is None:
-            return None
+        return None
+    value = value.clamp(min=0) + 0.0  # which makes 0 of -0
+    value = _without_overflow(form, p, q, _with_infinities(p, q, value))
+    return None if value is None else _with_error(form, p, q, value, options)
+
+
+def _with_error(
+    form: ClosedForm, p: Distribution, q: Distribution, value: Tensor, options: Options
+) -> Estimate:
     error = None
     if options.wants_error:
         fixed = value.detach()
@@ -198,7 +239,14 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
     if bool(lost.all()):
         return torch.full_like(value.detach(), torch.inf) + zero_of_parameters(p, q)
     # The derivatives of what overflowed may be NaN, so other elements of the batch take its place.
-    shape = value.shape
+    replaced = _with_elements_replaced(p, q, lost)
+    computed = form.function(replaced[0], replaced[1])
+    return None if computed is None else torch.where(lost, torch.inf, computed)
+
+
+def _with_elements_replaced(p: Distribution, q: Distribution, lost: Tensor) -> tuple[Any, Any]:
+    """Return two distributions with another element of the batch in the place of some."""
+    shape = lost.shape
     other = int((~lost).flatten().nonzero()[0])
 
     def change(_owner: object, _name: str, x: Tensor) -> Tensor:
@@ -207,9 +255,7 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
         where = lost.reshape(*shape, *[1] * (x.ndim - len(shape)))
         return torch.where(where, x.detach().flatten(0, len(shape) - 1)[other], x)
 
-    replaced = [with_tensors(d.expand(shape), change) for d in (p, q)]
-    computed = form.function(replaced[0], replaced[1])
-    return None if computed is None else torch.where(lost, torch.inf, computed)
+    return with_tensors(p.expand(shape), change), with_tensors(q.expand(shape), change)
 
 
 def _by_reduction(
@@ -321,8 +367,15 @@ def _by_densities(
     return _finished(p, q, value.clamp(min=0) if isinstance(kind, KL) else value, error, method)
 
 
-_KL_RULES: tuple[Rule, ...] = (_by_closed_form, _by_reduction, _by_rule_of_torch, _by_densities)
-_OTHER_RULES: tuple[Rule, ...] = (_by_classes, _by_renyi, _by_densities)
+_KL_RULES: tuple[Rule, ...] = (
+    _by_native,
+    _by_nan,
+    _by_closed_form,
+    _by_reduction,
+    _by_rule_of_torch,
+    _by_densities,
+)
+_OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_classes, _by_renyi, _by_densities)
 
 
 def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | None, method: str) -> Estimate:
@@ -342,7 +395,8 @@ def _checked(
     """Raise if a sum or an integral did not reach the error that it has to reach."""
     if found.method not in ("summation", "quadrature") or found.error is None:
         return found
-    short = ~options.is_accepted(found.value, found.error)
+    is_nan = found.value.isnan() & found.error.isnan()  # as the parameters are
+    short = ~(options.is_accepted(found.value, found.error) | is_nan)
     if not bool(short.any()):
         return found
     is_kl = isinstance(kind, KL)

@@ -11,9 +11,9 @@ import random
 
 import pytest
 import torch
-from torch.distributions import Distribution
+from torch.distributions import Cauchy, Distribution, Geometric, StudentT
 
-from kullback import kl_divergence
+from kullback import KL, TotalVariation, divergence as divergence_of, kl_divergence
 from tests.oracles import end_truths
 from tests.oracles.audit import GRADIENT, INPUT, evaluate, largest, tiny
 from tests.oracles.pairs import PAIRS
@@ -67,6 +67,37 @@ def is_right(ours: float, true: float, relative: float, absolute: float, dtype: 
 def test_ends_of_the_range(name: str, dtype: str) -> None:
     wrong = faults(name, DTYPES[dtype], TRUTHS[name, dtype])
     assert not wrong, "\n".join([f"{len(wrong)} of {len(TRUTHS[name, dtype][1])} cases", *wrong[:5]])
+
+
+def single(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("unit", [1e-320, 1e-300, 1e-120, 1e120, 1e300])
+def test_numbers_and_integrals_have_no_unit(unit: float) -> None:
+    for kind in (KL(), TotalVariation()):
+        for family, shapes in ((StudentT, (3.0, 4.0)), (Cauchy, None)):
+            found: list[list[float]] = []
+            for scale in (unit, 1.0):
+                scales = [single(scale), single(float(f"{2 * scale:.3g}"))]
+                given = [()] * 2 if shapes is None else [(single(shape),) for shape in shapes]
+                p, q = (family(*x, single(0.0), s) for x, s in zip(given, scales, strict=True))
+                value = kl_divergence(p, q) if isinstance(kind, KL) else divergence_of(p, q, kind)
+                by = torch.autograd.grad(value, scales)
+                found.append([value.item(), *(x.item() for x in by)])
+            assert found[0][0] == pytest.approx(found[1][0], rel=1e-3 if unit < 1e-307 else 1e-9)
+            for ours, true in zip(found[0][1:], found[1][1:], strict=True):
+                if unit < 1e-307:
+                    assert ours == math.copysign(math.inf, true)
+                else:
+                    assert ours * unit == pytest.approx(true, rel=1e-7)
+
+
+def test_geometric_with_subnormal_probabilities() -> None:
+    p, q = single(5e-324), single(1.5e-323)
+    value = kl_divergence(Geometric(p), Geometric(q))
+    assert value.item() == pytest.approx(2 - math.log(3), rel=1e-12)
+    assert torch.autograd.grad(value, (p, q)) == (-math.inf, math.inf)
 
 
 def test_there_are_enough_cases_of_every_kind() -> None:

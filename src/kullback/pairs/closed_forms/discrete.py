@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -32,7 +33,7 @@ from kullback.pairs.numerics.bernoulli import (
 )
 from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
-from kullback.special import expm1mx
+from kullback.special import expm1mx, itakura_saito
 
 __all__: list[str] = []
 
@@ -40,6 +41,7 @@ __all__: list[str] = []
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
 _LOG_HUGE = 709.0
 _TINY = 1e-30
+_EVEN = (0.5, 0.5, -math.log(2), -math.log(2), 0.0)  # `Probabilities` of a fair coin
 
 Classes = Categorical | OneHotCategorical | Multinomial
 
@@ -73,12 +75,19 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
-    success, failure = log_ratios(a, b)
+    # Of tiny probabilities, whose odds may overflow, the other outcome adds nothing.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
-    # of tiny probabilities, whose odds may overflow, the other outcome adds nothing
-    of_odds = (torch.where(tiny, 0, x - a.log_success) for x in (a.log_failure, b.log_failure))
-    many = _trials_until(torch.where(tiny, 0, success), torch.where(tiny, 0, failure), *of_odds)
-    return torch.where(tiny, expm1mx(-torch.where(tiny, success, 0)), many)
+    left, right = (
+        Probabilities(
+            *(None if x is None else torch.where(tiny, y, x) for x, y in zip(d, _EVEN, strict=True))
+        )  # pyright: ignore[reportArgumentType]
+        for d in (a, b)
+    )
+    success, failure = log_ratios(left, right)
+    of_odds = (x.log_failure - left.log_success for x in (left, right))
+    many = _trials_until(success, failure, *of_odds)
+    few = itakura_saito(torch.where(tiny, b.success, 1), torch.where(tiny, a.success, 1))
+    return torch.where(tiny, few, many)
 
 
 @closed_form(NegativeBinomial, NegativeBinomial)

@@ -112,8 +112,8 @@ def _divided(d: Any, power: Tensor) -> Distribution:
     def changed(x: Tensor, times: int) -> Tensor:
         if times == 0:
             return x
-        events = [1] * (x.ndim - len(d.batch_shape))
-        first, second = (times * part.reshape(*part.shape, *events) for part in (half, power - half))
+        events = (1,) * (x.ndim - len(d.batch_shape))
+        first, second = (times * part.reshape((*part.shape, *events)) for part in (half, power - half))
         return x * torch.exp2(-first) * torch.exp2(-second)
 
     powers = cast("dict[str, int]", _powers(d))
