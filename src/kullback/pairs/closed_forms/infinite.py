@@ -36,10 +36,10 @@ __all__ = ["ALWAYS_INFINITE", "infinite_divergence"]
 Read = Callable[[Any], tuple[Tensor, ...]]
 
 
-def _reader(*names: str) -> Read:
-    if len(names) > 1:
-        return attrgetter(*names)
-    get: Callable[[Any], Tensor] = attrgetter(names[0])
+def _reader(name: str, *others: str) -> Read:
+    if others:
+        return attrgetter(name, *others)
+    get: Callable[[Any], Tensor] = attrgetter(name)
     return lambda d: (get(d),)
 
 
