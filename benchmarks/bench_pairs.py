@@ -259,7 +259,9 @@ def main(arguments: list[str]) -> None:
     quick = "--quick" in arguments
     words = arguments[arguments.index("--only") + 1].split(",") if "--only" in arguments else None
     before = json.loads(PAGE.read_text()) if words else {"closed_forms": []}
-    known = {(x["pair"], x["dtype"], x["batch"]): x for x in before["closed_forms"]}
+    known: dict[tuple[str, str, int], dict[str, Any]] = {
+        (x["pair"], x["dtype"], x["batch"]): x for x in before["closed_forms"]
+    }
     torch.manual_seed(0)
     here = machine()
     torch.set_num_threads(1)
@@ -270,8 +272,9 @@ def main(arguments: list[str]) -> None:
         if n == MANY and "dimensions" in pair:
             continue
         old = known.get((pair, str(dtype).removeprefix("torch."), n))
-        again = old is None or words is None or any(word in pair for word in words)
-        closed.append(closed_form(pair, n, dtype, quick=quick) if again else old)
+        if old is None or words is None or any(word in pair for word in words):
+            old = closed_form(pair, n, dtype, quick=quick)
+        closed.append(old)
     show(Console(), closed, integrals)
     if not quick:
         document = {"schema": SCHEMA, "machine": here, "closed_forms": closed, "quadrature": integrals}
