@@ -197,13 +197,14 @@ def speed_section(speed: dict[str, Any]) -> str:
     lines = [
         "## Speed",
         "",
-        f"One call on one thread of {speed['machine']['processor']}, forward only, microseconds:",
+        f"One call on one thread of {speed['machine']['processor']}, forward only, microseconds, of CPU time where the",
+        "machine was loaded:",
         "",
         "| pair | dtype | batch | kullback | torch |",
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {x['pair']} | {x['dtype']} | {x['batch']:,} | {x['kullback']:,.0f} | {x['torch']:,.0f} |"
+        f"| {x['pair']} | {x['dtype']} | {x['batch']:,} | {micros(x['kullback'])} | {micros(x['torch'])} |"
         for x in speed["closed_forms"]
     ]
     lines += [
@@ -215,6 +216,10 @@ def speed_section(speed: dict[str, Any]) -> str:
     ]
     lines += [f"| {x['pair']} | {x['cpu_ms']:.0f} |" for x in speed["quadrature"]]
     return "\n".join([*lines, ""])
+
+
+def micros(x: float) -> str:
+    return f"{x:,.0f}" if x >= 10 else f"{x:.1f}"
 
 
 def summary(pairs: dict[str, Any], dtypes: tuple[str, ...]) -> str:

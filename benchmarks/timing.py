@@ -63,7 +63,13 @@ class Benchmark:
 
 
 def interleave(
-    steps: dict[str, Step], *, least: int, most: int, seconds: float, warm_up: int = 1
+    steps: dict[str, Step],
+    *,
+    least: int,
+    most: int,
+    seconds: float,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Time the steps in turn, round after round, so that what disturbs the machine disturbs all alike."""
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -78,19 +84,19 @@ def interleave(
             if done >= least and time.perf_counter() - started > seconds:
                 break
             for name, step in steps.items():
-                times[name].append(timed(step))
+                times[name].append(timed(step, clock))
     finally:
         gc.enable()
     return times
 
 
-def timed(step: Step) -> float:
+def timed(step: Step, clock: Callable[[], float] = time.perf_counter) -> float:
     step.prepare()
     synchronize()
-    start = time.perf_counter()
+    start = clock()
     result = step.run()
     synchronize()
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     del result  # freeing it is not part of the step
     return seconds
 

@@ -342,3 +342,21 @@ def test_the_standard_error_of_draws_is_in_the_unit_of_the_value() -> None:
     assert nats.standard_error is not None
     torch.testing.assert_close(bits.standard_error * math.log(2), nats.standard_error)
     torch.testing.assert_close(bits.value * math.log(2), nats.value)
+
+
+@pytest.mark.parametrize("shape", [(64, 10), (10,), (2, 3, 32), (5, 33), (0, 4)])
+def test_short_rows_of_logits_have_the_values_and_gradients_of_long_ones(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (4 * torch.randn(2, *shape, generator=generator, dtype=torch.float64)).unbind()
+    x[..., 0] = -torch.inf
+    y[..., :1] = -torch.inf
+    leaves = x.requires_grad_(), y.requires_grad_()
+    found = kl_divergence(Logits(x), Logits(y))
+    # 40 more classes without mass on either side.
+    longer = [torch.nn.functional.pad(leaf, (0, 40), value=-torch.inf) for leaf in leaves]
+    expected = kl_divergence(Logits(longer[0]), Logits(longer[1]))
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-15)
+    gradients = (torch.autograd.grad(value.square().sum(), leaves) for value in (found, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+    assert not bool(kl_divergence(Logits(x), Logits(x)).any())

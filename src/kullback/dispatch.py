@@ -20,7 +20,7 @@ from kullback.inputs import number_from
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
 from kullback.pairs.clone import usable
-from kullback.pairs.closed_forms.native import fused_divergence
+from kullback.pairs.closed_forms.native import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
@@ -72,8 +72,8 @@ def kl_divergence(
 
     Returns:
         the divergences, shape: the broadcast batch shape; dtype: that of the arguments. Computed in float64
-        and rounded once, except two logits or log-probabilities of 32 bits or less where the native kernels run:
-        these compute in float32 and sum in float64.
+        and rounded once, except two log-probabilities, or more than 32 logits, of 32 bits or less where the native
+        kernels run: these compute in float32 and sum in float64.
 
     Raises:
         ArgumentTypeError: an argument is a bare tensor or no distribution at all.
@@ -108,6 +108,11 @@ def kl_divergence(
     )
     if is_default:
         # At once: for a small batch, checking the options takes longer.
+        value = None
+        if type(p) is Logits and type(q) is Logits and p.dim == q.dim == -1:
+            value = fused_divergence_of_logits(p.tensor, q.tensor)
+        if value is not None:
+            return value
         if _are_rows_of_one_shape(p, q):
             value = row_divergence(_KL, cast(Representation, p), cast(Representation, q))
         else:

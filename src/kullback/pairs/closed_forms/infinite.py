@@ -36,10 +36,10 @@ __all__ = ["ALWAYS_INFINITE", "infinite_divergence"]
 Read = Callable[[Any], tuple[Tensor, ...]]
 
 
-def _reader(first: str, *others: str) -> Read:
+def _reader(name: str, *others: str) -> Read:
     if others:
-        return attrgetter(first, *others)
-    get: Callable[[Any], Tensor] = attrgetter(first)
+        return attrgetter(name, *others)
+    get: Callable[[Any], Tensor] = attrgetter(name)
     return lambda d: (get(d),)
 
 

@@ -56,7 +56,7 @@ from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
 from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
 
-__all__ = ["fused_divergence"]
+__all__ = ["fused_divergence", "fused_divergence_of_logits"]
 
 _is_available = cache(library.is_available)
 
@@ -282,6 +282,8 @@ _FACTORS: dict[TypePair, _Pair] = {
         ((MultivariateNormal, LowRankMultivariateNormal), 2),
     )
 }
+_LOGITS = _LOGITS_AND_PROBS[Categorical, Categorical][0]
+_SHORT = 32
 # Families of which only those made from some parameters are served.
 _MANY = dict.fromkeys((*_LOGITS_AND_PROBS, *_FACTORS, _NORMALS.types))
 
@@ -306,6 +308,16 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
     if required is None or not _is_comparable(pair.form, parameters):
         return None
     return divergence(pair.form, parameters, required)
+
+
+def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
+    """Return KL between rows of logits, where these are short: the kernels of rows are for long ones."""
+    if torch.compiler.is_compiling() or not _is_ordinary_call(_LOGITS.types):
+        return None
+    if not 0 < p.shape[-1] == q.shape[-1] <= _SHORT:
+        return None
+    required = required_gradients((p, q))
+    return None if required is None else divergence(_LOGITS.form, (p, q), required)
 
 
 def _is_comparable(form: Form, parameters: Parameters) -> bool:
