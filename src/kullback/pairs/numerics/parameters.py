@@ -86,9 +86,11 @@ def given_logits(distribution: Distribution) -> bool:
         return first_given(distribution, ("probs", "logits")) == "logits"
     if "_param" in attributes and attributes["_param"] is not logits:
         return False
+    if "_param" in attributes and not can_inspect(probs):  # torch 2.10 compiles no loop over attributes
+        return True
     # torch's `expand` puts the logits last and takes them, also those that it clamped from probabilities.
     first = first_given(distribution, ("probs", "logits"))
     if first == "logits" or not can_inspect(probs):
-        return first == "logits" or "_param" in attributes
+        return first == "logits"
     is_binary = "_num_events" not in attributes
     return not torch.equal(logits, probs_to_logits(probs, is_binary=is_binary))
