@@ -70,7 +70,8 @@ class ReferenceRows:
     Attributes:
         divergences: KL(base||candidate) as ``"kl_pq"``, KL(candidate||base) as ``"kl_qp"``, ``"js"`` and ``"tv"``.
         spread: how far the log-ratios of base and candidate are apart over the top classes; it orders rows by likeness.
-        has_whole_support: whether every class is known to have mass in the base.
+        has_whole_support: whether every class is known to have mass in the base, and none of the tail has a q above 4
+            times the least p of the top: such a class is seldom drawn, and the control would hide what it adds.
         has_tail: whether the base has mass outside the top classes, on more than one class.
         draws: the number of draws in each row.
         confidence: the base's largest probability.
@@ -247,7 +248,7 @@ def measure_candidate(block: ReferenceBlock, candidate: Candidate) -> ReferenceR
     return ReferenceRows(
         divergences=divergences,
         spread=_spread(pair.log_ratio),
-        has_whole_support=support == block.classes,
+        has_whole_support=(support == block.classes) & (candidate.controlled == candidate.others),
         has_tail=has_tail,
         draws=block.tail_indices.shape[-1],
         confidence=pair.p[:, 0],
