@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kullback import errors, estimators, functional, io, metrics, nn, tables
+    from kullback import errors, estimators, functional, io, metrics, models, nn, tables
     from kullback.diagnosis import diagnose
     from kullback.dispatch import divergence, kl_divergence, kl_estimate
     from kullback.estimate import Estimate
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TotalVariation,
     )
     from kullback.kernels.backends import backends
+    from kullback.models import compare_models, record_reference
     from kullback.pairs import register_kl
     from kullback.pairs.bounds import Bounds, kl_bounds
     from kullback.pairs.install import install, uninstall
@@ -58,6 +59,7 @@ __all__ = [
     "TotalVariation",
     "__version__",
     "backends",
+    "compare_models",
     "compare_predictions",
     "compare_tables",
     "diagnose",
@@ -71,7 +73,9 @@ __all__ = [
     "kl_divergence",
     "kl_estimate",
     "metrics",
+    "models",
     "nn",
+    "record_reference",
     "register_kl",
     "tables",
     "two_sample_test",
@@ -100,6 +104,7 @@ _NAMES = {
         "TotalVariation",
     ),
     "kullback.kernels.backends": ("backends",),
+    "kullback.models": ("compare_models", "record_reference"),
     "kullback.pairs": ("register_kl",),
     "kullback.pairs.bounds": ("Bounds", "kl_bounds"),
     "kullback.pairs.install": ("install", "uninstall"),

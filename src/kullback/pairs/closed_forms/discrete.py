@@ -78,9 +78,9 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     # Of tiny probabilities, whose odds may overflow, the other outcome adds nothing.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     left, right = (
-        Probabilities(
-            *(None if x is None else torch.where(tiny, y, x) for x, y in zip(d, _EVEN, strict=True))
-        )  # pyright: ignore[reportArgumentType]
+        Probabilities._make(
+            None if x is None else torch.where(tiny, y, x) for x, y in zip(d, _EVEN, strict=True)
+        )
         for d in (a, b)
     )
     success, failure = log_ratios(left, right)
