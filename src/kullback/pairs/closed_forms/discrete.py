@@ -41,7 +41,7 @@ __all__: list[str] = []
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
 _LOG_HUGE = 709.0
 _TINY = 1e-30
-_EVEN = (0.5, 0.5, -math.log(2), -math.log(2), 0.0)  # `Probabilities` of a fair coin
+_EVEN = (0.5, 0.5, -math.log(2), -math.log(2))  # `Probabilities` of a fair coin
 
 Classes = Categorical | OneHotCategorical | Multinomial
 
@@ -79,8 +79,9 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     left, right = (
         Probabilities(
-            *(None if x is None else torch.where(tiny, y, x) for x, y in zip(d, _EVEN, strict=True))
-        )  # pyright: ignore[reportArgumentType]
+            *(torch.where(tiny, y, x) for x, y in zip(d[:4], _EVEN, strict=True)),
+            None if d.logits is None else torch.where(tiny, 0, d.logits),
+        )
         for d in (a, b)
     )
     success, failure = log_ratios(left, right)
