@@ -80,7 +80,7 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     left, right = (
         Probabilities(
             *(torch.where(tiny, y, x) for x, y in zip(d[:4], _EVEN, strict=True)),
-            None if d.logits is None else torch.where(tiny, 0, d.logits),
+            logits=None if d.logits is None else torch.where(tiny, 0, d.logits),
         )
         for d in (a, b)
     )
