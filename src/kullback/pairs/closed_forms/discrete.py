@@ -41,7 +41,7 @@ __all__: list[str] = []
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
 _LOG_HUGE = 709.0
 _TINY = 1e-30
-_EVEN = (0.5, 0.5, -math.log(2), -math.log(2), 0.0)  # `Probabilities` of a fair coin
+_EVEN = (0.5, 0.5, -math.log(2), -math.log(2))  # `Probabilities` of a fair coin
 
 Classes = Categorical | OneHotCategorical | Multinomial
 
@@ -78,8 +78,9 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     # Of tiny probabilities, whose odds may overflow, the other outcome adds nothing.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     left, right = (
-        Probabilities._make(
-            None if x is None else torch.where(tiny, y, x) for x, y in zip(d, _EVEN, strict=True)
+        Probabilities(
+            *(torch.where(tiny, y, x) for x, y in zip(d[:4], _EVEN, strict=True)),
+            logits=None if d.logits is None else torch.where(tiny, 0, d.logits),
         )
         for d in (a, b)
     )
