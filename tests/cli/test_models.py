@@ -1,0 +1,131 @@
+"""`kullback compare --text` and `kullback record`: exit statuses, files, one-line errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kullback.cli.commands import kullback
+from tests.models import folders
+from tests.models.tiny import text
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(text()[:3000])
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(kullback, [str(each) for each in arguments])
+
+
+def one_line(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("kullback:")]
+    assert len(lines) == 1, result.output
+    assert "Traceback" not in result.output
+    return lines[0]
+
+
+def test_the_reports_of_one_run_agree(words: Path, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"report.{name}" for name in ("json", "html", "md")}
+    result = run(
+        "compare", folders.base(), folders.int8(), folders.bf16(), "--text", words, "--context", 48,
+        "--json", files["json"], "--html", files["html"], "--markdown", files["md"], "--noise-floor",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    held = json.loads(files["json"].read_text())
+    assert held["schema"] == "kullback.models/1"
+    assert [Path(each["model"]["name"]).name for each in held["candidates"]] == ["bf16", "int8"]
+    assert held["noise_floor"]["comparison"]["divergences"]["kl_pq"]["mean"] > 0
+    mean = held["candidates"][0]["comparison"]["divergences"]["kl_pq"]["mean"]
+    shown = f"{mean:.7f}"
+    assert shown in result.output.replace("\n", "")
+    assert shown in files["md"].read_text()
+    assert shown in files["html"].read_text()
+
+
+def test_gates_hold_for_every_candidate(words: Path) -> None:
+    arguments = ("compare", folders.base(), folders.int8(), folders.bf16(), "--text", words, "--context", 48)
+    assert run(*arguments, "--fail-above", "mean=1").exit_code == 0
+    failed = run(*arguments, "--fail-above", "mean=0.001")
+    assert failed.exit_code == 1
+    assert "int8: mean is" in failed.output
+    assert "bf16: mean is" not in failed.output
+
+
+def test_a_recorded_reference_is_a_base(words: Path, tmp_path: Path) -> None:
+    path = tmp_path / "base.klref"
+    result = run("record", folders.base(), "--text", words, "-o", path, "--context", 48)
+    assert result.exit_code == 0, result.output
+    result = run("compare", path, folders.int8(), "--json")
+    assert result.exit_code == 0, result.output
+    held = json.loads(result.output)["candidates"][0]
+    assert held["known"] == "reference"
+    assert held["certain"]["kl_pq"][0] <= held["drawn"]["kl_pq"]["mean"]
+    refused = run("record", folders.base(), "--text", words, "-o", words)
+    assert "name another one" in one_line(refused)
+    assert words.read_text() == text()[:3000]
+
+
+def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    base, int8 = folders.base(), folders.int8()
+    short = tmp_path / "short.txt"
+    short.write_text(text()[:300])
+    cases = {
+        ("compare", base, int8): "--text FILE",
+        ("compare", base, int8, "--text", tmp_path / "none.txt"): "wanted a readable file",
+        ("compare", base, tmp_path / "none.gguf", "--text", words): "nothing there",
+        ("compare", base, int8, "--text", short): "--context 128",
+        ("compare", base, int8, "--text", words, "--labels", words): "--labels is not for comparing models",
+        ("compare", base, int8, "--text", words, "--bins", "5"): "--bins is not for comparing models",
+        ("compare", base, int8, "--text", words, "--resume", words): "a file of its own",
+        ("compare", base, int8, "--text", words, "--score", "assistant"): "conversations",
+        ("compare", base, folders.other_tokenizer(), "--text", words, "--context", "48"): "the same tokens",
+        ("compare", base, "http://127.0.0.1:9", "--text", words, "--context", "48"): "127.0.0.1",
+    }
+    for arguments, said in cases.items():
+        assert said in one_line(run(*arguments, "--html", page)), arguments
+        assert not page.exists()
+
+
+def test_options_of_models_are_refused_without_them(tmp_path: Path) -> None:
+    data = Path(__file__).parents[2] / "examples" / "data"
+    files = data / "float32.npy", data / "int8.npy"
+    assert "--text FILE" in one_line(run("compare", *files, files[1], "--as", "logits"))
+    assert "--context is not for comparing predictions" in one_line(
+        run("compare", *files, "--as", "logits", "--context", "64")
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "an empty file"),
+        (b"\xff\xfe\x00", "wanted UTF-8"),
+        (b'{"text": "a"}\n{"other": 1}\n', "line 2"),
+        (b'{"text": "a"}\nnot json\n', "no JSON in line 2"),
+        (b'{"text": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n', "write two files"),
+        (b"[" * 100_000, "no JSON in line 1"),
+    ],
+)
+def test_damaged_texts_are_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_bytes(content)
+    assert said in one_line(run("compare", folders.base(), folders.int8(), "--text", path))
+
+
+def test_a_pipe_is_no_text(tmp_path: Path) -> None:
+    import os
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "a pipe" in one_line(run("compare", folders.base(), folders.int8(), "--text", pipe))

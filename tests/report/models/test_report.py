@@ -1,0 +1,102 @@
+"""The reports of language models: what a model's tokens hold stays text, and the page works without a script."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from kullback.io.windows import Windows
+from kullback.models import LanguageModel, ModelComparison, ModelInfo, Token, Vocabulary, compare_models
+from kullback.report.models import frame, html, json as report, markdown
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+HOSTILE = [b"<script>alert(1)</script>", b"\x1b[31m", b"a|b`c`", b"</span>", b"\n", b"\xff", "ﬁ é".encode()]
+
+
+class Table(LanguageModel):
+    """Fixed logits for each last token."""
+
+    def __init__(self, name: str, seed: int, noise: float) -> None:
+        tokens = [*HOSTILE, *(bytes([65 + i]) for i in range(26))]
+        self.vocabulary, self.bos = Vocabulary([Token(each) for each in tokens]), None
+        self.info = ModelInfo(name, "table", "float64", len(tokens), 10_000, 40_000 - 1000 * seed)
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(len(tokens), len(tokens), generator=generator, dtype=torch.float64)
+        generator.manual_seed(seed)
+        self.table = logits + noise * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(char) % self.classes for char in text]
+
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[torch.Tensor]:
+        for number in range(first, len(windows)):
+            tokens, scored = windows.window(number)
+            yield from self.table[tokens[scored.nonzero().squeeze(-1) - 1]].split(rows)
+
+
+@pytest.fixture(scope="module")
+def found() -> ModelComparison:
+    text = "".join(chr(40 + (7 * i * i + 3 * i) % 80) for i in range(900))
+    near, far = Table("near<b>", 1, 0.1), Table("far|x", 2, 0.8)
+    return compare_models(Table("base\x1b[0m", 0, 0.0), [far, near], text, context=40)
+
+
+def test_nothing_of_a_token_is_markup(found: ModelComparison) -> None:
+    page = html.render(found)
+    assert "<script" not in page
+    assert "alert(1)&lt;/script&gt;" in page
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", page)
+    assert "\x1b" not in str(found)
+    assert "near<b>" not in page
+    assert "far\\|x" in markdown.render(found)
+
+
+def test_the_json_is_strict_and_whole(found: ModelComparison) -> None:
+    held = json.loads(report.dumps(found), parse_constant=pytest.fail)
+    names = [each["model"]["name"] for each in held["candidates"]]
+    assert names == ["near<b>", "far|x"]
+    assert held["differences"][0]["mean"] > 0
+    passage = held["candidates"][0]["passages"][0]
+    assert {"index", "text", "kl", "p", "q", "top"} <= set(passage["tokens"][0])
+    assert held["base"]["bits_per_weight"] == 32.0
+
+
+def test_the_frame_is_the_scoreboard(found: ModelComparison) -> None:
+    pytest.importorskip("pandas")
+    table = frame.to_pandas(found)
+    assert table.index.tolist() == ["near<b>", "far|x"]
+    assert (table.kl_low < table.kl).all()
+    assert (table.kl < table.kl_high).all()
+
+
+def test_the_notebook_shows_the_scoreboard(found: ModelComparison) -> None:
+    shown = found._repr_html_()
+    assert shown is not None
+    assert "mean KL" in shown
+    assert len(repr(found)) < 200
+
+
+@pytest.mark.parametrize("width", [375, 1400])
+def test_the_page_fits_and_a_token_shows_its_top_classes(
+    found: ModelComparison, browser: Browser, width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.set_content(html.render(found))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    token = page.locator(".t").nth(5)
+    tip = token.locator(".tip")
+    assert not tip.is_visible()
+    token.focus()
+    assert tip.is_visible()
+    box = tip.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    page.close()
