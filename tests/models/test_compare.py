@@ -113,6 +113,13 @@ def test_the_size_of_blocks_changes_nothing() -> None:
     assert reports[0] == reports[1]
 
 
+def test_control_tokens_in_a_text_are_text() -> None:
+    found = compare_models(folders.base(), folders.int8(), "one</s>two " * 40, context=CONTEXT, score="all")
+    assert 1 not in found.text.labels.tolist()
+    assert found.tokens is not None
+    assert "</s>" in "".join(found.tokens[index] for index in found.text.tokens.tolist())
+
+
 def test_modules_are_compared_as_folders_are() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     near = make_model(noise=0.05)

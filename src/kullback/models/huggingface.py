@@ -45,7 +45,9 @@ class HuggingFaceModel(LanguageModel):
         self._takes_positions = "logits_to_keep" in signature(model.forward).parameters
 
     def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        # What looks like a control token in a text is text, as for llama.cpp.
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        return list(self.tokenizer(text, **options)["input_ids"])
 
     def chat_tokens(self, messages: Sequence[Message], *, reply_follows: bool) -> list[int]:
         if not getattr(self.tokenizer, "chat_template", None):

@@ -36,12 +36,14 @@ class _Known(NamedTuple):
         log_probs: their log-probabilities, float64; -inf for none.
         at_label: the log-probability of the true class, NaN where it is not known.
         dense: those of all classes, or None.
+        ranked: of how many of `indices` the rank is known, shape (rows,), or None for all.
     """
 
     indices: Tensor
     log_probs: Tensor
     at_label: Tensor
     dense: Tensor | None = None
+    ranked: Tensor | None = None
 
     @classmethod
     def of(cls, block: Any, labels: Tensor) -> _Known:
@@ -50,7 +52,12 @@ class _Known(NamedTuple):
         if isinstance(block, TopKBlock):
             log_probs, order = torch.sort(block.log_probs.double(), dim=-1, descending=True, stable=True)
             indices = torch.where(log_probs == -torch.inf, -1, block.indices.gather(-1, order))
-            return cls(indices, log_probs, block.label_log_probs.double())
+            # The true token may stand behind the others without being the next one.
+            count = (indices >= 0).sum(-1)
+            last = indices.gather(-1, (count - 1).clamp(min=0)[:, None])[:, 0]
+            return cls(
+                indices, log_probs, block.label_log_probs.double(), None, count - (last == labels).long()
+            )
         dense = block.double().log_softmax(-1)
         # Of equal logits the first comes first, as in all reports; rounding may make unequal ones equal probabilities.
         indices = top_classes(block.double(), min(TOP_CLASSES, dense.shape[-1]))
@@ -82,6 +89,8 @@ def _table(p: _Known, q: _Known, labels: Tensor, divergences: list[Tensor]) -> T
     def places(side: _Known) -> Tensor:
         found = torch.full((count, TOP_CLASSES), -1)
         found[:, : side.indices.shape[-1]] = side.indices[:, :TOP_CLASSES]
+        if side.ranked is not None:
+            found[torch.arange(TOP_CLASSES) >= side.ranked[:, None]] = -1
         return found
 
     tops = places(p), places(q)
