@@ -67,7 +67,7 @@ The memory does not depend on the length of the files; what else ran on the mach
 def load(folder: Path) -> dict[str, Result]:
     """The results in a folder by the name of their benchmark."""
     documents = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
-    return {x["benchmark"]: x for x in documents if x.get("schema") == SCHEMA}
+    return {x["benchmark"]: x for x in documents if isinstance(x, dict) and x.get("schema") == SCHEMA}
 
 
 def page(folder: Path) -> str:

@@ -78,7 +78,7 @@ def test_what_does_not_go_together_is_refused(base):
     assert_one_line_error(run(*compare, "--json"), "--json FILE")
     Path("t.csv").write_text("a\n1\n")
     table = ("compare", "t.csv", "t.csv", "--as", "table")
-    assert_one_line_error(run(*table, "--like", "llama.cpp"), "--like is not for comparing tables")
+    assert_one_line_error(run(*table, "--like", "llama.cpp"), "--like is for comparing predictions")
     # The remedies.
     np.save("labels.npy", np.arange(4 * 31) % 30)
     assert run(*compare, "--labels", "labels.npy").exit_code == 0

@@ -85,8 +85,8 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
         ("compare", base, int8, "--text", tmp_path / "none.txt"): "wanted a readable file",
         ("compare", base, tmp_path / "none.gguf", "--text", words): "nothing there",
         ("compare", base, int8, "--text", short): "--context 128",
-        ("compare", base, int8, "--text", words, "--labels", words): "--labels is not for comparing models",
-        ("compare", base, int8, "--text", words, "--bins", "5"): "--bins is not for comparing models",
+        ("compare", base, int8, "--text", words, "--labels", words): "--labels is for comparing predictions",
+        ("compare", base, int8, "--text", words, "--bins", "5"): "--bins is for comparing tables",
         ("compare", base, int8, "--text", words, "--resume", words): "a file of its own",
         ("compare", base, int8, "--text", words, "--score", "assistant"): "conversations",
         ("compare", base, folders.other_tokenizer(), "--text", words, "--context", "48"): "the same tokens",
@@ -101,7 +101,7 @@ def test_options_of_models_are_refused_without_them(tmp_path: Path) -> None:
     data = Path(__file__).parents[2] / "examples" / "data"
     files = data / "float32.npy", data / "int8.npy"
     assert "--text FILE" in one_line(run("compare", *files, files[1], "--as", "logits"))
-    assert "--context is not for comparing predictions" in one_line(
+    assert "--context is for comparing models" in one_line(
         run("compare", *files, "--as", "logits", "--context", "64")
     )
 

@@ -274,13 +274,15 @@ def _names_model(names: tuple[str, ...], *, hub: bool) -> bool:
 
 def _refuse_options(ctx: click.Context, names: tuple[str, ...], compared: str) -> None:
     """Refuse options of the other comparisons."""
+    owners: dict[str, str] = {**dict.fromkeys(OF_TABLES, "tables"), **dict.fromkeys(OF_MODELS, "models")}
     remedies = {
-        **dict.fromkeys(OF_TABLES, "leave it out, or add --as table if P and Q are tables"),
-        **dict.fromkeys(OF_MODELS, "leave it out, or add --text FILE if P and Q are models"),
+        "tables": ", or add --as table if P and Q are tables",
+        "models": ", or add --text FILE if P and Q are models",
     }
     for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if parameter.name in names and given:
-            what = "tables" if compared == TABLE else compared
-            remedy = remedies.get(parameter.name or "", "leave it out")
-            raise ArgumentValueError(f"{parameter.opts[-1]} is not for comparing {what}; {remedy}")
+        name = parameter.name or ""
+        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if name in names and given:
+            owner = owners.get(name, "predictions")
+            remedy = "" if compared == TABLE else remedies.get(owner, "")
+            raise ArgumentValueError(f"{parameter.opts[-1]} is for comparing {owner}; leave it out{remedy}")

@@ -42,7 +42,7 @@ class Vocabulary(Sequence[Token | None]):
     Example:
         >>> words = Vocabulary([Token(b"<s>", special=True), Token(b"Hello"), None])
         >>> words[1].text, len(words), words.fingerprint[:8]
-        ('Hello', 3, '5de69b9c')
+        ('Hello', 3, '6264186a')
     """
 
     def __init__(self, tokens: Sequence[Token | None]) -> None:

@@ -118,16 +118,29 @@ def zero_of_parameters(*distributions: Distribution) -> Tensor:
 
 def parameters_of(thing: Any) -> Iterator[Tensor]:
     """Yield the parameters; not what torch makes of them, by formulas whose derivatives may be infinite."""
-    attributes = vars(thing)
-    names: Any = thing.arg_constraints if isinstance(thing, Distribution) else ()
-    if any(isinstance(attributes.get(name), Tensor) for name in names):
-        attributes = {name: attributes[name] for name in names if name in attributes}
-    for value in attributes.values():
-        for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-            if isinstance(part, Tensor) and part.is_floating_point():
-                yield part
-            elif isinstance(part, Distribution | Transform):
-                yield from parameters_of(part)
+    seen: set[int] = set()  # a transform and its inverse may hold each other
+
+    def inside(thing: Any) -> Iterator[Tensor]:
+        seen.add(id(thing))
+        attributes = vars(thing)
+        names = _parameter_names(thing)
+        if any(isinstance(attributes.get(name), Tensor) for name in names):
+            attributes = {name: attributes[name] for name in names if name in attributes}
+        for value in attributes.values():
+            for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
+                if isinstance(part, Tensor) and part.is_floating_point():
+                    yield part
+                elif isinstance(part, Distribution | Transform) and id(part) not in seen:
+                    yield from inside(part)
+
+    yield from inside(thing)
+
+
+def _parameter_names(thing: Any) -> Any:
+    try:
+        return thing.arg_constraints if isinstance(thing, Distribution) else ()
+    except NotImplementedError:  # a user's distribution that says nothing of its parameters
+        return ()
 
 
 def detached(d: Distribution) -> Any:

@@ -115,7 +115,7 @@ def test_all_files_are_written_or_none(files):  # noqa: F811
     assert_one_line_error(compare("--json", "y", "--markdown", "y"), "one of the other files")
     Path("t.csv").write_text("a\n1\n")
     refused = run("compare", "t.csv", "t.csv", "--as", "table", "--markdown", "y.md")
-    assert_one_line_error(refused, "--markdown is not for comparing tables")
+    assert_one_line_error(refused, "--markdown is for comparing predictions")
 
 
 def test_the_command_shows_the_tokens(files):  # noqa: F811
