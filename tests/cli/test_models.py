@@ -52,6 +52,25 @@ def test_the_reports_of_one_run_agree(words: Path, tmp_path: Path) -> None:
     assert shown in files["html"].read_text()
 
 
+def test_the_lines_of_llama_cpp_are_those_of_its_numbers(words: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.json"
+    result = run(
+        "compare", folders.base(), folders.int8(), "--text", words, "--context", 48, "--format", "llama.cpp",
+        "--json", page,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    held = json.loads(page.read_text())["candidates"][0]["comparison"]
+    lines = dict(line.split(":", 1) for line in result.output.splitlines() if ":" in line)
+    shown = {name.strip(): value.split()[0] for name, value in lines.items()}
+    kl, labels = held["divergences"]["kl_pq"], held["labels"]
+    assert shown["Mean    KLD"] == f"{kl['mean']:.6f}"
+    assert shown["Maximum KLD"] == f"{kl['maximum']:.6f}"
+    assert float(shown["Mean PPL(base)"]) == pytest.approx(labels["perplexity_p"]["mean"], abs=2e-4)
+    assert float(shown["Same top p"]) == pytest.approx(100 * held["top1_agreement"]["value"], abs=1e-3)
+    both = run("compare", folders.base(), folders.int8(), "--text", words, "--format", "llama.cpp", "--json")
+    assert "--json FILE" in one_line(both)
+
+
 def test_gates_hold_for_every_candidate(words: Path) -> None:
     arguments = ("compare", folders.base(), folders.int8(), folders.bf16(), "--text", words, "--context", 48)
     assert run(*arguments, "--fail-above", "mean=1").exit_code == 0

@@ -39,14 +39,15 @@ __all__ = ["compare"]
 TABLE = "table"
 # The options of some comparisons, which are refused for the others.
 OF_PREDICTIONS = (
-    "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key", "lines",
-    "like", "tokens",
+    "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key",
+    "tokens",
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
 OF_MODELS = (
     *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "resume", "api_key_env", "server_top",
 )  # fmt: skip
 OF_ROWS = ("worst", "bootstrap", "block_mb")
+FOR_LABELS = ("lines", "like", "markdown_path")
 LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
 
@@ -97,13 +98,14 @@ MEBIBYTE = 1024 * 1024
     type=click.Choice(["table", LLAMA_CPP]),
     default="table",
     show_default=True,
-    help="Predictions with labels: what to print: a table, or the lines of llama-perplexity --kl-divergence.",
+    help="What to print: tables, or, of models and of predictions with labels, the lines of llama-perplexity "
+    "--kl-divergence.",
 )
 @click.option(
     "--like",
     type=click.Choice([LLAMA_CPP]),
-    help="Predictions with labels: print those lines, computed as llama.cpp does: P as its base file holds it, without "
-    "normalizing, without classes below its floor.",
+    help="Print those lines, computed as llama.cpp does: P as its base file holds it, without normalizing, without "
+    "classes below its floor.",
 )
 @fail_above(f"{METRICS_IN_WORDS}. Of tables: {TABLE_METRICS_IN_WORDS}")
 @fail_below("top1=0.99")
@@ -204,9 +206,10 @@ def compare(
     of_models = {name: settings.pop(name) for name in OF_MODELS}
     limits = given_limits(fail_above, fail_below)
     outputs = Outputs(json_path, html_path, markdown_path)
+    llama_cpp = "like" if like else "format" if lines == LLAMA_CPP else None
     gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
     if representation == TABLE:
-        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, "markdown_path"), TABLE)
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS), TABLE)
         cluster = settings["cluster"]
         table_gates = [parse_table_gate(text, side) for side, text in limits]
         from kullback.cli.tables import run_table_comparison
@@ -231,6 +234,7 @@ def compare(
             outputs,
             gates,
             representation=representation,
+            llama_cpp=llama_cpp,
             worst=settings["worst"],
             bootstrap=settings["bootstrap"],
             block_bytes=max(1, int(block_mb * MEBIBYTE)),
@@ -250,7 +254,7 @@ def compare(
             block_bytes=max(1, int(block_mb * MEBIBYTE)),
             seed=seed,
             show_progress=not no_progress,
-            llama_cpp="like" if like else "format" if lines == LLAMA_CPP else None,
+            llama_cpp=llama_cpp,
             **settings,
         )
     finish(failures)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import torch
 
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.predictions import print_llama_cpp, require_one_output
 from kullback.errors import ArgumentValueError, printable
 from kullback.files import check_input, check_writable, same_file
-from kullback.models import compare_models, is_reference
+from kullback.models import ModelComparison, compare_models, is_reference
 from kullback.progress import progress_bar
 from kullback.report.models import html, json, markdown, terminal
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kullback.cli.gates import Gate
 
 __all__ = ["run_model_comparison"]
@@ -56,6 +61,7 @@ def run_model_comparison(
         )
     files = [Path(name) for name in (base, *candidates) if Path(name).is_file()]
     check_outputs(outputs, [*files, text])
+    require_one_output(outputs, settings["llama_cpp"])
     if resume is not None:
         check_input(resume, "--resume")
         if any(same_file(resume, each) for each in (*files, *([text] if text else []), *outputs.files)):
@@ -86,6 +92,17 @@ def run_model_comparison(
         json=lambda: json.dumps(found),
         html=lambda: html.render(found),
         markdown=lambda: markdown.render(found, failures),
-        table=lambda console: terminal.render(found, console),
+        table=partial(_print, found),
     )
     return failures
+
+
+def _print(found: ModelComparison, console: Console) -> None:
+    """Print the scoreboard, or llama.cpp's lines of each candidate under its name."""
+    compared = [each for each in found.candidates if each.comparison.llama_cpp is not None]
+    if not compared:
+        terminal.render(found, console)
+    for each in compared:
+        if len(compared) > 1:
+            click.echo(f"# {printable(each.model.name)}")
+        print_llama_cpp(each.comparison, each.comparison.rows)

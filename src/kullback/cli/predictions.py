@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kullback.report.predictions.wording import Tokens
     from kullback.words import RepresentationName
 
-__all__ = ["Inputs", "run_prediction_comparison"]
+__all__ = ["Inputs", "print_llama_cpp", "require_one_output", "run_prediction_comparison"]
 
 
 class Inputs(NamedTuple):
@@ -64,10 +64,7 @@ def run_prediction_comparison(
     Returns:
         a sentence for each gate that fails.
     """
-    if llama_cpp is not None and outputs.json == STANDARD_OUTPUT:
-        raise ArgumentValueError(
-            "--json without a file and --format llama.cpp both print to standard output. Write: --json FILE"
-        )
+    require_one_output(outputs, llama_cpp)
     check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"], tokens])
     words = None if tokens is None else _read_tokens(tokens, inputs)
     with progress_bar("rows", show=show_progress, patience=0) as progress:
@@ -101,12 +98,25 @@ def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
 
 
 def _print(found: Comparison, tokens: Tokens | None, console: Console) -> None:
-    """Print the tables, or llama.cpp's lines in UTF-8, whatever the terminal's encoding, as they are there."""
+    """Print the tables, or llama.cpp's lines."""
     if found.llama_cpp is None:
         report.terminal.render(found, console, tokens=tokens)
-        return
+    else:
+        print_llama_cpp(found, found.llama_cpp.total.count)
+
+
+def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None:
+    """Refuse to print both JSON and llama.cpp's lines."""
+    if llama_cpp is not None and outputs.json == STANDARD_OUTPUT:
+        raise ArgumentValueError(
+            "--json without a file and --format llama.cpp both print to standard output. Write: --json FILE"
+        )
+
+
+def print_llama_cpp(found: Comparison, rows: int) -> None:
+    """Print llama.cpp's lines in UTF-8, whatever the terminal's encoding, as they are there."""
     click.echo(llama_cpp_lines.render(found).encode(), nl=False)
-    if found.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:
+    if rows < llama_cpp_lines.FEWEST_ROWS:
         click.echo(
             f"kullback: llama.cpp prints no statistics of fewer than {llama_cpp_lines.FEWEST_ROWS} rows",
             err=True,

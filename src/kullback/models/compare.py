@@ -26,6 +26,7 @@ from kullback.models.result import Candidate, ModelComparison
 from kullback.models.run import Run, differences
 from kullback.models.side import DenseSide, ReferenceSide, Side
 from kullback.models.text import Score, Text, take_texts
+from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.sources import Clusters
 from kullback.words import RepresentationName
 
@@ -55,6 +56,7 @@ def compare_models(
     noise_floor: bool = False,
     one_at_a_time: bool = False,
     resume: str | os.PathLike[str] | None = None,
+    llama_cpp: LlamaCppRows | None = None,
     api_key_env: str | None = None,
     server_top: int = 20,
     worst: int = 10,
@@ -104,6 +106,8 @@ def compare_models(
             reference file, in a temporary folder, and each candidate is then compared with that.
         resume: a file that holds the finished windows: a run that was stopped goes on from it, and gives the same
             result as one that was not. It is removed at the end.
+        llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, as for `compare_predictions`; of sides
+            whose logits are all known.
         api_key_env: the name of the environment variable that holds the key of the servers.
         server_top: how many of the most probable tokens to ask servers for.
         worst, bootstrap, generator, block_bytes: as for `compare_predictions`.
@@ -158,7 +162,7 @@ def compare_models(
     )
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0)))
-    tuning = _Tuning(worst, bootstrap, seed, resume, block_bytes, progress)
+    tuning = _Tuning(worst, bootstrap, seed, resume, block_bytes, progress, llama_cpp)
     with ExitStack() as stack:
         name = None
         if one_at_a_time and not is_reference(base):
@@ -183,6 +187,7 @@ class _Tuning(NamedTuple):
     resume: str | os.PathLike[str] | None
     block_bytes: int
     progress: Progress | None
+    llama_cpp: LlamaCppRows | None
 
 
 class _Group(NamedTuple):
@@ -209,7 +214,9 @@ def _compare_group(
         others = [stack.enter_context(open_side(each, "candidate", options)) for each in group]
         matched = match_sides(opened, others, text, cut)
         clusters = _clusters(matched.windows, matched.documents)
-        settings = Settings(matched.windows, clusters, tuning.worst, tuning.bootstrap, tuning.seed)
+        settings = Settings(
+            matched.windows, clusters, tuning.worst, tuning.bootstrap, tuning.seed, tuning.llama_cpp
+        )
         base, *sides = matched.sides
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
@@ -286,6 +293,14 @@ def _pairing(base: Side, side: Side, settings: Settings) -> Pairing:
             instead="the reference file as base",
         )
     require_classes(base, side)
+    if settings.llama_cpp is not None:
+        raise invalid_value(
+            CALL,
+            "llama_cpp",
+            wanted="None where not all logits are known",
+            got=repr(settings.llama_cpp),
+            instead="llama_cpp=None (without --format and --like), or the model itself",
+        )
     if isinstance(base, ReferenceSide) and isinstance(side, DenseSide):
         return ReferencePairing(base, side, settings)
     return ListedPairing(base, side, settings)
@@ -300,7 +315,7 @@ def _run(base: Side, pairings: list[Pairing], settings: Settings, cut: Cut, tuni
         tokens=settings.windows.tokens,
         scored=settings.windows.scored.to(torch.uint8),
         models=[vars(side.info) for side in (base, *(pairing.candidate for pairing in pairings))],
-        options=[cut.context, cut.score, settings.worst],
+        options=[cut.context, cut.score, settings.worst, settings.llama_cpp],
     )
     checkpoint = Checkpoint(Path(tuning.resume), identity)
     try:

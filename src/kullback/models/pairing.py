@@ -17,6 +17,7 @@ from kullback.models.result import Candidate, Passage
 from kullback.models.side import Side
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
+from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.measure import Measured, measure
 from kullback.predictions.result import WorstRow
 from kullback.predictions.sources import Clusters
@@ -37,6 +38,7 @@ class Settings:
     worst: int
     bootstrap: int
     seed: int
+    llama_cpp: LlamaCppRows | None = None
 
     def collector(self, labels: Tensor) -> Collector:
         """Return a new collector of statistics."""
@@ -47,6 +49,8 @@ class Settings:
             worst=self.worst,
             bootstrap=self.bootstrap,
             generator=torch.Generator().manual_seed(self.seed),
+            llama_cpp=self.llama_cpp,
+            chunks=None if self.llama_cpp is None else self.windows.clusters,
         )
 
 
@@ -107,11 +111,13 @@ class DensePairing(Pairing):
         first, stop = span
         labels = self._labels[start + first : start + stop]
         step = max(1, PART // p.shape[-1])
+        like = "rounded" if self.settings.llama_cpp == "like" else None
 
         def parts() -> Iterator[Measured]:
             for low in range(first, stop, step):
                 rows = slice(low, min(low + step, stop))
-                yield measure(p[rows], q[rows], LOGITS, labels[low - first : rows.stop - first])
+                here = labels[low - first : rows.stop - first]
+                yield measure(p[rows], q[rows], LOGITS, here, like_llama_cpp=like)
 
         tables: list[Tensor] = []
         worst: list[WorstRow] = []
