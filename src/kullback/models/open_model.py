@@ -35,7 +35,7 @@ def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
     if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
         return True
     path = Path(text)
-    return (path / "config.json").is_file() or path.is_dir() or (hub and not path.exists())
+    return (path / "config.json").is_file() or (hub and not path.exists())
 
 
 def open_model(
