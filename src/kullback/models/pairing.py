@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kullback.io.windows import Windows
 from kullback.models.checkpoint import Part
-from kullback.models.passages import Passages
-from kullback.models.result import Candidate, Passage
+from kullback.models.passages import Passages, read_tokens
+from kullback.models.result import Candidate, Passage, ReadToken
 from kullback.models.side import Side
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
@@ -121,15 +121,21 @@ class DensePairing(Pairing):
 
         tables: list[Tensor] = []
         worst: list[WorstRow] = []
+        tokens: list[ReadToken] = []
         row = start + first
         for part in parts():
             tables.append(part.table)
             worst += self._collector.worst.candidates(row, part)
+            if self.passages.whole_text:
+                tokens += read_tokens(part, labels[len(tokens) :])
             row += len(part.table)
         table = torch.cat(tables)
         passages: list[tuple[int, Passage]] = []
         if self.passages.is_wanted(float(table[:, 0].mean())):
-            passages.append((start + first, self.passages.read(start + first, parts(), labels)))
+            # Few passages of a long text are wanted, so these are measured again.
+            for part in () if tokens else parts():
+                tokens += read_tokens(part, labels[len(tokens) :])
+            passages.append((start + first, self.passages.passage(start + first, tokens)))
         return table, worst, passages
 
     def add(self, part: Part) -> None:

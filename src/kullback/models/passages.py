@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 from torch import Tensor
@@ -11,12 +10,20 @@ from kullback.io.windows import Windows
 from kullback.models.result import Passage, ReadToken
 from kullback.predictions.measure import Measured
 
-__all__ = ["LENGTH", "Passages"]
+__all__ = ["LENGTH", "Passages", "read_tokens"]
 
 LENGTH = 32  # scored tokens in a passage
 MOST = 8
 BEFORE = 24
 SHORT_TEXT = 1024  # rows up to which every passage is kept
+
+
+def read_tokens(part: Measured, labels: Tensor) -> list[ReadToken]:
+    """Return the tokens of measured rows; `labels` are theirs, and may go on."""
+    return [
+        ReadToken(label, kl, float(part.pair.p[i, label]), float(part.pair.q[i, label]), part.top_classes(i))
+        for i, (kl, label) in enumerate(zip(part.table[:, 0].tolist(), labels.tolist(), strict=False))
+    ]
 
 
 class Passages:
@@ -46,16 +53,6 @@ class Passages:
     def is_wanted(self, kl_mean: float) -> bool:
         """Whether a passage of this mean would be kept."""
         return self.whole_text or len(self._found) < MOST or kl_mean > self._found[-1][0]
-
-    def read(self, first: int, parts: Iterable[Measured], labels: Tensor) -> Passage:
-        """Return the passage of measured rows that begins at row `first`; `labels` are theirs."""
-        tokens: list[ReadToken] = []
-        for part in parts:
-            for i, kl in enumerate(part.table[:, 0].tolist()):
-                label = int(labels[len(tokens)])
-                p, q = float(part.pair.p[i, label]), float(part.pair.q[i, label])
-                tokens.append(ReadToken(label, kl, p, q, part.top_classes(i)))
-        return self.passage(first, tokens)
 
     def passage(self, first: int, tokens: list[ReadToken]) -> Passage:
         """Return the passage of tokens that begins at row `first`."""

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.generators import KL, FinitePair, JensenShannon, ReverseKL, TotalVariation
-from kullback.kernels import finite_pair
+from kullback.generators import KL, Divergence, FinitePair, JensenShannon, ReverseKL, TotalVariation
+from kullback.kernels import finite_pair, row_divergence
 from kullback.predictions.llama_cpp import measure_like
 from kullback.predictions.result import TopClass
 from kullback.predictions.sources import IGNORED
@@ -90,13 +90,28 @@ def measure(
     pair = finite_pair(*sides)
     # The top classes are those of the weights: rounding may make unequal weights equal probabilities.
     top_p, top_q = (_top_classes(side.weights()) for side in sides)
-    columns = [kind.total(pair) for kind in DIVERGENCES.values()]
+    columns = _divergences(sides, pair)
     columns += [_at(pair.p, top_p[:, 0]), *(top_p == top_q).double().cumprod(-1).unbind(-1)]
     if labels is not None:
         columns += _against_labels(pair, sides, (top_p, top_q), labels)
     if labels is not None and like_llama_cpp is not None:
         columns += measure_like(sides[0], sides[1], labels, stored=like_llama_cpp == "stored")
     return Measured(torch.stack(columns, -1), pair)
+
+
+def _divergences(sides: list[Representation], pair: FinitePair) -> list[Tensor]:
+    """Return the divergences of each row; of logarithms by the kernels, which read them once for each."""
+    if not all(side.in_logs for side in sides):
+        return [kind.total(pair) for kind in DIVERGENCES.values()]
+    p, q = sides
+
+    def both_ways(kind: Divergence) -> tuple[Tensor, Tensor]:
+        there, back = (row_divergence(kind, a, b, dtype=torch.float64) for a, b in ((p, q), (q, p)))
+        return there, back
+
+    # Exchanging P and Q exchanges the results to the last bit, which one order of summation does not.
+    js, tv = (torch.stack(both_ways(kind)).mean(0) for kind in (JensenShannon(), TotalVariation()))
+    return [*both_ways(KL()), js, tv]
 
 
 def _top_classes(weights: Tensor) -> Tensor:
