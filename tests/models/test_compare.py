@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, ModelError
 from kullback.io import open_rows
-from kullback.models import ModelComparison, compare_models
+from kullback.models import ModelComparison, compare_models, open_model
 from kullback.report.models import json as report
 from tests.models import folders
 from tests.models.tiny import make_model, make_tokenizer, text
@@ -181,6 +183,53 @@ def test_of_conversations_the_replies_are_scored() -> None:
     assert spoken == 3 * "How far one distribution is from another.</s>What it cannot exceed.</s>"
 
 
+def test_documents_without_a_scored_token_are_counted() -> None:
+    silent = [{"role": "user", "content": "Nobody answers."}]
+    found = compare_models(
+        folders.base(), folders.int8(), [CONVERSATION, silent, CONVERSATION], context=256, score="assistant"
+    )
+    assert found.notes == ["1 of 3 documents hold no scored token."]
+    assert found.notes[0] in str(found)
+
+
+def test_what_was_given_open_stays_open_and_as_it_was() -> None:
+    model, tokenizer = make_model().train(), make_tokenizer()
+    opened = open_model(folders.int8())
+    for _ in range(2):  # again, with the same
+        found = compare_models(model, opened, words(), tokenizer=tokenizer, context=CONTEXT)
+        assert mean_kl(found) > 0
+        assert model.training
+
+
+def test_a_forward_that_another_library_has_put_there_stays() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    plain, calls = model.model.forward, []
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    model.model.forward = hooked
+    compare_models(
+        model, folders.int8(), words(), tokenizer=tokenizer, context=CONTEXT, block_bytes=512 * 4 * 8
+    )
+    assert model.model.forward is hooked
+    assert len(calls) == 62  # once for each window, however many blocks it has
+
+
+def test_more_rows_than_tokens_are_refused(tmp_path: Path) -> None:
+    windows = compare_models(folders.base(), folders.int8(), words(900), context=CONTEXT).text
+    rows = torch.cat(list(open_model(folders.int8()).logits(windows, 64)))
+    header = ",".join(f"c{i}" for i in range(512))
+    for extra in (1, -1):
+        held = torch.cat([rows, rows[:1]]) if extra > 0 else rows[:-1]
+        np.savetxt(tmp_path / "rows.csv", held.numpy(), delimiter=",", header=header, comments="")
+        with pytest.raises(ModelError, match="as many tokens as the other sides"):
+            compare_models(
+                folders.base(), tmp_path / "rows.csv", words(900), context=CONTEXT, representation="logits"
+            )
+
+
 def test_conversations_and_texts_are_told_apart() -> None:
     with pytest.raises(ArgumentValueError, match="score='assistant'"):
         compare_models(folders.base(), folders.int8(), [CONVERSATION])
@@ -327,6 +376,15 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="the same models, text and options"):
         compare_models(folders.base(), folders.int8(), words(5000), context=CONTEXT, resume=state)
     assert state.read_bytes() == before
+    changed = tmp_path / "changed"
+    shutil.copytree(folders.int8(), changed)
+    with pytest.raises(_StopError):
+        compare_models(
+            folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed", progress=stop
+        )
+    os.utime(changed / "model.safetensors", (1, 1))  # as other weights of the same size
+    with pytest.raises(FileError, match="the same models, text and options"):
+        compare_models(folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed")
     other = tmp_path / "notes.txt"
     other.write_text("my notes\n")
     with pytest.raises(FileError, match="that an earlier run wrote"):

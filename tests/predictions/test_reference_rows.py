@@ -132,7 +132,7 @@ def test_estimates_are_unbiased_over_all_draws(name: str, draws: int, scale: flo
     rows, probability = enumerated(base, candidate, 2, draws)
     drawn = rows.divergences[name]
     for factor in (0.0, 0.4, 1.0):
-        estimate = drawn.bound + drawn.excess + factor * drawn.control
+        estimate = drawn.bound + drawn.tail_term + factor * drawn.control
         mean = float((probability * estimate).sum())
         # Two of second order come from terms of first order, whose rounding counts.
         assert mean == pytest.approx(value, rel=1e-9, abs=1e-15)
@@ -145,7 +145,7 @@ def test_estimates_are_unbiased_over_all_draws(name: str, draws: int, scale: flo
             assert stated == pytest.approx(
                 drawn_variance, rel=1e-6, abs=1e-14 * float(drawn.variances.abs().max())
             )
-    assert (drawn.excess + drawn.control >= -1e-15).all()
+    assert (drawn.tail_term + drawn.control >= -1e-15).all()
     assert drawn.variances.isnan().all() == (draws == 1)
 
 
@@ -155,7 +155,7 @@ def test_third_moments_are_unbiased_over_all_draws(name: str) -> None:
     rows, probability = enumerated(base, candidate, 2, 3)
     drawn = rows.divergences[name]
     for factor in (0.0, 0.4, 1.0):
-        estimate = drawn.bound + drawn.excess + factor * drawn.control
+        estimate = drawn.bound + drawn.tail_term + factor * drawn.control
         mean = (probability * estimate).sum()
         third = drawn.thirds @ torch.tensor([1.0, 3 * factor, 3 * factor**2, factor**3], dtype=torch.float64)
         want = float((probability * (estimate - mean) ** 3).sum())
@@ -169,11 +169,11 @@ def test_classes_without_mass_leave_estimates_unbiased_without_the_control(name:
     rows, probability = enumerated(base, candidate, 2, 2)
     drawn = rows.divergences[name]
     assert not rows.has_whole_support.any()
-    assert float((probability * (drawn.bound + drawn.excess)).sum()) == pytest.approx(
+    assert float((probability * (drawn.bound + drawn.tail_term)).sum()) == pytest.approx(
         true_values(base, candidate)[name], rel=1e-9
     )
     values, _, _, _ = row_estimates(rows, name)
-    assert torch.equal(values, drawn.bound + drawn.excess)
+    assert torch.equal(values, drawn.bound + drawn.tail_term)
 
 
 def test_infinities_that_are_certain() -> None:
@@ -270,14 +270,14 @@ def close_rows(
 def test_the_factor_of_a_row_does_not_depend_on_its_own_draws() -> None:
     rows, _ = close_rows()
     drawn = rows.divergences["kl_pq"]
-    before = row_estimates(rows, "kl_pq")[0] - drawn.bound - drawn.excess
+    before = row_estimates(rows, "kl_pq")[0] - drawn.bound - drawn.tail_term
     changed_rows = rows.spread.argsort()[::2][:9]
     factor = before / drawn.control
     new = [x.clone() for x in drawn]
     new[3][changed_rows] *= 3
     new[4][changed_rows] *= torch.tensor([1.0, 3.0, 9.0])
     other = dataclasses.replace(rows, divergences={**rows.divergences, "kl_pq": type(drawn)(*new)})
-    after = (row_estimates(other, "kl_pq")[0] - drawn.bound - drawn.excess) / new[3]
+    after = (row_estimates(other, "kl_pq")[0] - drawn.bound - drawn.tail_term) / new[3]
     torch.testing.assert_close(after[changed_rows], factor[changed_rows])
     assert not torch.allclose(after, factor)
     assert (factor > 0.9).double().mean() > 0.9

@@ -42,7 +42,8 @@ def run_model_comparison(
     """Compare models on a text, write the reports, and say which gates fail.
 
     Arguments:
-            candidates: those to compare with it.
+        base: P.
+        candidates: those to compare with it.
         outputs: where the reports go.
         gates: the limits that every candidate has to keep.
         text: the file of the text.

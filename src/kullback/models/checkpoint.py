@@ -18,7 +18,7 @@ from kullback.errors import FileError, printable
 from kullback.models.result import Passage, ReadToken
 from kullback.predictions.result import TopClass, WorstRow
 
-__all__ = ["Checkpoint", "Part", "fingerprint"]
+__all__ = ["Checkpoint", "Part", "fingerprint", "weights_stamp"]
 
 SCHEMA = "kullback.checkpoint/1"
 # Measured rows of one candidate: their table, the worst among them, and passages with the row each begins at.
@@ -35,6 +35,13 @@ def fingerprint(**settings: Any) -> str:
         else:
             digest.update(json.dumps(value, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def weights_stamp(name: str) -> list[tuple[str, int, int]]:
+    """Return the name, size and time of change of every file of a model, so that other weights are noticed."""
+    path = Path(name)
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files if each.is_file()]
 
 
 class Checkpoint:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from kullback.errors import invalid_value, printable
 from kullback.io.windows import Windows
-from kullback.models.checkpoint import Checkpoint, fingerprint
+from kullback.models.checkpoint import Checkpoint, fingerprint, weights_stamp
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Cut, Matched, match_sides, require_classes, shared_classes
 from kullback.models.noise import NoisyModel
-from kullback.models.open_model import Opened, Options, Progress, is_reference, open_side
+from kullback.models.open_model import Opened, Options, Progress, is_reference, opened_in
 from kullback.models.pairing import DensePairing, Pairing, Settings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.record import record_reference
@@ -95,7 +95,8 @@ def compare_models(
         representation: what the numbers of the files among the sides are, as for `compare_predictions`.
         context: the number of tokens in a window, and the most that a conversation may have.
         score: ``"second-half"`` of each window, ``"all"`` tokens, or the replies of the ``"assistant"`` in
-        conversations. most_windows: how many windows to read; all by default.
+            conversations.
+        most_windows: how many windows to read; all by default.
         dtype: of the weights of folders: ``"auto"`` as declared there, ``"float32"``, ``"bfloat16"``, ``"float16"``.
         device: where folders run, as ``"cuda"``.
         trust_remote_code: whether code in a folder may run.
@@ -162,13 +163,13 @@ def compare_models(
     )
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0)))
-    tuning = _Tuning(worst, bootstrap, seed, resume, block_bytes, progress, llama_cpp)
+    tuning = _Tuning(worst, bootstrap, seed, resume, block_bytes, progress, llama_cpp, representation)
     with ExitStack() as stack:
         name = None
         if one_at_a_time and not is_reference(base):
             name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
             base = _recorded(stack, base, texts, options, cut, progress)
-        opened = stack.enter_context(open_side(base, "base", options))
+        opened = opened_in(stack, base, "base", options)
         # With one at a time, a group is a candidate by itself; the text is the same for all.
         groups = [[each] for each in given] if one_at_a_time else [given]
         parts = [
@@ -188,6 +189,7 @@ class _Tuning(NamedTuple):
     block_bytes: int
     progress: Progress | None
     llama_cpp: LlamaCppRows | None
+    representation: RepresentationName | None
 
 
 class _Group(NamedTuple):
@@ -211,7 +213,7 @@ def _compare_group(
     noise_floor: bool,
 ) -> _Group:
     with ExitStack() as stack:
-        others = [stack.enter_context(open_side(each, "candidate", options)) for each in group]
+        others = [opened_in(stack, each, "candidate", options) for each in group]
         matched = match_sides(opened, others, text, cut)
         clusters = _clusters(matched.windows, matched.documents)
         settings = Settings(
@@ -243,7 +245,7 @@ def _joined(parts: list[_Group], name: str | None) -> ModelComparison:
         score=matched.score,
         tokens=next((part.matched.words for part in parts if part.matched.words), None),
         whole_text=whole_text,
-        notes=[],
+        notes=matched.notes,
     )
 
 
@@ -315,7 +317,10 @@ def _run(base: Side, pairings: list[Pairing], settings: Settings, cut: Cut, tuni
         tokens=settings.windows.tokens,
         scored=settings.windows.scored.to(torch.uint8),
         models=[vars(side.info) for side in (base, *(pairing.candidate for pairing in pairings))],
-        options=[cut.context, cut.score, settings.worst, settings.llama_cpp],
+        weights=[
+            weights_stamp(side.info.name) for side in (base, *(pairing.candidate for pairing in pairings))
+        ],
+        options=[cut.context, cut.score, settings.worst, settings.llama_cpp, tuning.representation],
     )
     checkpoint = Checkpoint(Path(tuning.resume), identity)
     try:

@@ -38,6 +38,7 @@ class HuggingFaceModel(LanguageModel):
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any, info: ModelInfo) -> None:
+        self._was_training = model.training
         self.model, self.tokenizer = model.eval(), tokenizer
         self.info = info
         self.vocabulary = read_vocabulary(tokenizer)
@@ -91,6 +92,7 @@ class HuggingFaceModel(LanguageModel):
             raise
 
     def close(self) -> None:
+        self.model.train(self._was_training)
         del self.model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -119,7 +121,7 @@ def _once(body: torch.nn.Module | None) -> Generator[Callable[[], Any]]:
         if body is None:
             yield
             return
-        forward = body.forward
+        forward, own = body.forward, vars(body).get("forward")
 
         def remembered(*args: Any, **kwargs: Any) -> Any:
             if not held:
@@ -130,7 +132,10 @@ def _once(body: torch.nn.Module | None) -> Generator[Callable[[], Any]]:
         try:
             yield
         finally:
-            del body.forward
+            if own is None:
+                del body.forward
+            else:  # what another library, such as accelerate, has put there
+                body.forward = own
 
     yield once
 

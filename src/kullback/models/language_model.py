@@ -9,6 +9,7 @@ from typing import Self
 
 from torch import Tensor
 
+from kullback.errors import ModelError, printable
 from kullback.io.windows import Windows
 from kullback.models.vocabulary import Vocabulary
 
@@ -92,8 +93,14 @@ class LanguageModel(ABC):
         Arguments:
             messages: dictionaries with ``"role"`` and ``"content"``.
             reply_follows: whether to add the beginning of an assistant's reply at the end.
+
+        Raises:
+            ModelError: it has none, or does not take the conversation.
         """
-        raise NotImplementedError
+        raise ModelError(
+            f"{printable(self.name)}: wanted a model with a chat template; got one without; score the whole text "
+            "(--score all)"
+        )
 
     def close(self) -> None:
         """Free what the model holds."""

@@ -42,6 +42,7 @@ class Matched(NamedTuple):
         context: the most tokens of a window.
         score: which tokens are scored.
         words: the text of every class of the base, or None where it is unknown.
+        notes: remarks, as sentences.
     """
 
     sides: list[Side]
@@ -50,6 +51,7 @@ class Matched(NamedTuple):
     context: int
     score: str
     words: list[str] | None
+    notes: list[str]
 
 
 def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: Cut) -> Matched:
@@ -96,7 +98,15 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     if isinstance(reader, LanguageModel):
         count = max(reader.classes, len(reader.vocabulary))
         words = [reader.vocabulary.text(index) for index in range(count)]
-    return Matched(sides, windows, documents, context, score, words)
+    left_out = 0
+    if text is not None and cut.most_windows is None and not isinstance(base, Reference):
+        left_out = len(text.documents) - len(documents.unique())
+    notes = (
+        [f"{left_out:,} of {len(text.documents):,} documents hold no scored token."]
+        if text and left_out
+        else []
+    )
+    return Matched(sides, windows, documents, context, score, words, notes)
 
 
 def _reads(opened: Opened) -> bool:
@@ -218,9 +228,9 @@ def _require_same_text(server: ServerModel, reader: Any, base: Opened, text: Tex
             f"{printable(server.name)}: wanted windows that begin as those of {printable(reader.name)}; got another "
             "first token (BOS); compare models of one tokenizer"
         )
-    documents = [] if text is None or text.are_conversations else text.documents
-    for document in documents:
-        server.require_same_tokens(str(document), reader.encode)
+    for document in () if text is None else text.documents:
+        for each in [document] if isinstance(document, str) else [message["content"] for message in document]:
+            server.require_same_tokens(each, reader.encode)
 
 
 def require_classes(base: Side, side: Side) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,16 @@ from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
 from kullback.words import RepresentationName
 
-__all__ = ["Opened", "Options", "Progress", "is_model", "is_reference", "open_model", "open_side"]
+__all__ = [
+    "Opened",
+    "Options",
+    "Progress",
+    "is_model",
+    "is_reference",
+    "open_model",
+    "open_side",
+    "opened_in",
+]
 
 LISTS = (".json", ".jsonl", ".ndjson")
 
@@ -148,6 +158,14 @@ def is_reference(given: object) -> bool:
     if isinstance(given, str | os.PathLike):
         return os.fspath(given).lower().endswith(".klref")
     return isinstance(given, Reference)
+
+
+def opened_in(stack: ExitStack, given: object, argument: str, options: Options) -> Opened:
+    """Open a side, and close it with the stack, unless it was given open."""
+    opened = open_side(given, argument, options)
+    if opened is not given:
+        stack.callback(opened.close)
+    return opened
 
 
 def open_side(given: object, argument: str, options: Options) -> Opened:

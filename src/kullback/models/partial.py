@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -148,9 +149,9 @@ class _PartialPairing(Pairing):
             passages.append((first, self.passages.passage(first, tokens)))
         return table, worst, passages
 
+    @abstractmethod
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:
         """Return what is certain of the divergences of each row, and further columns."""
-        raise NotImplementedError
 
     def add(self, part: Part) -> None:
         table, worst, passages = part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ Block = Tensor | ReferenceBlock | TopKBlock
 
 
 @dataclass
-class Side:
+class Side(ABC):
     """A side: what is known of it, and the windows in its own tokens."""
 
     info: ModelInfo
@@ -42,9 +43,9 @@ class Side:
         """Return remarks on the contents."""
         return []
 
+    @abstractmethod
     def blocks(self, rows: int, first_window: int) -> Iterator[Block]:
         """Iterate over its rows from a window on, at most `rows` at a time."""
-        raise NotImplementedError
 
     def _first_row(self, window: int) -> int:
         return int(self.windows.scored[: int(self.windows.offsets[window])].sum())
@@ -187,8 +188,14 @@ def in_step(sides: list[Side], rows: int, first_window: int) -> Iterator[list[An
         for place, stream in enumerate(streams):
             if held[place] is None or len(held[place]) == 0:
                 held[place] = next(stream, None)
-        if any(block is None for block in held):
+        if all(block is None for block in held):
             return
+        for side, block in zip(sides, held, strict=True):
+            if block is None:
+                raise ModelError(
+                    f"{printable(side.info.name)}: wanted predictions for as many tokens as the other sides have; got "
+                    "fewer; use files and models of the same text, --context and --score"
+                )
         count = min(map(len, held))
         blocks = [take_rows(block, slice(0, count)) for block in held]
         held = [take_rows(block, slice(count, None)) for block in held]

@@ -72,7 +72,7 @@ def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tenso
     """
     drawn = rows.divergences[name]
     factor, light = _factors(rows, name)
-    values = drawn.bound + drawn.excess + factor * drawn.control
+    values = drawn.bound + drawn.tail_term + factor * drawn.control
     variance, covariance, of_control = drawn.variances.unbind(-1)
     variance = variance + 2 * factor * covariance + factor**2 * of_control
     powers = torch.stack([torch.ones_like(factor), 3 * factor, 3 * factor**2, factor**3], -1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kullback.generators import KL, Divergence, FinitePair, JensenShannon, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair, row_divergence
+from kullback.kernels.native.library import is_available
 from kullback.predictions.llama_cpp import measure_like
 from kullback.predictions.result import TopClass
 from kullback.predictions.sources import IGNORED
@@ -101,7 +102,8 @@ def measure(
 
 def _divergences(sides: list[Representation], pair: FinitePair) -> list[Tensor]:
     """Return the divergences of each row; of logarithms by the kernels, which read them once for each."""
-    if not all(side.in_logs for side in sides):
+    # The reference would compute the pair again for each.
+    if not is_available() or not all(side.in_logs for side in sides):
         return [kind.total(pair) for kind in DIVERGENCES.values()]
     p, q = sides
 

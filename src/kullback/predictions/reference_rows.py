@@ -48,7 +48,7 @@ class DrawnDivergence(NamedTuple):
     Attributes:
         bound: b, what is certain: the tail as one class, whose merging can only lower a divergence.
         upper: the largest value that the bound's knowledge allows; +inf where there is none.
-        excess: e, the mean over the draws of what the tail adds to the bound; NaN without draws.
+        tail_term: e, the mean over the draws of what the tail adds to the bound; NaN without draws.
         control: g, the mean over the draws of a quantity of expectation 0: the tail's tangent.
         variances: of the drawing of e, its covariance with g, and the variance of g, shape (rows, 3); NaN for one draw.
         thirds: the third central moments of the drawing, of e e e, e e g, e g g and g g g, shape (rows, 4); NaN for two
@@ -57,7 +57,7 @@ class DrawnDivergence(NamedTuple):
 
     bound: Tensor
     upper: Tensor
-    excess: Tensor
+    tail_term: Tensor
     control: Tensor
     variances: Tensor
     thirds: Tensor
@@ -151,7 +151,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
         >>> uniforms = torch.tensor([[0.1, 0.9]], dtype=torch.float64)
         >>> block = summarize_rows(base, torch.tensor([1]), top=2, uniforms=uniforms)
         >>> kl = measure_reference(block, candidate).divergences["kl_pq"]
-        >>> kl.bound + kl.excess + kl.control, kl.bound
+        >>> kl.bound + kl.tail_term + kl.control, kl.bound
         (tensor([0.0191], dtype=torch.float64), tensor([0.0166], dtype=torch.float64))
 
     References:
@@ -292,15 +292,15 @@ def _tail_functions(
 
 
 def _drawn_divergence(
-    bound: Tensor, upper: Tensor, mass: Tensor, has_tail: Tensor, excess: Tensor, control: Tensor
+    bound: Tensor, upper: Tensor, mass: Tensor, has_tail: Tensor, tail_term: Tensor, control: Tensor
 ) -> DrawnDivergence:
-    draws = excess.shape[-1]
+    draws = tail_term.shape[-1]
     certain = ~has_tail | bound.isinf()
-    means = [torch.where(certain, 0, mass * x.mean(-1)) for x in (excess, control)]
+    means = [torch.where(certain, 0, mass * x.mean(-1)) for x in (tail_term, control)]
     found = torch.where(certain, bound, bound + means[0]) == torch.inf
     bound, certain = torch.where(found, torch.inf, bound), certain | found
     means = [torch.where(found, 0, x) for x in means]
-    a, b = (x - x.mean(-1, keepdim=True) for x in (excess, control))
+    a, b = (x - x.mean(-1, keepdim=True) for x in (tail_term, control))
     unknown = mass * math.nan
     # The unbiased ones of the draws, divided by the number of draws and by its square.
     squares = [

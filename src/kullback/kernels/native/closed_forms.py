@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,11 +28,14 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 
 
 class Form(NamedTuple):
-    """A closed form: its operator and code, the same in plain torch, and whether it may be infinite."""
+    """A closed form: its operator and code, the same in plain torch, and whether it may be infinite.
+
+    One without derivatives has none in plain torch: where they are wanted, `divergence` declines it.
+    """
 
     operator: Operator
     code: int
-    reference: Callable[[Parameters], Tensor]
+    reference: Callable[[Parameters], Tensor] | None
     may_be_infinite: bool
 
 
@@ -56,7 +59,7 @@ def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tens
     """Return the values for parameters of P and Q, differentiable in all orders; None if the kernel declines them."""
     try:
         if True in required and torch.is_grad_enabled():
-            if form.operator == "closed_form_of_factors":
+            if form.reference is None:
                 return None
             parameters = _of_one_shape(form, parameters)
             return _ClosedForm.apply(form, required, *parameters)
@@ -163,8 +166,10 @@ def _reference_gradients(
     form: Form, parameters: Parameters, grad: Tensor, needed: list[bool]
 ) -> tuple[Tensor | None, ...]:
     again = torch.is_grad_enabled()
+    # `divergence` declines a form without it.
+    reference = cast("Callable[[Parameters], Tensor]", form.reference)
     with torch.enable_grad():
-        value = form.reference(parameters)
+        value = reference(parameters)
         if form.may_be_infinite:
             values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
             value = torch.where(values.isinf(), torch.inf, value)

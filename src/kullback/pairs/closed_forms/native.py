@@ -264,17 +264,13 @@ _NORMALS = _Pair(
 _LOW_RANK, _FULL = attrgetter("loc", "cov_factor", "cov_diag"), attrgetter("loc", "scale_tril")
 
 
-def _without_derivatives(parameters: Parameters) -> Tensor:
-    raise NotImplementedError
-
-
 # By which sides have a low-rank covariance; see `kullback.kernels.native.closed_forms`.
 _FACTORS: dict[TypePair, _Pair] = {
     types: _Pair(
         types,
         _LOW_RANK if low_rank & 1 else _FULL,
         _LOW_RANK if low_rank & 2 else _FULL,
-        Form("closed_form_of_factors", low_rank, _without_derivatives, False),
+        Form("closed_form_of_factors", low_rank, None, False),
     )
     for types, low_rank in (
         ((LowRankMultivariateNormal, LowRankMultivariateNormal), 3),

@@ -154,9 +154,11 @@ def _worst_tokens(rows: Sequence[WorstRow], tokens: Tokens) -> tuple[list[str], 
             shown.append(row.label)
         for index in dict.fromkeys(shown):
             top = known.get(index)
-            chances = ["", ""] if top is None else [probability(top.p), probability(top.q)]
+            probabilities = ["", ""] if top is None else [probability(top.p), probability(top.q)]
             true = "true" if index == row.label else ""
-            lines.append([*first, str(index), token_of(index, tokens, longest=LONGEST_TOKEN), *chances, true])
+            lines.append(
+                [*first, str(index), token_of(index, tokens, longest=LONGEST_TOKEN), *probabilities, true]
+            )
             first = ["", ""]
     return ["row", "KL(P||Q)", "class", "token", "p", "q", ""], lines
 
