@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
 from kullback.files import check_input
@@ -12,10 +12,11 @@ from kullback.files import check_input
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from pathlib import Path
+    from types import TracebackType
 
     import torch
 
-__all__ = ["EXTENSIONS", "FileReference", "choose_key", "dtype_name", "find_format", "refuse_key"]
+__all__ = ["EXTENSIONS", "Closes", "FileReference", "choose_key", "dtype_name", "find_format", "refuse_key"]
 
 EXTENSIONS = {
     ".npy": "npy",
@@ -31,6 +32,21 @@ LLAMA_MAGIC = b"_logits_"
 # The first bytes of each format. A .pt file is a zip archive too, so its extension decides between the two.
 MAGIC = {"npy": b"\x93NUMPY", "npz": b"PK", "pt": b"PK", "parquet": b"PAR1", "llama.cpp": LLAMA_MAGIC}
 LISTED_KEYS = 10
+
+
+class Closes:
+    """What a ``with`` statement closes at its end."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, printable
-from kullback.io.files import FileReference
+from kullback.io.files import Closes, FileReference
 from kullback.io.reference_layout import ROW_TENSORS, read_header, windows_fault
 from kullback.io.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
-    from types import TracebackType
 
 __all__ = ["Reference", "ReferenceBlock"]
 
@@ -79,7 +78,7 @@ class ReferenceBlock:
         return len(self.labels)
 
 
-class Reference:
+class Reference(Closes):
     """An open reference file: a model's predictions over windows of tokens, kept in less than a kilobyte a token.
 
     Opening checks the structure and the windows, reading the values. Files are written by `ReferenceWriter`.
@@ -139,14 +138,6 @@ class Reference:
     def __repr__(self) -> str:
         size = f"rows={self.rows}, classes={self.classes}, top={self.top}, tail_draws={self.tail_draws}"
         return f"Reference({str(self.ref.path)!r}, {size})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file."""

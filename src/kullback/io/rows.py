@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kullback.errors import FileError, invalid_value
 from kullback.io.checks import check_rows, describe, looks_like, pass_representation
-from kullback.io.files import dtype_name
+from kullback.io.files import Closes, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import TracebackType
 
     from kullback.io.files import FileReference
     from kullback.io.reader import Reader, StoredMass
@@ -27,7 +26,7 @@ BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
 
 
-class RowSource:
+class RowSource(Closes):
     """An open file of N distributions over V classes; opened by `open_rows`, closed by ``with`` or ``close()``.
 
     Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Every block is
@@ -77,14 +76,6 @@ class RowSource:
     def __repr__(self) -> str:
         size = f"rows={self.rows}, classes={self.classes}, representation={self.representation!r}, dtype={self.dtype}"
         return f"RowSource({str(self.path)!r}, {size})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file."""

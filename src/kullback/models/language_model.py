@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
 from kullback.errors import ModelError, printable
+from kullback.io.files import Closes
 from kullback.io.windows import Windows
 from kullback.models.vocabulary import Vocabulary
 
@@ -46,7 +46,7 @@ class ModelInfo:
         return 8 * self.file_bytes / self.parameters
 
 
-class LanguageModel(ABC):
+class LanguageModel(Closes, ABC):
     """A causal language model that gives logits for every scored token of windows.
 
     Attributes:
@@ -101,12 +101,3 @@ class LanguageModel(ABC):
             f"{printable(self.name)}: wanted a model with a chat template; got one without; score the whole text "
             "(--score all)"
         )
-
-    def close(self) -> None:
-        """Free what the model holds."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from kullback.errors import invalid_value
+from kullback.io.files import Closes
 from kullback.io.top_k.block import Positions, TopKBlock, check, join, part, to_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from torch import Tensor
 
@@ -58,7 +58,7 @@ class TopKReader(ABC):
         """Close the file."""
 
 
-class TopKSource:
+class TopKSource(Closes):
     """Open top-k log-probabilities, from `open_top_k`; closed by ``with`` or ``close()``.
 
     Attributes:
@@ -102,14 +102,6 @@ class TopKSource:
 
     def __repr__(self) -> str:
         return f"TopKSource({self.ref.shown!r}, {self.describe()})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file."""
