@@ -26,6 +26,7 @@ __all__ = [
     "ein",
     "expm1_ratio",
     "expm1mx",
+    "harmonic_number",
     "itakura_saito",
     "lgamma_bregman",
     "log1pmx",
@@ -42,6 +43,7 @@ __all__ = [
     "stirling_bregman",
     "stirling_remainder",
     "trigamma",
+    "trigamma_decrease",
     "trigamma_minus_inverse",
     "with_derivatives_of",
 ]
@@ -65,8 +67,13 @@ _STIRLING_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_STIRLING_DERI
 # Gauss' rule of four nodes on [0, 1] for the weight 1 - t.
 _NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448)
 _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
+# Gauss' rule of four nodes on [0, 1].
+_EVEN_NODES = (0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288)
+_EVEN_WEIGHTS = (0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929)
 # How near a and b are, in |b - a| / (a + b), for that rule to have thirteen digits.
 _RULE_NEAR = 0.05
+# -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x, to float64's last digits for x beyond _FAR
+_TETRAGAMMA = (1, 1, 1 / 2, 0, -1 / 6, 0, 1 / 6, 0, -3 / 10, 0, 5 / 6)
 # Below this x log x is nothing beside log x, and 1 / x^2 may overflow.
 _TINY = 1e-75
 # Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., to float64's last digit for y up to 2.
@@ -259,6 +266,37 @@ def trigamma_minus_inverse(x: Tensor) -> Tensor:
     series = square / 2 + inverse * square * polynomial(_STIRLING_CURVATURE, square)
     moved = (1 / (steps * steps)).sum(-1) + 1 / (low + _FAR) - 1 / low
     return series + torch.where(is_low, moved, 0)
+
+
+def harmonic_number(b: Tensor) -> Tensor:
+    """Return digamma(1 + b) - digamma(1) for b >= 0, to full precision also where b is tiny."""
+    return _since_one(b, lambda k, c: c / (k * (k + c)), trigamma, digamma(1 + b) + EULER_GAMMA)
+
+
+def trigamma_decrease(b: Tensor) -> Tensor:
+    """Return trigamma(1) - trigamma(1 + b) for b >= 0, to full precision also where b is tiny."""
+
+    def term(k: Tensor, c: Tensor) -> Tensor:
+        return c * (2 * k + c) / (k * (k + c)) ** 2
+
+    def negative_slope(x: Tensor) -> Tensor:
+        return polynomial(_TETRAGAMMA, 1 / x) / (x * x)
+
+    return _since_one(b, term, negative_slope, math.pi**2 / 6 - trigamma(1 + b))
+
+
+def _since_one(
+    b: Tensor, term: Callable[[Tensor, Tensor], Tensor], slope: Callable[[Tensor], Tensor], far: Tensor
+) -> Tensor:
+    """Return f(1 + b) - f(1): where b is small the recurrence's terms, and the mean slope beyond, else `far`."""
+    near = b < 0.5
+    c = torch.where(near, b, 0)
+    start = int(_FAR) + 1
+    k = torch.arange(1, start, dtype=b.dtype, device=b.device)
+    total = term(k, c.unsqueeze(-1)).sum(-1)
+    for t, weight in zip(_EVEN_NODES, _EVEN_WEIGHTS, strict=True):
+        total = total + weight * c * slope(start + t * c)
+    return torch.where(near, total, far)
 
 
 def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:

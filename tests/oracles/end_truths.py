@@ -125,7 +125,7 @@ def is_measurable(pair: Pair, at: list[float], dtype: str) -> bool:
 
     torch keeps all digits of them, which it halves for Chi2 and StudentT. No scales are 602 orders of magnitude apart,
     and no width of a Uniform is subnormal. Matrices reach less far: their scales lie within 60 orders, those of low
-    rank above 1e-30. So do Kumaraswamy's shapes, above 1e-4, and Weibull's, above 1e-150.
+    rank above 1e-30. So do Kumaraswamy's shapes, above 1e-4 (the tests go further), and Weibull's, above 1e-150.
     """
     families = [pair.p] * len(pair.p.parameters) + [pair.q] * len(pair.q.parameters)
     kinds = [*pair.p.parameters.values(), *pair.q.parameters.values()]

@@ -31,23 +31,31 @@ __all__ = [
 _BLOCK = 1 << 17
 
 
-def finite_pair(p: Representation, q: Representation) -> FinitePair:
-    """Normalize two representations, as they are given, into probabilities and their log-ratio, in float64."""
-    return pair_from_weights(upcast(p.weights()), upcast(q.weights()), p.in_logs, q.in_logs)
+def finite_pair(p: Representation, q: Representation, *, at: Tensor | None = None) -> FinitePair:
+    """Normalize two representations, as they are given, into probabilities and their log-ratio, in float64.
+
+    Arguments:
+        p: P.
+        q: Q.
+        at: the classes of each row that are wanted, indices as of `torch.gather`; all if left out.
+    """
+    return pair_from_weights(upcast(p.weights()), upcast(q.weights()), p.in_logs, q.in_logs, at)
 
 
-def pair_from_weights(p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool) -> FinitePair:
+def pair_from_weights(
+    p: Tensor, q: Tensor, p_in_logs: bool, q_in_logs: bool, at: Tensor | None = None
+) -> FinitePair:
     """Normalize two tensors of weights, or log-weights, along their last dimension.
 
     The log-ratio comes from the weights themselves, not from the normalized probabilities: where both are weights
     and nearly equal, from their difference, so that it keeps its digits.
     """
-    side_p, side_q = _normalize(p, p_in_logs), _normalize(q, q_in_logs)
+    side_p, side_q = _normalize(p, p_in_logs, at), _normalize(q, q_in_logs, at)
     # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
     log_ratio = (side_p.log_weights - side_q.log_weights) - (side_p.peak - side_q.peak)
     log_ratio_of_sums = side_p.log_sum - side_q.log_sum
     if not p_in_logs and not q_in_logs:
-        log_ratio = _log_quotient(p, q, log_ratio)
+        log_ratio = _log_quotient(_at(p, at), _at(q, at), log_ratio)
         sum_p, sum_q = p.sum(-1, keepdim=True), q.sum(-1, keepdim=True)
         log_ratio_of_sums = _log_quotient(sum_p, torch.where(sum_q.isinf(), 0, sum_q), log_ratio_of_sums)
     log_ratio = log_ratio - log_ratio_of_sums
@@ -247,27 +255,31 @@ class _Normalized(NamedTuple):
         return torch.where(self.empty, -torch.inf, self.log_weights - self.peak - self.log_sum)
 
 
-def _normalize(weights: Tensor, in_logs: bool) -> _Normalized:
+def _at(rows: Tensor, index: Tensor | None) -> Tensor:
+    return rows if index is None else rows.gather(-1, index)
+
+
+def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> _Normalized:
     largest = torch.finfo(weights.dtype).max
     peak = weights.amax(-1, keepdim=True).detach()
     if in_logs:
         peak = torch.where(peak.isfinite(), peak, 0)
         # Differences between logits of the size of the largest number might overflow.
         shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
-        weights, peak = weights - shift, peak - shift
-        empty = weights == -torch.inf
         unscaled = torch.exp(weights - peak)
         total = unscaled.sum(-1, keepdim=True)
-        return _Normalized(unscaled / total, torch.where(empty, 0, weights), peak, torch.log(total), empty)
-    empty = weights == 0
-    log_weights = torch.log(torch.where(empty, 1, weights))
+        weights, peak = _at(weights, at) - shift, peak - shift
+        empty = weights == -torch.inf
+        mass = _at(unscaled, at) / total
+        return _Normalized(mass, torch.where(empty, 0, weights), peak, torch.log(total), empty)
     # Sums of weights of this size might overflow; the power of two is exact.
     scale = torch.where(peak > largest * 1e-20, torch.full_like(peak, 2.0**-80), 1)
     scaled = weights * scale
     total = scaled.sum(-1, keepdim=True)
-    return _Normalized(
-        scaled / total, log_weights, torch.zeros_like(total), torch.log(total) - torch.log(scale), empty
-    )
+    weights, mass = _at(weights, at), _at(scaled, at) / total
+    empty = weights == 0
+    log_weights = torch.log(torch.where(empty, 1, weights))
+    return _Normalized(mass, log_weights, torch.zeros_like(total), torch.log(total) - torch.log(scale), empty)
 
 
 def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ SHORT_TEXT = 1024  # rows up to which every passage is kept
 def read_tokens(part: Measured, labels: Tensor) -> list[ReadToken]:
     """Return the tokens of measured rows; `labels` are theirs, and may go on."""
     return [
-        ReadToken(label, kl, float(part.pair.p[i, label]), float(part.pair.q[i, label]), part.top_classes(i))
+        ReadToken(label, kl, *part.at_label(i), part.top_classes(i))
         for i, (kl, label) in enumerate(zip(part.table[:, 0].tolist(), labels.tolist(), strict=False))
     ]
 

@@ -13,7 +13,7 @@ from kullback.kernels.native.library import is_available
 from kullback.predictions.llama_cpp import measure_like
 from kullback.predictions.result import TopClass
 from kullback.predictions.sources import IGNORED
-from kullback.representations import REPRESENTATIONS, Representation
+from kullback.representations import REPRESENTATIONS, Logits, Representation
 from kullback.words import DIVERGENCE_NAMES, RepresentationName
 
 __all__ = [
@@ -52,23 +52,24 @@ LOWEST = torch.finfo(torch.float64).min
 
 
 class Measured(NamedTuple):
-    """A few rows: their table, columns as `COLUMNS` (and `LABEL_COLUMNS`), and their probabilities."""
+    """A few rows: their table, columns as `COLUMNS` (and `LABEL_COLUMNS`), and the classes that stand out.
+
+    Of each row, `classes` has P's top classes, then Q's, then the label, 0 where there is none; `pair` is of these.
+    """
 
     table: Tensor
+    classes: Tensor
     pair: FinitePair
 
     def top_classes(self, row: int) -> list[TopClass]:
         """Return the top classes of a row under P, then those under Q that are not among them."""
-        p, q = self.pair.p[row], self.pair.q[row]
-        chosen = dict.fromkeys(index for x in (p, q) for index in _largest(x))
-        return [TopClass(index, float(p[index]), float(q[index])) for index in chosen]
+        columns = (x[row, :-1].tolist() for x in (self.classes, self.pair.p, self.pair.q))
+        found = {index: TopClass(index, p, q) for index, p, q in zip(*columns, strict=True)}
+        return list(found.values())
 
-
-def _largest(x: Tensor) -> list[int]:
-    """Return where the largest values are; of equal ones the first comes first."""
-    count = min(TOP_CLASSES, len(x))
-    among = (x >= x.topk(count).values[-1]).nonzero().squeeze(-1)
-    return among[torch.sort(x[among], descending=True, stable=True).indices[:count]].tolist()
+    def at_label(self, row: int) -> tuple[float, float]:
+        """Return a row's label's probabilities under P and Q."""
+        return float(self.pair.p[row, -1]), float(self.pair.q[row, -1])
 
 
 def measure(
@@ -88,36 +89,52 @@ def measure(
         REPRESENTATIONS[name](rows.double(), validate=False)
         for name, rows in zip(representations, (p, q), strict=True)
     ]
-    pair = finite_pair(*sides)
     # The top classes are those of the weights: rounding may make unequal weights equal probabilities.
     top_p, top_q = (_top_classes(side.weights()) for side in sides)
-    columns = _divergences(sides, pair)
-    columns += [_at(pair.p, top_p[:, 0]), *(top_p == top_q).double().cumprod(-1).unbind(-1)]
+    label = torch.zeros(len(p), dtype=torch.int64) if labels is None else labels.where(labels != IGNORED, 0)
+    index = torch.cat([top_p, top_q, label.unsqueeze(-1)], -1)
+    pair = finite_pair(*sides, at=index)
+    columns = _divergences(sides)
+    columns += [pair.p[:, 0], *(top_p == top_q).double().cumprod(-1).unbind(-1)]
     if labels is not None:
-        columns += _against_labels(pair, sides, (top_p, top_q), labels)
+        columns += _against_labels(pair, sides, index, labels)
     if labels is not None and like_llama_cpp is not None:
         columns += measure_like(sides[0], sides[1], labels, stored=like_llama_cpp == "stored")
-    return Measured(torch.stack(columns, -1), pair)
+    return Measured(torch.stack(columns, -1), index, pair)
 
 
-def _divergences(sides: list[Representation], pair: FinitePair) -> list[Tensor]:
+def _divergences(sides: list[Representation]) -> list[Tensor]:
     """Return the divergences of each row; of logarithms by the kernels, which read them once for each."""
     # The reference would compute the pair again for each.
     if not is_available() or not all(side.in_logs for side in sides):
+        pair = finite_pair(*sides)
         return [kind.total(pair) for kind in DIVERGENCES.values()]
     p, q = sides
+    kl_pq, kl_qp = (row_divergence(KL(), a, b, dtype=torch.float64) for a, b in ((p, q), (q, p)))
+    # Exchanging P and Q exchanges the results to the last bit, which one order of summation does not: the symmetric
+    # ones are computed in the order in which KL is smaller, and in both where it is the same.
+    swap = (kl_qp < kl_pq).unsqueeze(-1)
+    tied = (kl_qp == kl_pq) & (kl_pq > 0)
+    x, y = p.weights(), q.weights()
+    if swap.any():
+        x, y = (y, x) if swap.all() else (torch.where(swap, y, x), torch.where(swap, x, y))
+    x, y = Logits(x, validate=False), Logits(y, validate=False)
 
-    def both_ways(kind: Divergence) -> tuple[Tensor, Tensor]:
-        there, back = (row_divergence(kind, a, b, dtype=torch.float64) for a, b in ((p, q), (q, p)))
-        return there, back
+    def symmetric(kind: Divergence) -> Tensor:
+        there = row_divergence(kind, x, y, dtype=torch.float64)
+        if not tied.any():
+            return there
+        return torch.where(tied, (there + row_divergence(kind, y, x, dtype=torch.float64)) / 2, there)
 
-    # Exchanging P and Q exchanges the results to the last bit, which one order of summation does not.
-    js, tv = (torch.stack(both_ways(kind)).mean(0) for kind in (JensenShannon(), TotalVariation()))
-    return [*both_ways(KL()), js, tv]
+    return [kl_pq, kl_qp, symmetric(JensenShannon()), symmetric(TotalVariation())]
 
 
 def _top_classes(weights: Tensor) -> Tensor:
     """Return each row's top classes, of equal ones the lower first; the last repeated where there are too few."""
+    best = weights.topk(min(TOP_CLASSES + 1, weights.shape[-1]))
+    if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
+        return best.indices[:, :TOP_CLASSES]
+    # Of equal weights `topk` may give any.
     rest = weights.clamp(min=LOWEST)  # a copy, in which only classes that have been found are -inf
     found: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):
@@ -127,28 +144,26 @@ def _top_classes(weights: Tensor) -> Tensor:
 
 
 def _against_labels(
-    pair: FinitePair, sides: list[Representation], tops: tuple[Tensor, Tensor], labels: Tensor
+    pair: FinitePair, sides: list[Representation], index: Tensor, labels: Tensor
 ) -> list[Tensor]:
-    known = labels != IGNORED
-    index = torch.where(known, labels, 0)
-    at_label = FinitePair(_at(pair.p, index), _at(pair.q, index), _at(pair.log_ratio, index))
+    known, label = labels != IGNORED, index[:, -1]
+    at_label = FinitePair(pair.p[:, -1], pair.q[:, -1], pair.log_ratio[:, -1])
     change = at_label.q_minus_p()
+    top_p, top_q = index[:, :TOP_CLASSES], index[:, TOP_CLASSES:-1]
+    at_top = pair.p[:, 0], pair.q[:, TOP_CLASSES]
     cross_entropies = [
-        _negative_log(probs, side, top[:, 0], index)
-        for probs, side, top in zip((pair.p, pair.q), sides, tops, strict=True)
+        _negative_log(prob, side, top[:, 0], label)
+        for prob, side, top in zip(at_top, sides, (top_p, top_q), strict=True)
     ]
     columns = [*cross_entropies, at_label.log_ratio, change, change.square()]
-    for top in tops:
-        columns += (top == index.unsqueeze(-1)).cumsum(-1).clamp(max=1).double().unbind(-1)
+    for top in (top_p, top_q):
+        columns += (top == label.unsqueeze(-1)).cumsum(-1).clamp(max=1).double().unbind(-1)
     return [known.double(), *(torch.where(known, column, 0) for column in columns)]
 
 
-def _negative_log(probs: Tensor, side: Representation, top: Tensor, index: Tensor) -> Tensor:
+def _negative_log(top_prob: Tensor, side: Representation, top: Tensor, index: Tensor) -> Tensor:
     """Return -log p of a class from its weight relative to the top class: exact where p itself underflows."""
-    weights = side.weights()
-    at_index, at_top = (_at(weights, i) if side.in_logs else _at(weights, i).log() for i in (index, top))
-    return (at_top - at_index) - _at(probs, top).log()
-
-
-def _at(rows: Tensor, index: Tensor) -> Tensor:
-    return rows.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    at_index, at_top = (side.weights().gather(-1, i.unsqueeze(-1)).squeeze(-1) for i in (index, top))
+    if not side.in_logs:
+        at_index, at_top = at_index.log(), at_top.log()
+    return (at_top - at_index) - top_prob.log()

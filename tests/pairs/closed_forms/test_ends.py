@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Cauchy, Distribution, Geometric, StudentT
@@ -16,6 +17,7 @@ from torch.distributions import Cauchy, Distribution, Geometric, StudentT
 from kullback import KL, TotalVariation, divergence as divergence_of, kl_divergence
 from tests.oracles import end_truths
 from tests.oracles.audit import GRADIENT, INPUT, evaluate, largest, tiny
+from tests.oracles.families import log_uniform
 from tests.oracles.pairs import PAIRS
 
 TRUTHS = end_truths.load()
@@ -120,3 +122,20 @@ def test_a_sample_of_the_truths_comes_out_again() -> None:
             if not (math.isnan(x) or math.isnan(y))
         ]
         assert [x for x, _ in known] == pytest.approx([y for _, y in known], rel=1e-12, abs=1e-300)
+
+
+KUMARASWAMY = [name for name, pair in PAIRS.items() if name.startswith("Kumaraswamy|") and not pair.integral]
+
+
+@pytest.mark.parametrize("name", KUMARASWAMY)
+def test_shapes_of_kumaraswamy_down_to_1e_25(name: str) -> None:
+    """X^a is Beta(1, b): with 1 / a of 1e25, what 1 + b rounds away would be wrong by percents."""
+    pair, rng = PAIRS[name], random.Random(name)
+    rows: list[tuple[list[float], float, list[float], float]] = []
+    for _ in range(8):
+        shapes = [log_uniform(1e-25, 10, rng), log_uniform(1e-25, 10, rng)]
+        q = [0.0, 1.0] if pair.q.name == "Uniform" else pair.q.draw(rng, False)
+        if pair.valid([*shapes, *q]) and (found := end_truths.truth(pair, [*shapes, *q])) is not None:
+            rows.append(([*shapes, *q], *found))
+    parameters, values, gradients, changes = (np.array(column) for column in zip(*rows, strict=True))
+    assert not faults(name, torch.float64, (parameters, values, gradients, changes))

@@ -234,7 +234,7 @@ def kl_kumaraswamy_uniform(p: Kumaraswamy, q: Uniform) -> Tensor:
 def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) -> Tensor:
     """Return -H(X) + A(l) - l E X."""
     moments = log_moments_of(Kumaraswamy)(p)
-    mean = torch.exp(moments.mean() + moments.jensen_gap(1.0))
+    mean = torch.exp(moments.log_mean())
     return (_from_uniform(logits_of(q), mean, 1 - mean) - moments.entropy - moments.mean()).clamp(min=0)
 
 

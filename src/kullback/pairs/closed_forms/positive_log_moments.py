@@ -8,10 +8,8 @@ divergences have no large terms that cancel.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +32,14 @@ from torch.distributions import (
 )
 
 from kullback.numeric import upcast
+from kullback.pairs.closed_forms.log_moments import (
+    Exact,
+    Factor,
+    GammaProduct,
+    KumaraswamyLog,
+    LogMoments,
+    NormalLog,
+)
 from kullback.pairs.registry import closed_form
 from kullback.special import (
     EULER_GAMMA,
@@ -42,154 +48,14 @@ from kullback.special import (
     digamma,
     digamma_minus_log,
     expm1mx,
-    lgamma_bregman,
-    log1p_quotient,
+    harmonic_number,
     log_product,
     log_ratio,
     scaled_expm1mx,
     stirling_remainder,
-    trigamma,
 )
 
-__all__ = ["LogMoments", "log_moments_of"]
-
-
-@dataclass(frozen=True)
-class LogMoments(ABC):
-    """Entropy, mean, variance and Jensen gaps of log X for a positive variable X.
-
-    Where an expectation is infinite a finite number is returned: such divergences are found infinite before.
-    """
-
-    entropy: Tensor  # of log X, which is the entropy of X minus the mean of log X
-
-    @abstractmethod
-    def mean(self) -> Tensor:
-        """Return E log X."""
-
-    @abstractmethod
-    def variance(self, scale: Tensor) -> Tensor:
-        """Return the variance of log X / scale."""
-
-    @abstractmethod
-    def jensen_gap(self, k: Tensor | float) -> Tensor:
-        """Return log E X^k - k E log X, which is not negative by Jensen's inequality."""
-
-    def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E X / scale, and the variance of X / scale, which is infinite where one of them overflows."""
-        gap = self.jensen_gap(1.0)
-        log_mean, log_square = self.log_mean() - torch.log(scale), self.jensen_gap(2.0) - 2 * gap
-        large = (log_square > 700) | (log_mean > 350) | (2 * log_mean + log_square > 700)
-        mean = torch.exp(torch.where(large, 0, log_mean))
-        variance = torch.expm1(torch.where(large, 1, log_square))
-        return mean, torch.where(large, torch.inf, mean * mean * variance)
-
-    def log_power(self, k: Tensor | float) -> Tensor:
-        """Return log E X^k."""
-        return k * self.mean() + self.jensen_gap(k)
-
-    def log_mean(self) -> Tensor:
-        """Return log E X."""
-        return self.log_power(1.0)
-
-    def log_square(self) -> Tensor:
-        """Return log E X^2."""
-        return self.log_power(2.0)
-
-
-class Factor(NamedTuple):
-    """G^power for a Gamma variable G of this concentration and rate 1; with sign -1 a divisor, as in a Beta."""
-
-    concentration: Tensor
-    power: Tensor | float = 1.0
-    sign: int = 1
-
-
-class Exact(NamedTuple):
-    """E X and the variance of X / E X, each a quotient of two numbers, which may leave the range of floats."""
-
-    mean: tuple[Tensor, Tensor]
-    variance: tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class GammaProduct(LogMoments):
-    """X = e^shift times independent powers of Gamma variables."""
-
-    shift: Tensor
-    factors: tuple[Factor, ...]
-    exact: Exact | None = None
-    root: Tensor | float = 1.0  # 1 / power of all factors, up to the sign
-
-    def mean(self) -> Tensor:
-        total = self.shift
-        for a, power, sign in self.factors:
-            total = total + sign * power * digamma(a)
-        return total
-
-    def variance(self, scale: Tensor) -> Tensor:
-        trigammas = sum((sign * trigamma(a) for a, _, sign in self.factors), torch.zeros_like(self.shift))
-        relative = (torch.ones_like(scale) / scale).clamp(
-            max=1e308
-        ) / self.root  # as all powers are, up to the sign
-        return relative * trigammas * relative
-
-    def jensen_gap(self, k: Tensor | float) -> Tensor:
-        total = torch.zeros_like(self.shift)
-        for a, power, sign in self.factors:
-            step = torch.zeros_like(a) + power * k
-            finite = a + step > 0
-            step = torch.where(finite, step, 0)
-            total = total + sign * lgamma_bregman(a + torch.zeros_like(step), a + step, step)
-        return total
-
-    def log_power(self, k: Tensor | float) -> Tensor:
-        total = k * self.shift
-        for a, power, sign in self.factors:
-            step = torch.zeros_like(a) + power * k
-            small = (a < 1) & (a + step > 0)  # where E log G is large, and would cancel
-            b, c = torch.where(small, a, 1), torch.where(small, step, 0)
-            near = torch.lgamma(b + c) - torch.lgamma(b)
-            b, c = torch.where(small, 1, a), torch.where((a + step > 0) & ~small, step, 0)
-            far = lgamma_bregman(b + torch.zeros_like(c), b + c, c) + step * digamma(b)
-            total = total + sign * torch.where(small, near, far)
-        return total
-
-    def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        if self.exact is None:
-            return super().first_two(scale)
-        (dividend, divisor), (above, below) = self.exact
-        mean = dividend / scale / divisor
-        return mean, above * mean * (mean / below)
-
-    def log_mean(self) -> Tensor:
-        return super().log_mean() if self.exact is None else log_ratio(*self.exact.mean)
-
-    def log_square(self) -> Tensor:
-        near = super().log_square()
-        if self.exact is None:
-            return near
-        above, below = self.exact.variance
-        far = 2 * log_ratio(*self.exact.mean) + log1p_quotient(above, below)
-        return torch.where(above > below, near, far)
-
-
-@dataclass(frozen=True)
-class NormalLog(LogMoments):
-    """log X is Normal."""
-
-    loc: Tensor
-    scale: Tensor
-
-    def mean(self) -> Tensor:
-        return self.loc
-
-    def variance(self, scale: Tensor) -> Tensor:
-        relative = self.scale / scale
-        return relative * relative
-
-    def jensen_gap(self, k: Tensor | float) -> Tensor:
-        return (k * self.scale) ** 2 / 2
+__all__ = ["log_moments_of"]
 
 
 def _positive(x: Tensor) -> Tensor:
@@ -279,9 +145,13 @@ def _beta_entropy(a: Tensor, b: Tensor) -> Tensor:
 
 def _of_kumaraswamy(d: Kumaraswamy) -> LogMoments:
     a, b = upcast(d.concentration1), upcast(d.concentration0)
-    one = torch.ones_like(a + b)
-    factors = Factor(one, 1 / a), Factor(one + b, 1 / a, -1)
-    return GammaProduct(_beta_entropy(one, b) - torch.log(a), torch.zeros_like(one), factors, root=a)
+    small = torch.where(b < 0.5, b, 1)
+    of_power = torch.where(
+        b < 0.5,
+        1 - 1 / small - torch.log(small) + harmonic_number(small),
+        _beta_entropy(torch.ones_like(b), b),
+    )
+    return KumaraswamyLog(of_power - torch.log(a), a, b)
 
 
 def _of_fisher_snedecor(d: FisherSnedecor) -> LogMoments:
