@@ -130,7 +130,7 @@ KUMARASWAMY = [name for name, pair in PAIRS.items() if name.startswith("Kumarasw
 @pytest.mark.parametrize("name", KUMARASWAMY)
 def test_shapes_of_kumaraswamy_down_to_1e_25(name: str) -> None:
     """X^a is Beta(1, b): with 1 / a of 1e25, what 1 + b rounds away would be wrong by percents."""
-    pair, rng = PAIRS[name], random.Random(name)
+    pair, rng = PAIRS[name], random.Random(name)  # noqa: S311
     rows: list[tuple[list[float], float, list[float], float]] = []
     for _ in range(8):
         shapes = [log_uniform(1e-25, 10, rng), log_uniform(1e-25, 10, rng)]
