@@ -64,6 +64,7 @@ LAYERS = {
         {"reference", "tokens", "vectors"},
         {"formats", "reference_writer"},
         {"top_k"},
+        {"top_k_reference"},
         {"__init__"},
     ),
     "kullback.kernels": (

@@ -1,4 +1,4 @@
-"""The command ``kullback convert``: predictions as a base file of llama.cpp."""
+"""The command ``kullback convert``: predictions as a base file of llama.cpp, top classes as a reference file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.errors import ArgumentValueError
@@ -26,14 +27,12 @@ BLOCK_BYTES = 16 * 1024 * 1024
 
 @click.command()
 @click.argument("source", metavar="SRC", type=FILE)
-@click.argument("target", metavar="DST.kld", type=FILE)
+@click.argument("target", metavar="DST", type=FILE)
 @click.option("--as", "representation", type=REPRESENTATIONS, help="What the numbers in SRC are.")
 @click.option("--key", help="The array to read where SRC holds several.")
-@click.option(
-    "--tokens", required=True, type=FILE, help="A file with the tokens of all windows, one after the other."
-)
+@click.option("--tokens", type=FILE, help="A file with the tokens of all windows, one after the other.")
 @click.option("--tokens-key", help="The name of the tokens in their file.")
-@click.option("--n-ctx", required=True, type=click.IntRange(3), help="The number of tokens in a window.")
+@click.option("--n-ctx", type=click.IntRange(3), help="The number of tokens in a window.")
 @click.option(
     "--all-positions",
     is_flag=True,
@@ -46,23 +45,47 @@ BLOCK_BYTES = 16 * 1024 * 1024
     show_default=True,
     help="Nats below a row's largest that are kept: 16 for llama.cpp, 24 for ik_llama.cpp.",
 )
+@click.option(
+    "--classes",
+    type=click.IntRange(2),
+    help="For a .klref: the number of all classes, where SRC does not tell.",
+)
 @NO_PROGRESS
+@click.pass_context
 def convert(
+    context: click.Context,
     source: Path,
     target: Path,
     *,
     representation: RepresentationName | None,
     key: str | None,
-    tokens: Path,
+    tokens: Path | None,
     tokens_key: str | None,
-    n_ctx: int,
+    n_ctx: int | None,
     all_positions: bool,
     floor: float,
+    classes: int | None,
     no_progress: bool,
 ) -> None:
-    """Write the predictions in SRC as a base file for llama-perplexity --kl-divergence, so that a GGUF model can be
-    compared with them.
+    """Write the predictions in SRC as another kind of file.
+
+    To DST.kld: rows of predictions as a base file for llama-perplexity --kl-divergence, so that a GGUF model can be
+    compared with them; --tokens and --n-ctx say which tokens they are of.
+
+    To DST.klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
+    llama-server, TRL, DistillKit and others) as a reference file, the base of kullback compare.
     """
+    if target.suffix == ".klref":
+        _refuse_options(
+            context, ("representation", "tokens", "tokens_key", "n_ctx", "all_positions", "floor"), ".kld"
+        )
+        _write_reference(source, target, key, classes, no_progress)
+        return
+    _refuse_options(context, ("classes",), ".klref")
+    if tokens is None or n_ctx is None:
+        raise click.UsageError(
+            "wanted --tokens FILE and --n-ctx N, which a base file of llama.cpp needs, or a target that ends in .klref"
+        )
     from kullback.io import open_rows, read_labels, write_llama_base
 
     for path, name in ((source, "SRC"), (tokens, "--tokens")):
@@ -82,6 +105,31 @@ def convert(
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         write_llama_base(target, held, blocks, n_ctx=n_ctx, floor=floor)
+
+
+def _refuse_options(context: click.Context, names: tuple[str, ...], extension: str) -> None:
+    """Refuse options that only mean something for targets of another extension."""
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(each.opts[0] for each in context.command.params if each.name == name)
+            raise click.UsageError(f"{option} goes with a target that ends in {extension}; leave it out")
+
+
+def _write_reference(
+    source: Path, target: Path, key: str | None, classes: int | None, no_progress: bool
+) -> None:
+    from kullback.io import open_top_k, write_top_k_reference
+
+    check_input(source, "SRC")
+    refuse_overwriting([target], [source])
+    check_writable(target)
+    with (
+        open_top_k(source, key=key, classes=classes, name="SRC") as opened,
+        progress_bar("rows", show=not no_progress, patience=0) as progress,
+    ):
+        notes = write_top_k_reference(opened, target, progress=progress)
+    for note in notes:
+        click.echo(note, err=True)
 
 
 def _log_weights(

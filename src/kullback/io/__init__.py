@@ -37,6 +37,7 @@ from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.rows import RowSource, paired_blocks
 from kullback.io.tokens import read_tokens
 from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
+from kullback.io.top_k_reference import write_top_k_reference
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.io.windows import Windows
 from kullback.words import REPRESENTATION_NAMES, RepresentationName
@@ -62,4 +63,5 @@ __all__ = [
     "read_labels",
     "read_tokens",
     "write_llama_base",
+    "write_top_k_reference",
 ]

@@ -1,0 +1,183 @@
+"""Top-k log-probabilities, as servers return them, as a reference file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kullback.io.reference import MASS_TOLERANCE, ReferenceBlock
+from kullback.io.reference_writer import ReferenceWriter
+from kullback.io.windows import Windows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from os import PathLike
+
+    from kullback.io.top_k import TopKBlock, TopKSource
+
+__all__ = ["write_top_k_reference"]
+
+
+def write_top_k_reference(
+    source: TopKSource,
+    path: str | PathLike[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> list[str]:
+    """Write top-k log-probabilities as a reference file.
+
+    Each sequence becomes a window. A position is scored where the log-probability of its token is known. Of each row
+    the most probable classes are kept, as many as every row lists, and the mass of all others; nothing is drawn from
+    these, so that the file gives bounds of a divergence and no estimate.
+
+    Arguments:
+        source: the open file, of which the sequences' tokens and the number of classes are known.
+        path: the file to write, by custom with the extension ``.klref``.
+        metadata: what else to store, text by name, such as ``{"model": "llama-3-8b"}``.
+        progress: called with the number of rows written and that of all.
+
+    Returns:
+        remarks on the file, as sentences.
+
+    Raises:
+        FileError: the tokens, the number of classes, or the mass outside the list are not known, or the probabilities
+            of a row do not sum to 1; or the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile, kullback.io
+        >>> entries = {"8": {"logprob": -0.5}, "3": {"logprob": -1.5}}
+        >>> response = {"prompt_logprobs": [None, entries], "prompt_token_ids": [3, 8]}
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "base.klref"
+        >>> with kullback.io.open_top_k(response, classes=10) as source:
+        ...     notes = kullback.io.write_top_k_reference(source, path)
+        >>> with kullback.io.Reference(path) as reference:
+        ...     reference.read(0, 1).top_indices
+        tensor([[8, 3]], dtype=torch.int32)
+    """
+    if source.classes is None:
+        raise source.ref.error(
+            wanted="the number of all classes",
+            got="a file without it",
+            instead="classes=128256 (--classes 128256)",
+        )
+    if source.tail != "bucket":
+        raise source.ref.error(
+            wanted="the mass outside the listed classes",
+            got="logits of the listed classes alone",
+            instead="store log-probabilities among all classes",
+        )
+    lists = _Lists()
+    for block in source.blocks():
+        lists.add(block)
+    if not lists.scored:
+        raise source.ref.error(
+            wanted="positions of which the token and its log-probability are known",
+            got="none",
+            instead="store the log-probabilities of the prompt's own tokens too",
+        )
+    windows = _windows(source, lists)
+    top = lists.top()
+    notes = list(source.caveats())
+    if lists.unscored:
+        notes.append(
+            f"{lists.unscored:,} of {lists.unscored + lists.scored:,} positions are not scored: the log-probability "
+            "of their token is not known."
+        )
+    writer = ReferenceWriter(path, windows, top=top, tail_draws=0, metadata=metadata)
+    with writer:
+        for block in source.blocks():
+            known = _known(block)
+            if bool(known.any()):
+                writer.add_block(_summary(block, known, top, writer.written, source))
+            if progress is not None:
+                progress(writer.written, windows.rows)
+    return notes + writer.notes
+
+
+class _Lists:
+    """How many classes the rows list, and which are scored, from a first pass."""
+
+    def __init__(self) -> None:
+        self.scored = self.unscored = 0
+        self.counts: list[tuple[Tensor, Tensor]] = []
+        self.places: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, block: TopKBlock) -> None:
+        known = _known(block)
+        self.scored += int(known.sum())
+        self.unscored += int((~known).sum())
+        kept = block.log_probs[known]
+        least = torch.where(kept == -torch.inf, torch.inf, kept).amin(-1)
+        label_is_least = block.label_log_probs[known] <= least
+        self.counts.append((block.counts[known], label_is_least))
+        self.places.append((block.sequences[known], block.positions[known]))
+
+    def top(self) -> int:
+        """Return how many classes every row lists because they are its most probable.
+
+        A server adds the token itself to its list where that is not among them.
+        """
+        counts, label_is_least = (torch.cat(x) for x in zip(*self.counts, strict=True))
+        others = counts[~label_is_least]
+        listed = int(others.max()) if len(others) else int(counts.min()) - 1
+        return max(1, int((counts - (label_is_least & (counts > listed)).long()).min()))
+
+
+def _known(block: TopKBlock) -> Tensor:
+    """Tell which positions have a token with a log-probability, and are not the first of their sequence."""
+    return (block.labels >= 0) & ~block.label_log_probs.isnan() & (block.positions > 0)
+
+
+def _windows(source: TopKSource, lists: _Lists) -> Windows:
+    """Return the sequences as windows, scored where a row is known."""
+    sequences, positions = (torch.cat(x) for x in zip(*lists.places, strict=True))
+    tokens: list[Tensor] = []
+    scored: list[Tensor] = []
+    for number, held in enumerate(source.token_ids()):
+        if held is None:
+            raise source.ref.error(
+                wanted="all tokens of each sequence",
+                got=f"sequence {number} without them",
+                instead="store the prompt's token ids too",
+            )
+        mask = torch.zeros(len(held), dtype=torch.bool)
+        mask[positions[sequences == number]] = True
+        tokens.append(held)
+        scored.append(mask)
+    lengths = torch.tensor([0, *(len(x) for x in tokens)])
+    return Windows(torch.cat(tokens), lengths.cumsum(0), torch.cat(scored))
+
+
+def _summary(block: TopKBlock, known: Tensor, top: int, start: int, source: TopKSource) -> ReferenceBlock:
+    """Return the rows of a block as a reference file keeps them."""
+    # Sorted by class, then, stably, by log-probability: of equal ones the lowest first.
+    indices, order = block.indices[known].sort(dim=-1)
+    log_probs = block.log_probs[known].double().gather(-1, order)
+    log_probs, order = log_probs.sort(dim=-1, descending=True, stable=True)
+    indices = indices.gather(-1, order)
+    outside = torch.cat([log_probs[:, top:], block.log_tail[known, None]], -1).logsumexp(-1)
+    total = log_probs[:, :top].exp().sum(-1) + outside.exp()
+    wrong = ~((total - 1).abs() <= MASS_TOLERANCE)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise source.ref.error(
+            wanted=f"probabilities that sum to 1 within {MASS_TOLERANCE:g}",
+            got=f"{float(total[row]):.6g} in scored row {start + row}",
+            instead="store log-probabilities in float32",
+        )
+    classes = source.classes or 0
+    return ReferenceBlock(
+        start=start,
+        classes=classes,
+        labels=block.labels[known],
+        top_indices=indices[:, :top].int(),
+        top_log_probs=log_probs[:, :top].float(),
+        tail_indices=torch.zeros(len(indices), 0, dtype=torch.int32),
+        tail_log_probs=torch.zeros(len(indices), 0),
+        tail_log_mass=outside.clamp(max=0).float(),
+        label_log_probs=block.label_log_probs[known].clamp(max=0).float(),
+        support_sizes=torch.zeros(len(indices), dtype=torch.int32),
+    )
