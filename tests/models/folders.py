@@ -41,6 +41,12 @@ def padded() -> Path:
 
 
 @cache
+def unpadded() -> Path:
+    """The base without the classes that stand for no token."""
+    return _with_head(base(), root() / "unpadded", lambda weight: weight[:500].clone())
+
+
+@cache
 def shuffled() -> Path:
     """The base with the classes of its tokens in another order."""
     folder = _with_head(base(), root() / "shuffled", _shuffle)

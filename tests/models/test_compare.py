@@ -259,6 +259,22 @@ def test_classes_that_stand_for_no_token_are_one_class() -> None:
     assert any("lower bound" in note for note in candidate.comparison.notes)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_padding_of_one_side_alone_is_left_out(swapped: bool) -> None:
+    folder_p, folder_q = folders.int8(), folders.unpadded()
+    if swapped:
+        folder_p, folder_q = folder_q, folder_p
+    found = compare_models(folder_p, folder_q, words(), context=CONTEXT)
+    candidate = found.candidates[0]
+    windows = torch.from_numpy(windows_by_hand(folders.base(), words(), CONTEXT))
+    scored = slice(CONTEXT // 2, CONTEXT - 1)
+    p, q = (log_softmax(logits_of(folder, windows)[:, scored, :500]) for folder in (folder_p, folder_q))
+    for name, a, b in (("kl_pq", p, q), ("kl_qp", q, p)):
+        truth = (np.exp(a) * (a - b)).sum(-1).mean()
+        assert candidate.comparison.divergences[name].mean == pytest.approx(truth, rel=1e-4)
+    assert any("12 classes that stand for no token" in note for note in candidate.comparison.notes)
+
+
 def test_tokens_in_another_order_are_matched_by_their_bytes() -> None:
     found = compare_models(folders.base(), folders.shuffled(), words(), context=CONTEXT)
     candidate = found.candidates[0]

@@ -159,6 +159,11 @@ class DensePairing(Pairing):
 
 
 def _note_on_classes(shared: SharedClasses) -> str:
+    if shared.padding:
+        return (
+            f"{shared.padding:,} classes that stand for no token, which only one of P and Q has, are left out: the "
+            "probabilities of the tokens are taken among the tokens."
+        )
     if shared.classes == len(shared.p):
         return "The classes of P and Q are in another order; they are matched by the bytes of their tokens."
     return (

@@ -84,12 +84,14 @@ class SharedClasses:
         q: the same tokens in Q's numbers.
         others_p: P's classes that Q lacks.
         others_q: Q's classes that P lacks.
+        padding: how many classes that stand for no token are left out of the rows, because only one side has such.
     """
 
     p: Tensor
     q: Tensor
     others_p: Tensor
     others_q: Tensor
+    padding: int = 0
 
     @property
     def classes(self) -> int:
@@ -125,7 +127,8 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
     Arguments:
         p: P's vocabulary.
         q: Q's.
-        classes: the number of classes of P's and Q's logits; classes beyond a vocabulary stand for no token.
+        classes: the number of classes of P's and Q's logits; classes beyond a vocabulary stand for no token. Where
+            only one side has such classes and the rest are the same, these are left out.
 
     Returns:
         the shared classes; None where both have the same tokens in the same places, so that nothing is to be mapped.
@@ -144,7 +147,20 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
         torch.tensor(list(side), dtype=torch.int64)
         for side in (zip(*pairs, strict=True) if pairs else ((), ()))
     )
-    return SharedClasses(of_p, of_q, _rest(classes[0], of_p), _rest(classes[1], of_q))
+    others_p, others_q = _rest(classes[0], of_p), _rest(classes[1], of_q)
+    # A side without other classes would have no mass where the other has a trace of it: infinite for all models.
+    if (
+        not (len(others_p) and len(others_q))
+        and _stand_for_none(p, others_p)
+        and _stand_for_none(q, others_q)
+    ):
+        none = others_p[:0]
+        return SharedClasses(of_p, of_q, none, none, len(others_p) + len(others_q))
+    return SharedClasses(of_p, of_q, others_p, others_q)
+
+
+def _stand_for_none(vocabulary: Vocabulary, classes: Tensor) -> bool:
+    return all(index >= len(vocabulary) or vocabulary[index] is None for index in classes.tolist())
 
 
 def _numbered(vocabulary: Vocabulary) -> list[tuple[int, tuple[Token, int]]]:
