@@ -63,6 +63,25 @@ process of its own (`python benchmarks/compare_memory.py`) on {cores} cores, Pyt
 The memory does not depend on the length of the files; what else ran on the machine is in the time.
 """
 
+MODELS = """\
+## Comparing models
+
+Two random models of the shape of Llama-3.2-1B ({layers} layers, hidden size {hidden}, {classes:,} classes, float32)
+over {windows} window of {context} tokens, half of them scored (`python benchmarks/compare_models.py`): seconds of the
+processor, medians of runs in turns on {machine[cores]} cores, Python {machine[python]}, torch {machine[torch]}.
+
+| | |
+|---|---|
+| both models alone | {seconds[alone]:.1f} s |
+| `compare_models` | {seconds[compare]:.1f} s, {compare_over_alone:.2f} × |
+| memory beyond both models alone | {compare_beyond_alone_mib:.0f} MiB |
+| `record_reference` of one, in times of that model alone | {record_over_half_alone:.2f} × |
+| reference file | {reference[bytes_per_row]:.0f} bytes a scored token, read at {reference[mb_per_second]:.0f} MB/s |
+
+What the comparison adds is a fixed time for each scored token, about 5 ms on one core, whatever the models' size:
+beside smaller models it weighs more.
+"""
+
 
 def load(folder: Path) -> dict[str, Result]:
     """The results in a folder by the name of their benchmark."""
@@ -80,9 +99,10 @@ def page(folder: Path) -> str:
     if known:
         parts.append(targets(judge([documents[name] for name in known])))
     parts += [section(name, documents[name]) for name in known]
-    compare = folder / "compare_memory.json"
-    if compare.exists():
-        parts.append(MEMORY.format(**json.loads(compare.read_text())))
+    for name, text in (("compare_models", MODELS), ("compare_memory", MEMORY)):
+        measured = folder / f"{name}.json"
+        if measured.exists():
+            parts.append(text.format(**json.loads(measured.read_text())))
     return "\n".join(parts)
 
 

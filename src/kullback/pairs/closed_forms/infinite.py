@@ -82,7 +82,12 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
         return None
     if types[0] is Poisson and not (can_inspect(first) and first.numel() and bool(first.amin() > 0)):
         return None
-    if can_inspect(first) and any(bool(x.isnan().any()) for x in parameters):
+    # Parameters that torch has checked are no NaN.
+    if (
+        not (p._validate_args and q._validate_args)  # noqa: SLF001 - torch has no public name for it
+        and can_inspect(first)
+        and any(bool(x.isnan().any()) for x in parameters)
+    ):
         return None
     value = torch.full_like(first, torch.inf, requires_grad=False)
     if torch.is_grad_enabled():
