@@ -181,18 +181,28 @@ def unlike_all(place: Rank, **options: Any) -> str:
     return error_of({"student": q, "teacher": teacher, "group": place.group, **options})
 
 
-def second_derivative(place: Rank) -> str:
+def second_derivatives(place: Rank) -> list[str]:
+    """The errors where a gradient is asked for that can itself be differentiated: of rows, a top-k and heads."""
     student, teacher = plain()
     q = place.cut(student.requires_grad_(), even(CLASSES, place.size))
-    loss = distillation_loss(
-        student=q, teacher=place.cut(teacher, even(CLASSES, place.size)), group=place.group
-    )
-    try:
-        (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
-        gradient.sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return "none"
+    p = place.cut(teacher.requires_grad_(), late(CLASSES, place.size))
+    made = {name: x.requires_grad_() for name, x in tensors().items()}
+    for name in ("student_weight", "student_bias", "teacher_weight", "teacher_bias"):
+        made[name] = place.cut(made[name], even(CLASSES, place.size), 0)
+    group = place.group
+    known = top_k("zero", teacher.detach().log_softmax(-1))
+    found: list[str] = []
+    for loss, leaf in (
+        (distillation_loss(student=q, teacher=p, group=group), q),
+        (distillation_loss(student=q.detach(), teacher=p, group=group), p),
+        (distillation_loss(student=q, teacher=known, group=group), q),
+        (linear_distillation_loss(**made, group=group), made["student"]),  # pyright: ignore[reportArgumentType]
+    ):
+        try:
+            torch.autograd.grad(loss, leaf, create_graph=True)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            found.append(f"{type(error).__name__}: {error}")
+    return found
 
 
 class Odd(Divergence):
@@ -219,7 +229,7 @@ CASES: dict[str, Any] = {
     "dtensors": whole_or_dtensor,
     "dtensor heads": dtensor_heads,
     "in place": in_place,
-    "second derivative": second_derivative,
+    "second derivatives": second_derivatives,
     "whole teacher": unlike_all,
     "too many classes": lambda place: unlike_all(place, classes=12),
     "no sum": lambda place: unlike_all(
@@ -338,7 +348,9 @@ def test_other_errors_say_what_to_write(results, size):
         assert parts[rank].shape[-1] == stop - start
     assert all("classes=11" in text for text in results["too many classes", size])
     assert all("wanted with sharded classes a divergence that is a sum" in x for x in results["no sum", size])
-    assert all("once_differentiable" in text for text in results["second derivative", size])
+    for texts in results["second derivatives", size]:
+        assert len(texts) == 4
+        assert all("wanted first derivatives alone" in text for text in texts)
 
 
 @pytest.mark.parametrize("size", SIZES)

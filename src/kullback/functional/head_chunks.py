@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
 from kullback.generators import Divergence
 from kullback.kernels import row_divergence, value_and_gradient
 from kullback.numeric import accurate_dtype
+from kullback.parallel.ranks import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.representations import Logits, can_inspect
 
@@ -302,8 +302,9 @@ class FusedTotal(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), ready, tensors = grads, ctx.gradients, ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
+        if ctx.spec.shards is not None:
+            check_first_derivative(ctx.spec.shards.ranks, grad)
         if torch.is_grad_enabled() or not can_inspect(grad):
-            _refuse_sharded(ctx.spec)
             return None, None, *_through_whole_logits(ctx.spec.reference_total, tensors, wanted, grad)
         if ready is None:
             _, ready = sweep(ctx.spec, tensors, ctx.spec.row_weights(tensors[0], grad), wanted)
@@ -327,8 +328,9 @@ class FusedRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), tensors, spec = grads, ctx.saved_tensors, ctx.spec
         wanted = ctx.needs_input_grad[1:]
+        if spec.shards is not None:
+            check_first_derivative(spec.shards.ranks, grad)
         if torch.is_grad_enabled() or not can_inspect(grad):
-            _refuse_sharded(spec)
             excluded = spec.excluded(tensors[0])
             return None, *_through_whole_logits(
                 lambda aliases: spec.reference_rows(aliases, excluded), tensors, wanted, grad
@@ -347,17 +349,6 @@ def _over_ranks(
             if part is not None:
                 gradients[i] = spec.shards.ranks.sum(part).to(tensors[i].dtype)
     return gradients
-
-
-def _refuse_sharded(spec: HeadSpec) -> None:
-    if spec.shards is not None:
-        raise invalid_value(
-            spec.shards.ranks.call,
-            "group",
-            wanted="first derivatives alone, of one backward pass at a time",
-            got="a backward pass that is to be differentiated, or one in batches",
-            instead="loss.backward() or torch.autograd.grad(loss, inputs), without create_graph=True",
-        )
 
 
 def _through_whole_logits(

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from kullback.errors import KullbackError, invalid_type, invalid_value
 from kullback.numeric import accurate_dtype
+from kullback.representations import can_inspect
 
-__all__ = ["Ranks", "agree", "pattern", "stacked"]
+__all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
 
 
 class Ranks:
@@ -126,6 +127,18 @@ def agree(
                 instead="the same arguments on every rank, each with its own shard of the classes",
             )
     return dict(zip(own, table[1 + len(same) :], strict=True))
+
+
+def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
+    """Raise where a backward pass is to be differentiated itself, or runs in batches."""
+    if torch.is_grad_enabled() or not can_inspect(grad):
+        raise invalid_value(
+            ranks.call,
+            "group",
+            wanted="first derivatives alone, of one backward pass at a time",
+            got="a backward pass that is to be differentiated, or one in batches",
+            instead="loss.backward() or torch.autograd.grad(loss, inputs), without create_graph=True",
+        )
 
 
 def _number(value: object) -> Any:

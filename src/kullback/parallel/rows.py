@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kullback.generators import Divergence, FinitePair
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.numeric import upcast
 from kullback.parallel.combine import Merged, RowSums, Rule, rule_of
-from kullback.parallel.ranks import Ranks
+from kullback.parallel.ranks import Ranks, check_first_derivative
 
 __all__ = ["ShardedRows", "blocks", "log_sums", "merged_log_sums"]
 
@@ -161,8 +160,8 @@ class _ShardedDivergence(torch.autograd.Function):
         return ctx.state.merged.values.to(dtype)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        check_first_derivative(ctx.rows.ranks, grads[0])
         p, q = ctx.saved_tensors
         inplace = ctx.inplace and not may_overlap_itself(q)
         weights = upcast(grads[0])

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kullback.numeric import upcast
-from kullback.parallel.ranks import Ranks
+from kullback.parallel.ranks import Ranks, check_first_derivative
 from kullback.parallel.rows import blocks, log_sums, merged_log_sums
 
 __all__ = ["Shard"]
@@ -67,13 +66,13 @@ class _SelectedLogits(torch.autograd.Function):
         ranks.sum(found)
         rest = merged_log_sums(ranks.gather(log_sums(logits, temperature, left_out)))
         log_rest = (rest.peak + torch.log(rest.total)).unsqueeze(-1)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.ranks = temperature, ranks
         ctx.save_for_backward(logits, inside, left_out, log_rest)
         return torch.cat([found, log_rest], -1)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        check_first_derivative(ctx.ranks, grads[0])
         logits, *others = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for block in blocks(logits):

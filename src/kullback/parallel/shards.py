@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.parallel.ranks import Ranks
+from kullback.parallel.ranks import Ranks, check_first_derivative
 
 __all__ = ["Ranges", "Sides", "is_dtensor", "local_shard", "mesh_group", "whole_on_every_rank"]
 
@@ -31,7 +30,7 @@ def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
         ArgumentValueError: no mesh dimension shards it, more than one does, or another dimension is sharded as well.
     """
     placements = x.placements
-    sharding = [i for i, p in enumerate(placements) if p.is_shard(dim) or p.is_shard(dim - x.ndim)]
+    sharding = [i for i, p in enumerate(placements) if p.is_shard() and p.dim % x.ndim == dim % x.ndim]
     others = [p for i, p in enumerate(placements) if i not in sharding and not p.is_replicate()]
     if len(sharding) != 1 or others:
         raise invalid_value(
@@ -197,9 +196,9 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(x, ranks, have, want, dim)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         ranks, have, want, dim = ctx.arguments
+        check_first_derivative(ranks, grads[0])
         return _exchanged(grads[0], ranks, want, have, dim), None, None, None, None
 
 
