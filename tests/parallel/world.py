@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -56,6 +57,7 @@ def _work(rank: int, names: list[str], folder: Path) -> None:
     from tests.parallel.cases import CASES
 
     torch.set_num_threads(1)
+    os.environ["KULLBACK_TEST_FOLDER"] = str(folder)  # where cases may write
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'rendezvous'}",
