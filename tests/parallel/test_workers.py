@@ -224,7 +224,7 @@ def test_a_worker_that_fails_ends_all_in_one_line(tmp_path, how):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-            )  # fmt: skip
+            )
         )
     try:
         errors = [process.communicate(timeout=SECONDS)[1] for process in started]
