@@ -1,7 +1,7 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
-Plain torch, in float64 (float32 on devices without it) over blocks of rows, as `kernels.reference`: each rank computes
-masses of its own classes, and a few numbers a row travel.
+Each rank computes masses of its own classes, and a few numbers a row travel. The arithmetic is in float64 (float32 on
+devices without it) over blocks of rows: by the native kernels where they serve, else in plain torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torch import Tensor
 from kullback.generators import Divergence, FinitePair
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.numeric import upcast
+from kullback.parallel import native_rows
 from kullback.parallel.combine import Merged, RowSums, Rule, rule_of
+from kullback.parallel.native_rows import Normalizer
 from kullback.parallel.ranks import Ranks, check_first_derivative
 
 __all__ = ["ShardedRows", "blocks", "log_sums", "merged_log_sums"]
@@ -23,18 +25,6 @@ __all__ = ["ShardedRows", "blocks", "log_sums", "merged_log_sums"]
 # Elements in a block, so that temporaries stay small; GPUs need larger blocks.
 _BLOCK = {"cpu": 1 << 17}
 _LARGE_BLOCK = 1 << 24
-
-
-class Normalizer(NamedTuple):
-    """What normalizes the rows of a side, over the classes of all ranks: the log of the sum is peak + log(total)."""
-
-    peak: Tensor
-    total: Tensor
-    owner: Tensor  # the rank that has the first class with the most mass
-
-    def block(self, rows: slice) -> Normalizer:
-        """Return the same of some rows."""
-        return Normalizer(self.peak[rows], self.total[rows], self.owner[rows])
 
 
 class State(NamedTuple):
@@ -85,13 +75,17 @@ class ShardedRows(NamedTuple):
     def sweep(self, p: Tensor, q: Tensor, needed: tuple[bool, bool]) -> State:
         """Compute the values, and what the gradients by the sides needed take: two collectives."""
         gathered = self.ranks.gather(torch.cat([log_sums(x, self.temperature) for x in (p, q)], -1))
-        normalizers = merged_log_sums(gathered[..., :2]), merged_log_sums(gathered[..., 2:])
+        rank = self.ranks.rank
+        normalizers = merged_log_sums(gathered[..., :2], rank), merged_log_sums(gathered[..., 2:], rank)
         rule = self._rule()
-        parts: list[Tensor] = []
-        for block in blocks(p):
-            pair, tops = self._pair(p, q, normalizers, block, needed)
-            parts.append(rule.local(pair, tops))
-        local = torch.cat(parts)
+        if native_rows.serves(rule.kind, p, q):
+            local = native_rows.local_numbers(rule.kind, p, q, normalizers, needed, self.temperature)
+        else:
+            parts: list[Tensor] = []
+            for block in blocks(p):
+                pair, tops = self._pair(p, q, normalizers, block, needed)
+                parts.append(rule.local(pair, tops))
+            local = torch.cat(parts)
         numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
         return State(*normalizers, rule.merge(numbers, needed))
 
@@ -111,6 +105,11 @@ class ShardedRows(NamedTuple):
             for x, want, over in zip((p, q), wanted, inplace, strict=True)
         ]
         if not any(wanted):
+            return results
+        if native_rows.serves(rule.kind, p, q):
+            native_rows.add_gradients(
+                rule.kind, p, q, (state.p, state.q), state.merged, weights, results, self.temperature
+            )
             return results
         for block in blocks(p):
             pair, tops = self._pair(p, q, state, block, wanted)
@@ -198,15 +197,16 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
     return torch.cat(results)
 
 
-def merged_log_sums(gathered: Tensor) -> Normalizer:
-    """Merge what `log_sums` returned on each rank, shape (ranks, rows, 2)."""
+def merged_log_sums(gathered: Tensor, rank: int) -> Normalizer:
+    """Merge what `log_sums` returned on each rank, shape (ranks, rows, 2); `rank` is this one."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     places = torch.arange(peaks.shape[0], device=peaks.device).unsqueeze(-1)
     owner = torch.where(peaks == largest, places, peaks.shape[0]).amin(0)
     peak = _subtractable(largest)
     shares = torch.where(peaks == -torch.inf, 0, sums * torch.exp(_subtractable(peaks) - peak))
-    return Normalizer(peak, shares.sum(0), owner)
+    total = shares.sum(0)
+    return Normalizer(peak, total, owner, shares[rank] / total)
 
 
 def _subtractable(peak: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class _SelectedLogits(torch.autograd.Function):
                 here[block], upcast(accurate.gather(-1, inside[block])) / temperature, 0
             )
         ranks.sum(found)
-        rest = merged_log_sums(ranks.gather(log_sums(logits, temperature, left_out)))
+        rest = merged_log_sums(ranks.gather(log_sums(logits, temperature, left_out)), ranks.rank)
         log_rest = (rest.peak + torch.log(rest.total)).unsqueeze(-1)
         ctx.temperature, ctx.ranks = temperature, ranks
         ctx.save_for_backward(logits, inside, left_out, log_rest)
