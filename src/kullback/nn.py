@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide
-from kullback.functional.positions import Vocabulary, check_kind, check_temperature, check_vocabulary
+from kullback.functional.positions import (
+    Vocabulary,
+    check_classes,
+    check_kind,
+    check_temperature,
+    check_vocabulary,
+)
 from kullback.functional.sampled_tail import SampledTail
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag
 from kullback.reduction import Reduction, check_reduction
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
 
@@ -79,6 +90,8 @@ class DistillationLoss(torch.nn.Module):
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
         inplace_backward: let the backward pass overwrite the student's logits with their gradient.
+        group: the process group over which the classes are sharded.
+        classes: the number of classes, if those beyond are padding.
 
     Returns:
         Called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
@@ -110,12 +123,15 @@ class DistillationLoss(torch.nn.Module):
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
         inplace_backward: bool = False,
+        group: ProcessGroup | None = None,
+        classes: int | None = None,
     ) -> None:
         super().__init__()
         check_kind("DistillationLoss", kind)
         check_temperature("DistillationLoss", temperature)
         check_reduction("DistillationLoss", reduction)
         check_vocabulary("DistillationLoss", vocabulary)
+        check_classes("DistillationLoss", classes)
         check_flag("DistillationLoss", "temperature_squared", temperature_squared)
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
         self.kind = kind
@@ -125,6 +141,8 @@ class DistillationLoss(torch.nn.Module):
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
         self.inplace_backward = inplace_backward
+        self.group = group
+        self.classes = classes
 
     def extra_repr(self) -> str:
         """Show what the loss was made with."""
@@ -155,6 +173,8 @@ class DistillationLoss(torch.nn.Module):
             normalizer=normalizer,
             vocabulary=self.vocabulary,
             inplace_backward=self.inplace_backward,
+            group=self.group,
+            classes=self.classes,
         )
 
 
@@ -178,6 +198,8 @@ class LinearDistillationLoss(torch.nn.Module):
         logit_scale: what the products are multiplied by before the cap; a pair is (student's, teacher's).
         chunk_bytes: what the logits of a chunk of positions may take; left out, it is chosen.
         float32_logits: keep the logits of half-precision heads in float32.
+        group: the process group over which the classes are sharded.
+        classes: the number of classes, if those beyond are padding.
 
     Returns:
         Called with ``student=``, ``student_weight=``, ``teacher=`` and ``teacher_weight=``, and optionally
@@ -214,12 +236,15 @@ class LinearDistillationLoss(torch.nn.Module):
         logit_scale: EachSide = 1.0,
         chunk_bytes: int | None = None,
         float32_logits: bool = False,
+        group: ProcessGroup | None = None,
+        classes: int | None = None,
     ) -> None:
         super().__init__()
         check_kind("LinearDistillationLoss", kind)
         check_temperature("LinearDistillationLoss", temperature)
         check_reduction("LinearDistillationLoss", reduction)
         check_vocabulary("LinearDistillationLoss", vocabulary)
+        check_classes("LinearDistillationLoss", classes)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
         self.kind = kind
@@ -232,6 +257,8 @@ class LinearDistillationLoss(torch.nn.Module):
         self.logit_scale: EachSide = logit_scale
         self.chunk_bytes = chunk_bytes
         self.float32_logits = float32_logits
+        self.group = group
+        self.classes = classes
 
     def extra_repr(self) -> str:
         """Show what the loss was made with."""
@@ -273,4 +300,6 @@ class LinearDistillationLoss(torch.nn.Module):
             vocabulary=self.vocabulary,
             chunk_bytes=self.chunk_bytes,
             float32_logits=self.float32_logits,
+            group=self.group,
+            classes=self.classes,
         )

@@ -10,8 +10,13 @@ from types import FrameType
 __all__ = ["main"]
 
 
-def main() -> None:
-    """Run the command with the arguments of this process, or say what to install for it."""
+def main(*, may_have_workers: bool = False) -> None:
+    """Run the command with the arguments of this process, or say what to install for it.
+
+    Arguments:
+        may_have_workers: whether this is one of the processes that torchrun started, if it did start some. The script
+            `kullback` never is: a process that torchrun started may call it.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character of a name
@@ -25,7 +30,7 @@ def main() -> None:
             raise
         sys.stderr.write(f"kullback: {error.name} is not installed. Run: pip install click rich\n")
         sys.exit(2)
-    kullback(prog_name="kullback")
+    kullback(prog_name="kullback", obj=may_have_workers)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

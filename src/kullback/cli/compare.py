@@ -200,7 +200,8 @@ def compare(
     Models (--text): folders of Hugging Face models and .gguf files; of several Q each is compared with P. Predictions:
     npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one distribution over the
     classes in each row. Tables (--as table): parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit
-    status is 1 if a gate fails and 2 on an error.
+    status is 1 if a gate fails and 2 on an error. Several processes share the rows of predictions by
+    torchrun --nproc-per-node N -m kullback compare ...
     """
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
     of_models = {name: settings.pop(name) for name in OF_MODELS}
@@ -208,7 +209,9 @@ def compare(
     outputs = Outputs(json_path, html_path, markdown_path)
     llama_cpp = "like" if like else "format" if lines == LLAMA_CPP else None
     gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
+    is_worker = ctx.obj is True
     if representation == TABLE:
+        _refuse_workers(is_worker, "tables")
         _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS), TABLE)
         cluster = settings["cluster"]
         table_gates = [parse_table_gate(text, side) for side, text in limits]
@@ -226,6 +229,7 @@ def compare(
         )
     elif of_models["text"] is not None or _names_model((p, *others), hub=of_models["hub"]):
         _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster"), "models")
+        _refuse_workers(is_worker, "models")
         from kullback.cli.models import run_model_comparison
 
         failures = run_model_comparison(
@@ -255,9 +259,23 @@ def compare(
             seed=seed,
             show_progress=not no_progress,
             llama_cpp=llama_cpp,
+            is_worker=is_worker,
             **settings,
         )
     finish(failures)
+
+
+def _refuse_workers(is_worker: bool, compared: str) -> None:
+    """Refuse several processes where they would all do the same."""
+    if not is_worker:
+        return
+    from kullback.parallel.workers import worker_count
+
+    if worker_count() > 1:
+        raise ArgumentValueError(
+            f"torchrun started {worker_count()} workers, which share the rows of predictions; {compared} are compared "
+            "by one process: kullback compare ..."
+        )
 
 
 def _only(others: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ from kullback import report
 from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError
 from kullback.io import open_rows, read_tokens
+from kullback.parallel.workers import Workers, torchrun_workers
 from kullback.predictions import Comparison, compare_predictions
 from kullback.progress import progress_bar
 from kullback.report.predictions import llama_cpp as llama_cpp_lines, markdown
@@ -47,9 +49,12 @@ def run_prediction_comparison(
     show_progress: bool,
     llama_cpp: LlamaCppRows | None = None,
     tokens: Path | None = None,
+    is_worker: bool = False,
     **settings: Any,
 ) -> list[str]:
     """Compare two files, write the reports, and say which gates fail.
+
+    Of several workers that torchrun started, all do this together; rank 0 writes, and tells the gates.
 
     Arguments:
         inputs: the files to compare.
@@ -59,34 +64,50 @@ def run_prediction_comparison(
         show_progress: whether to show a progress bar, if there is a terminal.
         llama_cpp: print llama.cpp's lines instead of tables, of these rows.
         tokens: the file with the text of each class, to be shown in the reports.
+        is_worker: whether this may be one of several workers.
         settings: further arguments of `compare_predictions`.
 
     Returns:
         a sentence for each gate that fails.
     """
-    require_one_output(outputs, llama_cpp)
-    check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"], tokens])
-    words = None if tokens is None else _read_tokens(tokens, inputs)
-    with progress_bar("rows", show=show_progress, patience=0) as progress:
-        found = compare_predictions(
-            inputs.p,
-            inputs.q,
-            representation=inputs.representations,
-            key=inputs.keys,
-            generator=torch.Generator().manual_seed(seed),
-            progress=progress,
-            llama_cpp=llama_cpp,
-            **settings,
-        )
-    verdicts = [(gate.limit.words, gate.failure(found)) for gate in gates]
-    write_reports(
-        outputs,
-        json=lambda: report.json.dumps(found),
-        html=lambda: report.html.render(found, tokens=words),
-        markdown=lambda: markdown.render(found, verdicts),
-        table=partial(_print, found, words),
-    )
-    return [failure for _, failure in verdicts if failure is not None]
+
+    def check() -> Tokens | None:
+        require_one_output(outputs, llama_cpp)
+        check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"], tokens])
+        return None if tokens is None else _read_tokens(tokens, inputs)
+
+    with (
+        torchrun_workers("kullback compare")
+        if is_worker
+        else nullcontext(Workers("kullback compare")) as workers
+    ):
+        is_first = workers.rank == 0
+        words = workers.each(check)
+        with progress_bar("rows", show=show_progress and is_first, patience=0) as progress:
+            found = compare_predictions(
+                inputs.p,
+                inputs.q,
+                representation=inputs.representations,
+                key=inputs.keys,
+                generator=torch.Generator().manual_seed(seed),
+                progress=progress,
+                llama_cpp=llama_cpp,
+                group=workers.group,
+                **settings,
+            )
+        verdicts = [(gate.limit.words, gate.failure(found)) for gate in gates]
+
+        def write() -> None:
+            write_reports(
+                outputs,
+                json=lambda: report.json.dumps(found),
+                html=lambda: report.html.render(found, tokens=words),
+                markdown=lambda: markdown.render(found, verdicts),
+                table=partial(_print, found, words),
+            )
+
+        workers.each(write if is_first else lambda: None)
+    return [failure for _, failure in verdicts if failure is not None and is_first]
 
 
 def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
+from kullback.functional import sampled_tail, top_k
 from kullback.functional.positions import (
     Vocabulary,
+    check_classes,
     check_kind,
     check_normalizer,
     check_temperature,
@@ -18,13 +21,21 @@ from kullback.functional.positions import (
     position_weights,
 )
 from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
+from kullback.functional.sharded import agreed, attempt, local_logits, requires_gradient
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_dense, check_flag, recordable
 from kullback.kernels import row_divergence, weighted_total
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
+from kullback.parallel.ranks import Ranks
+from kullback.parallel.rows import ShardedRows
+from kullback.parallel.selected import Shard
+from kullback.parallel.shards import Sides, is_dtensor
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import Logits, can_inspect
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["distillation_loss"]
 
@@ -47,6 +58,8 @@ def distillation_loss(
     normalizer: Tensor | float | None = None,
     vocabulary: Vocabulary = "error",
     inplace_backward: bool = False,
+    group: ProcessGroup | None = None,
+    classes: int | None = None,
 ) -> Tensor:
     r"""Compute how far a student's next-class distributions are from a teacher's, both given as logits.
 
@@ -78,6 +91,10 @@ def distillation_loss(
         inplace_backward: let the backward pass overwrite `student` with its gradient, which then needs no memory. Only
             for logits that nothing else reads afterwards, that are no parameter or a view of one, and that share no
             memory with `teacher`; and not with ``reduction="none"``.
+        group: the process group over which the classes are sharded: `student` and `teacher` hold those of this rank,
+            the shards of all ranks joined in rank order are the logits, and all else is the same on every rank.
+        classes: the number of classes, if those beyond are padding: they count as -inf on both sides, whatever they
+            hold. Of all shards together, where there are several.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
@@ -85,10 +102,27 @@ def distillation_loss(
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit.
+        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit; or, on every rank of a group,
+            one rank's arguments do not, or do not ask for the same as another's.
 
     Gradient:
         to the student, and to the teacher if it requires one; as stated by `kind`. Zero at positions that do not count.
+
+    Sharded classes:
+        With `group`, shards may be of any size, none included. The loss is the same on every rank, and its gradient by
+        a shard is that of this one loss, not multiplied by the number of ranks. A DTensor with ``Shard(-1)`` in one
+        dimension of its mesh and ``Replicate()`` in the others needs no `group`; a plain tensor beside one is whole on
+        every rank, and the result is a plain tensor.
+
+        Forward, each rank sends what it is asked for (a few integers; ranks that disagree raise the same error rather
+        than wait for each other), the largest logit and the sum of exponentials of both sides (an all-gather of 4
+        numbers a row), and its terms with what the gradient needs (an all-reduce of 1, 4 or 7 numbers a row, as no,
+        one or both sides require a gradient; for `Renyi` an all-gather of at most 12). With a `TopK` or `SampledTail`,
+        which is whole on every rank, these are an all-reduce of the logits of its classes and an all-gather of 2
+        numbers. Backward nothing is sent. Logits travel only where the teacher's shards end elsewhere than the
+        student's: the ranks then exchange those of the teacher's that they lack (an all-to-all, and one backward if it
+        requires a gradient). The arithmetic is float64 in plain torch. There are first derivatives alone, outside
+        `torch.compile` and `torch.func`.
 
     Example:
         >>> import torch
@@ -101,17 +135,26 @@ def distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
-    word = check_reduction(_CALL, reduction)
-    check_vocabulary(_CALL, vocabulary)
-    check_flag(_CALL, "temperature_squared", temperature_squared)
-    check_flag(_CALL, "inplace_backward", inplace_backward)
-    check_normalizer(_CALL, normalizer, word)
+    if group is not None or is_dtensor(student) or is_dtensor(teacher):
+        student, teacher, ranks = local_logits(_CALL, student, teacher, group)
+        if ranks.size > 1:
+            return _sharded_loss(
+                ranks,
+                student,
+                teacher,
+                kind,
+                temperature,
+                (mask, weight, labels, ignore_index),
+                (reduction, temperature_squared, normalizer, vocabulary, inplace_backward, classes),
+            )
+    word = _check_settings(
+        kind, temperature, reduction, temperature_squared, normalizer, vocabulary, inplace_backward, classes
+    )
     scale = float(temperature**2) if temperature_squared else 1.0
     if isinstance(teacher, TopK | SampledTail):
         if inplace_backward:
             _check_inplace(student, teacher, word)
+        student = _without_padding(student, classes)
         if isinstance(teacher, TopK):
             values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
         else:
@@ -126,6 +169,8 @@ def distillation_loss(
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
     positions, device = student.shape[:-1], student.device
     weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, device, dtype)
+    if classes is not None:
+        teacher, student = _without_padding(teacher, classes), _without_padding(student, classes)
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
     if word == "none":
         p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
@@ -142,6 +187,114 @@ def distillation_loss(
         scale=scale * factor,
         inplace=inplace_backward,
     )
+
+
+def _sharded_loss(
+    ranks: Ranks,
+    student: Tensor,
+    teacher: Tensor | TopK | SampledTail,
+    kind: Divergence,
+    temperature: float,
+    counted: tuple[Tensor | None, Tensor | None, Tensor | None, int],
+    settings: tuple[Reduction, bool, Tensor | float | None, Vocabulary, bool, int | None],
+) -> Tensor:
+    """Compute the loss from this rank's logits, together with the other ranks of the group."""
+    reduction, squared, normalizer, vocabulary, inplace, classes = settings
+    is_whole = not isinstance(teacher, TopK | SampledTail)
+
+    def check() -> tuple[Reduction, Tensor | None, torch.dtype]:
+        word = _check_settings(
+            kind, temperature, reduction, squared, normalizer, vocabulary, inplace, classes
+        )
+        if isinstance(teacher, TopK):
+            top_k.check_pair(kind, teacher, student, temperature)
+            others = teacher.log_probs.dtype
+        elif isinstance(teacher, SampledTail):
+            sampled_tail.check_pair(kind, teacher, student, temperature)
+            others = student.dtype
+        else:
+            _check_logits(student, teacher)
+            others = teacher.dtype
+        if inplace:
+            _check_inplace(student, teacher, word)
+        dtype = torch.float64 if torch.float64 in (student.dtype, others) else torch.float32
+        positions, device = student.shape[:-1], student.device
+        return word, position_weights(_CALL, positions, *counted, device, dtype), dtype
+
+    checked, problem = attempt(check)
+    word, weights, dtype = checked or ("mean", None, torch.float32)
+    found = agreed(
+        ranks,
+        tensors={"student": student, "teacher": teacher},
+        weights=weights,
+        settings={
+            "kind": kind,
+            "temperature": temperature,
+            "reduction": reduction,
+            "temperature_squared": squared,
+            "normalizer": None if isinstance(normalizer, Tensor) else normalizer,
+            "vocabulary": vocabulary,
+            "classes": classes,
+        },
+        own={
+            "student": 0 if problem else student.shape[-1],
+            "teacher": 0 if problem or not is_whole else teacher.shape[-1],
+            "to student": 0 if problem else requires_gradient(student),
+            "to teacher": 0 if problem or not is_whole else requires_gradient(teacher),
+        },
+        problem=problem,
+    )
+    sides = Sides.between(
+        ranks,
+        found["student"],
+        found["teacher"] if is_whole else None,
+        classes=classes,
+        vocabulary=vocabulary,
+    )
+    student = sides.padded(sides.student_part(recordable(student)))
+    shard = Shard(ranks, sides.own[0], sides.classes)
+    if isinstance(teacher, TopK):
+        top_k.check_indices(teacher, sides.classes)
+        values = top_k.top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype, shard=shard)
+    elif isinstance(teacher, SampledTail):
+        sampled_tail.check_indices(teacher, sides.classes)
+        values = sampled_tail.sampled_tail_values(kind, teacher, student, dtype=dtype, shard=shard)
+    else:
+        teacher = sides.padded(sides.teacher_part(recordable(teacher)))
+        needed = any(found["to teacher"]), any(found["to student"])
+        rows = ShardedRows(ranks, kind, float(temperature), sides.classes, needed)
+        values = rows.divergence(_as_matrix(teacher), _as_matrix(student), dtype=dtype, inplace=inplace)
+        values = values.reshape(student.shape[:-1])
+    return _reduce(values * (float(temperature**2) if squared else 1.0), weights, word, normalizer)
+
+
+def _check_settings(
+    kind: Divergence,
+    temperature: float,
+    reduction: Reduction,
+    temperature_squared: bool,
+    normalizer: Tensor | float | None,
+    vocabulary: Vocabulary,
+    inplace_backward: bool,
+    classes: int | None,
+) -> Reduction:
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
+    word = check_reduction(_CALL, reduction)
+    check_vocabulary(_CALL, vocabulary)
+    check_flag(_CALL, "temperature_squared", temperature_squared)
+    check_flag(_CALL, "inplace_backward", inplace_backward)
+    check_normalizer(_CALL, normalizer, word)
+    if classes is not None:
+        check_classes(_CALL, classes)
+    return word
+
+
+def _without_padding(logits: Tensor, classes: int | None) -> Tensor:
+    if classes is None:
+        return logits
+    check_classes(_CALL, classes, logits.shape[-1])
+    return logits[..., :classes]
 
 
 def _reduce(

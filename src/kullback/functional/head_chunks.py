@@ -11,6 +11,8 @@ from torch import Tensor
 from kullback.generators import Divergence
 from kullback.kernels import row_divergence, value_and_gradient
 from kullback.numeric import accurate_dtype
+from kullback.parallel.ranks import check_first_derivative
+from kullback.parallel.rows import ShardedRows
 from kullback.representations import Logits, can_inspect
 
 __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
@@ -74,6 +76,8 @@ class HeadSpec(NamedTuple):
     weights: Tensor | None  # of each position in the total
     counted: Tensor | None  # the indices of the positions that count; None for all
     chunk_bytes: int | None
+    shards: ShardedRows | None = None  # where each rank has some classes of the heads
+    widest: int = 0  # the number of classes of the rank that has most
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Return the divergence of each position from all logits at once, by differentiable operations."""
@@ -142,15 +146,16 @@ def sweep(
             _Side(spec.teacher, teacher, wanted[3:], classes),
             _Side(spec.student, student, wanted[:3], classes),
         ]
-        row_bytes = max(1, sum(side.row_bytes for side in sides))
+        compute = value_and_gradient if spec.shards is None else spec.shards.value_and_gradient
+        row_bytes = max(1, sum(side.class_bytes for side in sides) * (spec.widest or classes))
         rows = spec.chunk_rows(positions, row_bytes, values.device.type)
         for side in sides:
-            side.prepare(rows, positions)
+            side.prepare(rows, positions, spec.shards is not None)
         for start in range(0, positions, max(rows, 1)):
             chunk = slice(start, min(start + rows, positions))
             where = chunk if spec.counted is None else spec.counted[chunk]
             p, q = (side.logits(where) for side in sides)
-            values[where], *gradients = value_and_gradient(
+            values[where], *gradients = compute(
                 spec.kind,
                 p,
                 q,
@@ -178,15 +183,17 @@ class _Side:
         self.classes = classes
         self.dtype = head.logits_dtype(self.weight)
         self.buffers = 2 if self.is_wanted and head.softcap is not None else 1
-        self.row_bytes = self.buffers * classes * self.dtype.itemsize
+        self.class_bytes = self.buffers * self.dtype.itemsize
 
-    def prepare(self, rows: int, positions: int) -> None:
+    def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
         """Allocate the buffers for chunks of `rows` positions."""
         new, half = self.weight.new_empty, self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
         self.buffer, *self.spare = (new(rows, self.classes, dtype=self.dtype) for _ in range(self.buffers))
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
-        self.by_hidden = torch.zeros_like(self.hidden) if self.wanted[0] else None
+        # That by hidden states is summed over the ranks of sharded classes, and rounded afterwards.
+        summed = dtype if is_sharded else self.hidden.dtype
+        self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted[0] else None
         self.by_weight = torch.zeros_like(self.weight, dtype=sums) if self.wanted[1] else None
         self.by_bias = (
             torch.zeros_like(self.bias, dtype=dtype) if self.wanted[2] and self.bias is not None else None
@@ -241,10 +248,13 @@ class _Side:
                 self.by_weight[tile] += gradient[:, tile].float().t() @ hidden
 
     def gradients(self) -> list[Tensor | None]:
-        """Return the gradients by hidden states, weight and bias, in the dtypes of these."""
-        sums = (self.by_hidden, self.by_weight, self.by_bias)
-        of = (self.hidden, self.weight, self.bias)
-        return [None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)]
+        """Return the gradients by hidden states, as summed, and by weight and bias, in the dtypes of these."""
+        sums = (self.by_weight, self.by_bias)
+        of = (self.weight, self.bias)
+        return [
+            self.by_hidden,
+            *(None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)),
+        ]
 
 
 def _is_slow_to_multiply(weight: Tensor) -> bool:
@@ -292,6 +302,8 @@ class FusedTotal(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), ready, tensors = grads, ctx.gradients, ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
+        if ctx.spec.shards is not None:
+            check_first_derivative(ctx.spec.shards.ranks, grad)
         if torch.is_grad_enabled() or not can_inspect(grad):
             return None, None, *_through_whole_logits(ctx.spec.reference_total, tensors, wanted, grad)
         if ready is None:
@@ -299,7 +311,7 @@ class FusedTotal(torch.autograd.Function):
         elif not grad.is_cpu or grad.item() != 1:
             ready = [x if x is None else x.mul_(grad) for x in ready]
         ctx.gradients = None
-        return None, None, *ready
+        return None, None, *_over_ranks(ctx.spec, tensors, ready)
 
 
 class FusedRows(torch.autograd.Function):
@@ -316,12 +328,27 @@ class FusedRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), tensors, spec = grads, ctx.saved_tensors, ctx.spec
         wanted = ctx.needs_input_grad[1:]
+        if spec.shards is not None:
+            check_first_derivative(spec.shards.ranks, grad)
         if torch.is_grad_enabled() or not can_inspect(grad):
             excluded = spec.excluded(tensors[0])
             return None, *_through_whole_logits(
                 lambda aliases: spec.reference_rows(aliases, excluded), tensors, wanted, grad
             )
-        return None, *sweep(spec, tensors, grad.to(torch.promote_types(grad.dtype, torch.float32)), wanted)[1]
+        weights = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        return None, *_over_ranks(spec, tensors, sweep(spec, tensors, weights, wanted)[1])
+
+
+def _over_ranks(
+    spec: HeadSpec, tensors: Sequence[Any], gradients: list[Tensor | None]
+) -> list[Tensor | None]:
+    """Sum the gradients by hidden states over the ranks of sharded classes."""
+    if spec.shards is not None:
+        for i in (0, 3):
+            part = gradients[i]
+            if part is not None:
+                gradients[i] = spec.shards.ranks.sum(part).to(tensors[i].dtype)
+    return gradients
 
 
 def _through_whole_logits(

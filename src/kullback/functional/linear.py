@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadSpec
 from kullback.functional.positions import (
     Vocabulary,
+    check_classes,
     check_kind,
     check_normalizer,
     check_temperature,
@@ -20,10 +22,17 @@ from kullback.functional.positions import (
     divided,
     position_weights,
 )
+from kullback.functional.sharded import agreed, attempt, head_parts, local_heads, requires_gradient
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_dense, check_flag, number_from, recordable
+from kullback.parallel.ranks import Ranks
+from kullback.parallel.rows import ShardedRows
+from kullback.parallel.shards import Sides, is_dtensor
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import can_inspect
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["EachSide", "linear_distillation_loss"]
 
@@ -32,6 +41,45 @@ EachSide: TypeAlias = float | tuple[float | None, float | None] | None
 _CALL = "linear_distillation_loss"
 _KL = KL()
 _NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
+
+
+class _Settings(NamedTuple):
+    """The arguments that are no tensors of this rank."""
+
+    kind: Divergence
+    temperature: float
+    reduction: Reduction
+    temperature_squared: bool
+    normalizer: Tensor | float | None
+    vocabulary: Vocabulary
+    classes: int | None
+    softcap: EachSide
+    logit_scale: EachSide
+    chunk_bytes: int | None
+    float32_logits: bool
+
+    def check(self) -> tuple[Reduction, list[Head]]:
+        """Return the reduction and both heads, or raise."""
+        check_kind(_CALL, self.kind)
+        check_temperature(_CALL, self.temperature)
+        word = check_reduction(_CALL, self.reduction)
+        check_vocabulary(_CALL, self.vocabulary)
+        check_flag(_CALL, "temperature_squared", self.temperature_squared)
+        check_flag(_CALL, "float32_logits", self.float32_logits)
+        check_normalizer(_CALL, self.normalizer, word)
+        check_classes(_CALL, self.classes)
+        heads = _heads(self.softcap, self.logit_scale, self.float32_logits)
+        _check_bytes(self.chunk_bytes)
+        return word, heads
+
+
+class _Checked(NamedTuple):
+    """What the checks of the arguments found."""
+
+    word: Reduction
+    heads: list[Head]
+    weights: Tensor | None
+    dtype: torch.dtype
 
 
 def linear_distillation_loss(
@@ -56,6 +104,8 @@ def linear_distillation_loss(
     vocabulary: Vocabulary = "error",
     chunk_bytes: int | None = None,
     float32_logits: bool = False,
+    group: ProcessGroup | None = None,
+    classes: int | None = None,
 ) -> Tensor:
     r"""Compute `distillation_loss` of the logits of two language-model heads without ever holding them all.
 
@@ -93,6 +143,10 @@ def linear_distillation_loss(
             result depends on it by rounding alone.
         float32_logits: keep the logits of half-precision heads in float32. Rounding them to bfloat16 costs some
             percent of the gradient; this doubles the size of a chunk.
+        group: the process group over which the classes are sharded: weights and biases hold the rows of this rank's
+            classes, those of all ranks joined in rank order are the heads, and all else, the hidden states too, is the
+            same on every rank.
+        classes: the number of classes, if those beyond are padding, which counts as -inf; of all shards together.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
@@ -100,7 +154,8 @@ def linear_distillation_loss(
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit.
+        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit; or, on
+            every rank of a group, one rank's arguments do not, or do not ask for the same as another's.
 
     Gradient:
         to hidden states, weights and biases of either side, where they require one; products that only a frozen one
@@ -109,6 +164,15 @@ def linear_distillation_loss(
         chunks, in a buffer that is twice its size. Further and forward-mode derivatives, `torch.func` and
         `torch.compile` go over whole logits. Zero at positions that do not count. Under autocast the products are in
         its dtype.
+
+    Sharded classes:
+        As with `distillation_loss`, shards may be of any size, DTensors with ``Shard(0)`` in one dimension of their
+        mesh need no `group`, and the gradient is that of the one loss that all ranks have. Forward, the ranks first
+        exchange a few integers, then for each chunk of positions 4 numbers a row in an all-gather and at most 7 in an
+        all-reduce; a `chunk_bytes` that all logits of a rank fit in makes it one chunk. Backward, the gradient by
+        hidden states is summed over the ranks, in float32 or better: one all-reduce for each side that requires one. If
+        the teacher's shards end elsewhere than the student's, the rows of its weight that a rank lacks come from the
+        others. There are first derivatives alone.
 
     Example:
         >>> import torch
@@ -122,23 +186,43 @@ def linear_distillation_loss(
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
     tensors = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
-    _check_tensors(tensors)
-    tensors = [None if x is None else recordable(x) for x in tensors]
-    check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
-    word = check_reduction(_CALL, reduction)
-    check_vocabulary(_CALL, vocabulary)
-    check_flag(_CALL, "temperature_squared", temperature_squared)
-    check_flag(_CALL, "float32_logits", float32_logits)
-    check_normalizer(_CALL, normalizer, word)
-    student_head, teacher_head = _heads(softcap, logit_scale, float32_logits)
-    _check_bytes(chunk_bytes)
-    positions = student.shape[:-1]
-    dtype = (
-        torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
+    ranks = None
+    if group is not None or any(is_dtensor(x) for x in tensors):
+        tensors, ranks = local_heads(_CALL, _NAMES, tensors, group)
+        student = tensors[0]
+    settings = _Settings(
+        kind,
+        temperature,
+        reduction,
+        temperature_squared,
+        normalizer,
+        vocabulary,
+        classes,
+        softcap,
+        logit_scale,
+        chunk_bytes,
+        float32_logits,
     )
-    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, student.device, dtype)
-    tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
+
+    def check() -> _Checked:
+        _check_tensors(tensors)
+        word, heads = settings.check()
+        is_double = any(x is not None and x.dtype == torch.float64 for x in tensors)
+        dtype = torch.float64 if is_double else torch.float32
+        positions, device = student.shape[:-1], student.device
+        weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, device, dtype)
+        return _Checked(word, heads, weights, dtype)
+
+    sides = None
+    if ranks is None or ranks.size == 1:
+        checked = check()
+    else:
+        checked, sides = _agreed_sides(ranks, tensors, settings, check)
+    word, heads, weights, dtype = checked
+    tensors = [None if x is None else recordable(x) for x in tensors]
+    positions = student.shape[:-1]
+    tensors = _in_autocast_dtype(tensors)
+    tensors = _same_vocabulary(tensors, vocabulary, classes) if sides is None else head_parts(sides, tensors)
     tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     scale = float(temperature**2) if temperature_squared else 1.0
     chunked = all(_is_ordinary(x) for x in [*tensors, weights] if x is not None)
@@ -148,9 +232,12 @@ def linear_distillation_loss(
         shares, factor = divided(_CALL, weights, normalizer, word, positions, student.device, dtype)
         scale *= factor
     constant = None if shares is None else shares.reshape(-1)
+    student_head, teacher_head = heads
     spec = HeadSpec(
         student_head, teacher_head, kind, temperature, scale, dtype, constant, counted, chunk_bytes
     )
+    if sides is not None:
+        spec = _sharded(spec, sides, tensors, chunked)
     if word != "none" and (constant is None or not constant.requires_grad or not chunked):
         return (
             FusedTotal.apply(spec, torch.is_grad_enabled(), *tensors)
@@ -164,6 +251,47 @@ def linear_distillation_loss(
     if shares is not None:
         values = values * shares.to(dtype)
     return values if word == "none" else values.sum()
+
+
+def _agreed_sides(
+    ranks: Ranks, tensors: list[Any], settings: _Settings, check: Callable[[], _Checked]
+) -> tuple[_Checked, Sides]:
+    """Check the arguments and return how the heads are sharded, or raise on every rank."""
+    checked, problem = attempt(check)
+    named: dict[str, Any] = dict(zip(_NAMES, tensors, strict=True))
+    same = settings._asdict()
+    if isinstance(settings.normalizer, Tensor):
+        same["normalizer"] = None
+    same["student_weight gradients that are required"] = [
+        0 if problem else requires_gradient(x) for x in tensors
+    ]
+    own = {name: 0 if problem else named[name].shape[0] for name in ("student_weight", "teacher_weight")}
+    weights = None if checked is None else checked.weights
+    found = agreed(ranks, tensors=named, weights=weights, settings=same, own=own, problem=problem)
+    sides = Sides.between(
+        ranks,
+        found["student_weight"],
+        found["teacher_weight"],
+        classes=settings.classes,
+        vocabulary=settings.vocabulary,
+        names=("student_weight", "teacher_weight"),
+    )
+    return cast("_Checked", checked), sides
+
+
+def _sharded(spec: HeadSpec, sides: Sides, tensors: list[Tensor | None], chunked: bool) -> HeadSpec:
+    """Let the ranks of a group work on their classes together."""
+    if not chunked:
+        raise invalid_type(
+            _CALL,
+            "group",
+            wanted="tensors with values, outside torch.compile, torch.func and forward-mode differentiation",
+            got="others",
+            instead="the call outside the compiled or transformed function",
+        )
+    needed = requires_gradient(*tensors[3:]) > 0, requires_gradient(*tensors[:3]) > 0
+    rows = ShardedRows(sides.ranks, spec.kind, float(spec.temperature), sides.classes, needed)
+    return spec._replace(shards=rows, widest=max(stop - start for start, stop in sides.meeting))
 
 
 def _is_ordinary(x: Tensor) -> bool:
@@ -230,8 +358,13 @@ def _check_bytes(chunk_bytes: int | None) -> None:
         )
 
 
-def _same_vocabulary(tensors: list[Tensor | None], vocabulary: Vocabulary) -> list[Tensor | None]:
+def _same_vocabulary(
+    tensors: list[Tensor | None], vocabulary: Vocabulary, classes: int | None
+) -> list[Tensor | None]:
     sizes = [x.shape[0] for x in (tensors[1], tensors[4]) if x is not None]
+    if classes is not None:
+        check_classes(_CALL, classes, min(sizes))
+        return [x if x is None or i % 3 == 0 else x[:classes] for i, x in enumerate(tensors)]
     if sizes[0] == sizes[1] or vocabulary == "mask":
         return tensors
     if vocabulary == "error":

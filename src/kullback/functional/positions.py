@@ -16,6 +16,7 @@ from kullback.representations import can_inspect, first_of
 
 __all__ = [
     "Vocabulary",
+    "check_classes",
     "check_kind",
     "check_normalizer",
     "check_temperature",
@@ -71,6 +72,20 @@ def check_vocabulary(call: str, vocabulary: object) -> None:
             wanted="'error', 'truncate' or 'mask'",
             got=safe_repr(vocabulary),
             instead="vocabulary='truncate' to compare the classes both have",
+        )
+
+
+def check_classes(call: str, classes: object, given: int | None = None) -> None:
+    """Raise unless `classes` is None or a positive integer, and at most the number of classes given."""
+    right = classes is None or (isinstance(classes, int) and not isinstance(classes, bool) and classes > 0)
+    if not right or (given is not None and isinstance(classes, int) and classes > given):
+        most = "" if given is None else f", at most {given}"
+        raise invalid_value(
+            call,
+            "classes",
+            wanted=f"the number of classes without padding{most}, or None",
+            got=safe_repr(classes),
+            instead="classes=len(tokenizer), or None if no class is padding",
         )
 
 

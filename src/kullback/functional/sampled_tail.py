@@ -17,6 +17,7 @@ from kullback.inputs import check_dense, recordable
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
 from kullback.numeric import upcast
+from kullback.parallel.selected import Shard
 from kullback.representations import SUM_TOLERANCE, can_inspect
 
 __all__ = ["SampledTail", "sampled_tail_divergence"]
@@ -180,7 +181,20 @@ def sampled_tail_divergence(
     """
     check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
-    _check_pair(kind, teacher, student, temperature)
+    check_pair(kind, teacher, student, temperature)
+    check_indices(teacher, student.shape[-1])
+    return sampled_tail_values(kind, teacher, student, dtype=dtype)
+
+
+def sampled_tail_values(
+    kind: Divergence,
+    teacher: SampledTail,
+    student: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    shard: Shard | None = None,
+) -> Tensor:
+    """Return what `sampled_tail_divergence` does for checked arguments; `shard` if the logits are a rank's."""
     if dtype is None:
         dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
     positions = student.shape[:-1]
@@ -198,7 +212,11 @@ def sampled_tail_divergence(
     of_drawn = torch.where(drawn == -torch.inf, 0, torch.exp(mass - drawn) / max(draws, 1))
     weights = torch.cat([(top > -torch.inf).to(top.dtype), of_drawn], -1)
     logits = recordable(student).reshape(rows, student.shape[-1])
-    log_q = cast("Tensor", _SelectedLogProbs.apply(logits, indices))
+    if shard is None:
+        log_q = cast("Tensor", _SelectedLogProbs.apply(logits, indices))
+    else:
+        found = shard.selected_logits(logits, indices, torch.zeros_like(indices, dtype=torch.bool), 1.0)
+        log_q = found[:, :-1] - found[:, -1:]
     values = cast("Tensor", _WeightedTerms.apply(log_p, log_q, weights, kind))
     return values.to(dtype).reshape(positions)
 
@@ -343,7 +361,8 @@ def _check_values(teacher: SampledTail) -> None:
             )
 
 
-def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
+def check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
+    """Raise unless positions and devices are the same, the temperature is 1, and the kind a sum over classes."""
     if not isinstance(teacher, SampledTail):  # pyright: ignore[reportUnnecessaryIsInstance]
         wanted, instead = "a SampledTail", "teacher=SampledTail.draw(logits)"
         raise invalid_type(_CALL, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)
@@ -377,6 +396,10 @@ def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, tempera
     if type(kind).total is not Divergence.total:
         wanted, instead = "a divergence that is a sum over classes", "kind=KL(), or Alpha of the same order"
         raise invalid_value(_CALL, "kind", wanted=wanted, got=repr(kind), instead=instead)
+
+
+def check_indices(teacher: SampledTail, classes: int) -> None:
+    """Raise unless the indices are below the number of classes."""
     if torch.compiler.is_compiling() or not all(
         can_inspect(x) for x in (teacher.top.indices, teacher.tail_indices)
     ):
@@ -384,11 +407,11 @@ def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, tempera
     largest = max(
         (int(x.max()) for x in (teacher.top.indices, teacher.tail_indices) if x.numel()), default=-1
     )
-    if largest >= student.shape[-1]:
+    if largest >= classes:
         raise invalid_value(
             _CALL,
             "teacher",
-            wanted=f"indices below the student's number of classes, {student.shape[-1]}",
+            wanted=f"indices below the student's number of classes, {classes}",
             got=f"an index {largest}",
             instead="a student with the teacher's vocabulary",
         )

@@ -17,6 +17,7 @@ from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence
 from kullback.kernels.reference import pair_from_weights
 from kullback.numeric import upcast
+from kullback.parallel.selected import Shard
 from kullback.representations import SUM_TOLERANCE, Logits, can_inspect
 
 __all__ = ["Tail", "TopK", "top_k_divergence"]
@@ -146,7 +147,21 @@ def top_k_divergence(
     """
     check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
-    _check_pair(kind, teacher, student, temperature)
+    check_pair(kind, teacher, student, temperature)
+    check_indices(teacher, student.shape[-1])
+    return top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype)
+
+
+def top_k_values(
+    kind: Divergence,
+    teacher: TopK,
+    student: Tensor,
+    *,
+    temperature: float,
+    dtype: torch.dtype | None = None,
+    shard: Shard | None = None,
+) -> Tensor:
+    """Return what `top_k_divergence` does for checked arguments; `shard` if the logits are a rank's."""
     if dtype is None:
         dtype = torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
     positions = student.shape[:-1]
@@ -154,13 +169,18 @@ def top_k_divergence(
     log_probs = upcast(recordable(teacher.log_probs)).reshape(indices.shape)
     logits = recordable(student).reshape(positions.numel(), student.shape[-1])
     padding = log_probs == -torch.inf
-    q = cast("Tensor", _Split.apply(logits, indices, padding, temperature))
+    if shard is None:
+        q = cast("Tensor", _Split.apply(logits, indices, padding, temperature))
+    else:
+        q = shard.selected_logits(logits, indices, ~padding, temperature)
+        q = torch.where(torch.nn.functional.pad(padding, (0, 1)), -torch.inf, q)
     if teacher.tail == "renormalize":
         left = torch.full_like(q[:, -1:], -torch.inf)
     else:
         # All classes may be kept: what their probabilities then lack to one is rounding.
         rounding = indices.shape[-1] * torch.finfo(teacher.log_probs.dtype).eps
-        is_whole = (~padding).sum(-1, keepdim=True) == logits.shape[-1]
+        classes = logits.shape[-1] if shard is None else shard.classes
+        is_whole = (~padding).sum(-1, keepdim=True) == classes
         left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, rounding))
     p = torch.cat([log_probs / temperature, left], -1)
     if teacher.tail == "zero":
@@ -374,7 +394,8 @@ def _refuse_where(
         )
 
 
-def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+def check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+    """Raise unless positions and devices are the same, and temperature and kind go with the tail."""
     if not isinstance(teacher, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
             _CALL,
@@ -414,18 +435,22 @@ def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: f
             got=f"some on {teacher.indices.device}",
             instead="TopK(indices.to(student.device), log_probs.to(student.device))",
         )
-    _check_settings(kind, teacher, student, temperature)
+    _check_settings(kind, teacher, temperature)
 
 
-def _check_settings(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
-    if not torch.compiler.is_compiling() and teacher.largest_index >= student.shape[-1]:
+def check_indices(teacher: TopK, classes: int) -> None:
+    """Raise unless the indices are below the number of classes."""
+    if not torch.compiler.is_compiling() and teacher.largest_index >= classes:
         raise invalid_value(
             _CALL,
             "teacher",
-            wanted=f"indices below the student's number of classes, {student.shape[-1]}",
+            wanted=f"indices below the student's number of classes, {classes}",
             got=f"an index {teacher.largest_index}",
             instead="a student with the teacher's vocabulary",
         )
+
+
+def _check_settings(kind: Divergence, teacher: TopK, temperature: float) -> None:
     if temperature != 1 and teacher.tail != "renormalize":
         raise invalid_value(
             _CALL,

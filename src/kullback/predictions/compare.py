@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,11 +14,16 @@ from torch import Tensor
 from kullback.errors import invalid_value, safe_repr
 from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.io.llamacpp import LlamaBaseFile
+from kullback.parallel.workers import Workers
 from kullback.predictions.collect import Collector
 from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.measure import LikeLlamaCpp, measure
 from kullback.predictions.result import Comparison, WorstRow
+from kullback.predictions.shared_rows import shared_blocks
 from kullback.predictions.sources import CALL, IGNORED, open_source, take_clusters, take_labels
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["compare_predictions"]
 
@@ -28,6 +33,8 @@ BLOCK_BYTES = 40 * 1024 * 1024
 # its own for so few.
 PART = (1 << 15) - 1
 MOST_DRAWS = 100_000
+# Rows of which a worker sends the results at a time.
+MOST_SENT = 1 << 16
 
 Blocks = Iterable[tuple[int, Tensor, Tensor]]
 Progress = Callable[[int, int | None], object]
@@ -52,6 +59,7 @@ def compare_predictions(
     generator: torch.Generator | None = None,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
+    group: ProcessGroup | None = None,
 ) -> Comparison:
     r"""Compare two models' predictions of the same positions, row by row, in bounded memory.
 
@@ -85,12 +93,15 @@ def compare_predictions(
         generator: the source of these draws; by default one with a fixed seed.
         block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
         progress: called with the rows done and the rows in all (None where it is not known before the end).
+        group: a process group of the CPU whose ranks all make this call: each measures some blocks of rows, and all
+            return the same, to the last digit what one process returns.
 
     Returns:
         a `Comparison`; divergences and cross-entropies in nats.
 
     Raises:
-        FileError: a file is missing, damaged or unlike its partner, or holds a row that is no distribution.
+        FileError: a file is missing, damaged or unlike its partner, or holds a row that is no distribution. Of a
+            group, every rank raises the error of one.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
 
     Example:
@@ -111,42 +122,73 @@ def compare_predictions(
     _require_whole("block_bytes", block_bytes, 1)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(representation)
     keys = _for_each(key)
+    workers = Workers(CALL, group)
     with ExitStack() as stack:
-        sides: list[RowSource] = []
-        for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
-            sides.append(open_source(given, held, its_key, name))
-            if sides[-1] is not given:
-                stack.callback(sides[-1].close)
-        source_p, source_q = sides
-        blocks = paired_blocks(source_p, source_q, rows=_rows_in_block(sides, block_bytes))
-        rows = source_p.rows or source_q.rows
-        true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
-        groups = take_clusters(cluster, cluster_key, rows)
-        if llama_cpp is not None:
-            _check_llama_cpp(llama_cpp, true_classes)
-        like = None if llama_cpp != "like" else "stored" if source_p.format == "llama.cpp" else "rounded"
-        collector = Collector(
-            rows,
-            true_classes,
-            groups,
-            worst=worst,
-            bootstrap=bootstrap,
-            generator=generator,
-            llama_cpp=llama_cpp,
-            chunks=None if llama_cpp is None else _chunks(sides),
-        )
-        _measure_all(blocks, (source_p, source_q), collector, progress, like)
-        return collector.comparison(source_p, source_q, notes)
+
+        def prepare() -> tuple[tuple[RowSource, RowSource], Collector, list[str], Blocks]:
+            sides: list[RowSource] = []
+            for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
+                sides.append(open_source(given, held, its_key, name))
+                if sides[-1] is not given:
+                    stack.callback(sides[-1].close)
+            source_p, source_q = sides
+            blocks = paired_blocks(source_p, source_q, rows=_rows_in_block(sides, block_bytes, workers.size))
+            rows = source_p.rows or source_q.rows
+            true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
+            groups = take_clusters(cluster, cluster_key, rows)
+            if llama_cpp is not None:
+                _check_llama_cpp(llama_cpp, true_classes)
+            collector = Collector(
+                rows,
+                true_classes,
+                groups,
+                worst=worst,
+                bootstrap=bootstrap,
+                generator=generator,
+                llama_cpp=llama_cpp,
+                chunks=None if llama_cpp is None else _chunks(sides),
+            )
+            return (source_p, source_q), collector, notes, blocks
+
+        sides, collector, notes, blocks = workers.each(prepare)
+        like = None if llama_cpp != "like" else "stored" if sides[0].format == "llama.cpp" else "rounded"
+        if workers.size > 1:
+            _require_same(
+                workers, sides, (collector.labels is None, cluster is None, worst, bootstrap, llama_cpp)
+            )
+            blocks = shared_blocks(
+                workers, sides, blocks, _rows_in_block(list(sides), block_bytes, workers.size)
+            )
+        _measure_all(blocks, sides, collector, progress, like, workers)
+        return collector.comparison(*sides, notes)
+
+
+def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings: tuple[object, ...]) -> None:
+    """Raise unless all workers have files of the same shape and the same settings."""
+    own = [f"{s.rows} rows of {s.classes} classes, {s.representation}, {s.dtype}" for s in sides], settings
+    for rank, found in enumerate(workers.gather(lambda: own)):
+        if found != own:
+            raise invalid_value(
+                CALL,
+                "p, q",
+                wanted="the same files and settings on every worker",
+                got=f"{own} on worker {workers.rank}, and {found} on worker {rank}",
+                instead="the same command on every worker, of files that all of them can read",
+            )
 
 
 def _measure_all(
-    blocks: Blocks,
+    blocks: Iterable[tuple[int, Tensor, Tensor] | None],
     sides: tuple[RowSource, RowSource],
     collector: Collector,
     progress: Progress | None,
     like: LikeLlamaCpp | None,
+    workers: Workers,
 ) -> None:
-    """Measure all rows in small parts, one thread for each, and add the results to `collector` in order."""
+    """Measure all rows in small parts, one thread for each, and add the results to `collector` in order.
+
+    Of several workers each has a block in turn, and all add the results of all of them.
+    """
     representations = sides[0].representation, sides[1].representation
     classes = sides[0].classes
     part = _rows_in_part(classes)
@@ -159,14 +201,28 @@ def _measure_all(
     # torch itself uses several threads for a row longer than a part.
     threads = torch.get_num_threads() if classes <= PART else 1
     with ThreadPoolExecutor(threads) as pool:
-        for first, p, q in blocks:
+        remaining = iter(blocks)
+
+        def measure_next() -> tuple[int, Iterable[tuple[Tensor, list[WorstRow]]]] | None:
+            """Measure the next block; of several workers, whole, as its results are sent."""
+            block = next(remaining, None)
+            if block is None:
+                return None
+            first, p, q = block
             stop = first + len(p)
             collector.require_values_up_to(stop)
-            starts = range(first, stop, part)
-            for table, candidates in pool.map(measure_part, starts, p.split(part), q.split(part)):
-                collector.add(table, candidates)
-            if progress is not None:
-                progress(stop, collector.rows)
+            measured = pool.map(measure_part, range(first, stop, part), p.split(part), q.split(part))
+            return stop, measured if workers.size == 1 else list(measured)
+
+        while True:
+            found = [block for block in workers.gather(measure_next) if block is not None]
+            if not found:
+                return
+            for stop, measured in found:
+                for table, candidates in measured:
+                    collector.add(table, candidates)
+                if progress is not None:
+                    progress(stop, collector.rows)
 
 
 def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:
@@ -191,11 +247,14 @@ def _rows_in_part(classes: int) -> int:
     return max(1, PART // classes)
 
 
-def _rows_in_block(sides: list[RowSource], block_bytes: int) -> int:
+def _rows_in_block(sides: list[RowSource], block_bytes: int, workers: int) -> int:
     """Return how many rows to read at a time: whole parts, so that the parts do not depend on `block_bytes`."""
     part = _rows_in_part(sides[0].classes)
     row_bytes = max(side.classes * side.dtype.itemsize for side in sides)
-    return max(1, block_bytes // (row_bytes * part)) * part
+    parts = block_bytes // (row_bytes * part)
+    if workers > 1:  # what was measured travels: some hundred bytes a row
+        parts = min(parts, MOST_SENT // part)
+    return max(1, parts) * part
 
 
 def _for_each(value: T | tuple[T | None, T | None] | None) -> tuple[T | None, T | None]:

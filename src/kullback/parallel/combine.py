@@ -1,0 +1,297 @@
+"""How the numbers of each rank's classes become those of whole rows, for each kind of divergence.
+
+A rank knows the masses p and q of its classes, normalized over the classes of all ranks. From them it computes a few
+numbers a row, `local`; these are summed over the ranks or gathered from them, and `merge` makes the value and what the
+gradient needs: with b the derivatives by the log-masses of a side and m the masses, the gradient by a logit is b - m S,
+S being the sum of b over the row. At the class with the most mass that would cancel; there it is -(O - M S), O and M
+being the sums of b and m over the other classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_value, safe_repr
+from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi
+from kullback.parallel.ranks import stacked
+
+__all__ = ["Merged", "Rule", "rule_of"]
+
+
+class RowSums(NamedTuple):
+    """Sums over the derivatives of a side, one for each row."""
+
+    others: Tensor  # of the derivatives, without that of the class with the most mass
+    top: Tensor  # the derivative at that class
+    mass: Tensor  # of all other classes
+
+
+class Merged(NamedTuple):
+    """What all ranks know about the rows: the divergences, sums for each side, and numbers of the rule's own."""
+
+    values: Tensor
+    sums: tuple[RowSums | None, RowSums | None]
+    extra: tuple[Tensor, ...] = ()
+
+    def block(self, rows: slice) -> Merged:
+        """Return the same of some rows."""
+        sums = [None if x is None else RowSums(*(y[rows] for y in x)) for x in self.sums]
+        return Merged(self.values[rows], (sums[0], sums[1]), tuple(x[rows] for x in self.extra))
+
+
+class Rule:
+    """A divergence that is a sum over classes: its numbers are summed over the ranks."""
+
+    gathers = False
+
+    def __init__(self, kind: Divergence, classes: int) -> None:
+        self.kind = kind
+        self.classes = classes
+
+    def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
+        """Return the numbers of this rank's classes.
+
+        Arguments:
+            pair: the masses and log-ratios of these classes.
+            tops: for each side None if it needs no gradient, else a mask of the class with the most mass in its row.
+
+        Returns:
+            shape (rows, numbers).
+        """
+        numbers = [self.kind.terms(pair).sum(-1)]
+        if any(top is not None for top in tops):
+            numbers += _sums_of(self.kind.derivatives(pair), (pair.p, pair.q), tops)
+        return stacked(numbers)
+
+    def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
+        """Return what the sums over the ranks say, or the numbers of each rank where `gathers` is true."""
+        columns = list(numbers.unbind(-1))
+        return Merged(columns[0], _sides(columns[1:], wanted))
+
+    def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
+        """Return the derivatives by log p and by log q of this rank's classes."""
+        return self.kind.derivatives(pair)
+
+
+class _RenyiRule(Rule):
+    """Renyi of order alpha other than 0, 1 and infinity, through the power divergence or the logarithms of its terms.
+
+    Near 1 the sum of p^alpha q^(1 - alpha) is known best from the power divergence, far from it from logarithms, which
+    neither overflow nor underflow.
+    """
+
+    gathers = True
+
+    def __init__(self, kind: Renyi, classes: int) -> None:
+        super().__init__(kind, classes)
+        self.alpha = kind.alpha
+        self.scales = kind.alpha / (kind.alpha - 1), -1.0
+
+    def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
+        logs = self._log_affinity(pair)
+        numbers = [self.kind.terms(pair).sum(-1), logs.logsumexp(-1)]
+        if any(top is not None for top in tops):
+            numbers += _sums_of(Alpha(self.alpha).derivatives(pair), (pair.p, pair.q), tops)
+            logs = _without_infinite(logs)
+            for top in tops:
+                if top is not None:
+                    numbers += [
+                        torch.where(mask, -torch.inf, logs).logsumexp(-1) for mask in (top, ~top)
+                    ]  # of the others, of the top
+        return stacked(numbers)
+
+    def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
+        count = sum(wanted)
+        change = self.alpha * (self.alpha - 1) * numbers[..., 0].sum(0)
+        near = change.abs() < 0.5
+        logs = numbers[..., 1].logsumexp(0)
+        values = torch.where(near, torch.log1p(torch.where(near, change, 0)), logs) / (self.alpha - 1)
+        by_power = _sides(list(numbers[..., 2 : 2 + 3 * count].sum(0).unbind(-1)), wanted)
+        factor = self.alpha / (1 + torch.where(near, change, 0))
+        rest = iter(numbers[..., 2 + 3 * count :].logsumexp(0).unbind(-1))
+        total = torch.full_like(values, -torch.inf)
+        sums: list[RowSums | None] = []
+        for of_power, scale in zip(by_power, self.scales, strict=True):
+            if of_power is None:
+                sums.append(None)
+                continue
+            others, top = next(rest), next(rest)
+            total = _finite_peak(torch.logaddexp(others, top))
+            sums.append(
+                RowSums(
+                    torch.where(near, factor * of_power.others, scale * torch.exp(others - total)),
+                    torch.where(near, factor * of_power.top, scale * torch.exp(top - total)),
+                    of_power.mass,
+                )
+            )
+        return Merged(values, (sums[0], sums[1]), (near, factor, total))
+
+    def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
+        near, factor, total = (x.unsqueeze(-1) for x in merged.extra)
+        shares = torch.exp(_without_infinite(self._log_affinity(pair)) - total)
+        by_p, by_q = Alpha(self.alpha).derivatives(pair)
+        return torch.where(near, factor * by_p, self.scales[0] * shares), torch.where(
+            near, factor * by_q, self.scales[1] * shares
+        )
+
+    def _log_affinity(self, pair: FinitePair) -> Tensor:
+        """Return log(p^alpha q^(1 - alpha)), -inf where P has no mass."""
+        log_p = pair.log_p()
+        return torch.where(log_p == -torch.inf, -torch.inf, log_p + (self.alpha - 1) * pair.log_ratio)
+
+
+class _LargestRatioRule(Rule):
+    """Renyi of infinite order: the largest log-ratio, and the first class that has it."""
+
+    gathers = True
+
+    def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
+        if not pair.p.shape[-1]:
+            none = pair.p.new_full(pair.p.shape[:-1], -torch.inf)
+            return stacked(
+                [none, *(torch.zeros_like(none) for top in tops if top is not None for _ in (0, 1))]
+            )
+        largest, place = pair.log_ratio.max(-1)
+        numbers = [largest]
+        for top, mass in zip(tops, (pair.p, pair.q), strict=True):
+            if top is not None:
+                numbers += [top.gather(-1, place.unsqueeze(-1)).squeeze(-1), (mass * ~top).sum(-1)]
+        return stacked(numbers)
+
+    def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
+        largest = numbers[..., 0].amax(0)
+        first = _first_rank(numbers[..., 0], largest)
+        counts = largest.isfinite() & (largest > 0)
+        rest = iter(numbers[..., 1:].unbind(-1))
+        sums: list[RowSums | None] = []
+        for want, sign in zip(wanted, (1.0, -1.0), strict=True):
+            if not want:
+                sums.append(None)
+                continue
+            is_top = next(rest).gather(0, first.unsqueeze(0)).squeeze(0).bool()
+            sums.append(RowSums(sign * (counts & ~is_top), sign * (counts & is_top), next(rest).sum(0)))
+        return Merged(largest.clamp(min=0), (sums[0], sums[1]), (first, counts))
+
+    def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
+        first, counts = (x.unsqueeze(-1) for x in merged.extra)
+        chosen = torch.zeros_like(pair.p)
+        if pair.p.shape[-1]:
+            here = (counts & (first == self.rank)).to(pair.p.dtype)
+            chosen.scatter_(-1, pair.log_ratio.argmax(-1, keepdim=True), here)
+        return chosen, -chosen
+
+    rank = 0
+    """Of this process; the rule of each is its own."""
+
+
+class _SupportRule(Rule):
+    """Renyi of order 0: the mass of Q outside the support of P."""
+
+    gathers = True
+
+    def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
+        lost, covered = self._support(pair)
+        numbers = [lost.sum(-1), covered.logsumexp(-1)]
+        for top, mass in zip(tops, (pair.p, pair.q), strict=True):
+            if top is not None:
+                numbers += [
+                    (lost * top).sum(-1),
+                    torch.where(top, covered, -torch.inf).logsumexp(-1),
+                    (mass * ~top).sum(-1),
+                ]
+        return stacked(numbers)
+
+    def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
+        lost, covered = numbers[..., 0].sum(0), numbers[..., 1].logsumexp(0)
+        values = torch.where(lost < 0.5, -torch.log1p(-lost), -covered)
+        uniform = covered == -torch.inf
+        rest = iter(numbers[..., 2:].unbind(-1))
+        sums: list[RowSums | None] = []
+        for want, is_q in zip(wanted, (False, True), strict=True):
+            if not want:
+                sums.append(None)
+                continue
+            lost_top, covered_top, mass = next(rest).sum(0), next(rest).logsumexp(0), next(rest).sum(0)
+            share = torch.where(uniform, 1 / self.classes, torch.exp(covered_top - _finite_peak(covered)))
+            top = (lost_top - lost * share) * is_q
+            sums.append(RowSums(-top, top, mass))  # the derivatives of a row sum to 0
+        return Merged(values, (sums[0], sums[1]), (lost, covered))
+
+    def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
+        total, covered = (x.unsqueeze(-1) for x in merged.extra)
+        lost, here = self._support(pair)
+        shares = torch.where(covered == -torch.inf, 1 / self.classes, torch.exp(here - _finite_peak(covered)))
+        return torch.zeros_like(pair.p), lost - total * shares
+
+    def _support(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        """Return q outside the support of P, else 0, and log q inside, else -inf."""
+        outside = pair.log_ratio == -torch.inf
+        return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())
+
+
+def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
+    """Return the rule for a divergence.
+
+    Raises:
+        ArgumentValueError: it is neither a sum over classes nor `Renyi`.
+    """
+    if isinstance(kind, Renyi):
+        if kind.alpha == 1:
+            return Rule(KL(), classes)
+        if kind.alpha == 0:
+            return _SupportRule(kind, classes)
+        if kind.alpha != math.inf:
+            return _RenyiRule(kind, classes)
+        rule = _LargestRatioRule(kind, classes)
+        rule.rank = rank
+        return rule
+    if type(kind).total is not Divergence.total:
+        raise invalid_value(
+            call,
+            "kind",
+            wanted="with sharded classes a divergence that is a sum over classes, or Renyi",
+            got=safe_repr(kind),
+            instead="group=None with the logits of all classes, or another kind",
+        )
+    return Rule(kind, classes)
+
+
+def _sums_of(
+    derivatives: Sequence[Tensor], masses: Sequence[Tensor], tops: Sequence[Tensor | None]
+) -> list[Tensor]:
+    numbers: list[Tensor] = []
+    for by, mass, top in zip(derivatives, masses, tops, strict=True):
+        if top is not None:
+            numbers += [
+                torch.where(top, 0, by).sum(-1),
+                torch.where(top, by, 0).sum(-1),
+                torch.where(top, 0, mass).sum(-1),
+            ]
+    return numbers
+
+
+def _sides(columns: list[Tensor], wanted: Sequence[bool]) -> tuple[RowSums | None, RowSums | None]:
+    rest = iter(columns)
+    p, q = (RowSums(next(rest), next(rest), next(rest)) if want else None for want in wanted)
+    return p, q
+
+
+def _without_infinite(logs: Tensor) -> Tensor:
+    return torch.where(logs == torch.inf, -torch.inf, logs)
+
+
+def _finite_peak(logs: Tensor) -> Tensor:
+    """Return logs that can be subtracted: 0 in place of -inf."""
+    return torch.where(logs == -torch.inf, 0, logs)
+
+
+def _first_rank(numbers: Tensor, largest: Tensor) -> Tensor:
+    """Return for each row the first rank that has the largest number; 0 where that is NaN."""
+    places = torch.arange(numbers.shape[0], device=numbers.device).unsqueeze(-1)
+    found = torch.where(numbers == largest, places, numbers.shape[0]).amin(0)
+    return torch.where(found == numbers.shape[0], 0, found)

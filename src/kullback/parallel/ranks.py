@@ -1,0 +1,165 @@
+"""The ranks of a process group: the collectives that the losses use, and what all ranks must agree about."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kullback.errors import KullbackError, invalid_type, invalid_value
+from kullback.numeric import accurate_dtype
+from kullback.representations import can_inspect
+
+__all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
+
+
+class Ranks:
+    """A process group, and this process's place in it.
+
+    Arguments:
+        call: the function that the user called, for messages.
+        group: the process group.
+
+    Raises:
+        ArgumentTypeError: `group` is no process group.
+        ArgumentValueError: this process is not in it.
+    """
+
+    def __init__(self, call: str, group: Any) -> None:
+        if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+            not_in_it = dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER
+            raise (invalid_value if not_in_it else invalid_type)(
+                call,
+                "group",
+                wanted="a process group of torch.distributed that this process is in",
+                got="one that it is not in" if not_in_it else type(group).__name__,
+                instead="a call on the ranks of the group alone"
+                if not_in_it
+                else "group=torch.distributed.group.WORLD, or group=mesh.get_group('tp') of a DeviceMesh",
+            )
+        self.call = call
+        self.group = group
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the tensors of all ranks, stacked in rank order; their shapes are equal."""
+        gathered = x.new_empty(self.size, *x.shape)
+        if x.numel():
+            dist.all_gather(list(gathered.unbind(0)), x.contiguous(), group=self.group)
+        return gathered
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Overwrite a contiguous tensor with the sum over all ranks and return it."""
+        if x.numel():
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def exchange(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """Send one flat piece to each rank, and return what all sent here, `sizes` numbers of each, in rank order."""
+        sent = torch.cat(list(pieces))
+        received = sent.new_empty(sum(sizes))
+        dist.all_to_all_single(
+            received, sent, list(sizes), [piece.numel() for piece in pieces], group=self.group
+        )
+        return received
+
+
+def agree(
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    same: Mapping[str, object],
+    own: Mapping[str, int],
+    problem: KullbackError | None,
+) -> dict[str, list[int]]:
+    """Let all ranks know each other's numbers, and raise on each of them where they do not ask for the same.
+
+    One all-gather of a few integers, which are read at once: an accelerator is waited for.
+
+    Arguments:
+        ranks: the group.
+        device: where the tensors are.
+        same: what must be equal on all ranks, by the argument and what of it, as in "student number of positions":
+            integers, tensors of one integer, or anything whose repr says what it is.
+        own: integers that may differ.
+        problem: the error that this rank's arguments led to; the other ranks must not wait for it.
+
+    Returns:
+        for each name in `own` its value on every rank.
+
+    Raises:
+        KullbackError: `problem`; or, on every rank, that another one has a problem or that something differs.
+    """
+    numbers = [
+        int(problem is not None),
+        *(0 if problem else _number(x) for x in same.values()),
+        *own.values(),
+    ]
+    header = torch.stack([torch.as_tensor(x, dtype=torch.int64, device=device) for x in numbers])
+    table = torch.stack(list(ranks.gather(header).unbind(0)), 1).tolist()
+    if problem is not None:
+        raise problem
+    if any(table[0]):
+        failed = [rank for rank, status in enumerate(table[0]) if status]
+        raise invalid_value(
+            ranks.call,
+            "group",
+            wanted="arguments that every rank of the group accepts",
+            got=f"an error on {_named(failed)}",
+            instead=f"what the error there says; this is rank {ranks.rank}",
+        )
+    for name, found in zip(same, table[1:], strict=False):
+        others = [rank for rank, number in enumerate(found) if number != found[0]]
+        if others:
+            shown = "number" in name
+            raise invalid_value(
+                ranks.call,
+                name.partition(" ")[0],
+                wanted=f"the same {name.partition(' ')[2] or name} on every rank of the group",
+                got=", ".join(map(str, found)) + " on ranks 0 to " + str(ranks.size - 1)
+                if shown
+                else f"another on {_named(others)} than on rank 0",
+                instead="the same arguments on every rank, each with its own shard of the classes",
+            )
+    return dict(zip(own, table[1 + len(same) :], strict=True))
+
+
+def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
+    """Raise where a backward pass is to be differentiated itself, or runs in batches."""
+    if torch.is_grad_enabled() or not can_inspect(grad):
+        raise invalid_value(
+            ranks.call,
+            "group",
+            wanted="first derivatives alone, of one backward pass at a time",
+            got="a backward pass that is to be differentiated, or one in batches",
+            instead="loss.backward() or torch.autograd.grad(loss, inputs), without create_graph=True",
+        )
+
+
+def _number(value: object) -> Any:
+    """Return an integer, or a tensor of one, that stands for the value."""
+    if isinstance(value, int | Tensor):
+        return value
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def pattern(x: Tensor | None) -> Tensor | int:
+    """Return a number that tells tensors of integers or booleans apart: their sum with weights that differ."""
+    if x is None:
+        return 0
+    places = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C15 % (1 << 61)
+    return (places * (x.reshape(-1).long() + 1)).sum()
+
+
+def stacked(numbers: Sequence[Tensor]) -> Tensor:
+    """Stack numbers of rows as the columns of a matrix, in the most accurate dtype of the device."""
+    return torch.stack(list(numbers), -1).to(accurate_dtype(numbers[0].device))

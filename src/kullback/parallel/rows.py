@@ -1,0 +1,273 @@
+"""Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
+
+Each rank computes masses of its own classes, and a few numbers a row travel. The arithmetic is in float64 (float32 on
+devices without it) over blocks of rows: by the native kernels where they serve, else in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from kullback.generators import Divergence, FinitePair
+from kullback.kernels.overlap import may_overlap_itself
+from kullback.numeric import upcast
+from kullback.parallel import native_rows
+from kullback.parallel.combine import Merged, RowSums, Rule, rule_of
+from kullback.parallel.native_rows import Normalizer
+from kullback.parallel.ranks import Ranks, check_first_derivative
+
+__all__ = ["ShardedRows", "blocks", "log_sums", "merged_log_sums"]
+
+# Elements in a block, so that temporaries stay small; GPUs need larger blocks.
+_BLOCK = {"cpu": 1 << 17}
+_LARGE_BLOCK = 1 << 24
+
+
+class State(NamedTuple):
+    """What the forward sweep found: all ranks know the same."""
+
+    p: Normalizer
+    q: Normalizer
+    merged: Merged
+
+
+class ShardedRows(NamedTuple):
+    """Divergences of rows whose classes are sharded; all ranks call its methods with the same rows in the same order.
+
+    Attributes:
+        ranks: the group.
+        kind: the divergence.
+        temperature: what the logits are divided by.
+        classes: the number of classes of all ranks together.
+        needed: by which side, P and Q, a gradient is wanted on any rank.
+    """
+
+    ranks: Ranks
+    kind: Divergence
+    temperature: float
+    classes: int
+    needed: tuple[bool, bool]
+
+    def divergence(self, p: Tensor, q: Tensor, *, dtype: torch.dtype, inplace: bool = False) -> Tensor:
+        """Return the divergence of each row, the same on every rank; its gradient goes to this rank's logits."""
+        return cast("Tensor", _ShardedDivergence.apply(p, q, self, dtype, inplace))
+
+    def value_and_gradient(
+        self,
+        kind: Divergence,
+        p: Tensor,
+        q: Tensor,
+        weights: Tensor | None,
+        *,
+        wanted: tuple[bool, bool],
+        temperature: float,
+        inplace: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Do what `kernels.value_and_gradient` does for whole rows, with the gradient by this rank's logits."""
+        state = self.sweep(p, q, self.needed if any(wanted) else (False, False))
+        by_p, by_q = self.gradients(p, q, state, weights, wanted, (inplace, inplace))
+        return state.merged.values, by_p, by_q
+
+    def sweep(self, p: Tensor, q: Tensor, needed: tuple[bool, bool]) -> State:
+        """Compute the values, and what the gradients by the sides needed take: two collectives."""
+        gathered = self.ranks.gather(torch.cat([log_sums(x, self.temperature) for x in (p, q)], -1))
+        rank = self.ranks.rank
+        normalizers = merged_log_sums(gathered[..., :2], rank), merged_log_sums(gathered[..., 2:], rank)
+        rule = self._rule()
+        if native_rows.serves(rule.kind, p, q):
+            local = native_rows.local_numbers(rule.kind, p, q, normalizers, needed, self.temperature)
+        else:
+            parts: list[Tensor] = []
+            for block in blocks(p):
+                pair, tops = self._pair(p, q, normalizers, block, needed)
+                parts.append(rule.local(pair, tops))
+            local = torch.cat(parts)
+        numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
+        return State(*normalizers, rule.merge(numbers, needed))
+
+    def gradients(
+        self,
+        p: Tensor,
+        q: Tensor,
+        state: State,
+        weights: Tensor | None,
+        wanted: Sequence[bool],
+        inplace: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """Return the gradients of the weighted sum of the values by this rank's logits, where they are wanted."""
+        rule = self._rule()
+        results = [
+            (x if over else torch.empty_like(x)) if want else None
+            for x, want, over in zip((p, q), wanted, inplace, strict=True)
+        ]
+        if not any(wanted):
+            return results
+        if native_rows.serves(rule.kind, p, q):
+            native_rows.add_gradients(
+                rule.kind, p, q, (state.p, state.q), state.merged, weights, results, self.temperature
+            )
+            return results
+        for block in blocks(p):
+            pair, tops = self._pair(p, q, state, block, wanted)
+            merged = state.merged.block(block)
+            derivatives = rule.derivatives(pair, merged)
+            factors = None if weights is None else weights[block].unsqueeze(-1)
+            for result, by, mass, top, sums in zip(
+                results, derivatives, (pair.p, pair.q), tops, merged.sums, strict=True
+            ):
+                if result is not None and top is not None and sums is not None:
+                    gradient = _by_logits(by, mass, top, sums) / self.temperature
+                    if factors is not None:  # a row of weight 0 gives 0, whatever it holds
+                        gradient = torch.where(factors == 0, 0, factors * gradient)
+                    result[block] = gradient.to(result.dtype)
+        return results
+
+    def _rule(self) -> Rule:
+        return rule_of(self.ranks.call, self.kind, self.classes, self.ranks.rank)
+
+    def _pair(
+        self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Sequence[bool]
+    ) -> tuple[FinitePair, list[Tensor | None]]:
+        """Return the masses of this rank's classes, and masks of the class with the most mass of the sides wanted."""
+        norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
+        logits = [_scaled(x[block], self.temperature) for x in (p, q)]
+        tops = [
+            _top(x, norm.owner == self.ranks.rank) if want else None
+            for x, norm, want in zip(logits, norms, wanted, strict=True)
+        ]
+        return _finite_pair(logits, norms), tops
+
+
+class _ShardedDivergence(torch.autograd.Function):
+    """The divergence of each row; the backward pass sends nothing, as the forward pass kept the sums that it needs.
+
+    Every rank has the same values, and the same gradient of the loss by them: the gradient by this rank's logits is
+    that of the one loss, not of the sum over the ranks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, p: Tensor, q: Tensor, rows: ShardedRows, dtype: torch.dtype, inplace: bool
+    ) -> Tensor:
+        ctx.rows, ctx.inplace = rows, inplace
+        ctx.state = rows.sweep(p, q, rows.needed)
+        ctx.save_for_backward(p, q)
+        return ctx.state.merged.values.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        check_first_derivative(ctx.rows.ranks, grads[0])
+        p, q = ctx.saved_tensors
+        inplace = ctx.inplace and not may_overlap_itself(q)
+        weights = upcast(grads[0])
+        by_p, by_q = ctx.rows.gradients(p, q, ctx.state, weights, ctx.needs_input_grad[:2], (False, inplace))
+        if inplace:  # whoever else kept the logits for a backward pass of their own is told by autograd
+            torch.autograd.graph.increment_version(q)
+            by_q = q.detach()
+        return by_p, by_q, None, None, None
+
+
+def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
+    """Return the largest of this rank's logits in each row, and the sum of their exponentials relative to it.
+
+    Arguments:
+        logits: shape (rows, classes of this rank).
+        temperature: what they are divided by.
+        excluded: for each row classes that do not count, shape (rows, k); an index past the end is none.
+
+    Returns:
+        shape (rows, 2); the largest of nothing is -inf.
+    """
+    results: list[Tensor] = []
+    for block in blocks(logits):
+        x = _scaled(logits[block], temperature)
+        if excluded is not None:  # one more column takes the indices past the end
+            x = torch.nn.functional.pad(x, (0, 1)).scatter(-1, excluded[block], -torch.inf)[..., :-1]
+        if not x.shape[-1]:
+            results.append(
+                torch.cat([x.new_full((x.shape[0], 1), -torch.inf), x.new_zeros(x.shape[0], 1)], -1)
+            )
+            continue
+        peak = x.amax(-1, keepdim=True)
+        results.append(torch.cat([peak, torch.exp(x - _subtractable(peak)).sum(-1, keepdim=True)], -1))
+    return torch.cat(results)
+
+
+def merged_log_sums(gathered: Tensor, rank: int) -> Normalizer:
+    """Merge what `log_sums` returned on each rank, shape (ranks, rows, 2); `rank` is this one."""
+    peaks, sums = gathered[..., 0], gathered[..., 1]
+    largest = peaks.amax(0)
+    places = torch.arange(peaks.shape[0], device=peaks.device).unsqueeze(-1)
+    owner = torch.where(peaks == largest, places, peaks.shape[0]).amin(0)
+    peak = _subtractable(largest)
+    shares = torch.where(peaks == -torch.inf, 0, sums * torch.exp(_subtractable(peaks) - peak))
+    total = shares.sum(0)
+    return Normalizer(peak, total, owner, shares[rank] / total)
+
+
+def _subtractable(peak: Tensor) -> Tensor:
+    return torch.where(peak.isfinite(), peak, 0)
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    return upcast(logits) / temperature if temperature != 1 else upcast(logits)
+
+
+def _top(logits: Tensor, is_here: Tensor) -> Tensor:
+    """Return a mask of the largest logit of each row, in rows that have it here."""
+    if not logits.shape[-1]:
+        return torch.zeros_like(logits, dtype=torch.bool)
+    mask = torch.zeros_like(logits, dtype=torch.bool)
+    return mask.scatter_(-1, logits.argmax(-1, keepdim=True), is_here.unsqueeze(-1))
+
+
+def _finite_pair(logits: Sequence[Tensor], norms: Sequence[Normalizer]) -> FinitePair:
+    """Normalize this rank's classes of both sides; see `kernels.reference.pair_from_weights`."""
+    masses: list[Tensor] = []
+    shifted: list[Tensor] = []
+    empty: list[Tensor] = []
+    peaks: list[Tensor] = []
+    log_totals: list[Tensor] = []
+    largest = torch.finfo(logits[0].dtype).max
+    for side, norm in zip(logits, norms, strict=True):
+        peak, total = norm.peak.unsqueeze(-1), norm.total.unsqueeze(-1)
+        # Differences between logits of the size of the largest number might overflow.
+        shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
+        x, peak = side - shift, peak - shift
+        masses.append(torch.exp(x - peak) / total)
+        empty.append(x == -torch.inf)
+        shifted.append(torch.where(empty[-1], 0, x))
+        peaks.append(peak)
+        log_totals.append(torch.log(total))
+    # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
+    log_ratio = (shifted[0] - shifted[1]) - (peaks[0] - peaks[1]) - (log_totals[0] - log_totals[1])
+    log_ratio = torch.where(empty[0], -torch.inf, torch.where(empty[1], torch.inf, log_ratio))
+    log_ratio = torch.where(empty[0] & empty[1], 0, log_ratio)
+
+    def log_masses() -> tuple[Tensor, Tensor]:
+        p, q = (
+            torch.where(none, -torch.inf, x - peak - log_total)
+            for none, x, peak, log_total in zip(empty, shifted, peaks, log_totals, strict=True)
+        )
+        return p, q
+
+    return FinitePair(masses[0], masses[1], log_ratio, log_masses)
+
+
+def _by_logits(by: Tensor, mass: Tensor, top: Tensor, sums: RowSums) -> Tensor:
+    """Turn derivatives by log-masses into those by logits."""
+    total = (sums.others + sums.top).unsqueeze(-1)
+    at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)
+    return torch.where(top, at_top, by - mass * total)
+
+
+def blocks(rows: Tensor) -> Iterator[slice]:
+    """Cut rows into blocks of a bounded number of elements; there is at least one."""
+    n, classes = rows.shape
+    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
+    step = max(1, elements // max(classes, 1))
+    return (slice(start, start + step) for start in range(0, max(n, 1), step))

@@ -1,0 +1,223 @@
+"""Which classes each rank has, and how two sides that are cut in different places are brought to the same classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_value, safe_repr
+from kullback.parallel.ranks import Ranks, check_first_derivative
+
+__all__ = ["Ranges", "Sides", "is_dtensor", "local_shard", "mesh_group", "whole_on_every_rank"]
+
+Ranges = list[tuple[int, int]]
+
+
+def is_dtensor(x: object) -> bool:
+    """Tell whether `x` is a DTensor, without importing what defines them."""
+    return isinstance(x, Tensor) and type(x).__module__.startswith("torch.distributed.tensor")
+
+
+def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
+    """Return the process group over which dimension `dim` of a DTensor is sharded, its mesh, and the mesh's dimension.
+
+    Raises:
+        ArgumentValueError: no mesh dimension shards it, more than one does, or another dimension is sharded as well.
+    """
+    placements = x.placements
+    sharding = [i for i, p in enumerate(placements) if p.is_shard() and p.dim % x.ndim == dim % x.ndim]
+    others = [p for i, p in enumerate(placements) if i not in sharding and not p.is_replicate()]
+    if len(sharding) != 1 or others:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a DTensor with Shard({dim}) in one dimension of its mesh and Replicate() in the others",
+            got=f"placements {tuple(placements)}",
+            instead=f"{name}={name}.to_local() of the rows of this rank with group=mesh.get_group('tp'), and "
+            "normalizer= for a mean over the rows of all ranks",
+        )
+    mesh = x.device_mesh
+    return mesh.get_group(sharding[0]), mesh, sharding[0]
+
+
+def local_shard(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int) -> Tensor:
+    """Return this rank's part of dimension `dim` of a DTensor, or of a tensor that is whole on every rank."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    sharded: list[Any] = [Replicate()] * mesh.ndim
+    sharded[mesh_dim] = Shard(dim % x.ndim)
+    return _redistributed(call, name, x, mesh, sharded)
+
+
+def whole_on_every_rank(call: str, name: str, x: Any, mesh: Any) -> Tensor:
+    """Return all of a DTensor, or of a tensor that is whole on every rank."""
+    from torch.distributed.tensor import Replicate
+
+    return _redistributed(call, name, x, mesh, [Replicate()] * mesh.ndim)
+
+
+def _redistributed(call: str, name: str, x: Any, mesh: Any, placements: list[Any]) -> Tensor:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not is_dtensor(x):
+        x = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    if x.device_mesh != mesh:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a DTensor on the same mesh as the other side, {mesh}",
+            got=f"one on {x.device_mesh}",
+            instead=f"{name}={name}.full_tensor()",
+        )
+    return cast("Tensor", x.redistribute(placements=placements).to_local())
+
+
+class Sides(NamedTuple):
+    """How two sides are cut: for each side the ranges of classes of all ranks, and the ranges at which they meet."""
+
+    ranks: Ranks
+    student: Ranges
+    teacher: Ranges
+    meeting: Ranges
+
+    @classmethod
+    def between(
+        cls,
+        ranks: Ranks,
+        student: Sequence[int],
+        teacher: Sequence[int] | None,
+        *,
+        classes: int | None,
+        vocabulary: str,
+        names: tuple[str, str] = ("student", "teacher"),
+    ) -> Sides:
+        """Compare how both sides are cut.
+
+        Arguments:
+            ranks: the group.
+            student: the number of the student's classes on each rank.
+            teacher: the teacher's; None if it is not sharded.
+            classes: the number of classes without padding; None if there is none.
+            vocabulary: what to do if one side has more classes.
+            names: of the two arguments, for the message.
+        """
+        cuts = [_ranges(sizes) for sizes in (student, student if teacher is None else teacher)]
+        totals = [cut[-1][1] for cut in cuts]
+        if classes is not None:
+            if classes > min(totals):
+                raise invalid_value(
+                    ranks.call,
+                    "classes",
+                    wanted=f"at most the number of classes that all shards have together, {min(totals)}",
+                    got=safe_repr(classes),
+                    instead=f"classes={min(totals)}, or None without padding",
+                )
+            totals = [classes, classes]
+        if totals[0] != totals[1] and vocabulary == "error":
+            _refuse_totals(ranks, list(student), list(teacher or student), names)
+        if vocabulary == "truncate":
+            totals = [min(totals)] * 2
+        cuts = [_clipped(cut, total) for cut, total in zip(cuts, totals, strict=True)]
+        last = max(totals)
+        meeting = [*cuts[0][:-1], (min(cuts[0][-1][0], last), last)]
+        return cls(ranks, cuts[0], cuts[1], meeting)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of both sides together."""
+        return self.meeting[-1][1]
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """The range of classes that this rank works on."""
+        return self.meeting[self.ranks.rank]
+
+    def student_part(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Return this rank's part of the student without padding."""
+        start, stop = self.student[self.ranks.rank]
+        return x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
+
+    def teacher_part(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Return the teacher's part of the classes that this rank works on; from other ranks where they have it."""
+        start, stop = self.teacher[self.ranks.rank]
+        x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
+        last = self.teacher[-1][1]
+        wanted = _clipped(self.meeting, last)
+        # An empty range is none, wherever it lies.
+        if all(
+            have == want or (have[0] == have[1] and want[0] == want[1])
+            for have, want in zip(self.teacher, wanted, strict=True)
+        ):
+            return x
+        return cast("Tensor", _Exchange.apply(x, self.ranks, self.teacher, wanted, dim))
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Return logits with -inf for the classes of this rank that the side lacks."""
+        start, stop = self.own
+        lacking = stop - start - x.shape[-1]
+        return torch.nn.functional.pad(x, (0, lacking), value=-math.inf) if lacking else x
+
+
+def _ranges(sizes: Sequence[int]) -> Ranges:
+    ends = list(accumulate(sizes))
+    return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _clipped(ranges: Ranges, last: int) -> Ranges:
+    return [(min(start, last), min(stop, last)) for start, stop in ranges]
+
+
+def _refuse_totals(ranks: Ranks, student: list[int], teacher: list[int], names: tuple[str, str]) -> None:
+    total = sum(student)
+    start = sum(student[: ranks.rank])
+    whole = all(size == total for size in teacher)
+    raise invalid_value(
+        ranks.call,
+        names[1],
+        wanted=f"shards that together have as many classes as those of {names[0]}, {total}",
+        got=f"{sum(teacher)}, of {', '.join(map(str, teacher))} on ranks 0 to {ranks.size - 1}",
+        instead=f"{names[1]}={names[1]}[..., {start}:{start + student[ranks.rank]}], the part of this rank"
+        if whole
+        else "vocabulary='truncate' if the first classes of both mean the same, or classes= if the last are padding",
+    )
+
+
+class _Exchange(torch.autograd.Function):
+    """Hand slices of one dimension to the ranks that want them: one all-to-all, and one backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks, have: Ranges, want: Ranges, dim: int) -> Tensor:
+        ctx.arguments = ranks, have, want, dim
+        return _exchanged(x, ranks, have, want, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ranks, have, want, dim = ctx.arguments
+        check_first_derivative(ranks, grads[0])
+        return _exchanged(grads[0], ranks, want, have, dim), None, None, None, None
+
+
+def _exchanged(x: Tensor, ranks: Ranks, have: Ranges, want: Ranges, dim: int) -> Tensor:
+    def overlap(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        start, stop = max(a[0], b[0]), min(a[1], b[1])
+        return start, max(stop, start)
+
+    own = have[ranks.rank]
+    pieces = [
+        x.narrow(dim, start - own[0] if stop > start else 0, stop - start).reshape(-1)
+        for start, stop in (overlap(own, other) for other in want)
+    ]
+    shapes: list[list[int]] = []
+    for other in have:
+        start, stop = overlap(other, want[ranks.rank])
+        shape = list(x.shape)
+        shape[dim] = stop - start
+        shapes.append(shape)
+    sizes = [math.prod(shape) for shape in shapes]
+    received = ranks.exchange(pieces, sizes).split(sizes)
+    return torch.cat([part.reshape(shape) for part, shape in zip(received, shapes, strict=True)], dim)

@@ -1,0 +1,114 @@
+"""Processes that share the rows of a task: what one finds all know, and where one fails all end with its error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+
+from kullback.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    FileError,
+    KullbackError,
+    OptionalDependencyError,
+)
+from kullback.parallel.ranks import Ranks
+
+__all__ = ["Workers", "torchrun_workers", "worker_count"]
+
+# How long to wait for a worker that neither answers nor ends. One that ends is noticed at once.
+_SECONDS = 300
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SAME_CLASS = {
+    x.__name__: x for x in (FileError, ArgumentValueError, ArgumentTypeError, OptionalDependencyError)
+}
+_T = TypeVar("_T")
+
+
+class Workers:
+    """The ranks of a group that all do the same calls; without a group, this process alone.
+
+    Arguments:
+        call: the function that the user called, for messages.
+        group: a process group of the CPU, such as one of gloo; None for this process alone.
+    """
+
+    def __init__(self, call: str, group: Any = None) -> None:
+        ranks = None if group is None else Ranks(call, group)
+        self.call, self.group = call, group
+        self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+
+    def gather(self, compute: Callable[[], _T]) -> list[_T]:
+        """Return what each worker computes, which is pickled, in rank order.
+
+        Raises:
+            KullbackError: on every worker, what the first one to fail by rank raised; or that one is gone.
+        """
+        result, error = None, None
+        try:
+            result = compute()
+        except Exception as caught:
+            if self.size == 1:
+                raise
+            error = caught
+        if self.size == 1:
+            return [cast("_T", result)]
+        told = None if error is None else (type(error).__name__, str(error), isinstance(error, KullbackError))
+        answers: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(answers, (result, told), group=self.group)
+        except (RuntimeError, EOFError) as lost:
+            raise KullbackError(
+                f"{self.call}: wanted an answer from all {self.size} workers; worker {self.rank} has none from some: "
+                "one was ended, or its connection lost. Start all of them again"
+            ) from lost
+        for rank, (_, problem) in enumerate(answers):
+            if problem is None:
+                continue
+            if rank == self.rank and error is not None:
+                raise error
+            name, text, is_ours = problem
+            raise _SAME_CLASS.get(name, KullbackError)(text if is_ours else f"worker {rank}: {name}: {text}")
+        return [answer for answer, _ in answers]
+
+    def each(self, compute: Callable[[], _T]) -> _T:
+        """Return what this worker computes, once all others have computed theirs without error."""
+        results: list[_T] = []
+        self.gather(lambda: results.append(compute()))
+        return results[0]
+
+
+def worker_count() -> int:
+    """Return how many workers torchrun has started, by what it writes to the environment."""
+    given = all(name in os.environ for name in _ENVIRONMENT)
+    count = os.environ["WORLD_SIZE"] if given else "1"
+    return int(count) if count.isdigit() else 1
+
+
+@contextmanager
+def torchrun_workers(call: str) -> Generator[Workers]:
+    """Connect the workers that torchrun has started; this process alone where it has not.
+
+    Raises:
+        KullbackError: they cannot be connected.
+    """
+    if worker_count() <= 1:
+        yield Workers(call)
+        return
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_SECONDS))
+    except (RuntimeError, ValueError) as error:
+        raise KullbackError(
+            f"{call}: wanted {os.environ['WORLD_SIZE']} workers that torchrun started to connect within {_SECONDS} s; "
+            f"worker {os.environ['RANK']} could not ({' '.join(str(error).split())[:200]}). Write: torchrun "
+            "--nproc-per-node N -m kullback compare ..., or kullback compare ... for one process"
+        ) from error
+    try:
+        yield Workers(call, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,65 @@
+"""Which blocks of rows a worker of several measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from kullback.io import RowSource
+from kullback.parallel.workers import Workers
+
+__all__ = ["shared_blocks"]
+
+# Formats of which a block is read without those before it. Of others each worker reads all rows: text and compressed
+# arrays are decoded from the beginning, and what is said of the whole file, such as its stored mass, needs all of it.
+DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor"}
+
+
+def shared_blocks(
+    workers: Workers,
+    sides: tuple[RowSource, RowSource],
+    blocks: Iterable[tuple[int, Tensor, Tensor]],
+    rows: int,
+) -> Iterator[tuple[int, Tensor, Tensor] | None]:
+    """Iterate over the rounds in which each worker measures one block, in rank order.
+
+    Arguments:
+        workers: the workers.
+        sides: both files.
+        blocks: all blocks of both in step.
+        rows: in a block.
+
+    Returns:
+        for each round the block of this worker, None where there is none left for it.
+    """
+    count = sides[0].rows
+    if count is None or any(side.format not in DIRECT for side in sides):
+        return _in_turn(workers, blocks)
+    return _direct(workers, sides, count, rows)
+
+
+def _direct(
+    workers: Workers, sides: tuple[RowSource, RowSource], count: int, rows: int
+) -> Iterator[tuple[int, Tensor, Tensor] | None]:
+    for first in range(0, count, rows * workers.size):
+        start = first + rows * workers.rank
+        stop = min(start + rows, count)
+        yield (start, sides[0].read(start, stop), sides[1].read(start, stop)) if start < count else None
+
+
+def _in_turn(
+    workers: Workers, blocks: Iterable[tuple[int, Tensor, Tensor]]
+) -> Iterator[tuple[int, Tensor, Tensor] | None]:
+    remaining = iter(blocks)
+    while True:
+        own = None
+        for rank in range(workers.size):
+            block = next(remaining, None)
+            if block is None:
+                if rank:
+                    yield own
+                return
+            if rank == workers.rank:
+                own = block
+        yield own

@@ -1,0 +1,128 @@
+"""`linear_distillation_loss` with the heads' classes sharded: value and all gradients are those of whole heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kullback import JensenShannon, Renyi
+from kullback.functional import linear_distillation_loss
+from tests.parallel.losses import chunked, even, late, ragged
+from tests.parallel.world import SIZES, Rank
+
+NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
+MASK = torch.tensor([True, True, False, True, False, True, True])
+
+
+def tensors(classes: tuple[int, int] = (11, 11), dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    made: dict[str, Tensor] = {}
+    for side, size, number in zip(("student", "teacher"), (5, 3), classes, strict=True):
+        shapes = {"": (7, size), "_weight": (number, size), "_bias": (number,)}
+        for name, shape in shapes.items():
+            made[side + name] = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return made
+
+
+class Head:
+    """One call, with heads whole or sharded."""
+
+    def __init__(
+        self,
+        made: dict[str, Tensor] | None = None,
+        cut: Any = even,
+        teacher_cut: Any = None,
+        frozen: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        self.made, self.options, self.frozen = made or tensors(), options, frozen
+        self.cuts = {"student": cut, "teacher": teacher_cut or cut}
+
+    def whole(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        made = {name: x.to(dtype or x.dtype) for name, x in self.made.items()}
+        return self._run({name: x.clone() for name, x in made.items()}, {})
+
+    def sharded(self, place: Rank) -> dict[str, Tensor]:
+        parts = {name: x.clone() for name, x in self.made.items()}
+        for side, cut in self.cuts.items():
+            sizes = cut(parts[f"{side}_weight"].shape[0], place.size)
+            for name in (f"{side}_weight", f"{side}_bias"):
+                parts[name] = place.cut(parts[name], sizes, 0)
+        return self._run(parts, {"group": place.group})
+
+    def _run(self, parts: dict[str, Tensor], more: dict[str, Any]) -> dict[str, Tensor]:
+        for name, x in parts.items():
+            x.requires_grad_(name not in self.frozen)
+        loss = linear_distillation_loss(**parts, **self.options, **more)  # pyright: ignore[reportArgumentType]
+        upstream = torch.linspace(0.5, 2.0, loss.numel(), dtype=loss.dtype).reshape(loss.shape)
+        loss.backward(upstream)
+        gradients = {name: x.grad for name, x in parts.items() if x.grad is not None}
+        return {"value": loss.detach(), **gradients}
+
+
+FROZEN_TEACHER = ("teacher", "teacher_weight", "teacher_bias")
+HEADS = {
+    "kl": Head(),
+    "js, frozen teacher": Head(cut=ragged, kind=JensenShannon(), frozen=FROZEN_TEACHER),
+    "rows": Head(cut=chunked, reduction="none", kind=Renyi(2.0)),
+    "several chunks": Head(chunk_bytes=200, kind=JensenShannon(0.3)),
+    "mask in several chunks": Head(cut=late, mask=MASK, chunk_bytes=200, normalizer=9.0),
+    "softcap": Head(softcap=(2.0, None), logit_scale=(0.5, 2.0), temperature=1.5, temperature_squared=True),
+    "cut in other places": Head(cut=even, teacher_cut=ragged),
+    "truncate": Head(tensors((9, 13)), teacher_cut=late, vocabulary="truncate"),
+    "mask vocabulary": Head(tensors((9, 13)), vocabulary="mask", kind=JensenShannon()),
+    "mask vocabulary of the teacher": Head(tensors((13, 9)), vocabulary="mask", kind=JensenShannon()),
+    "padding": Head(tensors((12, 13)), classes=8, frozen=FROZEN_TEACHER),
+    "nothing counts": Head(mask=torch.zeros(7, dtype=torch.bool)),
+}
+LOW = {
+    f"{dtype} head": Head(tensors(dtype=dtype), cut=ragged, chunk_bytes=200)
+    for dtype in (torch.float32, torch.bfloat16)
+}
+CASES = {f"head {name}": head.sharded for name, head in {**HEADS, **LOW}.items()}
+
+
+def joined(found: list[dict[str, Tensor]], name: str) -> Tensor:
+    """Gradients of heads from all ranks; what every rank has whole is the same on each."""
+    assert all(isinstance(x, dict) for x in found), found
+    if name.endswith(("weight", "bias")):
+        return torch.cat([x[name] for x in found])
+    assert all(torch.equal(x[name], found[0][name]) for x in found)
+    return found[0][name]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", HEADS)
+def test_value_and_gradients_are_those_of_whole_heads(results, name, size):
+    expected = HEADS[name].whole()
+    assert expected.keys() == {"value", *NAMES} - set(HEADS[name].frozen)
+    for what, wanted in expected.items():
+        torch.testing.assert_close(
+            joined(results[f"head {name}", size], what), wanted, rtol=1e-10, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", LOW)
+def test_low_precision_is_within_the_error_of_whole_heads(results, name, size):
+    """As one process has it: as near to float64, up to the rounding of the logits and of the sums."""
+    exact, one = LOW[name].whole(torch.float64), LOW[name].whole()
+    for what, truth in exact.items():
+        got = joined(results[f"head {name}", size], what).double()
+        budget = (one[what].double() - truth).abs().amax()
+        unit = torch.finfo(one[what].dtype).eps * truth.abs().amax()
+        assert (got - truth).abs().amax() <= 1.5 * budget + unit, what
+
+
+def test_kl_of_heads_is_that_of_their_logits(results):
+    made = HEADS["kl"].made
+    logits = {
+        side: made[side] @ made[f"{side}_weight"].T + made[f"{side}_bias"] for side in ("student", "teacher")
+    }
+    p, q = (logits[side].log_softmax(-1) for side in ("teacher", "student"))
+    truth = (p.exp() * (p - q)).sum(-1).mean()
+    for size in SIZES:
+        torch.testing.assert_close(joined(results["head kl", size], "value"), truth)

@@ -1,0 +1,172 @@
+"""`distillation_loss` with sharded classes: value and gradient are those of whole rows, on every number of ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+
+from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, TotalVariation
+from kullback.functional import SampledTail
+from tests.parallel.losses import (
+    CLASSES,
+    KINDS,
+    Loss,
+    chunked,
+    even,
+    late,
+    of_kind,
+    plain,
+    ragged,
+    rows,
+    top_k,
+)
+from tests.parallel.world import SIZES
+
+CUTS = [even, chunked, ragged, late]
+MASK = torch.tensor([True, False, True, True, False, True])
+WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0, 0.25], dtype=torch.float64)
+LABELS = torch.tensor([1, -100, 3, 0, -100, 2])
+
+
+def with_options(cut: Any = ragged, teacher_cut: Any = None, **options: Any) -> Loss:
+    return Loss(*plain(), options, cut, teacher_cut)
+
+
+def excluded_nan() -> Loss:
+    student, teacher = plain()
+    student[1], teacher[4] = math.nan, math.inf
+    return Loss(student, teacher, {"mask": MASK}, even)
+
+
+def padded() -> Loss:
+    """Two classes of padding at the end, which hold anything."""
+    student, teacher = plain()
+    student[:, -2:], teacher[:, -2:] = 50.0, math.nan
+    return Loss(student, teacher, {"classes": CLASSES - 2}, chunked)
+
+
+def other_vocabulary(vocabulary: str, student: int, teacher: int, **options: Any) -> Loss:
+    kind = JensenShannon() if vocabulary == "mask" else KL()
+    options = {"vocabulary": vocabulary, "kind": kind, **options}
+    return Loss(plain(3, (6,), student)[0], plain(4, (6,), teacher)[1], options, even, late)
+
+
+def top_k_loss(tail: str, kind: Any, **options: Any) -> Loss:
+    student, teacher = plain()
+    student[2, 5:] = -math.inf
+    return Loss(student, top_k(tail, teacher.log_softmax(-1)), {"kind": kind, **options}, late)
+
+
+def sampled_loss(kind: Any) -> Loss:
+    student, teacher = plain()
+    drawn = SampledTail.draw(teacher, k=3, draws=5, generator=torch.Generator().manual_seed(1))
+    return Loss(student, drawn, {"kind": kind}, ragged)
+
+
+LOSSES: dict[str, Loss] = {
+    **{f"{kind!r} {cut.__name__}": of_kind(kind, cut) for kind in KINDS for cut in CUTS},
+    **{f"reduction {word}": with_options(reduction=word) for word in ("none", "sum", "mean", "batchmean")},
+    "mask": with_options(mask=MASK),
+    "weight": with_options(weight=WEIGHT, labels=LABELS, kind=ReverseKL()),
+    "labels": with_options(labels=LABELS, reduction="batchmean"),
+    "nothing counts": with_options(mask=torch.zeros(6, dtype=torch.bool)),
+    "normalizer": with_options(mask=MASK, normalizer=17.0),
+    "normalizer tensor": with_options(mask=MASK, normalizer=torch.tensor(17.0), reduction="sum"),
+    "temperature": with_options(temperature=2.5, temperature_squared=True, kind=JensenShannon()),
+    "cold": with_options(temperature=0.3, kind=Renyi(0.7)),
+    "excluded rows hold anything": excluded_nan(),
+    "padding": padded(),
+    "cut in other places": with_options(even, late, kind=ReverseKL()),
+    "cut in other places, the other way": with_options(ragged, chunked),
+    "truncate": other_vocabulary("truncate", 9, 13),
+    "truncate the student": other_vocabulary("truncate", 13, 9),
+    "mask vocabulary": other_vocabulary("mask", 9, 13),
+    "mask vocabulary of the teacher": other_vocabulary("mask", 13, 9),
+    "padding of both": other_vocabulary("error", 9, 13, classes=8),
+    "several leading dimensions": Loss(*plain(5, (2, 3)), {"reduction": "none"}, even),
+    "no leading dimension": Loss(*plain(5, ()), {}, chunked),
+    "no rows": Loss(*plain(5, (0,)), {}, even),
+    "fewer classes than ranks": Loss(*plain(5, (4,), 2), {"kind": TotalVariation()}, even),
+    **{
+        f"top-k {tail} {kind!r}": top_k_loss(tail, kind)
+        for tail in ("bucket", "renormalize", "zero")
+        for kind in (KL(), JensenShannon())
+    },
+    "top-k renyi": top_k_loss("bucket", Renyi(2.0), mask=MASK),
+    "top-k temperature": top_k_loss("renormalize", KL(), temperature=2.0, reduction="none"),
+    "sampled tail": sampled_loss(KL()),
+    "sampled tail tv": sampled_loss(TotalVariation()),
+}
+LOW = {
+    f"{dtype} {kind!r}": Loss(*rows(dtype), {"kind": kind, "reduction": "none"}, cut)
+    for dtype, kinds, cut in (
+        (torch.float32, KINDS, ragged),
+        (torch.bfloat16, (KL(), JensenShannon(), Renyi(2.0)), late),
+        (torch.float16, (KL(), ReverseKL(), Jeffreys()), chunked),
+    )
+    for kind in kinds
+} | {
+    "cold float32": Loss(*rows(torch.float32), {"kind": JensenShannon(), "temperature": 0.5}, even),
+    "float32 in other places": Loss(
+        *(x.float() for x in plain()), {"kind": TotalVariation(), "mask": MASK}, even, late
+    ),
+}
+CASES = {name: loss.sharded for name, loss in {**LOSSES, **LOW}.items()}
+EACH_SIZE = pytest.mark.parametrize("size", SIZES)
+
+
+def joined(found: list[Any], name: str) -> torch.Tensor:
+    """The gradient of all ranks; a value, the same on each."""
+    assert all(isinstance(x, dict) for x in found), found
+    if name == "value":
+        assert all(torch.equal(x[name], found[0][name]) or x[name].isnan().any() for x in found)
+        return found[0][name]
+    return torch.cat([x[name] for x in found], -1)
+
+
+@EACH_SIZE
+@pytest.mark.parametrize("name", LOSSES)
+def test_value_and_gradients_are_those_of_all_classes_in_one_process(results, name, size):
+    expected = LOSSES[name].whole()
+    found = results[name, size]
+    for what, wanted in expected.items():
+        got = joined(found, what)
+        # Of the size of the row: gradients of a row cancel.
+        scale = wanted.abs().where(wanted.isfinite(), 0).amax() if wanted.numel() else 0
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=float(1e-14 * scale), equal_nan=True)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])  # one rank alone takes the kernels of whole rows
+@pytest.mark.parametrize("name", LOW)
+def test_low_precision_is_float64_rounded(results, name, size):
+    for what, wanted in LOW[name].whole(torch.float64).items():
+        got = joined(results[name, size], what)
+        unit = torch.finfo(
+            got.dtype
+        ).eps  # float32's values, and the factors of its rows, are rounded themselves
+        smallest = torch.finfo(got.dtype).smallest_normal * unit  # or float64's rounding where that is more
+        rounded = wanted.to(got.dtype).double()  # infinite beyond the range of the dtype
+        torch.testing.assert_close(got.double(), rounded, rtol=1.5 * unit, atol=max(smallest, 1e-15))
+
+
+@EACH_SIZE
+def test_kl_is_that_of_fifty_digits(results, size):
+    name = f"{KL()!r} late"
+    student, teacher = rows()
+    values = joined(results[name, size], "value")
+    gradient = joined(results[name, size], "student")
+    upstream = torch.linspace(0.5, 2.0, len(student), dtype=torch.float64)
+    with mpmath.workdps(50):
+        for row in (0, 2, 3, 4, 5, 6, 8):
+            p, q = ([mpmath.exp(mpmath.mpf(float(x))) for x in side[row]] for side in (teacher, student))
+            total_p, total_q = mpmath.fsum(p), mpmath.fsum(q)
+            p, q = [x / total_p for x in p], [x / total_q for x in q]
+            truth = mpmath.fsum(x * mpmath.log(x / y) for x, y in zip(p, q, strict=True) if x)
+            assert abs(values[row].item() / truth - 1) < 1e-9, row
+            for i in range(CLASSES):
+                wanted = float((q[i] - p[i]) * float(upstream[row]))
+                assert abs(gradient[row, i].item() - wanted) <= 1e-9 * abs(wanted) + 1e-30, (row, i)

@@ -1,0 +1,256 @@
+"""Several processes that share the rows of predictions: the same report to the last byte, and one error for all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kullback import compare_predictions, report
+from kullback.cli.commands import kullback
+from kullback.parallel.workers import Workers, worker_count
+from tests.parallel.world import SIZES, Rank
+
+ROWS, CLASSES = 700, 257  # 127 rows in a part: six blocks of one part each
+SECONDS = 120
+
+
+def arrays() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(5)
+    p = random.normal(size=(ROWS, CLASSES)).astype("float32")
+    return {
+        "p": p,
+        "q": p + random.normal(scale=0.3, size=p.shape).astype("float32"),
+        "labels": random.integers(CLASSES, size=ROWS),
+        "clusters": np.arange(ROWS) // 10,
+    }
+
+
+def compared(place: Rank, given: dict[str, np.ndarray], **options: Any) -> str:
+    found = compare_predictions(
+        given["p"],
+        given["q"],
+        representation="logits",
+        labels=given["labels"],
+        cluster=given["clusters"],
+        bootstrap=50,
+        block_bytes=1,
+        group=place.group if place.size > 1 else None,
+        **options,
+    )
+    return report.json.dumps(found)
+
+
+def from_text(place: Rank) -> str:
+    """Files of which no worker knows the number of rows before it has read them."""
+    folder = Path(os.environ["KULLBACK_TEST_FOLDER"]) / f"{place.size}.{place.rank}"
+    folder.mkdir()
+    given = arrays()
+    paths = [folder / f"{name}.csv" for name in ("p", "q")]
+    for name, path in zip(("p", "q"), paths, strict=True):
+        np.savetxt(path, given[name][:300], delimiter=",", fmt="%.9g")
+    group = place.group if place.size > 1 else None
+    found = compare_predictions(*paths, representation="logits", bootstrap=0, block_bytes=1, group=group)
+    # Each worker has a folder of its own.
+    return report.json.dumps(found).replace(str(folder), "")
+
+
+def error_of(place: Rank, **changes: Any) -> str:
+    try:
+        return compared(place, arrays() | changes)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+
+
+def bad_rows(place: Rank) -> str:
+    """Rows of two blocks are no distributions: all report the first."""
+    p = arrays()["p"]
+    p[650], p[300] = np.nan, np.nan
+    return error_of(place, p=p)
+
+
+def missing_on_the_last(place: Rank) -> str:
+    return error_of(place, **({"p": "nowhere.npy"} if place.rank == place.size - 1 else {}))
+
+
+def other_file_on_the_last(place: Rank) -> str:
+    if place.rank < place.size - 1:
+        return error_of(place)
+    return error_of(place, **{name: x[:600] for name, x in arrays().items()})
+
+
+def together(place: Rank) -> list[Any]:
+    """What `Workers` gives, and raises where the middle worker fails by no error of kullback's."""
+    workers = Workers("call", place.group)
+    found: list[Any] = [workers.gather(lambda: place.rank), workers.each(lambda: place.rank)]
+    try:
+        workers.each(lambda: 1 // (place.rank - place.size // 2))
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+CASES: dict[str, Any] = {
+    "predictions": lambda place: compared(place, arrays()),
+    "predictions, llama.cpp": lambda place: compared(place, arrays(), llama_cpp="like"),
+    "predictions of text": from_text,
+    "predictions, bad rows": bad_rows,
+    "predictions, missing": missing_on_the_last,
+    "predictions, other file": other_file_on_the_last,
+    "workers": together,
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["predictions", "predictions, llama.cpp", "predictions of text"])
+def test_reports_are_the_same_to_the_last_byte(results, name, size):
+    (one,) = results[name, 1]
+    assert '"rows":' in one
+    assert results[name, size] == [one] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_bad_row_is_reported_everywhere_as_by_one_process(results, size):
+    (one,) = results["predictions, bad rows", 1]
+    assert one.startswith("FileError")
+    assert "300" in one
+    assert results["predictions, bad rows", size] == [one] * size
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_a_file_that_one_worker_lacks_ends_all(results, size):
+    texts = results["predictions, missing", size]
+    assert all(text == texts[0] for text in texts)
+    assert texts[0].startswith("FileError")
+    assert "nowhere.npy" in texts[0]
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_files_of_other_shape_end_all(results, size):
+    for text in results["predictions, other file", size]:
+        assert "wanted the same files and settings on every worker" in text
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_an_unexpected_error_of_one_worker_ends_all(results, size):
+    for rank, (all_ranks, own, text) in enumerate(results["workers", size]):
+        assert (all_ranks, own) == (list(range(size)), rank)
+        failed = size // 2
+        wanted = (
+            "ZeroDivisionError" if rank == failed else f"KullbackError: worker {failed}: ZeroDivisionError"
+        )
+        assert text.startswith(wanted)
+
+
+def test_one_process_alone_needs_no_group():
+    workers = Workers("call")
+    assert (workers.rank, workers.size, workers.gather(lambda: "a")) == (0, 1, ["a"])
+    with pytest.raises(ZeroDivisionError):
+        workers.each(lambda: 1 // 0)
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def environment(**more: str) -> dict[str, str]:
+    source = Path(sys.modules["kullback"].__file__ or "").parents[1]
+    return {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", **more}
+
+
+def write(folder: Path) -> list[str]:
+    for name, x in arrays().items():
+        np.save(folder / f"{name}.npy", x)
+    options = ["--as", "logits", "--labels", "labels.npy", "--cluster", "clusters.npy", "--bootstrap", "50"]
+    return ["compare", "p.npy", "q.npy", *options, "--block-mb", "0.1"]
+
+
+def test_torchrun_shares_the_rows_and_one_worker_writes(tmp_path, monkeypatch):
+    arguments = write(tmp_path)
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        free_port(),
+    ]
+    done = subprocess.run(
+        [*run, "-m", "kullback", *arguments, "--json", "two.json", "--fail-above", "mean=100"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of a row is") == 1
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(kullback, [*arguments, "--json", "one.json"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "two.json").read_bytes() == (tmp_path / "one.json").read_bytes()
+
+
+KILLED = """
+import os, signal, sys
+from kullback.predictions import compare
+compare.measure = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+from kullback.cli import main
+main(may_have_workers=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "missing"])
+def test_a_worker_that_fails_ends_all_in_one_line(tmp_path, how):
+    arguments = write(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    port = free_port()
+    started: list[subprocess.Popen[str]] = []
+    for rank in (0, 1):
+        given = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        program = ["-c", KILLED] if how == "killed" and rank == 1 else ["-m", "kullback"]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *program, *arguments, "--json", "out.json"],
+                cwd=elsewhere if how == "missing" and rank == 1 else tmp_path,
+                env=environment(**given),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        errors = [process.communicate(timeout=SECONDS)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    lines = [[line for line in text.splitlines() if line.startswith("kullback: ")] for text in errors]
+    assert started[0].returncode == 2, errors
+    assert len(lines[0]) == 1
+    assert not (tmp_path / "out.json").exists()
+    if how == "killed":
+        assert "wanted an answer from all 2 workers; worker 0 has none" in lines[0][0]
+    else:
+        assert started[1].returncode == 2
+        assert lines[0] == lines[1]
+        assert "p.npy" in lines[0][0]
+
+
+@pytest.mark.parametrize("arguments", [["a.csv", "b.csv", "--as", "table"], ["a", "b", "--text", "c.txt"]])
+def test_what_workers_do_not_share_is_refused(arguments, monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert worker_count() == 2
+    result = CliRunner().invoke(kullback, ["compare", *arguments], obj=True)
+    assert result.exit_code == 2
+    assert "torchrun started 2 workers, which share the rows of predictions" in result.output
+    as_script = CliRunner().invoke(kullback, ["compare", *arguments])  # which is never a worker
+    assert "workers" not in as_script.output
+    assert "no such file" in as_script.output.lower()
