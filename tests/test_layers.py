@@ -29,7 +29,7 @@ LAYERS = {
         {"control_variate", "kernels", "io", "samples"},
         {"functional", "pairs", "estimators"},
         {"dispatch"},
-        {"nn", "metrics", "parallel", "projection", "tables", "diagnosis", "predictions"},
+        {"nn", "metrics", "parallel", "policy", "projection", "tables", "diagnosis", "predictions"},
         {"models"},
         {"report"},
         {"cli"},

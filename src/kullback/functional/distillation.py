@@ -36,7 +36,7 @@ def distillation_loss(
     *,
     student: Tensor,
     teacher: Tensor | TopK | SampledTail,
-    kind: Divergence = _KL,
+    kind: Divergence | str = _KL,
     temperature: float = 1.0,
     mask: Tensor | None = None,
     weight: Tensor | None = None,
@@ -61,7 +61,7 @@ def distillation_loss(
         teacher: logits t, the same leading shape; its dtype may differ. Or a `TopK`, where only the most probable
             classes of each position are known, or a `SampledTail`, where there are draws from the others too: then D is
             that of `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` means nothing.
-        kind: the divergence D.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides both.
         mask: which positions count, boolean, the leading shape.
         weight: w, a non-negative number for each position, the leading shape.
@@ -101,7 +101,7 @@ def distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    check_kind(_CALL, kind)
+    kind = check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
     check_vocabulary(_CALL, vocabulary)

@@ -44,7 +44,7 @@ def linear_distillation_loss(
     teacher_bias: Tensor | None = None,
     softcap: EachSide = None,
     logit_scale: EachSide = 1.0,
-    kind: Divergence = _KL,
+    kind: Divergence | str = _KL,
     temperature: float = 1.0,
     mask: Tensor | None = None,
     weight: Tensor | None = None,
@@ -76,7 +76,7 @@ def linear_distillation_loss(
         teacher_bias: the teacher's, shape (classes,).
         softcap: c, beyond which no logit goes; None for no cap. A pair is (student's, teacher's).
         logit_scale: a, what the products are multiplied by before the cap. A pair is (student's, teacher's).
-        kind: the divergence D.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
         mask: which positions count, boolean, the leading shape. Finding them synchronizes an accelerator.
         weight: w, a non-negative number for each position, the leading shape.
@@ -124,7 +124,7 @@ def linear_distillation_loss(
     tensors = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
     _check_tensors(tensors)
     tensors = [None if x is None else recordable(x) for x in tensors]
-    check_kind(_CALL, kind)
+    kind = check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     word = check_reduction(_CALL, reduction)
     check_vocabulary(_CALL, vocabulary)

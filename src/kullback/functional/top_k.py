@@ -78,7 +78,7 @@ class TopK:
 
 
 def top_k_divergence(
-    kind: Divergence,
+    kind: Divergence | str,
     teacher: TopK,
     student: Tensor,
     *,
@@ -110,7 +110,7 @@ def top_k_divergence(
     explains counts as none, and is no reason for +inf.
 
     Arguments:
-        kind: the divergence; with ``"zero"`` not `Renyi`, which is no sum over classes.
+        kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is no sum over classes.
         teacher: P, shape (..., k).
         student: logits of Q, shape (..., classes).
         temperature: what the student's logits and the teacher's log-probabilities are divided by before they are
@@ -144,7 +144,7 @@ def top_k_divergence(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    check_kind(_CALL, kind)
+    kind = check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     _check_pair(kind, teacher, student, temperature)
     if dtype is None:
