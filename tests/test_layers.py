@@ -32,7 +32,7 @@ LAYERS = {
         {"nn", "metrics", "parallel", "policy", "projection", "tables", "diagnosis", "predictions"},
         {"models"},
         {"report"},
-        {"cli"},
+        {"cli", "integrations"},
         {"__init__", "__main__"},
     ),
     "kullback.diagnosis": (

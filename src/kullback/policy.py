@@ -237,7 +237,7 @@ def _number(call: str, name: str, given: object, *, least: float | None) -> floa
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
     """Return a measured divergence as a number; raise where it is none."""
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
-    value = float(kl) if isinstance(kl, Tensor) and is_one else number_from(kl)
+    value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
     if math.isnan(value) or (finite and math.isinf(value)):
         is_number = is_one or isinstance(kl, float | int)
         raise (invalid_value if is_number else invalid_type)(
