@@ -2,7 +2,8 @@
 
 A fence of language ``python`` holds a session with ``>>>`` prompts; all those of a page share their names. A fence of
 language ``console`` holds calls of the command line after ``$ ``; each has to end with status 0, unless ``$ echo $?``
-follows and shows another. Other commands, like ``$ make run``, are for people and not run.
+follows and shows another. Other commands, like ``$ make run``, are for people and not run. A fence after
+``<!-- needs: trl -->`` is left out where trl is not installed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from kullback.optional import is_installed
+
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
@@ -32,6 +35,8 @@ PAGES = [
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE
 )
+# Before a fence that is left out where a package is not installed.
+NEEDED = re.compile(r"<!-- needs: (?P<packages>[\w., ]+) -->\n\Z")
 PROMPT = re.compile(r"^\$ ", re.MULTILINE)
 STATUS = "echo $?"
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -50,6 +55,9 @@ class Session:
 
     def run(self, markdown: str) -> None:
         for fence in FENCE.finditer(markdown):
+            needed = NEEDED.search(markdown, 0, fence.start())
+            if needed and not is_installed(*needed["packages"].split(", ")):
+                continue
             line = markdown.count("\n", 0, fence.start("text"))
             text = textwrap.dedent(fence["text"])
             if fence["language"] == "python":
@@ -109,7 +117,15 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> click.Command:
     return kullback
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+# The trainers warn of much, such as of too few workers.
+QUIET = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[QUIET] if page.name == "trainers.md" else []) for page in PAGES],
+    ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
+)
 def test_examples_of_a_page_run_and_print_what_it_says(page: Path, command: click.Command) -> None:
     session = Session(page.name, command)
     session.run(page.read_text(encoding="utf-8"))
@@ -151,6 +167,9 @@ def ending_with(status: int) -> None:
         ("```console\n$ kullback \\\n    1\nover\n$ echo $?\n1\n```\n", 2, 0),
         ("```console\n$ kullback 1\n$ echo $?\n2\n```\n", 2, 1),
         ("```console\n$ make run\n```\n", 0, 0),
+        ("<!-- needs: torch, no_such_package -->\n```python\n>>> 1 + 1\n3\n```\n", 0, 0),
+        ("<!-- needs: torch, click -->\n```python\n>>> 1 + 1\n3\n```\n", 1, 1),
+        ("<!-- needs: no_such_package -->\n\n```python\n>>> 1 + 1\n3\n```\n", 1, 1),
     ],
 )
 def test_a_page_fails_where_an_example_does_not_hold(markdown: str, examples: int, failures: int) -> None:

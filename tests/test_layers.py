@@ -30,10 +30,10 @@ LAYERS = {
         {"parallel"},
         {"functional", "pairs", "estimators"},
         {"dispatch"},
-        {"nn", "metrics", "projection", "tables", "diagnosis", "predictions"},
+        {"nn", "metrics", "policy", "projection", "tables", "diagnosis", "predictions"},
         {"models"},
         {"report"},
-        {"cli"},
+        {"cli", "integrations"},
         {"__init__", "__main__"},
     ),
     "kullback.diagnosis": (

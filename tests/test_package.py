@@ -27,6 +27,11 @@ PUBLIC_MODULES = (
     "kullback.errors",
     "kullback.estimators",
     "kullback.tables",
+    "kullback.policy",
+    "kullback.integrations.modelopt",
+    "kullback.integrations.nemo",
+    "kullback.integrations.torchtune",
+    "kullback.integrations.verl",
 )
 OPTIONAL_PACKAGES = (
     "click",

@@ -15,7 +15,7 @@ from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_typ
 from kullback.estimate import Estimate
 from kullback.estimators import EstimateWarning
 from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
-from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.inputs import number_from
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
@@ -128,7 +128,7 @@ def kl_divergence(
 def divergence(
     p: Operand,
     q: Operand,
-    kind: Divergence,
+    kind: Divergence | str,
     *,
     base: float | None = None,
     method: str = "auto",
@@ -145,8 +145,9 @@ def divergence(
     Arguments:
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
-        kind: which divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``. Of distributions
-            of vectors there are ``KL()``, ``ReverseKL()``, ``Jeffreys()`` and the powers of p / q in closed form.
+        kind: which divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``, or its name, as
+            ``"js:0.5"`` (`kullback.generators.parse`). Of distributions of vectors there are ``KL()``, ``ReverseKL()``,
+            ``Jeffreys()`` and the powers of p / q in closed form.
         base: the base of the logarithm, for the kinds that have one: 2 gives bits. The default gives nats.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
@@ -171,14 +172,7 @@ def divergence(
     References:
         A General Class of Coefficients of Divergence of One Distribution from Another (Ali and Silvey, 1966)
     """
-    if not isinstance(kind, Divergence):
-        raise invalid_type(
-            "divergence",
-            "kind",
-            wanted="a divergence",
-            got=safe_repr(kind),
-            instead="kind=KL(), kind=JensenShannon(beta=0.5) or another value of kullback's divergences",
-        )
+    kind = as_divergence("divergence", kind)
     options = _options("divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False)
     return _value_with_warnings(_answer("divergence", p, q, kind, base, options))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kullback.errors import invalid_value
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide
 from kullback.functional.positions import (
@@ -28,6 +31,49 @@ if TYPE_CHECKING:
 __all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
 
 _KL = KL()
+
+
+def _by_position(*names: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Let trainers give keyword-only arguments by position too: the student's first, as torch's losses have it.
+
+    Names cannot be mistaken and positions can. If a gradient is recorded for the teacher and none for the student, they
+    were exchanged.
+    """
+
+    def decorate(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(forward)
+        def wrapped(self: torch.nn.Module, *given: Any, **named: Any) -> Tensor:
+            if given:
+                call = f"{type(self).__name__}.forward"
+                if len(given) > len(names):
+                    raise TypeError(
+                        f"{call}() takes {len(names)} arguments by position, {', '.join(names)}; got {len(given)}"
+                    )
+                if torch.is_grad_enabled():
+                    _check_order(call, dict(zip(names, given, strict=False)))
+                return forward(self, **dict(zip(names, given, strict=False)), **named)
+            return forward(self, **named)
+
+        return wrapped
+
+    return decorate
+
+
+def _check_order(call: str, given: dict[str, Any]) -> None:
+    learns = {
+        side: any(
+            isinstance(x, Tensor) and x.requires_grad for name, x in given.items() if name.startswith(side)
+        )
+        for side in ("student", "teacher")
+    }
+    if learns["teacher"] and not learns["student"]:
+        raise invalid_value(
+            call,
+            "student, teacher",
+            wanted="first the student, which learns, then the teacher",
+            got="a gradient for the second alone",
+            instead="loss(student, teacher), or loss(student=..., teacher=...) if the teacher is what learns",
+        )
 
 
 class KLDivLoss(torch.nn.KLDivLoss):
@@ -83,7 +129,7 @@ class DistillationLoss(torch.nn.Module):
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad P \text{ the teacher},\; Q \text{ the student}
 
     Arguments:
-        kind: the divergence; ``KL()`` is KL(teacher || student).
+        kind: the divergence, or its name such as ``"js:0.5"``; ``KL()`` is KL(teacher || student).
         temperature: what both logits are divided by.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
         temperature_squared: multiply by the temperature squared.
@@ -95,7 +141,8 @@ class DistillationLoss(torch.nn.Module):
 
     Returns:
         Called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
-        ``normalizer=``, what `distillation_loss` returns.
+        ``normalizer=``, what `distillation_loss` returns. Trainers may give student, teacher and labels by position, in
+        this order; a gradient for the second alone says that they were exchanged, and is refused.
 
     Raises:
         KullbackError: an invalid kind, temperature, reduction or vocabulary; at the call, see `distillation_loss`.
@@ -116,7 +163,7 @@ class DistillationLoss(torch.nn.Module):
     def __init__(
         self,
         *,
-        kind: Divergence = _KL,
+        kind: Divergence | str = _KL,
         temperature: float = 1.0,
         reduction: Reduction = "mean",
         temperature_squared: bool = False,
@@ -127,14 +174,13 @@ class DistillationLoss(torch.nn.Module):
         classes: int | None = None,
     ) -> None:
         super().__init__()
-        check_kind("DistillationLoss", kind)
+        self.kind = check_kind("DistillationLoss", kind)
         check_temperature("DistillationLoss", temperature)
         check_reduction("DistillationLoss", reduction)
         check_vocabulary("DistillationLoss", vocabulary)
         check_classes("DistillationLoss", classes)
         check_flag("DistillationLoss", "temperature_squared", temperature_squared)
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
-        self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction
         self.temperature_squared = temperature_squared
@@ -148,6 +194,7 @@ class DistillationLoss(torch.nn.Module):
         """Show what the loss was made with."""
         return f"kind={self.kind!r}, temperature={self.temperature}, reduction={self.reduction!r}"
 
+    @_by_position("student", "teacher", "labels")
     def forward(
         self,
         *,
@@ -188,7 +235,7 @@ class LinearDistillationLoss(torch.nn.Module):
     which the model owns, or shares with its embedding, stays where it is.
 
     Arguments:
-        kind: the divergence; ``KL()`` is KL(teacher || student).
+        kind: the divergence, or its name such as ``"js:0.5"``; ``KL()`` is KL(teacher || student).
         temperature: what both logits are divided by.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
         temperature_squared: multiply by the temperature squared.
@@ -204,7 +251,8 @@ class LinearDistillationLoss(torch.nn.Module):
     Returns:
         Called with ``student=``, ``student_weight=``, ``teacher=`` and ``teacher_weight=``, and optionally
         ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``, what
-        `linear_distillation_loss` returns.
+        `linear_distillation_loss` returns. By position they are the student's, its head, the teacher's, its head,
+        labels and the biases; a gradient for the teacher's side alone is then refused.
 
     Raises:
         KullbackError: an invalid kind, temperature or vocabulary; at the call, see `linear_distillation_loss`.
@@ -226,7 +274,7 @@ class LinearDistillationLoss(torch.nn.Module):
     def __init__(
         self,
         *,
-        kind: Divergence = _KL,
+        kind: Divergence | str = _KL,
         temperature: float = 1.0,
         reduction: Reduction = "mean",
         temperature_squared: bool = False,
@@ -240,14 +288,13 @@ class LinearDistillationLoss(torch.nn.Module):
         classes: int | None = None,
     ) -> None:
         super().__init__()
-        check_kind("LinearDistillationLoss", kind)
+        self.kind = check_kind("LinearDistillationLoss", kind)
         check_temperature("LinearDistillationLoss", temperature)
         check_reduction("LinearDistillationLoss", reduction)
         check_vocabulary("LinearDistillationLoss", vocabulary)
         check_classes("LinearDistillationLoss", classes)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
-        self.kind = kind
         self.temperature = temperature
         self.reduction: Reduction = reduction
         self.temperature_squared = temperature_squared
@@ -264,6 +311,9 @@ class LinearDistillationLoss(torch.nn.Module):
         """Show what the loss was made with."""
         return f"kind={self.kind!r}, temperature={self.temperature}, reduction={self.reduction!r}"
 
+    @_by_position(
+        "student", "student_weight", "teacher", "teacher_weight", "labels", "student_bias", "teacher_bias"
+    )
     def forward(
         self,
         *,

@@ -439,6 +439,46 @@ def test_calc_in_bits_with_an_error_bound():
     assert " = inf bits" in result.stdout.splitlines()[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "first", "second"),
+    [
+        (
+            ["--kind", "kl"],
+            "KL(Probs([1, 0]) || Probs([0.5, 0.5])) = 0.6931471806 nats (summ",
+            ") = inf nats",
+        ),
+        (
+            ["--kind", "reverse_kl"],
+            "reverse_kl(Probs([1, 0]) || Probs([0.5, 0.5])) = inf nats",
+            " = 0.6931471806 nats",
+        ),
+        (
+            ["--kind", "skew:0.5", "--base", "2"],
+            "skew:0.5(Probs([1, 0]) || Probs([0.5, 0.5])) = 0.4150374993 bits",
+            "",
+        ),
+        (["--kind", "Total-Variation"], "tv(Probs([1, 0]) || Probs([0.5, 0.5])) = 0.5", " = 0.5"),
+    ],
+)
+def test_calc_of_another_kind(options, first, second):
+    result = run("calc", "Probs([1, 0])", "Probs([0.5, 0.5])", *options)
+    forth, back = result.stdout.splitlines()
+    assert forth.startswith(first)
+    assert second in back
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--kind", "skew"], ("calc(kind=...)", "'skew:ALPHA' with ALPHA from 0 to 1")),
+        (["--kind", "what"], ("one of 'kl', 'reverse_kl'", "Write: kind='kl'")),
+        (["--kind", "tv", "--base", "2"], ("no base for a divergence without a logarithm",)),
+    ],
+)
+def test_calc_refuses_a_kind_in_one_line(options, words):
+    assert_one_line_error(run("calc", "Normal(0, 1)", "Normal(1, 1)", *options), *words)
+
+
 def test_calc_prints_a_batch():
     assert "[0, 0.5]" in run("calc", "Normal([0, 1], 1)", "Normal(0, 1)").stdout
 

@@ -181,7 +181,14 @@ def test_tensors_that_are_not_dense_are_refused_in_one_line(
 @pytest.mark.parametrize("module", [DistillationLoss, LinearDistillationLoss])
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "kl"}, {"reduction": "avg"}, {"temperature": 0}, {"temperature": "1"}, {"vocabulary": "cut"}],
+    [
+        {"kind": 0.5},
+        {"kind": "kld"},
+        {"reduction": "avg"},
+        {"temperature": 0},
+        {"temperature": "1"},
+        {"vocabulary": "cut"},
+    ],
     ids=str,
 )
 def test_wrong_settings_fail_where_the_module_is_made(module: type, change: dict[str, Any]) -> None:

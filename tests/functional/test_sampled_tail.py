@@ -250,7 +250,7 @@ SOUND = SampledTail(TOP, DRAWN, PROBS, QUARTER)
         (lambda: sampled_tail_divergence(KL(), SOUND, torch.zeros(1, 3)), r"below .* 3; got an index 3"),
         (lambda: sampled_tail_divergence(KL(), SOUND, torch.zeros(2, 4)), r"shape \(1,\).*got shape \(2,\)"),
         (lambda: sampled_tail_divergence(KL(), SOUND, DRAWN), r"student=.*got dtype torch.int64"),
-        (lambda: sampled_tail_divergence("kl", SOUND, torch.zeros(1, 4)), r"kind="),  # type: ignore[arg-type]
+        (lambda: sampled_tail_divergence("kld", SOUND, torch.zeros(1, 4)), r"kind="),
         (lambda: sampled_tail_divergence(Renyi(0.5), SOUND, torch.zeros(1, 4)), r"kind=.*sum over classes"),
         (
             lambda: sampled_tail_divergence(KL(), SOUND, torch.zeros(1, 4), temperature=2.0),

@@ -320,7 +320,7 @@ HALVES = torch.tensor([[0.5, 0.25]]).log()
         ),
         (lambda: top_k_divergence(KL(), HALVES, torch.zeros(1, 3)), r"teacher=.*a TopK; got Tensor"),  # type: ignore[arg-type]
         (lambda: top_k_divergence(KL(), TopK(TWO, HALVES), TWO), r"student=.*got dtype torch.int64"),
-        (lambda: top_k_divergence("kl", TopK(TWO, HALVES), torch.zeros(1, 3)), r"kind="),  # type: ignore[arg-type]
+        (lambda: top_k_divergence("kld", TopK(TWO, HALVES), torch.zeros(1, 3)), r"kind="),
         (
             lambda: top_k_divergence(KL(), TopK(TWO, HALVES), torch.zeros(1, 3), temperature=2.0),
             r"temperature=.*tail='bucket'.*got 2.0. Write: tail='renormalize'",

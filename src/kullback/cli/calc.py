@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kullback.cli.expressions import Operand
+    from kullback.generators import Divergence
 
 __all__ = ["calc"]
 
@@ -29,35 +30,50 @@ UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
     type=FiniteRange(0, min_open=True),
     help="The base of the logarithm: 2 gives bits. Without it: nats.",
 )
-def calc(p: str, q: str, base: float | None) -> None:
+@click.option(
+    "--kind",
+    default="kl",
+    show_default=True,
+    help="The divergence: kl, reverse_kl, jeffreys, js:0.5, skew:0.1, tv, hellinger, chi2, alpha:0.5, renyi:2, ...",
+)
+def calc(p: str, q: str, base: float | None, kind: str) -> None:
     """Print KL(P || Q) and KL(Q || P) of two distributions, such as 'Normal(0, 1)' and 'Laplace(0, 1)'.
 
     Any distribution of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]), Logits([...]),
     LogProbs([...]), Counts([...]). Numbers are taken in float64.
     """
     from kullback.cli.expressions import parse_distribution
+    from kullback.generators import KL, as_divergence
+
+    divergence = as_divergence("calc", kind)
+    called = "KL" if divergence == KL() else divergence.name
 
     warnings.simplefilter("ignore")  # of torch's, on parameters at the edge
     first, second = parse_distribution(p), parse_distribution(q)
     names = printable(p, LONGEST), printable(q, LONGEST)
     found = {
-        f"KL({a} || {b})": _describe(f"KL({a} || {b})", x, y, base)
+        f"{called}({a} || {b})": _describe(f"{called}({a} || {b})", x, y, base, divergence)
         for a, b, x, y in ((*names, first, second), (*reversed(names), second, first))
     }
     if not any(found.values()):
         raise ArgumentValueError(
-            f"there is no rule for KL between {names[0]} and {names[1]}, in neither direction"
+            f"there is no rule for {called} between {names[0]} and {names[1]}, in neither direction"
         )
     for name, value in found.items():
         click.echo(f"{name} = {value or 'not known: there is no rule for this pair'}")
 
 
-def _describe(name: str, p: Operand, q: Operand, base: float | None) -> str | None:
-    """Return KL(P || Q) and how it was obtained, or None where there is no rule."""
-    from kullback.dispatch import kl_estimate
+def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Divergence) -> str | None:
+    """Return the divergence, KL also with how it was obtained, or None where there is no rule."""
+    from kullback.dispatch import divergence, kl_estimate
+    from kullback.estimate import Estimate
+    from kullback.generators import KL
 
     try:
-        estimate = kl_estimate(p, q, base=base)
+        if kind == KL():
+            estimate = kl_estimate(p, q, base=base)
+        else:
+            estimate = Estimate(divergence(p, q, kind, base=base), None, "")
     except NoRuleError:
         return None
     except KullbackError:
@@ -71,10 +87,10 @@ def _describe(name: str, p: Operand, q: Operand, base: float | None) -> str | No
         raise ArgumentValueError(
             f"{name} is beyond the range of float64: its parameters are too small or too large"
         )
-    unit = UNITS.get(base, f"in base {base:g}") if base else "nats"
+    unit = (" " + UNITS.get(base, f"in base {base:g}" if base else "")) if kind.logarithmic else ""
     method = estimate.method.replace("_", " ")
     error = "" if estimate.error is None else f", error at most {float(estimate.error.max()):.1g}"
-    return f"{_numbers(estimate.value)} {unit} ({method}{error})"
+    return f"{_numbers(estimate.value)}{unit}" + (f" ({method}{error})" if method else "")
 
 
 def _numbers(value: Tensor) -> str:

@@ -18,6 +18,7 @@ from kullback.functional.positions import (
     check_temperature,
     check_vocabulary,
     divided,
+    named_kind,
     position_weights,
 )
 from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
@@ -47,7 +48,7 @@ def distillation_loss(
     *,
     student: Tensor,
     teacher: Tensor | TopK | SampledTail,
-    kind: Divergence = _KL,
+    kind: Divergence | str = _KL,
     temperature: float = 1.0,
     mask: Tensor | None = None,
     weight: Tensor | None = None,
@@ -74,7 +75,7 @@ def distillation_loss(
         teacher: logits t, the same leading shape; its dtype may differ. Or a `TopK`, where only the most probable
             classes of each position are known, or a `SampledTail`, where there are draws from the others too: then D is
             that of `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` means nothing.
-        kind: the divergence D.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides both.
         mask: which positions count, boolean, the leading shape.
         weight: w, a non-negative number for each position, the leading shape.
@@ -135,6 +136,7 @@ def distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
+    kind = named_kind(kind)
     if group is not None or is_dtensor(student) or is_dtensor(teacher):
         student, teacher, ranks = local_logits(_CALL, student, teacher, group)
         if ranks.size > 1:

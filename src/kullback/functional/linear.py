@@ -20,6 +20,7 @@ from kullback.functional.positions import (
     check_temperature,
     check_vocabulary,
     divided,
+    named_kind,
     position_weights,
 )
 from kullback.functional.sharded import agreed, attempt, head_parts, local_heads, requires_gradient
@@ -92,7 +93,7 @@ def linear_distillation_loss(
     teacher_bias: Tensor | None = None,
     softcap: EachSide = None,
     logit_scale: EachSide = 1.0,
-    kind: Divergence = _KL,
+    kind: Divergence | str = _KL,
     temperature: float = 1.0,
     mask: Tensor | None = None,
     weight: Tensor | None = None,
@@ -126,7 +127,7 @@ def linear_distillation_loss(
         teacher_bias: the teacher's, shape (classes,).
         softcap: c, beyond which no logit goes; None for no cap. A pair is (student's, teacher's).
         logit_scale: a, what the products are multiplied by before the cap. A pair is (student's, teacher's).
-        kind: the divergence D.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
         mask: which positions count, boolean, the leading shape. Finding them synchronizes an accelerator.
         weight: w, a non-negative number for each position, the leading shape.
@@ -191,7 +192,7 @@ def linear_distillation_loss(
         tensors, ranks = local_heads(_CALL, _NAMES, tensors, group)
         student = tensors[0]
     settings = _Settings(
-        kind,
+        named_kind(kind),
         temperature,
         reduction,
         temperature_squared,
@@ -234,7 +235,7 @@ def linear_distillation_loss(
     constant = None if shares is None else shares.reshape(-1)
     student_head, teacher_head = heads
     spec = HeadSpec(
-        student_head, teacher_head, kind, temperature, scale, dtype, constant, counted, chunk_bytes
+        student_head, teacher_head, settings.kind, temperature, scale, dtype, constant, counted, chunk_bytes
     )
     if sides is not None:
         spec = _sharded(spec, sides, tensors, chunked)

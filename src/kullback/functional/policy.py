@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.functional.positions import position_weights
 from kullback.generators.base import NEAR, SERIES_TERMS, power_series
-from kullback.inputs import check_dense, recordable
+from kullback.inputs import check_dense, number_from, recordable
 from kullback.reduction import Reduction, check_reduction
 
-__all__ = ["Direction", "Estimator", "kl_from_log_probs", "kl_surrogate"]
+__all__ = ["Direction", "Estimator", "estimates", "kl_from_log_probs", "kl_surrogate"]
 
 Estimator = Literal["k1", "k2", "k3"]
+Value = Literal["k1", "k3"]
+Importance = Literal["action", "prefix", "sequence"]
 Direction = Literal["pq", "qp"]
 
 # e^d - 1 - d as a power series, from d^2 upwards.
@@ -88,11 +91,19 @@ def kl_from_log_probs(
     call = "kl_from_log_probs"
     word = check_reduction(call, reduction)
     _check_choice(call, "estimator", estimator, get_args(Estimator), "estimator='k1', which has no bias")
+    (values,), weights = estimates(call, log_p, log_q, (estimator,), mask)
+    return _reduce(values, weights, word)
+
+
+def estimates(
+    call: str, log_p: Tensor, log_q: Tensor, estimators: Sequence[Estimator], mask: Tensor | None
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return the estimates of each action, 0 where it does not count, and 1 or 0 for each, None where all count."""
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     log_ratio = -_log_quotient(log_p, log_q, mask)
-    return _reduce(_estimate(log_ratio, estimator), weights, word)
+    return [_estimate(log_ratio, estimator) for estimator in estimators], weights
 
 
 def kl_surrogate(
@@ -100,7 +111,10 @@ def kl_surrogate(
     log_q: Tensor,
     *,
     direction: Direction,
+    value: Value = "k1",
     log_ratio: Tensor | None = None,
+    importance: Importance = "action",
+    clip_log_ratio: float | tuple[float, float] | None = None,
     mask: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -108,15 +122,18 @@ def kl_surrogate(
 
     For ``direction="pq"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a),
 
-    .. math:: \text{value } w \log\frac{p(a)}{q(a)}, \qquad
-        \text{gradient } w \Bigl(\log\frac{p(a)}{q(a)}\; \nabla \log p(a) - \nabla \log q(a)\Bigr),
+    .. math:: \text{value } w\, k_1 \text{ or } w\, k_3, \quad k_1 = \log\frac{p(a)}{q(a)},\;
+        k_3 = \frac{q(a)}{p(a)} - 1 + k_1, \qquad
+        \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr),
 
-    and ``"qp"`` exchanges P and Q in all of it. Both have no bias, provided that B has mass wherever the first of the
-    two has. Value and gradient are those of k1 as a reward, not of k1 differentiated, which would teach nothing.
+    and ``"qp"`` exchanges P and Q in all of it. Neither has a bias, provided that B has mass wherever the first of the
+    two has, and for k3 also wherever the second has. The gradient is that of KL whichever the value; differentiating k1
+    or k3 itself gives another (`kl_from_log_probs` says which).
 
     The distributions are those of the actions given. With one action for each token of a sequence, the sum over tokens
     gives the gradient of the divergences at the prefixes visited, as if the policy had no part in which these are; for
-    the divergence of whole sequences, sum their log-probabilities first.
+    the divergence of whole sequences, sum their log-probabilities first. Which prefixes are visited is up to B, unless
+    `importance` weighs them too.
 
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.
@@ -124,8 +141,17 @@ def kl_surrogate(
         direction: ``"pq"`` for KL(P || Q), with actions sampled from P, and ``"qp"`` for KL(Q || P), with actions
             sampled from Q. With the policy as P and the reference as Q these are what reinforcement learning calls the
             reverse and the forward divergence.
+        value: ``"k1"``, or ``"k3"``, which is never negative and varies less where P and Q are close.
         log_ratio: log w, if the actions come from elsewhere: for ``"pq"`` log p - log b, for ``"qp"`` log q - log b,
             where b is the probability under what they were sampled from. It counts as a constant.
+        importance: what the weight of an action is made of, with the tokens of a sequence along the last dimension:
+            ``"action"``, its own ratio; ``"prefix"``, the product of the ratios up to it, by which the prefixes too are
+            weighed as if P had visited them; ``"sequence"``, the product of all ratios of the sequence, of the same
+            expectation and larger variance. The value summed over tokens then is that of whole sequences. Tokens that
+            `mask` leaves out have no ratio.
+        clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest); an action that P never takes
+            keeps weight 0. A clipped weight is no longer that of P: it has less variance, and the value and the
+            gradient some bias.
         mask: which of them count, boolean, the same shape; the others may hold anything, NaN included.
         reduction: as of `kl_from_log_probs`.
 
@@ -135,22 +161,24 @@ def kl_surrogate(
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, or `direction` or `reduction` is unknown.
+        ArgumentValueError: the shapes differ; `direction`, `value`, `importance` or `reduction` is unknown; or
+            `importance` or `clip_log_ratio` is given without `log_ratio`.
 
     Gradient:
-        as above, to each of `log_p` and `log_q` that requires one; no second derivative of it means anything. An
-        infinite value has gradient 0.
+        as above, to each of `log_p` and `log_q` that requires one; no second derivative of it means anything. It is 0
+        for an action of which w or w k1 is infinite.
 
     Example:
         >>> import torch
         >>> from kullback.functional import kl_surrogate
         >>> log_p = torch.tensor([-1.0, -2.0], requires_grad=True)
-        >>> loss = kl_surrogate(log_p, torch.tensor([-1.5, -1.0]), direction="pq")
+        >>> loss = kl_surrogate(log_p, torch.tensor([-1.5, -1.0]), direction="pq", value="k3")
         >>> loss.backward()
         >>> loss.detach(), log_p.grad
-        (tensor(-0.2500), tensor([ 0.2500, -0.5000]))
+        (tensor(0.4124), tensor([ 0.2500, -0.5000]))
 
     References:
+        Approximating KL Divergence (Schulman, 2020)
         On a few pitfalls in KL divergence gradient estimation for RL (Tang and Munos, 2025)
     """
     call = "kl_surrogate"
@@ -159,23 +187,47 @@ def kl_surrogate(
         "direction='pq' for KL(P || Q) with actions from P, direction='qp' for KL(Q || P) with actions from Q"
     )
     _check_choice(call, "direction", direction, get_args(Direction), instead)
+    _check_choice(call, "value", value, get_args(Value), "value='k3', which is never negative")
+    _check_choice(call, "importance", importance, get_args(Importance), "importance='action'")
     _check_log_probs(call, log_p, log_q)
     if log_ratio is not None:
         _check_log_probs(call, log_p, log_ratio, second="log_ratio")
+    limits = _check_weighting(call, log_ratio, importance, clip_log_ratio)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
     first, second = (log_p, log_q) if direction == "pq" else (log_q, log_p)
-    values = _surrogate(first, second, log_ratio, mask)
-    return _reduce(values, weights, word)
+    ratio = None if log_ratio is None else _log_weight(log_ratio, importance, limits, mask)
+    return _reduce(_surrogate(first, second, value, ratio, mask), weights, word)
 
 
-def _surrogate(first: Tensor, second: Tensor, log_ratio: Tensor | None, mask: Tensor | None) -> Tensor:
+def _log_weight(
+    log_ratio: Tensor, importance: Importance, limits: tuple[float, float] | None, mask: Tensor | None
+) -> Tensor:
+    """Return the logarithms of the importance weights."""
+    logs = _at_least_float32(log_ratio.detach())
+    if importance != "action" and logs.ndim:
+        logs = logs if mask is None else torch.where(mask, logs, 0)
+        # An action that P never takes ends the sequence, even after one that B never takes.
+        never = logs == -torch.inf
+        total = torch.where(never, 0, logs).cumsum(-1)
+        never = never.cumsum(-1) > 0
+        if importance == "sequence":
+            total, never = (x[..., -1:].expand_as(x) for x in (total, never))
+        logs = torch.where(never, -torch.inf, total)
+    if limits is not None:
+        logs = torch.where(logs == -torch.inf, logs, logs.clamp(*limits))
+    return logs
+
+
+def _surrogate(
+    first: Tensor, second: Tensor, value_of: Value, log_weight: Tensor | None, mask: Tensor | None
+) -> Tensor:
     quotient = _log_quotient(first, second, mask).detach()
-    weight = torch.ones_like(quotient) if log_ratio is None else _at_least_float32(log_ratio.detach()).exp()
+    weight = torch.ones_like(quotient) if log_weight is None else log_weight.exp()
     if mask is not None:
         weight = torch.where(mask, weight, 0)
-    value = torch.where((weight == 0) | (quotient == 0), 0, weight * quotient)
-    known = value.isfinite() & weight.isfinite()
+    value = torch.where((weight == 0) | (quotient == 0), 0, weight * _estimate(-quotient, value_of))
+    known = (weight * quotient).isfinite() & weight.isfinite()
     weight, quotient = torch.where(known, weight, 0), torch.where(known & (weight != 0), quotient, 0)
     # What follows adds 0; only its gradient matters.
     scores = [_without_value(torch.where(weight == 0, 0, _at_least_float32(x))) for x in (first, second)]
@@ -234,6 +286,34 @@ def _check_choice(call: str, name: str, given: object, words: tuple[str, ...], i
     if not (isinstance(given, str) and given in words):
         wanted = "one of " + ", ".join(map(repr, words))
         raise invalid_value(call, name, wanted=wanted, got=safe_repr(given), instead=instead)
+
+
+def _check_weighting(
+    call: str, log_ratio: Tensor | None, importance: str, clip: object
+) -> tuple[float, float] | None:
+    """Return the least and the largest log w, None for no limits; raise where they are none, or there is no w."""
+    if log_ratio is None and (importance != "action" or clip is not None):
+        raise invalid_value(
+            call,
+            "importance" if importance != "action" else "clip_log_ratio",
+            wanted="log_ratio= with it, the logarithm of the weight that it is about",
+            got=repr(importance) if importance != "action" else safe_repr(clip),
+            instead="log_ratio=log_p.detach() - log_b",
+        )
+    if clip is None:
+        return None
+    pair = cast("tuple[object, ...]", clip) if isinstance(clip, tuple) else (clip, clip)
+    low, high = (number_from(x) for x in pair) if len(pair) == 2 else (math.nan, math.nan)
+    low = low if isinstance(clip, tuple) else -low
+    if not low < high:
+        raise invalid_value(
+            call,
+            "clip_log_ratio",
+            wanted="a positive number, or the least and the largest log w",
+            got=safe_repr(clip),
+            instead="clip_log_ratio=20.0 or clip_log_ratio=(-math.inf, 2.0)",
+        )
+    return low, high
 
 
 def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, get_args
+from contextlib import suppress
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.generators import Divergence
+from kullback.errors import KullbackError, invalid_type, invalid_value, safe_repr
+from kullback.generators import Divergence, as_divergence
 from kullback.inputs import check_dense, dense, number_from, recordable
 from kullback.reduction import Reduction
 from kullback.representations import can_inspect, first_of
@@ -22,6 +23,7 @@ __all__ = [
     "check_temperature",
     "check_vocabulary",
     "divided",
+    "named_kind",
     "position_weights",
 ]
 
@@ -31,16 +33,9 @@ _COLDEST = 1e-16
 Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
 
-def check_kind(call: str, kind: object) -> None:
-    """Raise unless `kind` is a divergence that is not 0 for all distributions."""
-    if not isinstance(kind, Divergence):
-        raise invalid_type(
-            call,
-            "kind",
-            wanted="a divergence",
-            got=safe_repr(kind),
-            instead="kind=KL() or another of kullback's kinds",
-        )
+def check_kind(call: str, kind: object) -> Divergence:
+    """Return the divergence that `kind` is or names; raise if it is none, or 0 for all distributions."""
+    kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
         raise invalid_value(
             call,
@@ -49,6 +44,14 @@ def check_kind(call: str, kind: object) -> None:
             got=safe_repr(kind),
             instead=f"kind={kind.instead_of_zero!r}",
         )
+    return kind
+
+
+def named_kind(kind: Divergence | str) -> Divergence:
+    """Return the divergence that a name stands for; `check_kind` raises for what this leaves as it is."""
+    with suppress(KullbackError):
+        return as_divergence("kind", kind)
+    return cast("Divergence", kind)
 
 
 def check_temperature(call: str, temperature: object) -> None:

@@ -123,7 +123,7 @@ class SampledTail:
 
 
 def sampled_tail_divergence(
-    kind: Divergence,
+    kind: Divergence | str,
     teacher: SampledTail,
     student: Tensor,
     *,
@@ -147,7 +147,7 @@ def sampled_tail_divergence(
     KL and q/2 for TV, are missing from the mean. Without draws at all (m = 0), the tail counts nothing.
 
     Arguments:
-        kind: the divergence; not `Renyi`, which is no sum over classes.
+        kind: the divergence or its name; not `Renyi`, which is no sum over classes.
         teacher: P, shape (..., k) and (..., m); no gradient goes to it.
         student: logits of Q, shape (..., classes).
         temperature: 1. The classes were drawn with the probabilities at temperature 1, and the tail's mass at any other
@@ -179,7 +179,7 @@ def sampled_tail_divergence(
     References:
         Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
     """
-    check_kind(_CALL, kind)
+    kind = check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     check_pair(kind, teacher, student, temperature)
     check_indices(teacher, student.shape[-1])

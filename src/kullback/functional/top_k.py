@@ -79,7 +79,7 @@ class TopK:
 
 
 def top_k_divergence(
-    kind: Divergence,
+    kind: Divergence | str,
     teacher: TopK,
     student: Tensor,
     *,
@@ -111,7 +111,7 @@ def top_k_divergence(
     explains counts as none, and is no reason for +inf.
 
     Arguments:
-        kind: the divergence; with ``"zero"`` not `Renyi`, which is no sum over classes.
+        kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is no sum over classes.
         teacher: P, shape (..., k).
         student: logits of Q, shape (..., classes).
         temperature: what the student's logits and the teacher's log-probabilities are divided by before they are
@@ -145,7 +145,7 @@ def top_k_divergence(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    check_kind(_CALL, kind)
+    kind = check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
     check_pair(kind, teacher, student, temperature)
     check_indices(teacher, student.shape[-1])

@@ -38,7 +38,7 @@ class DivergenceBounds(NamedTuple):
 
 
 def top_k_divergence_bounds(
-    p: TopK | TopKBlock, q: TopK | TopKBlock, kind: Divergence, *, classes: int | None = None
+    p: TopK | TopKBlock, q: TopK | TopKBlock, kind: Divergence | str, *, classes: int | None = None
 ) -> DivergenceBounds:
     r"""Bound the divergence between two distributions of each of which only some classes are known.
 
@@ -63,7 +63,7 @@ def top_k_divergence_bounds(
     Arguments:
         p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
         q: Q, of the same positions; k may differ.
-        kind: the divergence; not `Renyi`, which is no sum over classes.
+        kind: the divergence or its name; not `Renyi`, which is no sum over classes.
         classes: the number of all classes; left out, that of the blocks if they know it.
 
     Returns:
@@ -88,7 +88,7 @@ def top_k_divergence_bounds(
     References:
         Information-type measures of difference of probability distributions and indirect observations (Csiszar, 1967)
     """
-    check_kind(_CALL, kind)
+    kind = check_kind(_CALL, kind)
     if type(kind).total is not Divergence.total:
         raise invalid_value(
             _CALL,

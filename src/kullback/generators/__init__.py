@@ -14,10 +14,13 @@ nearly equal numbers, and an error in the normalization enters only in second or
 
 Where p = 0 a term is :math:`q f(0)`, and where q = 0 it is :math:`p \lim_{r \to \infty} f(r)/r`. At p = q = 0 every
 term is 0.
+
+`parse` returns the divergence that a name such as ``"js:0.5"`` stands for.
 """
 
 from kullback.generators.base import Divergence, FinitePair
 from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
+from kullback.generators.names import as_divergence, parse
 from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
 __all__ = [
@@ -33,4 +36,6 @@ __all__ = [
     "SkewKL",
     "SquaredHellinger",
     "TotalVariation",
+    "as_divergence",
+    "parse",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import ClassVar, NamedTuple
 
@@ -93,6 +93,22 @@ class Divergence(ABC):
 
     logarithmic: ClassVar[bool] = True
     """Whether the value is in nats, so that another base of the logarithm means something."""
+
+    short_name: ClassVar[str] = ""
+    """What `name` begins with; empty for a divergence of one's own."""
+
+    @property
+    def name(self) -> str:
+        """What `kullback.generators.parse` makes this divergence of, such as ``"js:0.5"``; else its repr."""
+        if not vars(type(self)).get("short_name"):  # a subclass is not what it inherits the name of
+            return repr(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = [
+            name if value is True else repr(float(value)).removesuffix(".0")
+            for name, value in values.items()
+            if value is not False
+        ]
+        return ":".join([self.short_name, *shown])
 
     @property
     def instead_of_zero(self) -> Divergence | None:

@@ -47,6 +47,8 @@ class KL(Divergence):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
+    short_name: ClassVar[str] = "kl"
+
     def terms(self, pair: FinitePair) -> Tensor:
         return _kl_terms(pair.p, pair.log_ratio, pair.q_minus_p() + pair.p_log_ratio())
 
@@ -76,6 +78,8 @@ class ReverseKL(WeightedSum):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
+    short_name: ClassVar[str] = "reverse_kl"
+
     def parts(self) -> list[tuple[float, KL, bool]]:
         return [(1.0, KL(), True)]
 
@@ -101,6 +105,8 @@ class Jeffreys(Divergence):
     References:
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
+
+    short_name: ClassVar[str] = "jeffreys"
 
     def terms(self, pair: FinitePair) -> Tensor:
         return torch.where(pair.log_ratio.isinf(), torch.inf, -pair.q_minus_p() * finite(pair.log_ratio))
@@ -140,6 +146,8 @@ class SkewKL(Divergence):
     """
 
     alpha: float
+
+    short_name: ClassVar[str] = "skew"
 
     def __post_init__(self) -> None:
         self._require("alpha", 0, 1)
@@ -213,6 +221,8 @@ class JensenShannon(WeightedSum):
     beta: float = 0.5
     scaled: bool = False
 
+    short_name: ClassVar[str] = "js"
+
     def __post_init__(self) -> None:
         self._require("beta", 0, 1)
         if not isinstance(self.scaled, torch.fx.Proxy):
@@ -252,6 +262,7 @@ class TotalVariation(Divergence):
         On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
     """
 
+    short_name: ClassVar[str] = "tv"
     logarithmic: ClassVar[bool] = False
 
     def terms(self, pair: FinitePair) -> Tensor:

@@ -55,6 +55,7 @@ class Alpha(Divergence):
 
     alpha: float
 
+    short_name: ClassVar[str] = "alpha"
     logarithmic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -128,6 +129,7 @@ class ChiSquared(WeightedSum):
         from random sampling (Pearson, 1900)
     """
 
+    short_name: ClassVar[str] = "chi2"
     logarithmic: ClassVar[bool] = False
 
     def parts(self) -> list[tuple[float, Alpha, bool]]:
@@ -156,6 +158,7 @@ class SquaredHellinger(WeightedSum):
         Neue Begruendung der Theorie quadratischer Formen von unendlichvielen Veraenderlichen (Hellinger, 1909)
     """
 
+    short_name: ClassVar[str] = "hellinger"
     logarithmic: ClassVar[bool] = False
 
     def parts(self) -> list[tuple[float, Alpha, bool]]:
@@ -196,6 +199,8 @@ class Renyi(Divergence):
     """
 
     alpha: float
+
+    short_name: ClassVar[str] = "renyi"
 
     def __post_init__(self) -> None:
         self._require("alpha", 0, math.inf)

@@ -1,6 +1,6 @@
-"""Drop-ins for torchmetrics' KL divergence: the function `kl_divergence` and the metric `KLDivergence`.
+"""Drop-ins for torchmetrics' KL divergence, `kl_divergence` and `KLDivergence`, and the metric `PolicyKL`.
 
-The metric is a `torchmetrics.Metric`, so asking for it needs torchmetrics (``pip install torchmetrics``) and
+The metrics are of class `torchmetrics.Metric`, so asking for them needs torchmetrics (``pip install torchmetrics``) and
 loads it then; the function needs nothing but torch.
 """
 
@@ -13,14 +13,20 @@ from kullback.optional import load
 
 if TYPE_CHECKING:
     from kullback.metrics.metric import KLDivergence
+    from kullback.metrics.policy import PolicyKL
 
-__all__ = ["KLDivergence", "kl_divergence"]
+__all__ = ["KLDivergence", "PolicyKL", "kl_divergence"]
 
 
-def __getattr__(name: str) -> type[KLDivergence]:
+def __getattr__(name: str) -> type[KLDivergence | PolicyKL]:
     if name == "KLDivergence":
         load("torchmetrics", "kullback.metrics.KLDivergence")
         from kullback.metrics.metric import KLDivergence
 
         return KLDivergence
+    if name == "PolicyKL":
+        load("torchmetrics", "kullback.metrics.PolicyKL")
+        from kullback.metrics.policy import PolicyKL
+
+        return PolicyKL
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,203 @@
+"""Distillation with the `Trainer` of Hugging Face's transformers. Importing this module imports transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_value
+from kullback.functional import SampledTail, TopK
+from kullback.integrations.batch_loss import STORED, BatchLoss, at_least_one, logits_of, of_tokens
+from kullback.nn import DistillationLoss, LinearDistillationLoss
+from kullback.optional import load
+
+__all__ = ["DistillationTrainer", "compute_loss_func"]
+
+load(
+    "accelerate", "kullback.integrations.huggingface"
+)  # which the Trainer needs and transformers does not install
+_Trainer: Any = load("transformers", "kullback.integrations.huggingface").Trainer
+
+
+def compute_loss_func(
+    loss: DistillationLoss | None = None,
+    *,
+    teacher: str | Callable[[Any], Tensor | TopK | SampledTail] = "teacher_logits",
+    causal: bool = True,
+) -> Callable[..., Tensor]:
+    r"""Make the `compute_loss_func` of a `Trainer` whose model's outputs hold the teacher's predictions too.
+
+    .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
+
+    over the tokens that count, with N those of all micro-batches of the step (the Trainer's `num_items_in_batch`), so
+    that gradients accumulate to those of one large batch. A teacher that is a model of its own is run by
+    `DistillationTrainer`.
+
+    Arguments:
+        loss: the loss, ``DistillationLoss()`` if left out.
+        teacher: the name of the teacher's logits in the outputs, or a function that finds them there.
+        causal: whether the label of a position's logits is the token after it, as in causal language models.
+
+    Returns:
+        a function of ``(outputs, labels, num_items_in_batch=None)``.
+
+    Raises:
+        ArgumentTypeError: `loss` is no `DistillationLoss`.
+        ArgumentValueError: it has a reduction that is no mean; at the call, the outputs hold no teacher's logits.
+
+    Gradient:
+        that of `kullback.functional.distillation_loss`.
+
+    Example:
+        >>> import torch
+        >>> from kullback.integrations.huggingface import compute_loss_func
+        >>> from kullback.nn import DistillationLoss
+        >>> loss = compute_loss_func(DistillationLoss(kind="reverse_kl"), causal=False)
+        >>> outputs = {"logits": torch.zeros(2, 2), "teacher_logits": torch.tensor([[0.0, 1.0], [0.0, 0.0]])}
+        >>> loss(outputs, torch.tensor([1, 0]), num_items_in_batch=4)
+        tensor(0.0300)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    call = "compute_loss_func"
+    loss = DistillationLoss() if loss is None else loss
+    BatchLoss(call, loss, None, causal=causal)  # for its checks
+    if not isinstance(loss, DistillationLoss):
+        wanted, got = "a DistillationLoss, as the outputs hold logits", type(loss).__name__
+        instead = "loss=kullback.nn.DistillationLoss(), or a DistillationTrainer"
+        raise invalid_value(call, "loss", wanted=wanted, got=got, instead=instead)
+
+    def compute(outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None) -> Tensor:
+        student = logits_of(outputs)
+        taught = _find(outputs, teacher) if isinstance(teacher, str) else teacher(outputs)
+        labels = of_tokens(call, student, labels, loss.ignore_index, causal)
+        return loss(
+            student=student, teacher=taught, labels=labels, normalizer=at_least_one(num_items_in_batch)
+        )
+
+    return compute
+
+
+def _find(outputs: Any, name: str) -> Any:
+    found = outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+    if found is None:
+        raise invalid_value(
+            "compute_loss_func",
+            "teacher",
+            wanted="the name of the teacher's logits in the outputs of the model",
+            got=f"{name!r}, and outputs with {', '.join(outputs) if isinstance(outputs, dict) else type(outputs)}",
+            instead="teacher=lambda outputs: ..., or a DistillationTrainer, which runs a teacher",
+        )
+    return found.detach() if isinstance(found, Tensor) else found
+
+
+class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
+    r"""A `transformers.Trainer` that trains a model to predict what a teacher predicts.
+
+    .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
+
+    over the tokens that count, P the teacher and Q the model, with N those of all micro-batches of the step and of all
+    processes (the Trainer's `num_items_in_batch`), so that gradients accumulate to those of one large batch. Everything
+    else, from checkpoints to evaluation, is the Trainer's; the teacher is neither trained nor saved.
+
+    Arguments:
+        args: the Trainer's, by position, such as the model and its `TrainingArguments`.
+        teacher: the teacher; None where the batches hold its most probable tokens, as ``teacher_indices`` and
+            ``teacher_log_probs`` of shape (batch, tokens, k), each row the prediction of the token after its position.
+        loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads,
+            and the logits of neither side are ever whole; the models have to know `logits_to_keep`, and that the head
+            makes their logits, capped and scaled as the loss was told, is checked with the first batch.
+        causal: whether the label of a position's logits is the token after it, as in causal language models.
+        kwargs: the Trainer's.
+
+    Raises:
+        ArgumentTypeError: `loss` or `teacher` is of the wrong type.
+        ArgumentValueError: `loss` has a reduction that is no mean; at a batch, it does not fit the models, or the batch
+            holds no teacher.
+        OptionalDependencyError: transformers or accelerate is not installed.
+
+    Gradient:
+        that of `kullback.functional.distillation_loss`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+        >>> from kullback.integrations.huggingface import DistillationTrainer
+        >>> from kullback.nn import DistillationLoss
+        >>> _ = torch.manual_seed(0)
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=8, num_hidden_layers=1)
+        >>> student, teacher = LlamaForCausalLM(config), LlamaForCausalLM(config)
+        >>> tokens = torch.arange(8)
+        >>> trainer = DistillationTrainer(
+        ...     student,
+        ...     TrainingArguments(tempfile.mkdtemp(), max_steps=2, report_to=[], disable_tqdm=True, use_cpu=True),
+        ...     teacher=teacher,
+        ...     loss=DistillationLoss(kind="js:0.5"),
+        ...     train_dataset=[{"input_ids": tokens, "labels": tokens}] * 8,
+        ... )
+        >>> trainer.train().global_step
+        {...}
+        2
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        teacher: torch.nn.Module | None = None,
+        loss: DistillationLoss | LinearDistillationLoss | None = None,
+        causal: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.batch_loss = BatchLoss(
+            "DistillationTrainer", DistillationLoss() if loss is None else loss, teacher, causal=causal
+        )
+        super().__init__(*args, **kwargs)
+        if teacher is not None:
+            self.batch_loss.teacher = self.accelerator.prepare_model(teacher, evaluation_mode=True)
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of a batch, with the model's outputs if asked for."""
+        with (
+            self.accelerator.autocast()
+        ):  # of the fused heads; the models' own forward passes have it already
+            loss, outputs = self.batch_loss(
+                model,
+                inputs,
+                normalizer=num_items_in_batch,
+                unwrapped=self.accelerator.unwrap_model(model),
+                keep_logits=return_outputs,
+            )
+        loss = loss * scale_of_processes(self, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = [*dict.fromkeys([*self._signature_columns, *STORED])]
+
+
+def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:
+    """Return what a loss divided by the tokens of all processes is multiplied by: they average their gradients."""
+    if trainer.args.n_gpu > 1:
+        raise invalid_value(
+            type(trainer).__name__,
+            "args",
+            wanted="one process for each GPU, as batches of torch.nn.DataParallel are not counted one by one",
+            got=f"{trainer.args.n_gpu} GPUs in one process",
+            instead="accelerate launch, or torchrun --nproc-per-node N",
+        )
+    if num_items_in_batch is None or not trainer.args.average_tokens_across_devices:
+        return 1
+    return trainer.accelerator.num_processes // trainer.get_tp_size()

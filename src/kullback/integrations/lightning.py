@@ -1,0 +1,102 @@
+"""Distillation with Lightning. Importing this module imports lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.integrations.batch_loss import BatchLoss, logits_of
+from kullback.nn import DistillationLoss, LinearDistillationLoss
+from kullback.optional import load
+
+__all__ = ["DistillationModule"]
+
+_LightningModule: Any = load("lightning.pytorch", "kullback.integrations.lightning").LightningModule
+
+
+class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBaseClass]
+    r"""A `LightningModule` that trains a student to predict what a teacher predicts.
+
+    .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
+
+    A batch is a dict of the models' arguments, with ``labels`` for the positions that count, or a tensor of inputs, or
+    a tuple that begins with it. The loss is logged as ``train_loss``, ``val_loss`` and ``test_loss``. The teacher is no
+    part of the module: it is neither trained nor saved, and follows the student to its device.
+
+    Arguments:
+        student: the model to be trained.
+        teacher: the teacher.
+        loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads of
+            Hugging Face models, given dicts.
+        optimizer: makes the optimizer of the student's parameters; AdamW if left out.
+        causal: whether the label of a position's logits is the token after it, as in causal language models.
+
+    Raises:
+        ArgumentTypeError: `loss` or `teacher` is of the wrong type.
+        ArgumentValueError: `loss` has a reduction that is no mean.
+        OptionalDependencyError: lightning is not installed.
+
+    Gradient:
+        that of `kullback.functional.distillation_loss`.
+
+    Example:
+        >>> import torch
+        >>> from kullback.integrations.lightning import DistillationModule
+        >>> module = DistillationModule(torch.nn.Linear(4, 3), torch.nn.Linear(4, 3))
+        >>> sorted(module.state_dict())
+        ['student.bias', 'student.weight']
+        >>> module.training_step((torch.zeros(2, 4), torch.tensor([0, 1])), 0).requires_grad
+        True
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+
+    def __init__(
+        self,
+        student: torch.nn.Module,
+        teacher: torch.nn.Module,
+        loss: DistillationLoss | LinearDistillationLoss | None = None,
+        *,
+        optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        self.student, self.optimizer = student, optimizer
+        loss = DistillationLoss() if loss is None else loss
+        self.batch_loss = BatchLoss("DistillationModule", loss, teacher, causal=causal)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the student returns."""
+        return self.student(*args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._logged("train_loss", batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._logged("val_loss", batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._logged("test_loss", batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer(self.student.parameters())
+
+    def _logged(self, name: str, batch: Any) -> Tensor:
+        teacher = self.batch_loss.teacher
+        assert teacher is not None  # noqa: S101 - for the type checker
+        teacher.to(self.device)
+        if isinstance(batch, Mapping):
+            loss, _ = self.batch_loss(self.student, batch, keep_logits=False)
+        else:
+            x = batch[0] if isinstance(batch, tuple | list) else batch
+            student = logits_of(self.student(x))
+            with torch.no_grad():
+                loss_of = logits_of(teacher(x))
+            loss = self.batch_loss.loss(student=student, teacher=loss_of)
+        if self._trainer is not None:
+            self.log(name, loss.detach(), prog_bar=True)
+        return loss

@@ -1,0 +1,100 @@
+"""A loss for torchtune's knowledge distillation recipes, named in their configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_value
+from kullback.generators import KL, Divergence
+from kullback.nn import DistillationLoss
+
+__all__ = ["ChunkedDistillationLoss"]
+
+_KL = KL()
+
+
+class ChunkedDistillationLoss(torch.nn.Module):
+    r"""Any divergence as the `kd_loss` of torchtune's recipes, which call it with lists of chunks of logits.
+
+    .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
+
+    In place of `torchtune.modules.loss.ForwardKLWithChunkedOutputLoss` (``kind="kl"``),
+    `ReverseKLWithChunkedOutputLoss` (``"reverse_kl"``) and `SymmetricKLWithChunkedOutputLoss`. Gradients are those of
+    the first two. The values of torchtune's forward KL are cross-entropies, larger by the entropy of the teacher, so
+    that a perfect student does not reach 0; these are divergences. A batch without a token that counts gives 0 with a
+    gradient of 0, where torchtune's has none to go back from.
+
+    Arguments:
+        num_output_chunks: how many chunks there are; that of the recipe's `loss`.
+        ignore_index: the label of positions that do not count.
+        kind: the divergence or its name, such as ``"js:0.5"``.
+        temperature: what both logits are divided by.
+        temperature_squared: multiply by the temperature squared.
+
+    Returns:
+        called with student logits, teacher logits (tensors or lists of chunks along the second dimension) and labels
+        of shape (batch, tokens): a scalar.
+
+    Raises:
+        KullbackError: a setting is invalid; at the call, there are not as many chunks, or shapes differ.
+
+    Gradient:
+        that of `kullback.functional.distillation_loss`.
+
+    Example:
+        >>> import torch
+        >>> from kullback.integrations.torchtune import ChunkedDistillationLoss
+        >>> loss = ChunkedDistillationLoss(num_output_chunks=2, kind="reverse_kl")
+        >>> student, teacher = torch.zeros(1, 4, 3), torch.eye(4)[None, :, :3]
+        >>> loss(student.chunk(2, dim=1), teacher.chunk(2, dim=1), torch.tensor([[1, 2, 0, -100]]))
+        tensor(0.1195)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+
+    def __init__(
+        self,
+        num_output_chunks: int = 8,
+        ignore_index: int = -100,
+        kind: Divergence | str = _KL,
+        temperature: float = 1.0,
+        temperature_squared: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_output_chunks, self.ignore_index = num_output_chunks, ignore_index
+        self.loss = DistillationLoss(
+            kind=kind,
+            temperature=temperature,
+            temperature_squared=temperature_squared,
+            ignore_index=ignore_index,
+            reduction="sum",
+        )
+
+    def forward(
+        self,
+        student_logits: Tensor | Sequence[Tensor],
+        teacher_logits: Tensor | Sequence[Tensor],
+        labels: Tensor,
+    ) -> Tensor:
+        """Compute the mean divergence over the tokens that count."""
+        students, teachers = (
+            [x] if isinstance(x, Tensor) else list(x) for x in (student_logits, teacher_logits)
+        )
+        sizes = [x.shape[1] for x in students] if students and students[0].ndim == 3 else [labels.shape[-1]]
+        if not 0 < len(students) == len(teachers) or sum(sizes) != labels.shape[-1]:
+            raise invalid_value(
+                "ChunkedDistillationLoss",
+                "student_logits, teacher_logits, labels",
+                wanted="as many chunks of both, which together are as long as the labels",
+                got=f"{len(students)} of {sum(sizes)} and {len(teachers)}, and {labels.shape[-1]} labels",
+                instead="the chunks that model.set_num_output_chunks(loss.num_output_chunks) makes, of both models",
+            )
+        counted = (labels != self.ignore_index).sum().clamp(min=1)
+        parts = zip(students, teachers, labels.split(sizes, -1), strict=True)
+        return torch.stack(
+            [self.loss(student, teacher, part, normalizer=counted) for student, teacher, part in parts]
+        ).sum()

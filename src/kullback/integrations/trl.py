@@ -1,0 +1,179 @@
+"""Distillation with TRL's `GKDTrainer`. Importing this module imports TRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_value, safe_repr
+from kullback.functional import distillation_loss
+from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
+from kullback.integrations.batch_loss import BatchLoss, at_least_one
+from kullback.integrations.huggingface import scale_of_processes
+from kullback.nn import DistillationLoss, LinearDistillationLoss
+from kullback.optional import load
+
+__all__ = ["GKDTrainer", "generalized_jsd_loss"]
+
+_GKDTrainer: Any = load("trl.experimental.gkd", "kullback.integrations.trl").GKDTrainer
+
+
+def generalized_jsd_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    labels: Tensor | None = None,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    reduction: str = "batchmean",
+    num_items_in_batch: Tensor | float | None = None,
+) -> Tensor:
+    r"""Compute the generalized Jensen-Shannon loss: a drop-in for TRL's `GKDTrainer.generalized_jsd_loss`.
+
+    .. math:: L = \frac1N \sum_n \beta\, KL(P_n \| M_n) + (1 - \beta)\, KL(Q_n \| M_n), \quad
+        M_n = \beta P_n + (1 - \beta) Q_n
+
+    with P the teacher and Q the student: `JensenShannon`, but `KL` at beta = 0 and `ReverseKL` at beta = 1, as there.
+    Numbers and gradients are TRL's, to rounding, except where those are wrong: -inf logits on both sides, such as
+    masked tokens, count 0 instead of NaN, and logits in half precision are computed in float32.
+
+    Arguments:
+        student_logits: shape (..., classes).
+        teacher_logits: the same shape.
+        labels: positions with label -100 do not count; they are those of the logits, shifted already.
+        beta: from 0 to 1.
+        temperature: what both logits are divided by.
+        reduction: ``"batchmean"``, the mean over the positions that count (without labels, over the first dimension),
+            ``"sum"``, or ``"mean"``, which divides by the classes too.
+        num_items_in_batch: what the sum is divided by instead.
+
+    Returns:
+        a scalar, in float32 or better.
+
+    Raises:
+        ArgumentValueError: `reduction` or `beta` is none of these; ``"none"`` too, which in TRL gives terms of classes.
+        ArgumentTypeError: an argument is of the wrong type.
+
+    Gradient:
+        to both logits, that of `kullback.functional.distillation_loss`.
+
+    Example:
+        >>> import torch
+        >>> from kullback.integrations.trl import generalized_jsd_loss
+        >>> generalized_jsd_loss(torch.zeros(1, 2, 2), torch.tensor([[[0.0, 1.0], [0.0, 2.0]]]), beta=0.0)
+        tensor(0.4388)
+
+    References:
+        On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
+    """
+    call = "generalized_jsd_loss"
+    if reduction not in ("batchmean", "sum", "mean"):
+        raise invalid_value(
+            call,
+            "reduction",
+            wanted="'batchmean', 'sum' or 'mean'",
+            got=safe_repr(reduction),
+            instead="kullback.functional.distillation_loss(..., reduction='none') for the value of each position",
+        )
+    total = distillation_loss(
+        student=student_logits,
+        teacher=teacher_logits,
+        kind=of_beta(beta),
+        temperature=temperature,
+        labels=labels,
+        reduction="sum",
+    )
+    if num_items_in_batch is not None:
+        return total / at_least_one(num_items_in_batch)  # pyright: ignore[reportOperatorIssue]
+    if reduction == "sum":
+        return total
+    if labels is not None:
+        counted = (labels != -100).sum().clamp(min=1)
+    else:
+        counted = student_logits.shape[0] if reduction == "batchmean" else student_logits[..., 0].numel()
+    return total / counted / (student_logits.shape[-1] if reduction == "mean" else 1)
+
+
+def of_beta(beta: float) -> Divergence:
+    """Return the divergence that TRL means by `beta`."""
+    return KL() if beta == 0 else ReverseKL() if beta == 1 else JensenShannon(beta)
+
+
+class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
+    r"""TRL's `GKDTrainer` with any divergence, or with fused heads.
+
+    .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
+
+    with P the teacher and Q the model. Data, on-policy generation and arguments are TRL's. Three things differ besides
+    the loss. A batch that was generated on-policy is divided by its own tokens: TRL divides it by those of the batch
+    that it replaced. The loss of several processes is multiplied by their number, as `transformers.Trainer` does, since
+    they average gradients of a loss that was divided by the tokens of all. And logits that are -inf on both sides count
+    0 instead of NaN.
+
+    Arguments:
+        args: TRL's, by position.
+        loss: the loss. Left out, that of `GKDConfig.beta`: `JensenShannon`, `KL` at 0 and `ReverseKL` at 1, as in TRL.
+            With a `LinearDistillationLoss` the logits of neither side are ever whole.
+        kwargs: TRL's.
+
+    Raises:
+        ArgumentTypeError: `loss` is of the wrong type.
+        ArgumentValueError: it has a reduction that is no mean, or does not fit the models.
+        OptionalDependencyError: TRL is not installed.
+
+    Gradient:
+        that of `kullback.functional.distillation_loss`.
+
+    Example:
+        >>> from kullback.integrations.trl import GKDTrainer, generalized_jsd_loss
+        >>> GKDTrainer.generalized_jsd_loss is generalized_jsd_loss
+        True
+
+    References:
+        On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
+    """
+
+    generalized_jsd_loss = staticmethod(generalized_jsd_loss)
+
+    def __init__(
+        self, *args: Any, loss: DistillationLoss | LinearDistillationLoss | None = None, **kwargs: Any
+    ) -> None:
+        if loss is not None:
+            BatchLoss("GKDTrainer", loss, None, causal=True)  # for its checks
+        super().__init__(*args, **kwargs)
+        loss = DistillationLoss(kind=of_beta(self.beta)) if loss is None else loss
+        self.batch_loss = BatchLoss("GKDTrainer", loss, self.teacher_model, causal=True)
+        self._was_generated = False
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of a batch, with the model's outputs if asked for."""
+        generated, self._was_generated = self._was_generated, False
+        batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "labels")}
+        # The items of the step were counted before the batch was replaced.
+        with (
+            self.accelerator.autocast()
+        ):  # of the fused heads; the models' own forward passes have it already
+            loss, outputs = self.batch_loss(
+                model,
+                batch,
+                normalizer=None if generated else num_items_in_batch,
+                unwrapped=self.accelerator.unwrap_model(model),
+                keep_logits=return_outputs,
+            )
+        if generated and num_items_in_batch is not None:
+            loss = loss / self.current_gradient_accumulation_steps
+        else:
+            loss = loss * scale_of_processes(self, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def generate_on_policy_outputs(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as TRL does, and remember that the batch is another one than was counted."""
+        self._was_generated = True
+        return super().generate_on_policy_outputs(*args, **kwargs)

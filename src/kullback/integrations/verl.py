@@ -1,0 +1,144 @@
+"""Distillation losses for verl, from the teacher's most probable tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.errors import RegistrationError, explain
+from kullback.functional import TopK, top_k_divergence
+from kullback.functional.positions import check_kind
+from kullback.functional.top_k import Tail
+from kullback.generators import KL, Divergence
+from kullback.optional import load
+
+__all__ = ["register", "top_k_loss"]
+
+_KL = KL()
+
+
+def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[..., dict[str, Tensor]]:
+    r"""Make the function that verl calls on the student's logits, of any divergence.
+
+    .. math:: \ell_n = D(P_n \| Q_n)
+
+    as `top_k_divergence` has it, for every position. In place of
+    `verl.trainer.distillation.fsdp.losses.compute_forward_kl_topk`, which adds up :math:`p \log(p/q)` over the top
+    tokens: that sum can be negative, is then set to 0 with its gradient, and has its minimum at the teacher's
+    renormalized probabilities. With ``tail="bucket"`` the loss is never negative, 0 only where the student agrees, and
+    never above the divergence from the whole teacher.
+
+    Arguments:
+        kind: the divergence or its name.
+        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as of `TopK`.
+
+    Returns:
+        a function of ``(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format)``: logits of
+        shape (1, tokens, classes), and nested or padded tensors of the teacher's top tokens. It returns
+        ``distillation_losses``, ``student_mass`` and ``teacher_mass``, the probabilities of those tokens, and
+        ``overlap_count`` and ``overlap_token_advantage`` of the tokens that are among the student's top ones too, each
+        of shape (1, tokens).
+
+    Raises:
+        KullbackError: `kind` or `tail` is unknown; at the call, shapes differ.
+
+    Gradient:
+        that of `top_k_divergence`, to the student.
+
+    Example:
+        >>> import torch
+        >>> from kullback.integrations.verl import top_k_loss
+        >>> log_probs, ids = torch.tensor([[[2.0, 0.0, 1.0, -1.0]]]).log_softmax(-1).topk(2)
+        >>> found = top_k_loss("js:0.5")(torch.zeros(1, 1, 4), log_probs, ids, None, "thd")
+        >>> {name: x.item() for name, x in found.items() if name in ("distillation_losses", "overlap_count")}
+        {'distillation_losses': 0.1079..., 'overlap_count': 1}
+
+    References:
+        On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
+    """
+    kind = check_kind("top_k_loss", kind)
+    TopK(torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1), tail=tail)  # for its check of the word
+
+    def compute(
+        student_logits: Tensor,
+        teacher_topk_log_probs: Tensor,
+        teacher_topk_ids: Tensor,
+        config: Any,
+        data_format: str,
+    ) -> dict[str, Tensor]:
+        log_probs, ids = (_of_ranks(x, student_logits) for x in (teacher_topk_log_probs, teacher_topk_ids))
+        losses = top_k_divergence(kind, TopK(ids.long(), log_probs, tail=tail), student_logits)
+        return {
+            "distillation_losses": losses,
+            **_masses(student_logits.detach(), log_probs.detach(), ids.long()),
+        }
+
+    return compute
+
+
+def _of_ranks(x: Tensor, logits: Tensor) -> Tensor:
+    """Return the rows that belong to these logits: flattened if nested, and those of this rank."""
+    x = x.values().unsqueeze(0) if x.is_nested else x
+    if x.shape[1] != logits.shape[1]:  # sequence parallelism: verl slices, and pads the last rank's
+        x = load("verl.utils.ulysses", "kullback.integrations.verl").slice_input_tensor(x, dim=1)
+    return x
+
+
+def _masses(logits: Tensor, log_probs: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    """Return what verl logs beside the loss."""
+    student = logits.gather(-1, ids).float() - logits.float().logsumexp(-1, keepdim=True)
+    top = logits.topk(ids.shape[-1], -1).indices
+    shared = (ids.unsqueeze(-1) == top.unsqueeze(-2)).any(-1)
+    count = shared.sum(-1)
+    terms = torch.where(shared & (log_probs > -torch.inf), log_probs.exp() * (student - log_probs), 0)
+    return {
+        "student_mass": student.exp().sum(-1),
+        "teacher_mass": log_probs.exp().sum(-1),
+        "overlap_count": count,
+        "overlap_token_advantage": terms.sum(-1) / count.clamp(min=1),
+    }
+
+
+def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") -> None:
+    """Register a distillation loss with verl, to be chosen as ``distillation.distillation_loss.loss_mode=NAME``.
+
+    verl chooses what is registered for the losses of tokens, but on the logits it always calls its own
+    `compute_forward_kl_topk`; this registers the former and replaces the latter, for this name alone, with the FSDP
+    strategies. Call it in the workers, such as from the module that verl's ``external_lib`` names.
+
+    Arguments:
+        name: the name.
+        kind: the divergence or its name.
+        tail: ``"bucket"``, ``"renormalize"`` or ``"zero"``, as of `TopK`.
+
+    Raises:
+        OptionalDependencyError: verl is not installed.
+        RegistrationError: verl has a loss of that name.
+        KullbackError: `kind` or `tail` is unknown.
+
+    Example:
+        >>> from kullback.integrations.verl import register
+        >>> register("kullback_js", kind="js:0.5")  # doctest: +SKIP
+
+    References:
+        On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
+    """
+    mine = top_k_loss(kind, tail)
+    losses = load("verl.trainer.distillation.losses", "kullback.integrations.verl")
+    on_logits = load("verl.trainer.distillation.fsdp.losses", "kullback.integrations.verl")
+    if name in losses.DISTILLATION_LOSS_REGISTRY:
+        taken = ", ".join(losses.DISTILLATION_LOSS_REGISTRY)
+        wanted, instead = f"a name that is none of {taken}", f"name='kullback_{name}'"
+        raise RegistrationError(explain("register", "name", wanted=wanted, got=repr(name), instead=instead))
+    theirs, of_tokens = on_logits.compute_forward_kl_topk, losses.compute_forward_kl_topk
+
+    def compute_on_logits(*args: Any, **kwargs: Any) -> Any:
+        config = kwargs["config"] if "config" in kwargs else args[3]
+        return (mine if config.distillation_loss.loss_mode == name else theirs)(*args, **kwargs)
+
+    settings = losses.DistillationLossSettings(names=[name], use_topk=True)
+    losses.register_distillation_loss(settings)(of_tokens)
+    on_logits.compute_forward_kl_topk = compute_on_logits

@@ -1,0 +1,250 @@
+"""Controllers: the coefficient of a KL penalty, adjusted while a policy is trained."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.inputs import number_from
+
+__all__ = ["AdaptiveKLController", "FixedKLController", "KLController", "PIDKLController"]
+
+
+class KLController(Protocol):
+    """What the controllers of a KL penalty have in common: `coefficient`, `update` and a state to save.
+
+    Example:
+        >>> from kullback.policy import FixedKLController, KLController
+        >>> def penalized(reward: float, kl: float, controller: KLController) -> float:
+        ...     return reward - controller.coefficient * kl
+        >>> penalized(1.0, 2.0, FixedKLController(0.1))
+        0.8
+    """
+
+    coefficient: float
+    """What the divergence is multiplied by."""
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Take note of a measured divergence, and return the coefficient to use from now on."""
+        ...
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what changes, to be saved."""
+        ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from a saved state."""
+        ...
+
+
+class FixedKLController:
+    """A coefficient that stays as it is.
+
+    Arguments:
+        coefficient: a number that is not negative.
+
+    Raises:
+        ArgumentValueError: it is negative, infinite or no number.
+
+    Example:
+        >>> from kullback.policy import FixedKLController
+        >>> FixedKLController(0.1).update(kl=7.0, steps=256)
+        0.1
+    """
+
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = _number("FixedKLController", "coefficient", coefficient, least=0.0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(coefficient={self.coefficient:.6g})"
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Return the coefficient, whatever was measured."""
+        _measured(f"{type(self).__name__}.update", kl)
+        return self.coefficient
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what changes, to be saved."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from a saved state."""
+        wanted = sorted(self.state_dict())
+        if not isinstance(state, dict) or sorted(state) != wanted:
+            raise invalid_value(
+                f"{type(self).__name__}.load_state_dict",
+                "state",
+                wanted=f"the numbers {', '.join(wanted)}",
+                got=safe_repr(state),
+                instead=f"state={type(self).__name__}(...).state_dict()",
+            )
+        for name, value in state.items():
+            setattr(self, name, float(value))
+
+
+class AdaptiveKLController(FixedKLController):
+    r"""A coefficient that grows while the divergence is above its target and shrinks while it is below.
+
+    .. math:: e = \operatorname{clip}\Bigl(\frac{\mathrm{KL}}{\mathrm{target}} - 1,\, -c,\, c\Bigr), \qquad
+        \beta \leftarrow \beta \Bigl(1 + e\,\frac{\mathrm{steps}}{\mathrm{horizon}}\Bigr)
+
+    Processes that train together have to give it the same divergence, averaged over all of them.
+
+    Arguments:
+        coefficient: beta at the beginning, positive.
+        target: the divergence aimed at, in nats, positive. It is the user's to decide of what: of tokens or of whole
+            sequences; `update` has to be given the same.
+        horizon: after how many steps far above the target beta has grown by the share c: ``1 + c``.
+        clip: c, the largest relative error that counts.
+
+    Raises:
+        ArgumentValueError: a number is not positive and finite.
+
+    Example:
+        >>> from kullback.policy import AdaptiveKLController
+        >>> controller = AdaptiveKLController(coefficient=0.2, target=6.0, horizon=10_000)
+        >>> controller.update(kl=9.0, steps=256)  # above the target: 0.2 * (1 + 0.2 * 256 / 10_000)
+        0.201024
+
+    References:
+        Fine-Tuning Language Models from Human Preferences (Ziegler and others, 2019)
+    """
+
+    def __init__(
+        self, coefficient: float = 0.2, *, target: float = 6.0, horizon: float = 10_000, clip: float = 0.2
+    ) -> None:
+        call = "AdaptiveKLController"
+        self.coefficient = _number(call, "coefficient", coefficient, least=None)
+        self.target = _number(call, "target", target, least=None)
+        self.horizon = _number(call, "horizon", horizon, least=None)
+        self.clip = _number(call, "clip", clip, least=None)
+
+    def __repr__(self) -> str:
+        return f"AdaptiveKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Adjust the coefficient to a measured divergence, and return it.
+
+        Arguments:
+            kl: the divergence measured since the last update, in nats: a number or a tensor of one.
+            steps: how many steps, or samples, `horizon` counts, have passed since.
+
+        Returns:
+            the new coefficient.
+
+        Raises:
+            ArgumentValueError: `kl` is NaN, or so many steps have passed that the coefficient would not stay positive.
+        """
+        measured = _measured("AdaptiveKLController.update", kl)
+        given = number_from(steps)
+        if not 0 <= given * self.clip < self.horizon:
+            raise invalid_value(
+                "AdaptiveKLController.update",
+                "steps",
+                wanted=f"a number from 0 to less than horizon / clip, {self.horizon / self.clip:g}",
+                got=safe_repr(steps),
+                instead=f"AdaptiveKLController(horizon=...) with a horizon above {max(given, 1) * self.clip:g}"
+                if given > 0
+                else "steps=1",
+            )
+        error = min(max(measured / self.target - 1, -self.clip), self.clip)
+        self.coefficient *= 1 + error * given / self.horizon
+        return self.coefficient
+
+
+class PIDKLController(FixedKLController):
+    r"""A coefficient set by the error of the divergence, the sum of all errors, and the growth of the divergence.
+
+    .. math:: \Delta = \mathrm{KL} - \mathrm{target}, \quad I \leftarrow (I + \Delta)_+, \quad
+        \beta = \bigl(K_P \Delta + K_I I + K_D (\mathrm{KL} - \mathrm{KL}_{\mathrm{previous}})_+\bigr)_+
+
+    The integral brings the divergence to the target; the other two damp the swings that the integral alone, gradient
+    ascent on a Lagrange multiplier, leads to.
+
+    Arguments:
+        coefficient: beta at the beginning, from which the integral starts at beta / K_I; not negative.
+        target: the divergence not to be exceeded, in nats.
+        proportional: K_P.
+        integral: K_I, positive.
+        derivative: K_D.
+
+    Raises:
+        ArgumentValueError: a number is negative or infinite, or `integral` is 0.
+
+    Example:
+        >>> from kullback.policy import PIDKLController
+        >>> controller = PIDKLController(0.1, target=0.5, proportional=0.05, integral=0.01)
+        >>> [round(controller.update(kl), 4) for kl in (0.7, 0.6, 0.5, 0.4)]
+        [0.112, 0.108, 0.103, 0.097]
+
+    References:
+        Responsive Safety in Reinforcement Learning by PID Lagrangian Methods (Stooke, Achiam and Abbeel, 2020)
+    """
+
+    def __init__(
+        self,
+        coefficient: float = 0.0,
+        *,
+        target: float,
+        proportional: float = 0.1,
+        integral: float = 0.01,
+        derivative: float = 0.0,
+    ) -> None:
+        call = "PIDKLController"
+        super().__init__(_number(call, "coefficient", coefficient, least=0.0))
+        self.target = _number(call, "target", target, least=0.0)
+        self.proportional = _number(call, "proportional", proportional, least=0.0)
+        self.integral = _number(call, "integral", integral, least=None)
+        self.derivative = _number(call, "derivative", derivative, least=0.0)
+        self.sum_of_errors = self.coefficient / self.integral
+        self.previous = math.inf  # the first divergence is no growth
+
+    def __repr__(self) -> str:
+        return f"PIDKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Set the coefficient by a measured divergence, and return it; an infinite one is refused."""
+        measured = _measured("PIDKLController.update", kl, finite=True)
+        error = measured - self.target
+        growth = max(measured - self.previous, 0.0)
+        self.sum_of_errors = max(self.sum_of_errors + error, 0.0)
+        self.previous = measured
+        self.coefficient = max(
+            self.proportional * error + self.integral * self.sum_of_errors + self.derivative * growth, 0.0
+        )
+        return self.coefficient
+
+    def state_dict(self) -> dict[str, float]:
+        return {
+            "coefficient": self.coefficient,
+            "previous": self.previous,
+            "sum_of_errors": self.sum_of_errors,
+        }
+
+
+def _number(call: str, name: str, given: object, *, least: float | None) -> float:
+    """Return a finite number from `least` upwards, above 0 without it; or raise."""
+    value = number_from(given)
+    if not (value > 0 if least is None else value >= least) or value == math.inf:
+        wanted = "a positive number" if least is None else "a number that is not negative"
+        raise invalid_value(call, name, wanted=wanted, got=safe_repr(given), instead=f"{name}=0.1")
+    return value
+
+
+def _measured(call: str, kl: object, *, finite: bool = False) -> float:
+    """Return a measured divergence as a number; raise where it is none."""
+    is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
+    value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
+    if math.isnan(value) or (finite and math.isinf(value)):
+        is_number = is_one or isinstance(kl, float | int)
+        raise (invalid_value if is_number else invalid_type)(
+            call,
+            "kl",
+            wanted=f"the divergence that was measured, a {'finite ' if finite else ''}number",
+            got=f"shape {tuple(kl.shape)}" if isinstance(kl, Tensor) and not is_one else safe_repr(kl),
+            instead="kl=kl_from_log_probs(log_p, log_q, reduction='mean')",
+        )
+    return value

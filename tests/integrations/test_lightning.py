@@ -1,0 +1,101 @@
+"""The Lightning module, trained by the real Trainer: losses, logs, checkpoints, and a teacher that stays as it is."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from kullback.errors import ArgumentTypeError
+from kullback.nn import DistillationLoss, LinearDistillationLoss
+from tests.integrations.tiny import batch_of, examples, kl_by_hand, language_models
+
+pytest.importorskip("lightning")
+from lightning.pytorch import Trainer
+
+from kullback.integrations.lightning import DistillationModule
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning's own
+
+
+def trainer(folder: Path, **settings: Any) -> Any:
+    return Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **({"max_epochs": 8} | settings),
+    )
+
+
+def loader(batches: list[Any]) -> DataLoader[Any]:
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+def sgd(rate: float) -> Any:
+    return lambda parameters: torch.optim.SGD(parameters, lr=rate)
+
+
+def classifiers() -> tuple[torch.nn.Linear, torch.nn.Linear, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    student, teacher = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(16, 4)
+    return student, teacher, [(x[:8], torch.zeros(8)), (x[8:], torch.zeros(8))]
+
+
+def test_a_classifier_learns_and_the_teacher_stays(tmp_path: Path) -> None:
+    student, teacher, batches = classifiers()
+    before = copy.deepcopy(teacher)
+    module = DistillationModule(student, teacher, DistillationLoss(kind="js:0.5"), optimizer=sgd(0.5))
+    with torch.no_grad():
+        first = module.training_step(batches[0], 0)
+    runner = trainer(tmp_path)
+    runner.fit(module, loader(batches), loader(batches))
+    assert runner.callback_metrics["val_loss"] < 0.5 * first
+    assert runner.callback_metrics["train_loss"] < 0.5 * first
+    assert torch.equal(teacher.weight, before.weight)
+    assert sorted(module.state_dict()) == ["student.bias", "student.weight"]
+    runner.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = DistillationModule.load_from_checkpoint(
+        tmp_path / "last.ckpt", student=torch.nn.Linear(4, 3), teacher=teacher
+    )
+    assert torch.equal(loaded.student.weight, student.weight)
+    assert torch.equal(loaded(batches[0][0]), student(batches[0][0]))
+    assert runner.test(module, loader(batches), verbose=False)[0]["test_loss"] < 0.5 * first
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2], ids=["tensor", "tuple", "list"])
+def test_the_loss_of_a_batch_is_the_formula(batch: int) -> None:
+    student, teacher, batches = classifiers()
+    x, y = batches[0]
+    module = DistillationModule(student, teacher)
+    p, q = (model(x).double().log_softmax(-1) for model in (teacher, student))
+    want = (p.exp() * (p - q)).sum(-1).mean()
+    torch.testing.assert_close(
+        module.training_step([x, (x, y), [x, y]][batch], 0).double(), want, rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("make", [DistillationLoss, LinearDistillationLoss])
+def test_a_language_model(tmp_path: Path, make: Any) -> None:
+    pytest.importorskip("transformers")
+    student, teacher = language_models()
+    batch = batch_of(examples(6))
+    module = DistillationModule(student, teacher, make(), optimizer=sgd(1.0), causal=True)
+    total, count = kl_by_hand(*(m(batch["input_ids"]).logits for m in (teacher, student)), batch["labels"])
+    torch.testing.assert_close(module.training_step(batch, 0).double(), total / count, rtol=1e-5, atol=0)
+    runner = trainer(tmp_path, max_epochs=10)
+    runner.fit(module, loader([batch]))
+    assert runner.callback_metrics["train_loss"] < 0.9 * total / count
+
+
+def test_wrong_settings() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"DistillationModule\(teacher=...\)"):
+        DistillationModule(torch.nn.Linear(2, 2), "teacher")  # type: ignore[arg-type]
