@@ -34,7 +34,7 @@ def draw(path: Path) -> None:
         axes.plot(
             x.numpy(), found.distribution.log_prob(x).exp().numpy(), color=RUST, linewidth=2, label="fit"
         )
-        axes.set(title=f"{title}\n{float(found.value):.3f} nats", ylim=(0, None))
+        axes.set(title=f"{title}\n{float(found.value):.3f} nats", ylim=(0, 0.52))
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
