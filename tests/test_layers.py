@@ -86,7 +86,7 @@ LAYERS = {
         {"bounds", "install"},
         {"__init__"},
     ),
-    "kullback.report": ({"shared"}, {"predictions", "tables"}, {"models"}, {"__init__"}),
+    "kullback.report": ({"shared"}, {"fits", "predictions", "tables"}, {"models"}, {"__init__"}),
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "result"},

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kullback.pairs.bounds import Bounds, kl_bounds
     from kullback.pairs.install import install, uninstall
     from kullback.predictions import compare_predictions
+    from kullback.projection import Fit, FitError, fit
     from kullback.representations import Counts, Logits, LogProbs, Probs
     from kullback.samples import Samples
     from kullback.tables import compare_tables
@@ -45,6 +46,8 @@ __all__ = [
     "Counts",
     "Divergence",
     "Estimate",
+    "Fit",
+    "FitError",
     "JensenShannon",
     "Jeffreys",
     "LogProbs",
@@ -66,6 +69,7 @@ __all__ = [
     "divergence",
     "errors",
     "estimators",
+    "fit",
     "functional",
     "install",
     "io",
@@ -109,6 +113,7 @@ _NAMES = {
     "kullback.pairs.bounds": ("Bounds", "kl_bounds"),
     "kullback.pairs.install": ("install", "uninstall"),
     "kullback.predictions": ("compare_predictions",),
+    "kullback.projection": ("Fit", "FitError", "fit"),
     "kullback.representations": ("Counts", "Logits", "LogProbs", "Probs"),
     "kullback.samples": ("Samples",),
     "kullback.tables": ("compare_tables",),

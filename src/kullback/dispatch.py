@@ -27,7 +27,7 @@ from kullback.pairs.solve import as_kl
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.samples import Samples
 
-__all__ = ["divergence", "kl_divergence", "kl_estimate"]
+__all__ = ["between_distributions", "divergence", "kl_divergence", "kl_estimate"]
 
 Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
@@ -298,7 +298,7 @@ def _answer(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
         )
     elif isinstance(p, Distribution) and isinstance(q, Distribution):
-        answer = _between_distributions(call, p, q, kind, options)
+        answer = between_distributions(call, p, q, kind, options)
     elif (
         isinstance(p, Representation) and isinstance(q, Representation) and options.method in _FINITE_METHODS
     ):
@@ -361,9 +361,10 @@ def _value_with_warnings(answer: Estimate) -> Tensor:
     return answer.value
 
 
-def _between_distributions(
+def between_distributions(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate:
+    """Return a divergence of two torch distributions, with its method and error."""
     kind = as_kl(kind)
     if isinstance(kind, KL):
         return estimate(call, p, q, options)

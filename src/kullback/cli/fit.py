@@ -1,0 +1,193 @@
+"""The command ``kullback fit``."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kullback.cli.options import FILE, JSON, NO_PROGRESS, SEED, split_names
+from kullback.errors import ArgumentValueError, KullbackError, quoted
+
+if TYPE_CHECKING:
+    from kullback.projection.result import Fit
+
+__all__ = ["fit"]
+
+KINDS = ("kl", "reverse-kl", "jeffreys", "js", "hellinger", "tv")
+TABLES = (".parquet", ".csv", ".ndjson", ".jsonl", ".npy")
+
+
+@click.command()
+@click.argument("q")
+@click.option("--to", required=True, help="The target: a distribution, or a file of draws.")
+@click.option("--column", metavar="NAME", help="The column of a table that holds the draws.")
+@click.option("--weights", metavar="NAME", help="The column of a table that holds the draws' weights.")
+@click.option("--kind", type=click.Choice(KINDS), default="kl", show_default=True, help="Which divergence.")
+@click.option(
+    "--fixed",
+    callback=split_names,
+    metavar="A,B,...",
+    help="The parameters of Q that stay as they are.",
+)
+@click.option(
+    "--starts", type=click.IntRange(1), default=1, show_default=True, help="How many starts a mixture gets."
+)
+@JSON
+@click.option("--plot", type=FILE, help="Draw target, fit and history into FILE: svg, png or pdf.")
+@SEED
+@NO_PROGRESS
+def fit(
+    q: str,
+    to: str,
+    column: str | None,
+    weights: str | None,
+    kind: str,
+    fixed: list[str] | None,
+    starts: int,
+    json_path: str | None,
+    plot: Path | None,
+    seed: int,
+    *,
+    no_progress: bool,
+) -> None:
+    """Fit Q to a target: find the parameters with the least divergence between them.
+
+    Q is a distribution of torch.distributions with its start, such as 'Normal(0, 1)', or a class such as Normal. The
+    target is a distribution, or a file of draws: a table with --column, or a .npy array. KL is from the target to Q;
+    reverse-kl from Q to the target. The exit status is 2 if there is no fit, or if it did not converge.
+    """
+    from kullback.cli.outputs import STANDARD_OUTPUT
+    from kullback.files import check_input, check_writable, refuse_overwriting, write_all
+
+    is_file = to.lower().endswith(TABLES) or Path(to).is_file()
+    written = [
+        path for path in (plot, None if json_path in (None, STANDARD_OUTPUT) else Path(json_path)) if path
+    ]
+    if is_file:
+        check_input(Path(to), "input")
+    elif column or weights:
+        raise ArgumentValueError("--column and --weights are for a file of draws; --to is a distribution")
+    if plot is not None and plot.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise ArgumentValueError(f"--plot: wanted a file that ends in .svg, .png or .pdf; got {quoted(plot)}")
+    refuse_overwriting(written, [Path(to)] if is_file else [])
+    for path in written:
+        check_writable(path)
+    found = _fitted(q, to, is_file, column, weights, kind, fixed or [], starts, seed, not no_progress)
+    if plot is not None:
+        _draw(found, plot)
+    if json_path == STANDARD_OUTPUT:
+        click.echo(found.to_json(), nl=False)
+        return
+    if json_path is not None:
+        write_all({Path(json_path): found.to_json()})
+    from rich.console import Console
+
+    from kullback.report.fits.terminal import render
+
+    render(found, Console())
+
+
+def _fitted(
+    q: str,
+    to: str,
+    is_file: bool,
+    column: str | None,
+    weights: str | None,
+    kind: str,
+    fixed: list[str],
+    starts: int,
+    seed: int,
+    show_progress: bool,
+) -> Fit:
+    import torch
+
+    from kullback import projection
+    from kullback.cli.expressions import parse_distribution, parse_family
+
+    warnings.simplefilter("ignore")  # of torch's, on parameters at the edge
+    family = parse_family(q)
+    target: Any = _draws(Path(to), column, weights) if is_file else parse_distribution(to)
+    try:
+        return projection.fit(
+            family,
+            to=target,
+            kind=_kinds()[kind],
+            fixed=fixed,
+            starts=starts,
+            generator=torch.Generator().manual_seed(seed),
+            show_progress=show_progress,
+        )
+    except KullbackError:
+        raise
+    except Exception as error:  # of torch's, for parameters that it accepted and cannot compute with
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ArgumentValueError(f"{quoted(q)} cannot be fitted to {quoted(to)}: {reason}") from error
+
+
+def _kinds() -> dict[str, Any]:
+    from kullback.generators import KL, Jeffreys, JensenShannon, ReverseKL, SquaredHellinger, TotalVariation
+
+    found = (KL(), ReverseKL(), Jeffreys(), JensenShannon(), SquaredHellinger(), TotalVariation())
+    return dict(zip(KINDS, found, strict=True))
+
+
+def _draws(path: Path, column: str | None, weights: str | None) -> Any:
+    """Read the draws of a file."""
+    import numpy as np
+
+    from kullback.samples import Samples
+
+    if path.suffix.lower() == ".npy":
+        if column or weights:
+            raise ArgumentValueError("--column and --weights are for tables; a .npy file has no columns")
+        try:
+            return Samples(np.load(path, allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise ArgumentValueError(f"{quoted(path)} is no array of numbers: {error}") from None
+    return _draws_of_table(path, column, weights)
+
+
+def _draws_of_table(path: Path, column: str | None, weights: str | None) -> Any:
+    from kullback.optional import load
+    from kullback.samples import Samples
+
+    polars = load("polars", "reading a table")
+    readers = {
+        ".parquet": "read_parquet",
+        ".csv": "read_csv",
+        ".ndjson": "read_ndjson",
+        ".jsonl": "read_ndjson",
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise ArgumentValueError(f"{quoted(path)} is no file of draws: wanted one of {', '.join(TABLES)}")
+    try:
+        table = getattr(polars, reader)(path)
+    except (polars.exceptions.PolarsError, OSError) as error:
+        raise ArgumentValueError(f"{quoted(path)} cannot be read: {' '.join(str(error).split())}") from None
+    names: list[str] = table.columns
+    listed = ", ".join(map(quoted, names[:20]))
+    if column is None and len(names) == 1:
+        column = names[0]
+    for name in (column, weights):
+        if name is not None and name not in names:
+            raise ArgumentValueError(f"{quoted(path)} has no column {quoted(name)}; it has {listed}")
+    if column is None:
+        raise ArgumentValueError(f"{quoted(path)} has {len(names)} columns; name one with --column: {listed}")
+    values = table[column]
+    if values.null_count() or (weights is not None and table[weights].null_count()):
+        raise ArgumentValueError(
+            f"{quoted(path)}: wanted draws; got missing values among them; drop these first"
+        )
+    return Samples(values, weights=None if weights is None else table[weights].to_numpy().astype("float64"))
+
+
+def _draw(found: Fit, path: Path) -> None:
+    """Write the plot, whole or not at all."""
+    from kullback.files import open_output
+
+    with open_output(path) as file:
+        found.plot().savefig(file, format=path.suffix.lower().lstrip("."))

@@ -1,0 +1,226 @@
+r"""Minimizing a smooth function of vectors, one for each element of a batch, each with its own step and its own end.
+
+Quasi-Newton steps with a line search for the weak Wolfe conditions; at the end Newton steps with the Hessian from
+differences of gradients, whose decrement :math:`g^T H^{-1} g / 2` says how far the value is above the minimum.
+
+Numerical Optimization, chapters 3 and 6 (Nocedal and Wright, 2006); Nonsmooth Optimization via Quasi-Newton Methods
+(Lewis and Overton, 2013)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Minimum", "minimize"]
+
+# The conditions of Armijo and of Wolfe.
+_DECREASE, _CURVATURE = 1e-4, 0.9
+_TRIALS = 40
+# Up to so many numbers the Hessian is taken from differences of gradients.
+_MOST_DIFFERENCES = 40
+_DIFFERENCE = 1e-4
+_NEWTON_STEPS = 6
+# A Hessian whose least eigenvalue is this much below 0, relative to the largest, is that of no minimum.
+_SADDLE = 1e-5
+_FLAT = 1e-9
+
+# Returns the values of shape (elements,) and the gradients of shape (elements, numbers).
+Function = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Minimum(NamedTuple):
+    """Where each element ended: `above` estimates how far its value is above the minimum."""
+
+    u: Tensor
+    value: Tensor
+    gradient: Tensor
+    above: Tensor
+    converged: Tensor
+    iterations: Tensor
+    history: list[Tensor]
+
+
+def minimize(
+    function: Function,
+    u: Tensor,
+    *,
+    tol: float,
+    max_iterations: int,
+    update: Callable[[int, int | None], None] | None = None,
+) -> Minimum:
+    """Minimize a function of each element's vector from a start.
+
+    Arguments:
+        function: gives the values and gradients of all elements; a value may be infinite, not at the start.
+        u: the start, shape (elements, numbers).
+        tol: how far above the minimum a value may be.
+        max_iterations: how many steps an element may take.
+        update: is told the number of steps done and in all.
+    """
+    f, g = function(u)
+    history = [f]
+    iterations = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
+    above = torch.full_like(f, torch.inf)
+    can_check = u.shape[-1] <= _MOST_DIFFERENCES
+    while len(history) <= max_iterations:
+        steps = max_iterations + 1 - len(history)
+        u, f, g, above, more = _descended(function, u, f, g, tol, steps, history, update)
+        iterations = iterations + more
+        if not can_check:
+            break
+        u, f, g, above, polished = _polished(function, u, f, g, above)
+        iterations = iterations + polished
+        history.append(f)
+        # Where a saddle point was left, or rounding had ended the steps too early, it goes on.
+        short = above > tol * (1 + f.abs())
+        if not bool((short & (more + polished > 0)).any()):
+            break
+    converged = (above <= tol * (1 + f.abs())) & f.isfinite()
+    return Minimum(u, f, g, above, converged, iterations, history)
+
+
+def _descended(
+    function: Function,
+    u: Tensor,
+    f: Tensor,
+    g: Tensor,
+    tol: float,
+    steps: int,
+    history: list[Tensor],
+    update: Callable[[int, int | None], None] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Take quasi-Newton steps; return where they end, how far above the minimum, and how many each element took."""
+    elements, size = u.shape
+    identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
+    inverse = identity.clone()
+    scaled = torch.zeros(elements, dtype=torch.bool, device=u.device)
+    active = torch.ones(elements, dtype=torch.bool, device=u.device)
+    taken = torch.zeros(elements, dtype=torch.int64, device=u.device)
+    for _ in range(steps):
+        direction = -(inverse @ g.unsqueeze(-1)).squeeze(-1)
+        slope = (direction * g).sum(-1)
+        bad = ~(slope < 0) | ~direction.isfinite().all(-1)
+        if bool(bad.any()):
+            inverse = torch.where(bad[:, None, None], identity, inverse)
+            direction = torch.where(bad[:, None], -g, direction)
+            slope = torch.where(bad, -(g * g).sum(-1), slope)
+        worthwhile = -slope / 2 > 1e-3 * tol * (1 + f.abs()).clamp(max=1e3)
+        active = active & worthwhile & (g.abs().amax(-1) > 0)
+        if not bool(active.any()):
+            break
+        # The first step is no longer than 1, in logarithms of scales.
+        length = direction.norm(dim=-1)
+        first = torch.where(scaled, 1.0, 1 / length.clamp(min=1))
+        t, new_f, new_g = _line_search(function, u, f, g, direction, slope, first, active)
+        moved = active & (t > 0)
+        s = torch.where(moved[:, None], t[:, None] * direction, 0)
+        y = torch.where(moved[:, None], new_g - g, 0)
+        inverse, scaled = _updated(inverse, identity, s, y, scaled)
+        u, f, g = u + s, torch.where(moved, new_f, f), torch.where(moved[:, None], new_g, g)
+        taken = taken + moved
+        active = moved  # where nothing lower is found, rounding hides it
+        history.append(f)
+        if update:
+            update(len(history), None)
+    return u, f, g, _decrement(inverse, g), taken
+
+
+def _decrement(inverse: Tensor, g: Tensor) -> Tensor:
+    return (g.unsqueeze(-2) @ inverse @ g.unsqueeze(-1)).squeeze(-1).squeeze(-1).abs() / 2
+
+
+def _line_search(
+    function: Function,
+    u: Tensor,
+    f: Tensor,
+    g: Tensor,
+    direction: Tensor,
+    slope: Tensor,
+    t: Tensor,
+    active: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return steps that meet the weak Wolfe conditions, 0 where none lowers the value, and what is there."""
+    low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
+    best_t, best_f, best_g = torch.zeros_like(f), f, g
+    searching = active
+    for _ in range(_TRIALS):
+        new_f, new_g = function(u + torch.where(searching, t, best_t)[:, None] * direction)
+        new_f = torch.where(new_f.isnan() | ~new_g.isfinite().all(-1), torch.inf, new_f)
+        new_g = new_g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        enough = new_f <= f + _DECREASE * t * slope
+        new_slope = (new_g * direction).sum(-1)
+        # Where values differ by no more than their rounding, the gradient alone tells.
+        close = (new_f - f).abs() <= 1e-14 * (1 + f.abs())
+        enough = enough | (close & (new_slope.abs() < slope.abs()))
+        better = searching & enough & ((new_f <= best_f) | close)
+        best_t, best_f = torch.where(better, t, best_t), torch.where(better, new_f, best_f)
+        best_g = torch.where(better[:, None], new_g, best_g)
+        steep = new_slope < _CURVATURE * slope
+        done = enough & ~steep
+        searching = searching & ~done
+        if not bool(searching.any()):
+            break
+        high = torch.where(enough, high, t)
+        low = torch.where(enough, t, low)
+        t = torch.where(searching, torch.where(high.isinf(), 2 * t, (low + high) / 2), t)
+        searching = searching & ((high - low).isinf() | (high - low > 1e-14 * high))
+    return best_t, best_f, best_g
+
+
+def _updated(
+    inverse: Tensor, identity: Tensor, s: Tensor, y: Tensor, scaled: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the inverse Hessian of Broyden, Fletcher, Goldfarb and Shanno after a step."""
+    sy, yy = (s * y).sum(-1), (y * y).sum(-1)
+    good = sy > 1e-12 * (s.norm(dim=-1) * y.norm(dim=-1)).clamp(min=1e-300)
+    fresh = good & ~scaled
+    size = torch.where(good, sy / yy.clamp(min=1e-300), 1)
+    inverse = torch.where(fresh[:, None, None], size[:, None, None] * identity, inverse)
+    rho = torch.where(good, 1 / torch.where(good, sy, 1), 0)[:, None, None]
+    left = identity - rho * s.unsqueeze(-1) * y.unsqueeze(-2)
+    return left @ inverse @ left.mT + rho * s.unsqueeze(-1) * s.unsqueeze(-2), scaled | good
+
+
+def _polished(
+    function: Function, u: Tensor, f: Tensor, g: Tensor, above: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Take Newton steps while they lower the value or the gradient; return how far above the minimum this is."""
+    more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
+    for _ in range(_NEWTON_STEPS):
+        values, vectors = torch.linalg.eigh(_hessian(function, u))
+        largest = values.abs().amax(-1, keepdim=True).clamp(min=1e-300)
+        along = (vectors.mT @ g.unsqueeze(-1)).squeeze(-1)
+        is_saddle = (values < -_SADDLE * largest).any(-1)
+        flat = values.abs() < _FLAT * largest
+        scale = torch.where(flat, largest, values.abs())
+        newton = -(vectors @ torch.where(flat, 0, along / scale).unsqueeze(-1)).squeeze(-1)
+        # Along a flat direction the value may yet fall: what a unit step would gain counts.
+        above = (torch.where(flat, 2 * along.abs() * 1e-6, along**2 / scale)).sum(-1) / 2
+        downhill = vectors[..., 0] * torch.where(along[..., :1] > 0, -1.0, 1.0)
+        newton = torch.where(is_saddle[:, None], newton + 0.1 * downhill, newton)
+        above = torch.where(is_saddle, torch.inf, above)
+        newton = newton / newton.norm(dim=-1, keepdim=True).clamp(min=1)
+        new_f, new_g = function(u + newton)
+        close = (new_f - f).abs() <= 1e-14 * (1 + f.abs())
+        lower = (new_f < f) | (close & (new_g.norm(dim=-1) < g.norm(dim=-1)))
+        lower = lower & new_g.isfinite().all(-1)
+        u = torch.where(lower[:, None], u + newton, u)
+        f, g = torch.where(lower, new_f, f), torch.where(lower[:, None], new_g, g)
+        more = more + lower
+        if not bool((lower & ~is_saddle & (above > 1e-15 * (1 + f.abs()))).any()):
+            break
+    return u, f, g, above, more
+
+
+def _hessian(function: Function, u: Tensor) -> Tensor:
+    columns: list[Tensor] = []
+    for k in range(u.shape[-1]):
+        step = torch.zeros_like(u)
+        step[:, k] = _DIFFERENCE
+        columns.append((function(u + step)[1] - function(u - step)[1]) / (2 * _DIFFERENCE))
+    found = torch.stack(columns, -1).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return (found + found.mT) / 2

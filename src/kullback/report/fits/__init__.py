@@ -1,0 +1,1 @@
+"""Reports of a fit: terminal, JSON, page, data frame and plots."""

@@ -1,0 +1,80 @@
+"""What a fit is said to be, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.projection.parameters import read_family
+from kullback.report.shared.formats import number
+from kullback.representations import Representation
+
+if TYPE_CHECKING:
+    from kullback.projection.result import Fit
+
+__all__ = ["outcome", "parameters", "rows"]
+
+MOST_NUMBERS = 3
+
+
+def outcome(fit: Fit) -> str:
+    """Say what was fitted, and how near it is."""
+    count = fit.value.numel()
+    name = type(fit.distribution).__name__
+    if count == 1:
+        return f"{name}: {fit.quantity} = {number(float(fit.value))} nats"
+    return f"{count} fits of {name}: {fit.quantity} = {_range(fit.value)} nats"
+
+
+def rows(fit: Fit) -> list[tuple[str, str]]:
+    """Return what there is to say in two columns."""
+    found = [
+        (fit.quantity, f"{_range(fit.value)} nats{_error(fit.error, fit.standard_error)}"),
+        ("at the start", f"{_range(fit.before)} nats"),
+        ("method", fit.method.replace("_", " ")),
+        ("converged", f"{int(fit.converged.sum())} of {fit.converged.numel()}"),
+        ("iterations", _range(fit.iterations)),
+        ("above the minimum", f"about {_range(fit.above)} nats"),
+        ("time", f"{fit.seconds:.2g} s"),
+    ]
+    return [*found, *parameters(fit.distribution)]
+
+
+def parameters(distribution: Any) -> list[tuple[str, str]]:
+    """Return the names and the numbers of the parameters, the first few of many."""
+    if isinstance(distribution, Representation):
+        return [(type(distribution).__name__, _numbers(distribution.tensor))]
+    if not isinstance(distribution, Distribution):
+        return []
+    try:
+        family = read_family(distribution, frozenset())
+    except (TypeError, ValueError):
+        return []
+    return [(name, _numbers(x)) for name, x in _values(distribution, family.free)]
+
+
+def _values(distribution: Distribution, free: Any) -> list[tuple[str, Tensor]]:
+    return [(name, getattr(distribution, name, leaf.value)) for name, leaf in free.items()]
+
+
+def _numbers(x: Tensor) -> str:
+    flat = x.detach().reshape(-1)
+    shown = ", ".join(number(float(value)) for value in flat[:MOST_NUMBERS])
+    more = f", ... ({flat.numel()} numbers)" if flat.numel() > MOST_NUMBERS else ""
+    return f"{shown}{more}"
+
+
+def _range(x: Tensor) -> str:
+    if x.numel() == 0:
+        return "nothing"
+    low, high = float(x.min()), float(x.max())
+    words = (lambda v: f"{v:.0f}") if not x.is_floating_point() else number
+    return words(low) if low == high else f"{words(low)} to {words(high)}"
+
+
+def _error(error: Tensor | None, standard_error: Tensor | None) -> str:
+    if standard_error is not None and standard_error.numel():
+        return f", standard error {float(standard_error.max()):.1g}"
+    return "" if error is None or not error.numel() else f", error at most {float(error.max()):.1g}"

@@ -1,0 +1,119 @@
+"""A fit shows itself: printed, as JSON, as a page, as a data frame and as plots."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import (
+    Categorical,
+    Gamma,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+)
+
+from kullback import Fit, Logits, Probs, ReverseKL, Samples, fit
+from kullback.report.fits.html import render
+from kullback.report.fits.json import to_dict
+
+MODES = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-4.0, 4.0]), 1.0))
+NORMAL = Normal(0.0, 1.0)
+POINTS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 1.0]])
+
+
+@pytest.fixture(scope="module")
+def found() -> Fit:
+    return fit(Normal(3.0, 1.0), to=MODES, kind=ReverseKL())
+
+
+def test_one_line_and_a_table(found: Fit) -> None:
+    assert repr(found).startswith("Fit(Normal, KL(q || to)=0.693, by quasi_newton in ")
+    text = str(found)
+    assert text.startswith("Normal: KL(q || to) = 0.69")
+    for word in ("error at most", "at the start", "quasi newton", "1 of 1", "loc", "scale"):
+        assert word in text
+
+
+def test_a_notebook_shows_a_table_and_the_page_stands_alone(found: Fit) -> None:
+    fragment = found._repr_html_()
+    assert fragment is not None
+    assert "KL(q ‖ to)" in fragment
+    page = found.to_html()
+    assert page.startswith("<!doctype html>")
+    assert "kullback fit" in page
+    assert page.count("<svg") == 2
+    assert "<script" not in page
+    assert render(found) == page
+
+
+def test_json_has_the_numbers(found: Fit) -> None:
+    document = json.loads(found.to_json())
+    assert document["schema"] == "kullback.fit/1"
+    assert document["family"] == "Normal"
+    assert document["kind"] == "ReverseKL()"
+    assert document["parameters"]["loc"] == pytest.approx(float(found.distribution.loc))
+    assert document["value"] == float(found.value)
+    assert document["converged"] is True
+    assert document["history"][-1] == pytest.approx(document["value"])
+    logits = to_dict(fit(Logits(torch.zeros(2)), to=Probs([0.5, 0.5])))
+    assert logits["family"] == "Logits"
+    assert len(logits["parameters"]["logits"]) == 2
+
+
+def test_a_batch_is_a_frame_of_rows() -> None:
+    batch = fit(Normal(torch.zeros(3), 1.0), to=Gamma(torch.tensor([1.0, 4.0, 9.0]), 1.0))
+    frame = batch.to_pandas()
+    assert len(frame) == 3
+    assert frame.value.tolist() == batch.value.tolist()
+    assert "3 fits of Normal" in str(batch)
+    assert repr(batch) == "Fit(Normal, KL(to || q)=3 values, by moment_matching)"
+
+
+def drawn(x: Fit) -> list[Any]:
+    figure = x.plot()
+    figure.canvas.draw()
+    return list(figure.axes)
+
+
+def test_curves_in_one_dimension(found: Fit) -> None:
+    target, history = drawn(found)
+    labels = [line.get_label() for line in target.get_lines()]
+    assert labels == ["to", "fit"]
+    peak = max(target.get_lines()[1].get_ydata())
+    assert peak == pytest.approx(0.3989, abs=0.01)
+    assert history.get_xlabel() == "step"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fit(Poisson(torch.tensor([1.0, 2.0])), to=NegativeBinomial(torch.tensor([3.0, 4.0]), 0.4)),
+        lambda: fit(NORMAL, to=Samples([1.0, 2.0, 3.0], weights=[1, 2, 1])),
+        lambda: fit(Poisson(1.0), to=Samples([1, 2, 2])),
+        lambda: fit(NORMAL, to=lambda x: -((x - 2) ** 2) / 8),
+        lambda: fit(MultivariateNormal(torch.zeros(2), torch.eye(2)), to=Samples(POINTS)),
+        lambda: fit(
+            Independent(Normal(torch.zeros(2), torch.ones(2)), 1),
+            to=MultivariateNormal(torch.zeros(2), torch.eye(2)),
+        ),
+        lambda: fit(Logits(torch.zeros(3)), to=Probs([0.2, 0.3, 0.5])),
+        lambda: fit(Gamma(torch.ones(2, 2), 1.0), to=Gamma(torch.full((2, 2), 3.0), 1.0)),
+    ],
+)
+def test_everything_of_one_or_two_dimensions_is_drawn_beside_its_history(make: Any) -> None:
+    axes = drawn(make())
+    assert len(axes) == 2
+    assert axes[0].get_legend() is not None
+
+
+def test_more_dimensions_have_their_history_alone() -> None:
+    three = fit(
+        MultivariateNormal(torch.zeros(3), torch.eye(3)), to=MultivariateNormal(torch.ones(3), torch.eye(3))
+    )
+    assert len(drawn(three)) == 1
