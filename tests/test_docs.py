@@ -2,7 +2,8 @@
 
 A fence of language ``python`` holds a session with ``>>>`` prompts; all those of a page share their names. A fence of
 language ``console`` holds calls of the command line after ``$ ``; each has to end with status 0, unless ``$ echo $?``
-follows and shows another. Other commands, like ``$ make run``, are for people and not run.
+follows and shows another. Other commands, like ``$ make run``, are for people and not run. A fence after a line
+``<!-- needs: numpyro -->`` shows another library, and runs where that is installed.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from kullback.optional import is_installed
+
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "tutorial.md",
     *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
+    ROOT / "docs" / "index.md",
+    ROOT / "docs" / "why.md",
+    *sorted((ROOT / "docs" / "migrate").glob("*.md")),
     ROOT / "docs" / "tables.md",
     ROOT / "docs" / "reference_files.md",
 ]
 FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE
+    r"^(?:<!-- needs: (?P<needs>\w+) -->\n)?(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE
 )
 PROMPT = re.compile(r"^\$ ", re.MULTILINE)
 STATUS = "echo $?"
@@ -50,6 +56,8 @@ class Session:
 
     def run(self, markdown: str) -> None:
         for fence in FENCE.finditer(markdown):
+            if fence["needs"] and not is_installed(fence["needs"]):
+                continue
             line = markdown.count("\n", 0, fence.start("text"))
             text = textwrap.dedent(fence["text"])
             if fence["language"] == "python":
@@ -151,6 +159,8 @@ def ending_with(status: int) -> None:
         ("```console\n$ kullback \\\n    1\nover\n$ echo $?\n1\n```\n", 2, 0),
         ("```console\n$ kullback 1\n$ echo $?\n2\n```\n", 2, 1),
         ("```console\n$ make run\n```\n", 0, 0),
+        ("<!-- needs: no_such_package -->\n```python\n>>> 1 + 1\n3\n```\n", 0, 0),
+        ("<!-- needs: torch -->\n```python\n>>> 1 + 1\n3\n```\n", 1, 1),
     ],
 )
 def test_a_page_fails_where_an_example_does_not_hold(markdown: str, examples: int, failures: int) -> None:
