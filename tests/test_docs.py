@@ -36,7 +36,9 @@ PAGES = [
     ROOT / "docs" / "reference_files.md",
 ]
 FENCE = re.compile(
-    r"^(?:<!-- needs: (?P<needs>\w+) -->\n)?(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE
+    r"^(?:<!-- needs: (?P<needs>\w+) -->\n)?"
+    r"(?P<indent> *)```(?P<language>python|console)\b.*\n(?P<text>(?:.*\n)*?)(?P=indent)```$",
+    re.MULTILINE,
 )
 PROMPT = re.compile(r"^\$ ", re.MULTILINE)
 STATUS = "echo $?"
