@@ -29,6 +29,9 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "tutorial.md",
     *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
+    ROOT / "docs" / "index.md",
+    ROOT / "docs" / "why.md",
+    *sorted((ROOT / "docs" / "migrate").glob("*.md")),
     ROOT / "docs" / "tables.md",
     ROOT / "docs" / "reference_files.md",
 ]

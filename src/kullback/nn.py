@@ -1,4 +1,4 @@
-"""Losses as modules: the drop-in for `torch.nn.KLDivLoss`, and distillation from logits."""
+"""Losses as modules: the drop-in for `torch.nn.KLDivLoss`, distillation from logits, and KL to a prior."""
 
 from __future__ import annotations
 
@@ -24,11 +24,23 @@ from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag
 from kullback.reduction import Reduction, check_reduction
+from kullback.regularizer import KLRegularizer, active_units, kl_per_dimension
+from kullback.schedules import AdaptiveCoefficient, CyclicalSchedule, LinearSchedule
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["DistillationLoss", "KLDivLoss", "LinearDistillationLoss"]
+__all__ = [
+    "AdaptiveCoefficient",
+    "CyclicalSchedule",
+    "DistillationLoss",
+    "KLDivLoss",
+    "KLRegularizer",
+    "LinearDistillationLoss",
+    "LinearSchedule",
+    "active_units",
+    "kl_per_dimension",
+]
 
 _KL = KL()
 

@@ -87,9 +87,6 @@ def install() -> Installation:
     Returns:
         an object for ``with``: at the end of the block torch is as it was before.
 
-    Raises:
-        nothing.
-
     Gradient:
         that of `kl_divergence`.
 
@@ -123,9 +120,6 @@ def uninstall() -> None:
     Rules that other packages registered with torch in the meantime stay.
 
     Returns:
-        nothing.
-
-    Raises:
         nothing.
 
     Example:

@@ -219,7 +219,7 @@ def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     infinite = is_infinite(densities[0], densities[1])
     if infinite is not None:
         return torch.where(infinite, torch.inf, value)
-    if is_plain(types[0]) and is_plain(types[1]):
+    if is_plain(types[0]) and is_plain(types[1]) and not torch.compiler.is_compiling():
         _ALWAYS_FINITE.add(types)
     return value
 

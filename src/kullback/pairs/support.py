@@ -76,7 +76,8 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )
-    if is_plain(type(p)) and is_plain(type(q)):
+    if is_plain(type(p)) and is_plain(type(q)) and not torch.compiler.is_compiling():
+        # A set that changes while a function is compiled would fail the guard on what it held before.
         _OF_ONE_KIND.add((type(p), type(q)))
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
