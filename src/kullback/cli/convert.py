@@ -62,6 +62,10 @@ def convert(
 ) -> None:
     """Write the predictions in SRC as a base file for llama-perplexity --kl-divergence, so that a GGUF model can be
     compared with them.
+
+    \b
+    kullback convert logits.npy base.kld --as logits \\
+        --tokens tokens.npy --n-ctx 512 --all-positions
     """
     from kullback.io import open_rows, read_labels, write_llama_base
 
