@@ -50,12 +50,20 @@ bench: $(VENV)/.installed-dev native
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/render_samples.py
 
-WHEEL := $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+WHEEL := $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps
 
-# Where nothing compiles, both are the pure one.
-wheel: $(VENV)/.installed
-	KULLBACK_NATIVE=1 $(WHEEL)
-	env -u KULLBACK_NATIVE $(WHEEL)
+# What a release uploads: the pure wheel, the sources and, where a compiler is, the wheel of this platform. On Linux
+# that one is made to run wherever manylinux_2_28 does.
+wheel: $(VENV)/.installed-dev
+	rm -rf dist build/wheel
+	KULLBACK_NATIVE=0 $(WHEEL) --wheel-dir dist .
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist >/dev/null
+	@if ! command -v $${CXX:-c++} >/dev/null; then echo 'No C++ compiler here: no native wheel.'; \
+	elif [ "$$(uname -s)" != Linux ]; then KULLBACK_NATIVE=1 $(WHEEL) --wheel-dir dist .; \
+	else KULLBACK_NATIVE=1 CMAKE_ARGS=-DKULLBACK_MANYLINUX=ON $(WHEEL) --wheel-dir build/wheel . && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libtorch_cpu.so --only-plat \
+	    --plat manylinux_2_28_$$(uname -m) --wheel-dir dist build/wheel/*.whl; fi
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) build dist site report.html

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
-NAMED = set(re.findall(r"`((?:src|csrc|tests|benchmarks|examples|docs)(?:/[\w./]*)?)`", PAGE))
+NAMED = set(re.findall(r"`((?:src|csrc|tests|benchmarks|examples|packaging|docs)(?:/[\w./]*)?)`", PAGE))
 
 
 def test_every_path_exists() -> None:

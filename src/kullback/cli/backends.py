@@ -14,7 +14,11 @@ __all__ = ["backends"]
 
 @click.command()
 def backends() -> None:
-    """Show which implementation runs for which device and dtype, and why others do not."""
+    """Show which implementation runs for which device and dtype, and why others do not.
+
+    \b
+    kullback backends
+    """
     from rich.console import Console
     from rich.table import Table
 

@@ -39,6 +39,11 @@ UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
 def calc(p: str, q: str, base: float | None, kind: str) -> None:
     """Print KL(P || Q) and KL(Q || P) of two distributions, such as 'Normal(0, 1)' and 'Laplace(0, 1)'.
 
+    \b
+    kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
+    kullback calc 'Gamma(2, rate=3)' 'Weibull(1, 2)' --base 2
+    kullback calc 'Probs([0.2, 0.8])' 'Counts([3, 5])'
+
     Any distribution of torch.distributions, with numbers, lists and keyword arguments; or Probs([...]), Logits([...]),
     LogProbs([...]), Counts([...]). Numbers are taken in float64.
     """

@@ -82,7 +82,15 @@ class _Commands(click.Group):
 @click.version_option(package_name="kullback", message="%(prog)s %(version)s")
 @click.pass_context
 def kullback(ctx: click.Context) -> None:
-    """How far is Q from P? Kullback-Leibler divergences of files, distributions and models' predictions."""
+    """How far is Q from P? Kullback-Leibler divergences of files, distributions and models' predictions.
+
+    \b
+    kullback compare p.npy q.npy --as logits
+    kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
+
+    kullback COMMAND --help says more. The exit status is 0 where all is well, 1 where a gate fails, 2 on an error and
+    130 after Ctrl-C.
+    """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

@@ -22,6 +22,7 @@ from kullback.cli.options import (
     SEED,
     WEIGHTS,
     FiniteRange,
+    complete_files,
     fail_above,
     fail_below,
     finish,
@@ -53,8 +54,8 @@ MEBIBYTE = 1024 * 1024
 
 
 @click.command()
-@click.argument("p", metavar="P")
-@click.argument("others", metavar="Q...", nargs=-1, required=True)
+@click.argument("p", metavar="P", shell_complete=complete_files)
+@click.argument("others", metavar="Q...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--as",
     "representation",
@@ -193,9 +194,9 @@ def compare(
     """Compare language models on a text, predictions of the same positions, or two tables: P, the reference, and Q.
 
     \b
-    kullback compare llama-3-8b q8.gguf q4.gguf --text wiki.txt
+    kullback compare llama-8b q8.gguf q4.gguf --text wiki.txt
     kullback compare float32.npy int8.npy --as logits
-    kullback compare last-week.parquet today.parquet --as table
+    kullback compare before.parquet after.parquet --as table
 
     Models (--text): folders of Hugging Face models and .gguf files; of several Q each is compared with P. Predictions:
     npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one distribution over the

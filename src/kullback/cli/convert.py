@@ -74,6 +74,11 @@ def convert(
 
     To DST.klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
     llama-server, TRL, DistillKit and others) as a reference file, the base of kullback compare.
+
+    \b
+    kullback convert logits.npy base.kld --as logits \\
+        --tokens tokens.npy --n-ctx 512 --all-positions
+    kullback convert responses.jsonl base.klref --classes 128256
     """
     if target.suffix == ".klref":
         _refuse_options(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from kullback.cli.gates import Side
 from kullback.errors import LONGEST_MESSAGE, printable
@@ -25,6 +26,7 @@ __all__ = [
     "SEED",
     "WEIGHTS",
     "FiniteRange",
+    "complete_files",
     "fail_above",
     "fail_below",
     "finish",
@@ -42,6 +44,11 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete an argument as the path of a file, though it may be something else."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 FILE = click.Path(path_type=Path)

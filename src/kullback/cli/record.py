@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kullback.cli.model_options import model_options
-from kullback.cli.options import FILE, NO_PROGRESS, SEED
+from kullback.cli.options import FILE, NO_PROGRESS, SEED, complete_files
 from kullback.files import check_input, check_writable, refuse_overwriting
 from kullback.progress import progress_bar
 
@@ -16,7 +16,7 @@ __all__ = ["record"]
 
 
 @click.command()
-@click.argument("model", metavar="MODEL")
+@click.argument("model", metavar="MODEL", shell_complete=complete_files)
 @click.option("--text", type=FILE, required=True, help="The text it reads, or JSONL with text or messages.")
 @click.option(
     "-o", "--output", "output", type=FILE, required=True, metavar="FILE.klref", help="The file to write."
@@ -46,8 +46,8 @@ def record(
     """Write a model's predictions over a text as a reference file, in 0.8 kB a token.
 
     \b
-    kullback record llama-3-8b --text wiki.txt -o llama-3-8b.klref
-    kullback compare llama-3-8b.klref q4.gguf
+    kullback record llama-8b --text wiki.txt -o llama-8b.klref
+    kullback compare llama-8b.klref q4.gguf
 
     MODEL is a folder of a Hugging Face model or a .gguf file. Of each scored token the file keeps the most probable
     tokens, the mass of all others, and some of those drawn with known probability, so that another model can be

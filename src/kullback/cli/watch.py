@@ -59,6 +59,11 @@ def watch(
 ) -> None:
     """Check BATCHes, tables or their profiles, against the profile of REFERENCE.
 
+    \b
+    kullback watch reference.parquet
+    kullback watch reference.parquet monday.csv tuesday.csv
+    kullback watch reference.parquet today.csv --bins 10
+
     The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made. One
     BATCH is reported in full, several in one line each.
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.

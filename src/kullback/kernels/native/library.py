@@ -1,11 +1,12 @@
 """The library of the C++ kernels, loaded once for all operators.
 
-It is built from csrc/ when kullback is installed with ``KULLBACK_NATIVE=1`` or by ``make``; without it the reference
-does the work.
+It is built from csrc/ when kullback is installed where a C++ compiler is, or by ``make``; without it the reference does
+the work.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -15,24 +16,33 @@ from kullback.kernels.codes import INTERFACE
 
 __all__ = ["is_available", "missing"]
 
-_LIBRARY = Path(__file__).with_name("_native.so")
+_LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 
 
 @cache
 def missing() -> str | None:
     """Load the library; return why it cannot be used, or None if it can."""
     if not _LIBRARY.exists():
-        return "not built: this is a pure Python install (KULLBACK_NATIVE=1 pip install builds it)"
+        return (
+            "not built: this is a pure Python install; from the sources and with a C++ compiler, "
+            "KULLBACK_NATIVE=1 pip install . builds it or says why it cannot"
+        )
     try:
         torch.ops.load_library(_LIBRARY)
     except OSError as error:
         return f"the library does not load: {error}"
     if not hasattr(torch.ops.kullback, "interface") or torch.ops.kullback.interface() != INTERFACE:
         return "the library was built from other sources than this Python code (make native builds it again)"
-    for name in ("value_and_gradient", "kl_terms"):  # those that torch.compile meets
+    _register_shapes()
+    return None
+
+
+@cache
+def _register_shapes() -> None:
+    """Tell torch.compile of the operators that it meets; torch refuses to be told twice."""
+    for name in ("value_and_gradient", "kl_terms"):
         # All they return they write to their arguments: no shapes have to be inferred.
         torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
-    return None
 
 
 def is_available() -> bool:

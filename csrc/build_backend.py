@@ -1,0 +1,66 @@
+"""The build back end of pyproject.toml: scikit-build-core, with the kernels where they can be compiled.
+
+``KULLBACK_NATIVE=1`` makes it an error where they cannot, ``KULLBACK_NATIVE=0`` leaves them out; without it a wheel is
+pure where a compiler or CMake is missing or the compiler fails, and one line of the build's output says so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import scikit_build_core.build
+from scikit_build_core.build import *  # noqa: F403  the hooks that are not defined here
+
+Config = Mapping[str, "str | list[str]"] | None
+
+
+def has_compiler() -> bool:
+    named = os.environ.get("CXX", "").split()[:1]
+    usual = ["clang-cl"] if sys.platform == "win32" else ["c++", "g++", "clang++"]
+    return any(map(shutil.which, named or usual))
+
+
+def has_torch() -> bool:
+    """Whether PyTorch can be imported here, or in the environment around an isolated build (CMakeLists.txt, too)."""
+    if importlib.util.find_spec("torch") is not None:
+        return True
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    return subprocess.run([sys.executable, "-E", "-c", look], check=False).returncode == 0
+
+
+def get_requires_for_build_wheel(config_settings: Config = None) -> list[str]:
+    """CMake and, for its headers, PyTorch, where something can be compiled."""
+    if os.environ.get("KULLBACK_NATIVE") == "0" or not has_compiler():
+        return []
+    requires = scikit_build_core.build.get_requires_for_build_wheel(config_settings)
+    return requires if has_torch() else [*requires, "torch>=2.10"]
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None
+) -> str:
+    """Build the wheel, and say in one line why it is pure where nobody asked for that."""
+    asked = os.environ.get("KULLBACK_NATIVE")
+    missing = {"a C++ compiler": has_compiler(), "CMake": has_cmake(), "PyTorch": has_torch()}
+    reason = " or ".join(f"no {name.removeprefix('a ')}" for name, there in missing.items() if not there)
+    if reason and not asked:
+        os.environ["KULLBACK_NATIVE"] = "0"
+    try:
+        wheel = scikit_build_core.build.build_wheel(wheel_directory, config_settings, metadata_directory)
+    finally:
+        if reason and not asked:
+            del os.environ["KULLBACK_NATIVE"]
+    if asked != "0" and wheel.endswith("-any.whl"):
+        print(
+            f"kullback: built without its native kernels: {reason or 'they did not compile'}", file=sys.stderr
+        )
+    return wheel
+
+
+def has_cmake() -> bool:
+    return importlib.util.find_spec("cmake") is not None or shutil.which("cmake") is not None
