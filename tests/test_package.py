@@ -325,3 +325,14 @@ def test_the_makefile_has_the_targets_that_are_promised():
     assert {"run", "test", "lint", "docs", "bench", "wheel"} <= set(
         re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
     )
+
+
+def test_no_file_holds_the_marks_of_a_merge():
+    marks = tuple(mark * 7 + " " for mark in "<>")
+    root = Path(__file__).parents[1]
+    folders = ("benchmarks", "csrc", "docs", "examples", "src", "tests")
+    suffixes = {".py", ".md", ".toml", ".yml", ".txt", ".h", ".cpp", ".css", ".j2"}
+    paths = [path for folder in folders for path in (root / folder).rglob("*")] + list(root.iterdir())
+    for path in paths:
+        if path.is_file() and path.suffix in suffixes:
+            assert not [line for line in path.read_text("utf-8").splitlines() if line.startswith(marks)], path
