@@ -22,6 +22,7 @@ from torch.distributions import (
     GeneralizedPareto,
     Geometric,
     Gumbel,
+    HalfNormal,
     Independent,
     Laplace,
     LogNormal,
@@ -30,9 +31,11 @@ from torch.distributions import (
     OneHotCategorical,
     Poisson,
     StudentT,
+    TransformedDistribution,
     Uniform,
     Wishart,
 )
+from torch.distributions.transforms import ExpTransform
 
 from kullback import (
     Alpha,
@@ -450,3 +453,21 @@ def test_bits_and_single_precision() -> None:
     nats, bits = divergence(p, q, JensenShannon()), divergence(p, q, JensenShannon(), base=2)
     assert nats.dtype == torch.float32
     assert float(bits) == pytest.approx(float(nats) / math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [-0.5, -1.0])
+def test_a_logarithm_with_tails_of_a_power_does_not_look_infinite(alpha: float) -> None:
+    """log x reaches 1e300 there, and the density of x, of which the logarithm is that large, keeps no digit."""
+    loc, width, scale = -1.2, 7.5, 0.074
+    p = TransformedDistribution(Cauchy(*doubles(loc, width)), [ExpTransform()])
+
+    def integrand(y: mpmath.mpf) -> mpmath.mpf:
+        log_p = mpmath.log(width / mpmath.pi) - mpmath.log(width**2 + (y - loc) ** 2)
+        log_q = y + mpmath.log(2 / mpmath.pi) / 2 - mpmath.log(scale) - mpmath.exp(2 * y) / (2 * scale**2)
+        return mpmath.exp(alpha * log_p + (1 - alpha) * log_q)
+
+    with mpmath.workdps(25):
+        moment = mpmath.quad(integrand, [-300, -100, -50, -20, -10, -5, -3, -2, -1, 0, 1, 2])
+        truth = float((moment - 1) / (alpha * (alpha - 1)))
+    found = divergence(p, HalfNormal(*doubles(scale)), Alpha(alpha))
+    assert float(found) == pytest.approx(truth, rel=1e-6)

@@ -39,6 +39,7 @@ __all__ = ["integrate_divergence", "sum_divergence"]
 # Below this, in logarithms, a mass is rounded to 0 or nearly so.
 _UNDERFLOW = -700.0
 _FIRST_PANELS = 12
+_FARTHEST = 1e14
 # Crossings of the densities that are looked for, and halvings that find one.
 _CROSSINGS = 8
 _BISECTIONS = 55
@@ -113,7 +114,10 @@ class _Piece:
             _density_on(density, low, high, at, self.exists if needed is None else self.exists & needed[side])
             for side, density in enumerate((p, q))
         )
-        return log_p + log_jacobian, log_q + log_jacobian, log_jacobian
+        # Beyond, a density of log x, which log p and log dx/dv nearly cancel to, is lost to rounding.
+        is_told = log_jacobian.abs() < _FARTHEST
+        log_p, log_q = (torch.where(is_told, x + log_jacobian, -torch.inf) for x in (log_p, log_q))
+        return log_p, log_q, log_jacobian
 
 
 def _pieces(p: Density, q: Density, shape: torch.Size) -> list[tuple[Tensor | None, Tensor | None]]:
