@@ -9,7 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kullback import errors, estimators, functional, io, metrics, models, nn, tables
+    from kullback import (
+        errors,
+        estimators,
+        functional,
+        generators,
+        integrations,
+        io,
+        metrics,
+        models,
+        nn,
+        policy,
+        tables,
+    )
     from kullback.diagnosis import diagnose
     from kullback.dispatch import divergence, kl_divergence, kl_estimate
     from kullback.estimate import Estimate
@@ -71,7 +83,9 @@ __all__ = [
     "estimators",
     "fit",
     "functional",
+    "generators",
     "install",
+    "integrations",
     "io",
     "kl_bounds",
     "kl_divergence",
@@ -79,6 +93,7 @@ __all__ = [
     "metrics",
     "models",
     "nn",
+    "policy",
     "record_reference",
     "register_kl",
     "tables",

@@ -97,7 +97,7 @@ class AdaptiveKLController(FixedKLController):
         coefficient: beta at the beginning, positive.
         target: the divergence aimed at, in nats, positive. It is the user's to decide of what: of tokens or of whole
             sequences; `update` has to be given the same.
-        horizon: after how many steps far above the target beta has grown by the share c: ``1 + c``.
+        horizon: the number of steps in which beta changes by the share c where the divergence is far from its target.
         clip: c, the largest relative error that counts.
 
     Raises:

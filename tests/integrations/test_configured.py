@@ -243,6 +243,33 @@ def test_modelopt_trains_with_it() -> None:
     assert torch.equal(teacher.weight, before)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        ChunkedDistillationLoss(num_output_chunks=2, kind="skew:0.1"),
+        KDLoss(temperature=2.0, kind="reverse_kl"),
+        lambda student, teacher, labels: LogitsDistillationLoss(kind="js:0.5")(student, teacher),
+    ],
+    ids=["torchtune", "nemo", "modelopt"],
+)
+def test_a_tiny_model_learns(loss: Any) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 9, LABELS.shape)
+    student, teacher = (
+        torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9)) for _ in range(2)
+    )
+    optimizer, found = torch.optim.Adam(student.parameters(), lr=0.05), []
+    for _ in range(60):
+        with torch.no_grad():
+            target = 3 * teacher(tokens)
+        value = loss(student(tokens), target, LABELS)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        found.append(value.item())
+    assert found[-1] < 0.3 * found[0]
+
+
 def test_these_adapters_import_no_trainer() -> None:
     names = ("torchtune", "nemo_automodel", "modelopt", "verl", "trl", "lightning")
     probe = (

@@ -215,6 +215,42 @@ def test_a_batch_where_nothing_counts(tmp_path: Path) -> None:
         assert all(not x.grad.any() for x in student.parameters() if x.grad is not None)
 
 
+@EACH_LOSS
+def test_without_labels_padding_does_not_count(tmp_path: Path, make: Any) -> None:
+    student, teacher = language_models()
+    trainer = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=make())
+    batch = batch_of(examples(4))
+    del batch["labels"]
+    batch["attention_mask"][2:, 6:] = 0
+    p, q = (
+        model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.double().log_softmax(-1)
+        for model in (teacher, student)
+    )
+    want = (p.exp() * (p - q)).sum(-1)[batch["attention_mask"].bool()].mean()
+    torch.testing.assert_close(trainer.compute_loss(student, batch).double(), want, rtol=1e-5, atol=0)
+
+
+def test_adapters_of_peft(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    found = []
+    for make in LOSSES:
+        student, teacher = language_models()
+        torch.manual_seed(1)
+        config = peft.LoraConfig(
+            r=4, target_modules=["q_proj", "up_proj", "down_proj"], task_type="CAUSAL_LM"
+        )
+        trainer = DistillationTrainer(
+            peft.get_peft_model(student, config),
+            arguments(tmp_path),
+            teacher=teacher,
+            loss=make(),
+            train_dataset=examples(),
+        )
+        trainer.train()
+        found.append(losses(trainer))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
 class Pair(torch.nn.Module):
     """A classifier whose outputs hold a teacher's predictions."""
 
@@ -277,6 +313,18 @@ def test_compute_loss_func_of_a_causal_model() -> None:
 def test_wrong_settings(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         DistillationTrainer(torch.nn.Linear(2, 2), **given)
+
+
+def test_another_loss_beside_it_is_refused(tmp_path: Path) -> None:
+    student, teacher = language_models()
+    with pytest.raises(
+        ArgumentValueError, match=r"compute_loss_func=...\): wanted none, as the loss is loss="
+    ):
+        DistillationTrainer(
+            student, arguments(tmp_path), teacher=teacher, compute_loss_func=compute_loss_func()
+        )
+    with pytest.raises(ArgumentValueError, match=r"label_smoothing_factor=...\)"):
+        DistillationTrainer(student, arguments(tmp_path, label_smoothing_factor=0.1), teacher=teacher)
 
 
 def test_wrong_settings_of_compute_loss_func() -> None:

@@ -49,20 +49,18 @@ _ALIASES = {
 def parse(name: str) -> Divergence:
     """Return the divergence that a name stands for, such as ``"reverse_kl"`` or ``"js:0.5"``.
 
-    ========================  =======================================================
-    name                      divergence
-    ========================  =======================================================
-    ``kl``, ``forward_kl``    `KL`
-    ``reverse_kl``            `ReverseKL`
-    ``jeffreys``              `Jeffreys`
-    ``js``, ``js:BETA``       `JensenShannon`, with ``js:BETA:scaled`` the scaled one
-    ``skew:ALPHA``            `SkewKL`
-    ``tv``                    `TotalVariation`
-    ``hellinger``             `SquaredHellinger`
-    ``chi2``                  `ChiSquared`
-    ``alpha:ALPHA``           `Alpha`
-    ``renyi:ALPHA``           `Renyi`
-    ========================  =======================================================
+    | name | divergence |
+    |---|---|
+    | ``kl``, ``forward_kl`` | `KL` |
+    | ``reverse_kl`` | `ReverseKL` |
+    | ``jeffreys`` | `Jeffreys` |
+    | ``js``, ``js:BETA`` | `JensenShannon`, with ``js:BETA:scaled`` the scaled one |
+    | ``skew:ALPHA`` | `SkewKL` |
+    | ``tv`` | `TotalVariation` |
+    | ``hellinger`` | `SquaredHellinger` |
+    | ``chi2`` | `ChiSquared` |
+    | ``alpha:ALPHA`` | `Alpha` |
+    | ``renyi:ALPHA`` | `Renyi` |
 
     Upper case is read as lower case, and a hyphen as an underscore. Every argument ``kind=`` takes such a name too, and
     `Divergence.name` gives it.

@@ -107,7 +107,8 @@ class BatchLoss:
 
         Arguments:
             model: the student, as it has to be called.
-            inputs: the batch, ``labels`` included.
+            inputs: the batch. Positions whose label is the loss's `ignore_index` do not count; without labels, those
+                that the attention mask leaves out.
             normalizer: what the sum over tokens is divided by, such as their number in all micro-batches.
             unwrapped: the student without what wraps it, whose head it is.
             keep_logits: whether the outputs have to hold the logits.
@@ -118,15 +119,18 @@ class BatchLoss:
             return self._of_heads(model, unwrapped or model, features, inputs, normalizer, keep_logits)
         outputs = model(**features)
         teacher = self._stored(inputs) if self.teacher is None else logits_of(self._teach(features))
-        labels = self._labels(logits_of(outputs), inputs)
-        return self.loss(
-            student=logits_of(outputs), teacher=teacher, labels=labels, normalizer=normalizer
-        ), outputs
+        student = logits_of(outputs)
+        counted = self._counted(student, inputs)
+        return self.loss(student=student, teacher=teacher, **counted, normalizer=normalizer), outputs
 
-    def _labels(self, logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
+    def _counted(self, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
+        """Return the labels that say which positions count, or without any the mask that does."""
         if inputs.get("shift_labels") is not None:  # of collators that pack sequences
-            return inputs["shift_labels"]
-        return of_tokens(self.call, logits, inputs.get("labels"), self.loss.ignore_index, self.causal)
+            return {"labels": inputs["shift_labels"]}
+        labels, mask = inputs.get("labels"), inputs.get("attention_mask")
+        if labels is None and isinstance(mask, Tensor) and mask.shape == logits.shape[:-1]:
+            return {"mask": mask.bool()}
+        return {"labels": of_tokens(self.call, logits, labels, self.loss.ignore_index, self.causal)}
 
     def _stored(self, inputs: Mapping[str, Any]) -> TopK:
         indices, log_probs = (inputs.get(name) for name in STORED)
@@ -165,6 +169,7 @@ class BatchLoss:
         sides: list[tuple[Tensor, Tensor, Tensor | None]] = []
         outputs: Any = None
         for i, (side, module) in enumerate((("student", unwrapped), ("teacher", self.teacher))):
+            module = _without_adapters(module)  # noqa: PLW2901
             # Only the last logits are made: they tell whether the head is what makes them.
             few = {} if side == "student" and keep_logits else self._few_logits(side, module)
             options = {"output_hidden_states": True, **few}
@@ -184,7 +189,7 @@ class BatchLoss:
             teacher=teacher,
             teacher_weight=teacher_weight,
             teacher_bias=teacher_bias,
-            labels=self._labels(student, inputs),
+            **self._counted(student, inputs),
             normalizer=normalizer,
         )
         rest = {name: x for name, x in outputs.items() if name != "hidden_states"}
@@ -232,3 +237,8 @@ def logits_of(outputs: Any) -> Tensor:
     if isinstance(outputs, Mapping):
         return outputs["logits"]
     return outputs.logits if hasattr(outputs, "logits") else outputs[0]
+
+
+def _without_adapters(model: Any) -> Any:
+    """Return the model that PEFT's adapters are in."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

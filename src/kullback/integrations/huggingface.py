@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 from kullback.functional import SampledTail, TopK
 from kullback.integrations.batch_loss import STORED, BatchLoss, at_least_one, logits_of, of_tokens
 from kullback.nn import DistillationLoss, LinearDistillationLoss
@@ -101,8 +101,9 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
     .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
 
     over the tokens that count, P the teacher and Q the model, with N those of all micro-batches of the step and of all
-    processes (the Trainer's `num_items_in_batch`), so that gradients accumulate to those of one large batch. Everything
-    else, from checkpoints to evaluation, is the Trainer's; the teacher is neither trained nor saved.
+    processes (the Trainer's `num_items_in_batch`), so that gradients accumulate to those of one large batch. Tokens
+    whose label is -100 do not count, or without labels those that the attention mask leaves out. Everything else, from
+    checkpoints to evaluation, is the Trainer's; the teacher is neither trained nor saved.
 
     Arguments:
         args: the Trainer's, by position, such as the model and its `TrainingArguments`.
@@ -159,6 +160,18 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
             "DistillationTrainer", DistillationLoss() if loss is None else loss, teacher, causal=causal
         )
         super().__init__(*args, **kwargs)
+        for name, given in (
+            ("compute_loss_func", self.compute_loss_func),
+            ("label_smoothing_factor", self.args.label_smoothing_factor),
+        ):
+            if given:
+                raise invalid_value(
+                    "DistillationTrainer",
+                    name,
+                    wanted="none, as the loss is loss=",
+                    got=safe_repr(given),
+                    instead="loss=kullback.nn.DistillationLoss(), or transformers.Trainer",
+                )
         if teacher is not None:
             self.batch_loss.teacher = self.accelerator.prepare_model(teacher, evaluation_mode=True)
 
