@@ -85,7 +85,7 @@ LAYERS = {
         {"bounds", "install"},
         {"__init__"},
     ),
-    "kullback.report": ({"shared"}, {"predictions", "tables"}, {"models"}, {"__init__"}),
+    "kullback.report": ({"shared"}, {"estimates", "predictions", "tables"}, {"models"}, {"__init__"}),
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "result"},
