@@ -87,7 +87,7 @@ LAYERS = {
         {"bounds", "install"},
         {"__init__"},
     ),
-    "kullback.report": ({"shared"}, {"fits", "predictions", "tables"}, {"models"}, {"__init__"}),
+    "kullback.report": ({"shared"}, {"estimates", "fits", "predictions", "tables"}, {"models"}, {"__init__"}),
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "result"},

@@ -383,6 +383,23 @@ def test_the_state_keeps_its_digits_whatever_the_model_is_cast_to(change):
     assert regularizer.steps_taken.dtype == torch.int64
 
 
+def test_a_module_made_on_the_meta_device_is_whole_after_loading():
+    trained = KLRegularizer(
+        coefficient=LinearSchedule(0.0, 1.0, steps=4), capacity=LinearSchedule(0.0, 1.0, steps=4)
+    )
+    trained.step()
+    with torch.device("meta"):
+        empty = KLRegularizer(
+            coefficient=LinearSchedule(0.0, 1.0, steps=4), capacity=LinearSchedule(0.0, 1.0, steps=4)
+        )
+    empty.to_empty(device="cpu").load_state_dict(trained.state_dict())
+    assert empty(Normal(LOC, SCALE)) == trained(Normal(LOC, SCALE))
+    for regularizer in (empty, trained):
+        regularizer.step()
+    assert empty.kl == trained.kl
+    assert empty.coefficient == 0.5
+
+
 def test_autocast_changes_what_the_encoder_gives_and_nothing_after_it():
     encoder = torch.nn.Linear(4, 6)
     x = torch.randn(8, 4)

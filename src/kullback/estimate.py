@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
@@ -41,3 +43,30 @@ class Estimate:
     n: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
     standard_error: Tensor | None = None
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: a row for each element of the batch, 20 at most."""
+        return import_module("kullback.report.estimates").render_table(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the value of each element of the batch, with its interval, standard error or bound.
+
+        An interval that is open above ends in an arrow, and an infinite value is written at the upper edge.
+
+        Arguments:
+            ax: a matplotlib axis to draw on; by default a new one.
+
+        Returns:
+            the figure and the axis.
+
+        Raises:
+            OptionalDependencyError: matplotlib is not installed.
+
+        Example:
+            >>> import torch
+            >>> from kullback import Logits, kl_estimate
+            >>> figure, axis = kl_estimate(Logits(torch.eye(3)), Logits(torch.zeros(3))).plot()
+            >>> axis.get_ylabel()
+            'divergence'
+        """
+        return import_module("kullback.report.estimates").plot(self, ax)

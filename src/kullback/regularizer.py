@@ -356,8 +356,9 @@ class KLRegularizer(torch.nn.Module):
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
-        self._steps = int(self.steps_taken)
-        self._follow_schedules()
+        if not self.steps_taken.is_meta:
+            self._steps = int(self.steps_taken)
+            self._follow_schedules()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KLRegularizer:
         """Move to another device, and keep the dtypes: ``.half()`` would round the coefficient away."""
@@ -367,7 +368,8 @@ class KLRegularizer(torch.nn.Module):
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
-        self._seen = self._seen.to(self.coefficient.device)
+        device = self.coefficient.device
+        self._seen = torch.zeros(2, device=device) if self._seen.is_meta else self._seen.to(device)
         return self
 
 

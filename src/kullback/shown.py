@@ -1,8 +1,10 @@
-"""What the result of a comparison can do: be printed, shown in a notebook, written as HTML, JSON or a data frame."""
+"""What results can do: be printed, shown in a notebook, written as HTML, JSON or a data frame."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
+from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +13,7 @@ from kullback.optional import is_installed, load
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Shown"]
+__all__ = ["Shown", "html_table"]
 
 
 class Shown:
@@ -59,3 +61,23 @@ class Shown:
 
     def _report(self, medium: str) -> Any:
         return import_module(f"{self._reports}.{medium}")
+
+
+def html_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for notebooks, every text escaped.
+
+    Example:
+        >>> print(html_table(["value"], [["a < b"]]))
+        <table>
+        <thead><tr><th>value</th></tr></thead>
+        <tbody>
+        <tr><td>a &lt; b</td></tr>
+        </tbody>
+        </table>
+    """
+
+    def row(cells: Sequence[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "\n".join(row(cells, "td") for cells in rows)
+    return f"<table>\n<thead>{row(header, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 from kullback.diagnosis.case import Case
@@ -13,6 +14,7 @@ from kullback.diagnosis.values import RowValues
 from kullback.findings import Finding
 from kullback.numeric import json_safe
 from kullback.reduction import REDUCTIONS, Reduction
+from kullback.shown import html_table
 
 __all__ = ["Diagnosis", "TensorSummary", "conclude"]
 
@@ -111,6 +113,39 @@ class Diagnosis:
         sections = [self._head(), self._values(), self._findings(), self._code()]
         return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
+    def _repr_html_(self) -> str:
+        """Return the report for notebooks."""
+        parts = [f"<p><code>{escape(self.call)}</code><br>{escape(self.direction)}</p>"]
+        sides = (("input", self.input), ("target", self.target))
+        parts.append(
+            html_table(
+                ["", "shape", "dtype", "seems to hold", "why"],
+                [(n, x.shape, x.dtype, x.representation or "", x.why or "") for n, x in sides],
+            )
+        )
+        if self.values:
+            rows = [(name, self._shown(name), self.meanings[name]) for name in REDUCTIONS]
+            chosen = [(f"{'> ' if row[0] == self.reduction else ''}{row[0]}", *row[1:]) for row in rows]
+            parts.append(html_table(["reduction", "torch gives", "which is"], chosen))
+        if self.raises:
+            parts.append(f"<p>torch raises: {escape(self.raises)}</p>")
+        for name, kl in (
+            ("target || input", self.kl_target_input),
+            ("input || target", self.kl_input_target),
+        ):
+            if kl:
+                parts.append(f"<p>KL({name}), by kullback: {escape(_described(kl))}</p>")
+        for finding in self.findings:
+            advice = f"<br>&rarr; {escape(finding.advice)}" if finding.advice else ""
+            said = f"<b>{finding.level}: {escape(finding.code)}</b><br>{escape(finding.message)}"
+            parts.append(f"<p>{said}{advice}</p>")
+        code = "\n".join(self._code() if self.findings else ["Nothing to object to.", *self._code()])
+        return "\n".join([*parts, f"<pre>{escape(code)}</pre>"])
+
+    def _shown(self, reduction: str) -> str:
+        value = self.values[reduction]
+        return str(value) if reduction == "none" else f"{value:.6g}"
+
     def _head(self) -> list[str]:
         lines = [self.call, *_wrapped(self.direction, "  "), ""]
         for name, x in (("input", self.input), ("target", self.target)):
@@ -128,10 +163,8 @@ class Diagnosis:
             lines.append(f"  reduction     torch gives     which is{right}")
             for name in REDUCTIONS:
                 mark = ">" if name == self.reduction else " "
-                value = self.values[name]
-                shown = str(value) if name == "none" else f"{value:.6g}"
                 first, *more = _wrapped(self.meanings[name], " " * 32)
-                lines += [f"{mark} {name:<12}  {shown:<15} {first.strip()}", *more]
+                lines += [f"{mark} {name:<12}  {self._shown(name):<15} {first.strip()}", *more]
         if self.raises:
             lines += _wrapped(f"torch raises: {self.raises}", "  ")
         if self.kl_target_input:
