@@ -408,7 +408,8 @@ def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
             wanted=f"a family with a finite {objective.quantity}: one side's support has to hold the other's, and "
             "its tails must not fall faster",
             got=f"{type(q).__name__}, where it is infinite{where}",
-            instead="a family with the support and the tails of the target, or the kind with the sides exchanged",
+            instead="a family, or a start, with the support and the tails of the target, or the kind with the sides "
+            "exchanged",
         )
 
 
