@@ -49,6 +49,7 @@ bench: $(VENV)/.installed-dev native
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/render_samples.py
+	$(BIN)/python benchmarks/render_fit.py
 
 WHEEL := $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps
 

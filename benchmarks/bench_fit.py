@@ -459,17 +459,22 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="cases whose names have one of these words")
+    parser.add_argument("--only", nargs="*", help="measure only cases whose names have one of these words")
     arguments = parser.parse_args()
-    rows = []
+    path = RESULTS / "fit.json"
+    known = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = {row["case"]: row for row in known}
     for case in CASES:
         if arguments.only and not any(word in case.name for word in arguments.only):
             continue
-        rows.append(measured(case, arguments.rounds))
-        print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-    if not arguments.only:
-        document = {"schema": SCHEMA, "machine": machine(), "rows": rows}
-        (RESULTS / "fit.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        rows[case.name] = measured(case, arguments.rounds)
+        print(json.dumps(rows[case.name], ensure_ascii=False), flush=True)
+    document = {
+        "schema": SCHEMA,
+        "machine": machine(),
+        "rows": [rows[case.name] for case in CASES if case.name in rows],
+    }
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

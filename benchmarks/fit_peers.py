@@ -28,7 +28,7 @@ def pyro_normal() -> Any:
         scale = pyro.param("scale", torch.tensor(1.0), constraint=dist.constraints.positive)
         pyro.sample("x", dist.Normal(loc, scale))
 
-    elbo = pyro.infer.Trace_ELBO(num_particles=32, vectorize_particles=True)
+    elbo = pyro.infer.Trace_ELBO(num_particles=256, vectorize_particles=True)
     svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": RATE}), elbo)
     for _ in range(STEPS):
         svi.step()
@@ -49,7 +49,7 @@ def pyro_gamma() -> Any:
         b = pyro.param("b", torch.tensor(1.0), constraint=dist.constraints.positive)
         pyro.sample("x", dist.Gamma(a, b))
 
-    elbo = pyro.infer.Trace_ELBO(num_particles=32, vectorize_particles=True)
+    elbo = pyro.infer.Trace_ELBO(num_particles=256, vectorize_particles=True)
     svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": RATE}), elbo)
     for _ in range(STEPS):
         svi.step()

@@ -235,3 +235,29 @@ def test_the_page_of_numerics_is_made_of_the_committed_numbers() -> None:
     accuracy = script("accuracy")
     assert accuracy.PAGE.read_text() == accuracy.rendered()
     assert set(json.loads(accuracy.RESULTS.read_text())["pairs"]) == set(PAIRS)
+
+
+def test_the_page_of_fits_is_made_of_the_committed_numbers() -> None:
+    render = script("render_fit")
+    document = json.loads((SCRIPTS / "results" / "fit.json").read_text())
+    assert render.PAGE.read_text() == render.page(document)
+    assert len(document["rows"]) == 6
+
+
+def test_a_fit_is_never_worse_than_what_peers_find() -> None:
+    """As measured; where the optimum is deterministic, to 1e-9 nats, and to 0.01 where all draw at random."""
+    document = json.loads((SCRIPTS / "results" / "fit.json").read_text())
+    for row in document["rows"]:
+        ours = row["contenders"]["kullback"]["value"]
+        best = min(x["value"] for x in row["contenders"].values())
+        assert ours <= best + (0.01 if "posterior" in row["case"] else 1e-9), row["case"]
+
+
+def test_the_page_of_fits_says_where_a_peer_wins() -> None:
+    rows = {"kullback": (2.0, 3.0), "faster": (2.5, 1.0), "lower": (1.0, 5.0), "worse": (3.0, 4.0)}
+    contenders = {name: {"value": value, "seconds": time, "lines": 1} for name, (value, time) in rows.items()}
+    found = script("render_fit").wins({"rows": [{"case": "A", "contenders": contenders}]})
+    assert found == [
+        "A: faster takes 1 s, ours 3 s, 5.0e-01 nats above ours.",
+        "A: lower ends 1.0e+00 nats lower.",
+    ]

@@ -86,6 +86,11 @@ BAD: list[tuple[Callable[[], Any], type[KullbackError], str]] = [
     (lambda: fit(Poisson(0.0), to=Poisson(2.0), kind=ReverseKL()), ArgumentValueError, "strictly inside"),
     (lambda: fit(NORMAL, to=torch.log), ArgumentValueError, "log-density that is finite.* NaN"),
     (lambda: fit(NORMAL, to=lambda x: x * 0 + torch.inf), ArgumentValueError, r"\+inf"),
+    (
+        lambda: fit(NORMAL, to=lambda x: torch.where(x.abs() < 1, 0.0, -torch.inf)),
+        ArgumentValueError,
+        "finite negative ELBO",
+    ),
     (lambda: fit(NORMAL, to=lambda x: 3.0), ArgumentTypeError, "returns float"),
     (lambda: fit(NORMAL, to=torch.ones(3)), ArgumentTypeError, r"Samples\(x\) for draws"),
     (lambda: fit(torch.ones(3), to=NORMAL), ArgumentTypeError, "does not say what it holds"),

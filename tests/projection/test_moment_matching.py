@@ -354,3 +354,19 @@ def test_the_start_keeps_its_dtype_and_its_tensors() -> None:
     assert not found.distribution.loc.requires_grad
     assert float(loc.detach()) == 0.0
     assert found.value.dtype == torch.float64
+
+
+@pytest.mark.parametrize("df", [2.0005, 2.05, 2.2, 3.0])
+def test_a_variance_that_lies_far_out_is_all_of_it(df: float) -> None:
+    """Of Student's t with 2.0005 degrees of freedom float64 has no points where most of the variance lies."""
+    found = fit(Normal(t(0), t(1)), to=StudentT(t(df)))
+    assert float(found.distribution.scale) == pytest.approx(np.sqrt(df / (df - 2)), rel=1e-6)
+    assert bool(found.converged)
+
+
+def test_clusters_enter_the_standard_error() -> None:
+    """Each draw five times in a cluster of its own tells no more than once."""
+    x = np.random.default_rng(5).normal(size=60)
+    once = fit(Normal, to=Samples(x))
+    repeated = fit(Normal, to=Samples(np.repeat(x, 5), cluster=np.repeat(np.arange(60), 5)))
+    assert float(repeated.standard_error) == pytest.approx(float(once.standard_error), rel=1e-12)

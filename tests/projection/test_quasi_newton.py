@@ -28,6 +28,7 @@ from torch.distributions import (
     MultivariateNormal,
     Normal,
     Poisson,
+    RelaxedBernoulli,
     SigmoidTransform,
     StudentT,
     TransformedDistribution,
@@ -223,6 +224,14 @@ def test_tensors_of_a_transform_are_free_where_they_require_a_gradient() -> None
     assert float(found.transforms[0].loc) == pytest.approx(2, abs=1e-6)
     assert float(found.transforms[0].scale) == pytest.approx(math.sqrt(18), rel=1e-6)
     assert (float(loc.detach()), float(scale.detach())) == (0.0, 2.0)
+
+
+def test_what_the_constructor_takes_beside_parameters_is_kept() -> None:
+    found = fit(
+        RelaxedBernoulli(t(0.5), probs=t(0.5)), to=RelaxedBernoulli(t(0.5), probs=t(0.2))
+    ).distribution
+    assert float(found.probs) == pytest.approx(0.2, rel=1e-6)
+    assert float(found.temperature) == 0.5
 
 
 def test_vectors_by_closed_forms() -> None:

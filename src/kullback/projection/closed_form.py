@@ -23,6 +23,7 @@ from torch.distributions import (
     Wishart,
 )
 
+from kullback.estimators.draws import shares_of
 from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.parameters import given_logits
@@ -97,9 +98,8 @@ def matched_like(q: Distribution, target: Target, fixed: frozenset[str]) -> Para
 
 
 def normalized_weights(draws: Samples) -> Tensor:
-    """Return the weights of draws, which sum to one."""
-    n, given = len(draws), draws.weights
-    return torch.full((n,), 1 / n, dtype=torch.float64) if given is None else given / given.sum()
+    """Return the weights of draws, in float64, which sum to one."""
+    return shares_of(draws, torch.empty(0, dtype=torch.float64))
 
 
 def _draws(to: Samples, *, numbers: bool = False) -> Any:

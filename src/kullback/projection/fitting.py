@@ -305,7 +305,9 @@ def _fitted(
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
     if isinstance(kind, KL) and method in ("auto", by_formula):
         distribution = nearest(q, target, family, fixed)
-        if distribution is not None:
+        # Without finite means, in float64 or at all, the other methods find the optimum or say that there is none.
+        others = method == "auto" and isinstance(target, Distribution)
+        if distribution is not None and (has_numbers(distribution) or not others):
             return _by_formula(q, distribution, objective, by_formula, settings)
     if method in ("auto", "em") and isinstance(kind, KL) and isinstance(q, MixtureSameFamily):
         found = _by_em(q, target, objective, family, settings)
@@ -391,9 +393,9 @@ def _by_quasi_newton(
             update=update,
         )
     with torch.no_grad():
-        best = family.values(found.u)
-        after = objective.try_measure(family.build(best))
-    return as_found(family.finished(best), q, before, after, found, q.batch_shape, settings)
+        fitted = family.finished(family.values(found.u))
+        after = objective.try_measure(upcast_copy(fitted))
+    return as_found(fitted, q, before, after, found, q.batch_shape, settings)
 
 
 def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
@@ -406,7 +408,8 @@ def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
             wanted=f"a family with a finite {objective.quantity}: one side's support has to hold the other's, and "
             "its tails must not fall faster",
             got=f"{type(q).__name__}, where it is infinite{where}",
-            instead="a family with the support and the tails of the target, or the kind with the sides exchanged",
+            instead="a family, or a start, with the support and the tails of the target, or the kind with the sides "
+            "exchanged",
         )
 
 

@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 from torch.func import functional_call
 
 from kullback.errors import NoRuleError, invalid_type, invalid_value
+from kullback.pairs.clone import upcast_copy
 from kullback.progress import progress_bar
 from kullback.projection.found import Found, Settings, as_found, value_and_gradient
 from kullback.projection.objective import Objective
@@ -72,16 +73,25 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: Settings
                 else _limited_memory(function, u, settings)
             )
         best = minimum.u
-        with torch.no_grad():
-            after = objective.try_measure(at(best))
-        result = as_found(None, start, _summed(before), _summed(after), minimum, torch.Size(), settings)
+        result = as_found(None, start, _summed(before), _summed(before), minimum, torch.Size(), settings)
+        if u.numel() > _MOST_DENSE:
+            result = result._replace(notes=("above takes the curvature to be 1 or more in every direction.",))
     with torch.no_grad():
-        place = 0
-        for name, x in module.named_parameters():
-            if name in free:
-                x.copy_(best.reshape(-1)[place : place + x.numel()].reshape(x.shape))
-                place += x.numel()
-        return result._replace(distribution=module())
+        _write(module, free, best.reshape(-1))
+        distribution = module()
+        if before is not None:
+            after = _summed(objective.try_measure(upcast_copy(distribution)))
+            small = after.error is None or after.error <= 1e-6 * (1 + after.value.abs())
+            result = result._replace(after=after, converged=result.converged & small)
+        return result._replace(distribution=distribution)
+
+
+def _write(module: torch.nn.Module, free: dict[str, Tensor], numbers: Tensor) -> None:
+    """Set the free parameters of a module, in its own dtype."""
+    parts = numbers.split([x.numel() for x in free.values()])
+    parameters = dict(module.named_parameters())
+    for name, part in zip(free, parts, strict=True):
+        parameters[name].copy_(part.reshape(parameters[name].shape))
 
 
 def _summed(estimate: Any) -> Any:
@@ -111,7 +121,6 @@ def _limited_memory(function: Any, u: Tensor, settings: Settings) -> Minimum:
         if bool(history[-1] >= history[-2]):
             break
     value, gradient = function(u)
-    # With a curvature of 1 or more in every direction, the value is no further above the minimum than this.
     above = gradient.norm(dim=-1) ** 2 / 2
     converged = above <= settings.tol * (1 + value.abs())
     return Minimum(

@@ -14,6 +14,7 @@ from torch.distributions import Categorical, Distribution, Uniform
 from kullback.dispatch import between_distributions
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
+from kullback.estimators.draws import shares_of, variance_of_sum
 from kullback.generators import KL, Divergence, ReverseKL
 from kullback.numeric import upcast
 from kullback.pairs import Options
@@ -91,22 +92,25 @@ class LikelihoodObjective(Objective):
     draws: Samples
     quantity: str = "negative log-likelihood per draw"
 
-    def weights(self) -> Tensor:
-        given = self.draws.weights
-        n = len(self.draws)
-        return torch.full((n,), 1 / n, dtype=torch.float64) if given is None else given / given.sum()
-
     def measure(self, q: Distribution, call: str = "fit") -> Estimate:
         log_q = log_prob_of_draws(q, self.draws)
-        weights = self.weights()
+        weights = shares_of(self.draws, log_q.detach())
         used = weights > 0
         value = 0.0 - torch.tensordot(weights[used], log_q[used], 1)
         with torch.no_grad():
-            n = 1 / (weights**2).sum()
-            spread = torch.tensordot(weights[used], (log_q[used] + value) ** 2, 1)
-            standard_error = torch.where(value.isfinite(), (spread / (n - 1).clamp(min=1e-300)).sqrt(), 0.0)
+            standard_error = self._standard_error(weights, -log_q - value)
             error = 1e-14 * (1 + value.abs().nan_to_num(posinf=0.0))
         return Estimate(value, error, "summation", standard_error=standard_error)
+
+    def _standard_error(self, weights: Tensor, d: Tensor) -> Tensor:
+        """Return the standard error of the weighted mean of d over the draws, or over their clusters."""
+        used = weights > 0
+        cluster = None if self.draws.cluster is None else self.draws.cluster[used]
+        terms = (weights[used] * torch.where(d.isfinite(), d, 0)[used].movedim(0, -1)).reshape(
+            -1, int(used.sum())
+        )
+        errors = [variance_of_sum(each, cluster).sqrt() for each in terms]
+        return torch.stack(errors).reshape(d.shape[1:]) if errors else torch.zeros(d.shape[1:])
 
 
 def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:

@@ -24,6 +24,8 @@ _TRIALS = 40
 _MOST_DIFFERENCES = 40
 _DIFFERENCE = 1e-4
 _NEWTON_STEPS = 6
+# After a Newton step shorter than this the Hessian is taken to be the same.
+_NEAR = 1e-3
 # A Hessian whose least eigenvalue is this much below 0, relative to the largest, is that of no minimum.
 _SADDLE = 1e-5
 _FLAT = 1e-9
@@ -108,7 +110,7 @@ def _descended(
             inverse = torch.where(bad[:, None, None], identity, inverse)
             direction = torch.where(bad[:, None], -g, direction)
             slope = torch.where(bad, -(g * g).sum(-1), slope)
-        worthwhile = -slope / 2 > 1e-3 * tol * (1 + f.abs()).clamp(max=1e3)
+        worthwhile = -slope / 2 > 0.1 * tol * (1 + f.abs()).clamp(max=1e3)
         active = active & worthwhile & (g.abs().amax(-1) > 0)
         if not bool(active.any()):
             break
@@ -190,8 +192,8 @@ def _polished(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take Newton steps while they lower the value or the gradient; return how far above the minimum this is."""
     more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
+    values, vectors = torch.linalg.eigh(_hessian(function, u))
     for _ in range(_NEWTON_STEPS):
-        values, vectors = torch.linalg.eigh(_hessian(function, u))
         largest = values.abs().amax(-1, keepdim=True).clamp(min=1e-300)
         along = (vectors.mT @ g.unsqueeze(-1)).squeeze(-1)
         is_saddle = (values < -_SADDLE * largest).any(-1)
@@ -213,6 +215,8 @@ def _polished(
         more = more + lower
         if not bool((lower & ~is_saddle & (above > 1e-15 * (1 + f.abs()))).any()):
             break
+        if bool((newton.norm(dim=-1) > _NEAR).any()):
+            values, vectors = torch.linalg.eigh(_hessian(function, u))
     return u, f, g, above, more
 
 

@@ -259,9 +259,9 @@ def _read_plain(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
         names.remove("probs" if given_logits(getattr(d, "_categorical", d)) else "logits")
     names = [name for name in names if name not in _MATRICES or not isinstance(d, _OF_SCALE_TRIL)]
     constants = {
-        name: vars(d)[name]
+        name: getattr(d, name)
         for name in accepted
-        if name not in ranges and name in vars(d) and name != "validate_args"
+        if name not in ranges and name != "validate_args" and hasattr(d, name)
     }
     checks: dict[str, Any] = {"validate_args": False} if "validate_args" in accepted else {}
     leaves: dict[str, Leaf] = {}

@@ -48,6 +48,9 @@ _BLOCK = 2048
 # Mass that may be missing from the nodes: densities in float32 have no better one.
 _MASS_ERROR = 1e-6
 
+# The logarithms of masses that float64 has no number for, and of those next to them.
+_UNDERFLOW, _FAR_OUT = -745.0, -600.0
+
 # A statistic of points, whose parameters have one dimension more than the batch.
 Statistic = Callable[..., Tensor]
 
@@ -223,7 +226,7 @@ def _integrated(
             nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
         )
         f = statistic(at, *parameters)
-        return log_p, torch.where(log_p > -745, f, 0)
+        return log_p, torch.where(log_p > _UNDERFLOW, f, 0)
 
     def measure(lower: Tensor, upper: Tensor) -> Panels:
         v, half = panel_nodes(lower, upper)
@@ -246,6 +249,7 @@ def _integrated(
     log_p, f = weighed(v)
     log_size = log_p + torch.log1p(f.abs().nan_to_num(nan=0.0, posinf=1e300))
     kept = _matters(log_size) | _matters(log_p)
+    is_heavy = _is_heavy(log_p, f)
     parts = [measure(*first_edges(*span(v, kept), marks, _FIRST_PANELS))]
     refine(parts, [measure], assess, _MOST_NODES)
     if nodes is not None:
@@ -254,10 +258,19 @@ def _integrated(
         nodes += [line.points(v.flatten(-2))[0].x, torch.exp(log_p) * (WEIGHTS_KRONROD * half).flatten(-2)]
     values, errors, size, mass, mass_errors = (x.sum(-1) for x in parts[0].columns)
     missing = (mass - 1).abs()
-    lost = missing > _MASS_ERROR + SAFETY * mass_errors
+    lost = (missing > _MASS_ERROR + SAFETY * mass_errors) | is_heavy
     error = SAFETY * errors + (missing + 1e-15) * size
     return torch.where(lost, torch.nan, values / mass), torch.where(lost, torch.inf, error)
 
 
 def _matters(log_f: Tensor) -> Tensor:
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
+
+
+def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
+    """Tell where the integrand still matters as far out as float64 has a density, and what lies beyond is lost."""
+    log_f = log_p + torch.log(f.abs())
+    log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
+    outermost = log_p < _FAR_OUT
+    outermost[..., 0] = outermost[..., -1] = True
+    return (_matters(log_f) & outermost & (log_f > -torch.inf)).any(-1)
