@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DATA := examples/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test fuzz native sanitize lint format docs bench wheel clean
+.PHONY: run test fuzz mutate native sanitize lint format docs bench wheel clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed native
@@ -32,6 +32,12 @@ sanitize: $(VENV)/.installed-dev
 # Damaged files and profiles and hostile expressions, many more than `make test` tries.
 fuzz: $(VENV)/.installed-dev native
 	$(BIN)/python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --expressions 5000
+
+# Mutants of the divergences, the reference kernels, closed forms and intervals: hours, unless ARGS says less, as in
+# make mutate ARGS='--parts power --seconds 300'.
+mutate: $(VENV)/.installed-dev
+	$(PIP) cosmic-ray
+	$(BIN)/python .ci/mutate.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

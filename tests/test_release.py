@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -106,3 +109,34 @@ def test_issue_forms_ask_for_something(path):
     assert form["description"]
     assert all(field["attributes"]["label"] for field in form["body"])
     assert len({field["id"] for field in form["body"]}) == len(form["body"])
+
+
+def script(name: str) -> ModuleType:
+    """A script of .ci as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["compatibility", "mutate"])
+def test_a_page_of_results_is_made_of_its_results(name):
+    made = script(name)
+    held = json.loads(made.RESULTS.read_text())
+    assert held
+    assert made.PAGE.read_text() == made.render(held)
+
+
+def test_every_surviving_mutant_is_explained():
+    held = json.loads(script("mutate").RESULTS.read_text())
+    survivors = [
+        each for part in held.values() for each in part["tried"].values() if each["outcome"] == "survived"
+    ]
+    assert [each["change"] for each in survivors if len(each.get("why", "")) < 20] == []
+
+
+def test_all_kinds_of_packages_have_been_tried_and_passed():
+    rows = json.loads(script("compatibility").RESULTS.read_text())
+    assert {row["package"] for row in rows} == {"pure wheel", "native wheel", "sources, compiled"}
+    assert all(row["passed"] > 500 and not {"failed", "error"} & set(row) for row in rows)
+    assert all(row["native"] == (row["package"] != "pure wheel") for row in rows)

@@ -283,8 +283,8 @@ def _wilson(proportion: float, count: float) -> tuple[float, float]:
     """
     z = NormalDist().inv_cdf(1 - TAIL)
     p, q = proportion, 1 - proportion
-    low = z * math.sqrt(max(0.0, z * z - 2 - 1 / count + 4 * p * (count * q + 1)))
-    high = z * math.sqrt(max(0.0, z * z + 2 - 1 / count + 4 * p * (count * q - 1)))
+    low = z * math.sqrt(z * z - 2 - 1 / count + 4 * p * (count * q + 1))
+    high = z * math.sqrt(z * z + 2 - 1 / count + 4 * p * (count * q - 1))
     middle, size = 2 * count * p + z * z, 2 * (count + z * z)
     return (
         0.0 if p == 0 else max(0.0, (middle - 1 - low) / size),

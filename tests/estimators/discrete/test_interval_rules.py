@@ -1,0 +1,99 @@
+"""When counts give an upper end, and the ends themselves: what mutation testing found untested."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from kullback.estimators.discrete.intervals import FEWEST_DRAWS, coarser, has_upper_end, kl_interval
+from kullback.estimators.discrete.point import coverage_correction, first_order, second_order, zhang_grabchak
+
+
+def counts(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "half_width", "answer"),
+    [
+        # Two draws where Q, which showed each of the others often, has none: 8 nats each against half of the interval.
+        ((98, 2), (100, 0), None, False),
+        ((98, 2), (100, 0), 0.159, False),
+        ((98, 2), (100, 0), 0.161, True),
+        ((99, 1), (100, 0), 0.0, True),  # one draw alone is chance
+        ((960, 51), (900, 0), 10.0, False),  # more than 5 %
+        ((960, 50), (900, 0), 10.0, False),  # or significantly more than where Q showed one or two
+        # Against categories that Q showed once or twice: 3.5 more are 1.698 standard errors, 4.5 are 1.96.
+        ((200, 4, 1), (97, 0, 1), 0.0, True),
+        ((200, 5, 1), (97, 0, 1), 0.0, False),
+        ((200, 4, 1), (97, 0, 2), 0.0, True),
+        ((200, 5, 1), (97, 0, 2), 0.0, False),
+        ((200, 8, 4), (97, 0, 1), 10.0, False),  # 6 more, 2 standard errors
+        ((200, 5, 1), (97, 0, 3), 10.0, False),
+        ((200, 3, 0), (97, 0, 3), 10.0, False),  # 3 are the fewest that differ
+        ((200, 2, 0), (97, 0, 3), 10.0, True),
+    ],
+)
+def test_an_upper_end_needs_what_q_has_not_shown_to_be_rare(a, b, half_width, answer):
+    given = () if half_width is None else (half_width,)
+    assert bool(has_upper_end(counts(*a), counts(*b), *given)) == answer
+
+
+def test_of_bins_only_the_share_that_q_never_showed_counts():
+    assert bool(has_upper_end(counts(95, 5), counts(50, 0), bins=True))
+    assert not bool(has_upper_end(counts(94, 6), counts(50, 0), bins=True))
+    assert not bool(has_upper_end(counts(95, 5), counts(50, 0)))
+
+
+def test_rare_categories_become_one():
+    a, b = coarser(counts(50, 5, 4, 1, 0), counts(51, 5, 5, 0, 4))  # 60 and 65 draws
+    assert FEWEST_DRAWS == 10
+    # 2 * 60 / 125 of the sum of both: 9.6 draws are rare.
+    assert a.tolist() == [50, 0, 0, 0, 0, 10]
+    assert b.tolist() == [51, 0, 0, 0, 0, 14]
+    a, b = coarser(counts(50, 5, 5), counts(50, 5, 5))
+    assert a.tolist() == [50, 5, 5, 0]
+    assert b.tolist() == [50, 5, 5, 0]
+
+
+@pytest.mark.parametrize(("confidence", "spread"), [(0.8, 1.0), (0.95, 4.0)])
+@pytest.mark.parametrize("inflation", [(1.0, 1.0), (4.0, 1.0), (1.0, 3.0)])
+def test_the_ends_are_the_roots_of_their_equation(inflation, spread, confidence):
+    """(T - t)^2 = z^2 (S + t c), solved as a polynomial in t, for categories of which none is rare."""
+    a, b = counts(300, 200, 100, 50), counts(60, 180, 250, 160)
+    scale = float(1 / a.sum() + 1 / b.sum())
+    change, of_equal = coverage_correction(a, b), 1.5 * scale  # (K - 1) / 2 (1 / n + 1 / m)
+    estimate = float(zhang_grabchak(a, b) + change.shrunken)
+    # Dependence multiplies the part of a variance that grows with t alone.
+    share = of_equal / (estimate + of_equal / 2)
+    variances = [float(v) * (f + (f - 1) * share) for v, f in zip(first_order(a, b), inflation, strict=True)]
+    c = sum(variances) / (estimate + of_equal)
+    assert c > 2 * scale  # not near P = Q
+    z = scipy.stats.norm.ppf((1 + confidence) / 2)
+    variance = spread * float(second_order(a, b).variance) + float(change.variance)
+    low, high = np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]))
+    found = kl_interval(a, b, confidence, inflation, spread=spread)
+    assert float(found[0]) == pytest.approx(low + min(0.0, float(change.predicted)), rel=1e-9)
+    assert float(found[1]) == pytest.approx(high + 1.5 * max(0.0, float(change.predicted)), rel=1e-9)
+
+
+def test_near_equality_the_variance_is_that_of_a_chi_square():
+    """Equal proportions show no first-order variance; the upper end still allows for the one that larger t have."""
+    a = counts(500, 300, 200)
+    low, high = kl_interval(a, a)
+    scale = 2 / 1000
+    z = scipy.stats.norm.ppf(0.975)
+    assert float(low) == 0
+    # t of which T = 0 is not rejected: t^2 = z^2 (S + t c) with half of c's limit, 2 (1 / n + 1 / m), at T = 0.
+    change = coverage_correction(a, a)
+    assert -1.01 * scale < float(zhang_grabchak(a, a) + change.shrunken) <= 0
+    assert float(second_order(a, a).variance) == pytest.approx(scale**2, rel=0.05)
+    s = float(second_order(a, a).variance + change.variance)
+    # With three categories (K - 1) / 2 is 1; the first-order variance is all but 0.
+    variance = float(sum(first_order(a, a)))
+    assert variance < 1e-3 * scale**2
+    c = (variance / scale + 2 * scale) / 2
+    expected = z * z * c / 2 + z * (s + (z * c / 2) ** 2) ** 0.5
+    assert float(high) == pytest.approx(expected, rel=1e-6)
