@@ -81,6 +81,7 @@ def add_gradients(
 ) -> None:
     """Write the gradients of the weighted sum of the values by this rank's logits to `results`; they may be p and q."""
     wanted = results[0] is not None, results[1] is not None
+    masses = None  # a buffer: fresh memory costs more than what is written to it
     for found in _blocks(kind, p, q, normalizers, wanted, temperature):
         rows = found.rows
         factor = None if weights is None else weights[rows].unsqueeze(-1)
@@ -88,16 +89,18 @@ def add_gradients(
             gradient, sums = found.gradients[side], merged.sums[side]
             if result is None or gradient is None or sums is None:
                 continue
-            gradient = gradient.mul_(2 / temperature)
+            gradient.mul_(2 / temperature)
             if not _sum_is_known(kind, side):
                 total = sums.others[rows] + sums.top[rows]
                 change = (found.totals[side] - total) / temperature
                 x, norm = (p, q)[side][rows], normalizers[side].block(rows)
-                mass = _shifted(torch.empty_like(gradient), x, norm.peak, temperature).exp_()
+                if masses is None:
+                    masses = torch.empty(gradient.shape, dtype=torch.float64)
+                mass = _shifted(masses[: len(gradient)], x, norm.peak, temperature).exp_()
                 gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
             if factor is not None:  # a row of weight 0 gives 0, whatever it holds
-                gradient = torch.where(factor == 0, 0, factor * gradient)
-            result[rows] = gradient.to(result.dtype)
+                gradient.mul_(factor).masked_fill_(factor == 0, 0)
+            result[rows].copy_(gradient)
 
 
 class _Found(NamedTuple):
