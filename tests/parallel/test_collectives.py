@@ -181,6 +181,18 @@ def unlike_all(place: Rank, **options: Any) -> str:
     return error_of({"student": q, "teacher": teacher, "group": place.group, **options})
 
 
+def other_call(place: Rank) -> str:
+    """The error where the last rank calls another loss."""
+    if place.rank < place.size - 1:
+        return unlike_all(place)
+    made = tensors()
+    try:
+        linear_distillation_loss(**made, group=place.group)  # pyright: ignore[reportArgumentType]
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
 def second_derivatives(place: Rank) -> list[str]:
     """The errors where a gradient is asked for that can itself be differentiated: of rows, a top-k and heads."""
     student, teacher = plain()
@@ -231,6 +243,7 @@ CASES: dict[str, Any] = {
     "in place": in_place,
     "second derivatives": second_derivatives,
     "whole teacher": unlike_all,
+    "other call": other_call,
     "too many classes": lambda place: unlike_all(place, classes=12),
     "no sum": lambda place: unlike_all(
         place, kind=Odd(), teacher=plain()[1].tensor_split(place.size, -1)[place.rank]
@@ -257,8 +270,7 @@ SHARED = pytest.mark.parametrize("size", SIZES[1:])
 def test_two_collectives_forward_and_none_backward(results, name, forward, size):
     for found in results[name, size]:
         assert found["forward"][1:] == forward
-        assert found["forward"][0][0] == "all_gather"
-        assert found["forward"][0][1] < 32
+        assert found["forward"][0] == ("all_gather", 32)  # the header
         assert found["backward"] == []
 
 
@@ -351,6 +363,12 @@ def test_other_errors_say_what_to_write(results, size):
     for texts in results["second derivatives", size]:
         assert len(texts) == 4
         assert all("wanted first derivatives alone" in text for text in texts)
+
+
+@SHARED
+def test_ranks_that_make_different_calls_all_raise(results, size):
+    for text in results["other call", size]:
+        assert "wanted the same call on every rank of the group" in text
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -17,6 +17,10 @@ from kullback.representations import can_inspect
 __all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
 
 
+# Integers in what `agree` sends: of equal length for all calls, as gloo ends processes that send another than expected.
+_HEADER = 32
+
+
 class Ranks:
     """A process group, and this process's place in it.
 
@@ -95,11 +99,13 @@ def agree(
     Raises:
         KullbackError: `problem`; or, on every rank, that another one has a problem or that something differs.
     """
+    same = {"group call": ranks.call, **same}
     numbers = [
         int(problem is not None),
         *(0 if problem else _number(x) for x in same.values()),
         *own.values(),
     ]
+    numbers += [0] * (_HEADER - len(numbers))
     header = torch.stack([torch.as_tensor(x, dtype=torch.int64, device=device) for x in numbers])
     table = torch.stack(list(ranks.gather(header).unbind(0)), 1).tolist()
     if problem is not None:
@@ -126,7 +132,7 @@ def agree(
                 else f"another on {_named(others)} than on rank 0",
                 instead="the same arguments on every rank, each with its own shard of the classes",
             )
-    return dict(zip(own, table[1 + len(same) :], strict=True))
+    return dict(zip(own, table[1 + len(same) :], strict=False))
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
