@@ -125,7 +125,7 @@ def in_place(place: Rank) -> dict[str, Any]:
     leaf = place.cut(student.requires_grad_(), ragged(CLASSES, place.size))
     logits = leaf * 1.0
     p = place.cut(teacher, ragged(CLASSES, place.size))
-    distillation_loss(student=logits, teacher=p, group=place.group, inplace_backward=True).backward()
+    DistillationLoss(group=place.group, inplace_backward=True)(student=logits, teacher=p).backward()
     return {"student": leaf.grad, "logits": logits.detach()}
 
 

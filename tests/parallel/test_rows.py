@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, TotalVariation
-from kullback.functional import SampledTail
+from kullback.errors import ArgumentValueError
+from kullback.functional import SampledTail, distillation_loss, linear_distillation_loss
+from kullback.nn import DistillationLoss
 from tests.parallel.losses import (
     CLASSES,
     KINDS,
@@ -170,3 +172,31 @@ def test_kl_is_that_of_fifty_digits(results, size):
             for i in range(CLASSES):
                 wanted = float((q[i] - p[i]) * float(upstream[row]))
                 assert abs(gradient[row, i].item() - wanted) <= 1e-9 * abs(wanted) + 1e-30, (row, i)
+
+
+def test_padding_needs_no_group():
+    """`classes` cuts both sides, and the gradient of padding is 0."""
+    student, teacher = padded().student, padded().teacher
+    found = []
+    for options, last in (({"classes": CLASSES - 2}, CLASSES), ({}, CLASSES - 2)):
+        leaf = student.clone().requires_grad_()
+        loss = DistillationLoss(**options)(student=leaf[:, :last], teacher=teacher[:, :last])
+        loss.backward()
+        found.append((loss, leaf.grad))
+    assert torch.equal(*(loss for loss, _ in found))
+    assert torch.equal(*(gradient for _, gradient in found))
+    assert (found[0][1][:, -2:] == 0).all()
+
+
+@pytest.mark.parametrize("classes", [0, CLASSES + 1, 2.0, True])
+def test_a_number_of_classes_that_cannot_be_is_refused(classes):
+    student, teacher = plain()
+    with pytest.raises(
+        ArgumentValueError, match=r"classes=\.\.\.\): wanted the number of classes without padding"
+    ):
+        distillation_loss(student=student, teacher=teacher, classes=classes)
+    hidden, head = torch.ones(2, 3), torch.ones(CLASSES, 3)
+    with pytest.raises(ArgumentValueError, match="number of classes without padding"):
+        linear_distillation_loss(
+            student=hidden, student_weight=head, teacher=hidden, teacher_weight=head, classes=classes
+        )
