@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import mpmath
 import pytest
@@ -13,6 +14,7 @@ from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, TotalVariati
 from kullback.errors import ArgumentValueError
 from kullback.functional import SampledTail, distillation_loss, linear_distillation_loss
 from kullback.nn import DistillationLoss
+from kullback.parallel import native_rows
 from tests.parallel.losses import (
     CLASSES,
     KINDS,
@@ -26,7 +28,7 @@ from tests.parallel.losses import (
     rows,
     top_k,
 )
-from tests.parallel.world import SIZES
+from tests.parallel.world import SIZES, Rank
 
 CUTS = [even, chunked, ragged, late]
 MASK = torch.tensor([True, False, True, True, False, True])
@@ -117,7 +119,18 @@ LOW = {
         *(x.float() for x in plain()), {"kind": TotalVariation(), "mask": MASK}, even, late
     ),
 }
-CASES = {name: loss.sharded for name, loss in {**LOSSES, **LOW}.items()}
+MIXED = Loss(*rows(torch.float32), {"kind": JensenShannon(0.3), "reduction": "none"}, even)
+
+
+def some_without_kernels(place: Rank) -> dict[str, torch.Tensor]:
+    """Every second rank has no native kernels."""
+    serves = native_rows.serves
+    with mock.patch.object(native_rows, "serves", lambda *given: place.rank % 2 == 0 and serves(*given)):
+        return MIXED.sharded(place)
+
+
+CASES: dict[str, Any] = {name: loss.sharded for name, loss in {**LOSSES, **LOW}.items()}
+CASES["mixed"] = some_without_kernels
 EACH_SIZE = pytest.mark.parametrize("size", SIZES)
 
 
@@ -143,9 +156,9 @@ def test_value_and_gradients_are_those_of_all_classes_in_one_process(results, na
 
 
 @pytest.mark.parametrize("size", SIZES[1:])  # one rank alone takes the kernels of whole rows
-@pytest.mark.parametrize("name", LOW)
+@pytest.mark.parametrize("name", [*LOW, "mixed"])
 def test_low_precision_is_float64_rounded(results, name, size):
-    for what, wanted in LOW[name].whole(torch.float64).items():
+    for what, wanted in LOW.get(name, MIXED).whole(torch.float64).items():
         got = joined(results[name, size], what)
         unit = torch.finfo(
             got.dtype
