@@ -120,12 +120,74 @@ def dtensor_heads(place: Rank) -> dict[str, Any]:
     return {"value": loss.detach(), **{name: x.grad for name, x in leaves.items()}}
 
 
+def refused_dtensors(place: Rank) -> dict[str, Any]:
+    """Errors where DTensors do not say which classes a rank has, and what their remedies give."""
+    if place.size == 1:
+        return {}
+    mesh = dist.DeviceMesh.from_group(place.group, "cpu")
+    student, teacher = plain()
+    by_row, p_by_row = (
+        DTensor.from_local(x.tensor_split(place.size)[place.rank].clone(), mesh, [Shard(0)], run_check=False)
+        for x in (student, teacher)
+    )
+    by_class = DTensor.from_local(student, mesh, [Replicate()]).redistribute(placements=[Shard(1)])
+    found: dict[str, Any] = {
+        "rows": error_of({"student": by_row, "teacher": p_by_row}),
+        "group too": error_of({"student": by_class, "teacher": teacher, "group": place.group}),
+        "one is whole": error_of(
+            {"student": DTensor.from_local(student, mesh, [Replicate()]), "teacher": teacher}
+        ),
+        "not in it": error_of(
+            {"student": student, "teacher": teacher, "group": dist.GroupMember.NON_GROUP_MEMBER}
+        ),
+        "local with group": distillation_loss(
+            student=by_class.to_local(),
+            teacher=teacher[..., slice(*_own(place))],
+            group=place.group,
+        ),
+    }
+    made: dict[str, Any] = dict(tensors())
+    made["student_weight"] = DTensor.from_local(made["student_weight"], mesh, [Shard(0)], run_check=False)
+    try:
+        linear_distillation_loss(**made, group=place.group)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        found["head and group"] = f"{type(error).__name__}: {error}"
+    # A mean over all rows from the rows of each rank, as the error says.
+    part = distillation_loss(student=by_row.to_local(), teacher=p_by_row.to_local(), normalizer=float(ROWS))
+    dist.all_reduce(part, group=place.group)
+    found["mean"] = part
+    return found
+
+
+def _own(place: Rank) -> tuple[int, int]:
+    """The classes of this rank as DTensors cut them."""
+    sizes = chunked(CLASSES, place.size)
+    start = sum(sizes[: place.rank])
+    return start, start + sizes[place.rank]
+
+
+def forward_mode(place: Rank) -> str:
+    """The error where a head is differentiated in forward mode."""
+    made = tensors()
+    for name in ("student_weight", "student_bias", "teacher_weight", "teacher_bias"):
+        made[name] = place.cut(made[name], even(CLASSES, place.size), 0)
+    with torch.autograd.forward_ad.dual_level():
+        made["student"] = torch.autograd.forward_ad.make_dual(
+            made["student"], torch.ones_like(made["student"])
+        )
+        try:
+            linear_distillation_loss(**made, group=place.group)  # pyright: ignore[reportArgumentType]
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            return f"{type(error).__name__}: {error}"
+    return "none"
+
+
 def in_place(place: Rank) -> dict[str, Any]:
     student, teacher = plain()
     leaf = place.cut(student.requires_grad_(), ragged(CLASSES, place.size))
     logits = leaf * 1.0
     p = place.cut(teacher, ragged(CLASSES, place.size))
-    distillation_loss(student=logits, teacher=p, group=place.group, inplace_backward=True).backward()
+    DistillationLoss(group=place.group, inplace_backward=True)(student=logits, teacher=p).backward()
     return {"student": leaf.grad, "logits": logits.detach()}
 
 
@@ -181,6 +243,18 @@ def unlike_all(place: Rank, **options: Any) -> str:
     return error_of({"student": q, "teacher": teacher, "group": place.group, **options})
 
 
+def other_call(place: Rank) -> str:
+    """The error where the last rank calls another loss."""
+    if place.rank < place.size - 1:
+        return unlike_all(place)
+    made = tensors()
+    try:
+        linear_distillation_loss(**made, group=place.group)  # pyright: ignore[reportArgumentType]
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
 def second_derivatives(place: Rank) -> list[str]:
     """The errors where a gradient is asked for that can itself be differentiated: of rows, a top-k and heads."""
     student, teacher = plain()
@@ -231,6 +305,9 @@ CASES: dict[str, Any] = {
     "in place": in_place,
     "second derivatives": second_derivatives,
     "whole teacher": unlike_all,
+    "other call": other_call,
+    "refused dtensors": refused_dtensors,
+    "forward mode": forward_mode,
     "too many classes": lambda place: unlike_all(place, classes=12),
     "no sum": lambda place: unlike_all(
         place, kind=Odd(), teacher=plain()[1].tensor_split(place.size, -1)[place.rank]
@@ -257,8 +334,7 @@ SHARED = pytest.mark.parametrize("size", SIZES[1:])
 def test_two_collectives_forward_and_none_backward(results, name, forward, size):
     for found in results[name, size]:
         assert found["forward"][1:] == forward
-        assert found["forward"][0][0] == "all_gather"
-        assert found["forward"][0][1] < 32
+        assert found["forward"][0] == ("all_gather", 32)  # the header
         assert found["backward"] == []
 
 
@@ -353,8 +429,34 @@ def test_other_errors_say_what_to_write(results, size):
         assert all("wanted first derivatives alone" in text for text in texts)
 
 
+@SHARED
+def test_ranks_that_make_different_calls_all_raise(results, size):
+    for text in results["other call", size]:
+        assert "wanted the same call on every rank of the group" in text
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_no_group_is_refused(results, size):
     assert all(
         "ArgumentTypeError: distillation_loss(group=...)" in x for x in results["group of wrong type", size]
     )
+
+
+@SHARED
+def test_dtensors_that_do_not_say_which_classes_a_rank_has_are_refused(results, size):
+    student, teacher = plain()
+    for found in results["refused dtensors", size]:
+        assert "student=...): wanted a DTensor with Shard(-1) in one dimension" in found["rows"]
+        assert "wanted a DTensor with Shard(-1)" in found["one is whole"]
+        assert "group=...): wanted None with DTensors" in found["group too"]
+        assert "group=...): wanted None with DTensors" in found["head and group"]
+        assert "got one that it is not in" in found["not in it"]
+        whole = distillation_loss(student=student, teacher=teacher)
+        torch.testing.assert_close(found["local with group"], whole)
+        torch.testing.assert_close(found["mean"], whole)
+
+
+@SHARED
+def test_forward_mode_is_refused_and_not_wrong(results, size):
+    for text in results["forward mode", size]:
+        assert "outside torch.compile, torch.func and forward-mode differentiation" in text

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import mpmath
 import pytest
 import torch
 
 from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, TotalVariation
-from kullback.functional import SampledTail
+from kullback.errors import ArgumentValueError
+from kullback.functional import SampledTail, distillation_loss, linear_distillation_loss
+from kullback.nn import DistillationLoss
+from kullback.parallel import native_rows
 from tests.parallel.losses import (
     CLASSES,
     KINDS,
@@ -24,7 +28,7 @@ from tests.parallel.losses import (
     rows,
     top_k,
 )
-from tests.parallel.world import SIZES
+from tests.parallel.world import SIZES, Rank
 
 CUTS = [even, chunked, ragged, late]
 MASK = torch.tensor([True, False, True, True, False, True])
@@ -115,7 +119,18 @@ LOW = {
         *(x.float() for x in plain()), {"kind": TotalVariation(), "mask": MASK}, even, late
     ),
 }
-CASES = {name: loss.sharded for name, loss in {**LOSSES, **LOW}.items()}
+MIXED = Loss(*rows(torch.float32), {"kind": JensenShannon(0.3), "reduction": "none"}, even)
+
+
+def some_without_kernels(place: Rank) -> dict[str, torch.Tensor]:
+    """Every second rank has no native kernels."""
+    serves = native_rows.serves
+    with mock.patch.object(native_rows, "serves", lambda *given: place.rank % 2 == 0 and serves(*given)):
+        return MIXED.sharded(place)
+
+
+CASES: dict[str, Any] = {name: loss.sharded for name, loss in {**LOSSES, **LOW}.items()}
+CASES["mixed"] = some_without_kernels
 EACH_SIZE = pytest.mark.parametrize("size", SIZES)
 
 
@@ -141,9 +156,9 @@ def test_value_and_gradients_are_those_of_all_classes_in_one_process(results, na
 
 
 @pytest.mark.parametrize("size", SIZES[1:])  # one rank alone takes the kernels of whole rows
-@pytest.mark.parametrize("name", LOW)
+@pytest.mark.parametrize("name", [*LOW, "mixed"])
 def test_low_precision_is_float64_rounded(results, name, size):
-    for what, wanted in LOW[name].whole(torch.float64).items():
+    for what, wanted in LOW.get(name, MIXED).whole(torch.float64).items():
         got = joined(results[name, size], what)
         unit = torch.finfo(
             got.dtype
@@ -170,3 +185,31 @@ def test_kl_is_that_of_fifty_digits(results, size):
             for i in range(CLASSES):
                 wanted = float((q[i] - p[i]) * float(upstream[row]))
                 assert abs(gradient[row, i].item() - wanted) <= 1e-9 * abs(wanted) + 1e-30, (row, i)
+
+
+def test_padding_needs_no_group():
+    """`classes` cuts both sides, and the gradient of padding is 0."""
+    student, teacher = padded().student, padded().teacher
+    found = []
+    for options, last in (({"classes": CLASSES - 2}, CLASSES), ({}, CLASSES - 2)):
+        leaf = student.clone().requires_grad_()
+        loss = DistillationLoss(**options)(student=leaf[:, :last], teacher=teacher[:, :last])
+        loss.backward()
+        found.append((loss, leaf.grad))
+    assert torch.equal(*(loss for loss, _ in found))
+    assert torch.equal(*(gradient for _, gradient in found))
+    assert (found[0][1][:, -2:] == 0).all()
+
+
+@pytest.mark.parametrize("classes", [0, CLASSES + 1, 2.0, True])
+def test_a_number_of_classes_that_cannot_be_is_refused(classes):
+    student, teacher = plain()
+    with pytest.raises(
+        ArgumentValueError, match=r"classes=\.\.\.\): wanted the number of classes without padding"
+    ):
+        distillation_loss(student=student, teacher=teacher, classes=classes)
+    hidden, head = torch.ones(2, 3), torch.ones(CLASSES, 3)
+    with pytest.raises(ArgumentValueError, match="number of classes without padding"):
+        linear_distillation_loss(
+            student=hidden, student_weight=head, teacher=hidden, teacher_weight=head, classes=classes
+        )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +97,25 @@ def test_the_metric_does_not_depend_on_the_number_of_processes(results, size):
         assert torch.equal(found["rows"].sort().values, one["rows"].sort().values)
         torch.testing.assert_close(found["mean"], one["mean"], rtol=1e-7, atol=0)
         torch.testing.assert_close(found["error"], one["error"], rtol=1e-6, atol=0)
+
+
+def test_the_page_of_costs_is_made_of_the_committed_numbers(monkeypatch):
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    bench = importlib.import_module("bench_parallel")
+    document = json.loads((root / "benchmarks/results/parallel.json").read_text())
+    assert bench.PAGE.read_text() == bench.page_of(document)
+    assert [result["case"] for result in document["cases"]] == bench.CASES
+    for result in document["cases"]:
+        for ranks, found in result["ranks"].items():
+            counted = [size for _, size in found["sharded"]["sent"]]
+            rows = result["case"]["rows"]
+            assert counted == ([] if ranks == "1" else [32 * 8, 4 * rows * 8, 4 * rows * 8])
+
+
+def test_what_a_ring_brings(monkeypatch):
+    """A gather brings the parts of all others; a sum twice all but one part."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    bench = importlib.import_module("bench_parallel")
+    assert bench.received([("all_gather", 100)], 4) == 300
+    assert bench.received([("all_reduce", 100)], 4) == 150

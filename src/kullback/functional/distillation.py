@@ -122,7 +122,8 @@ def distillation_loss(
         which is whole on every rank, these are an all-reduce of the logits of its classes and an all-gather of 2
         numbers. Backward nothing is sent. Logits travel only where the teacher's shards end elsewhere than the
         student's: the ranks then exchange those of the teacher's that they lack (an all-to-all, and one backward if it
-        requires a gradient). The arithmetic is float64 in plain torch. There are first derivatives alone, outside
+        requires a gradient). The arithmetic is float64, by the native kernels for logits of the CPU in float32 or less
+        (but not for `Renyi` and `TotalVariation`), else in plain torch. There are first derivatives alone, outside
         `torch.compile` and `torch.func`.
 
     Example:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.generators import KL, Divergence, FinitePair, ReverseKL
+from kullback.generators import KL, Divergence, FinitePair, ReverseKL, TotalVariation
 from kullback.kernels.native import rows as native
 from kullback.parallel.combine import Merged
 
@@ -38,9 +38,14 @@ class Normalizer(NamedTuple):
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Tell whether the kernels take the rows: float64 logits have all digits only with the reference."""
+    """Tell whether the kernels take the rows.
+
+    Float64 logits have all digits only with the reference. The derivative of the total variation jumps where p = q, so
+    that of the class more is not known as the kernel has it.
+    """
     return (
         type(kind).total is Divergence.total
+        and type(kind) is not TotalVariation
         and torch.float64 not in (p.dtype, q.dtype)
         and native.serves(kind, p, q)
     )
@@ -54,7 +59,7 @@ def local_numbers(
     needed: Sequence[bool],
     temperature: float,
 ) -> Tensor:
-    """Return what `Rule.local` does, for all rows; the class with the most mass is none of its own here."""
+    """Return what `Rule.local` does, for all rows; the class with the most mass counts as one of the others."""
     known = [_sum_is_known(kind, side) for side in (0, 1)]
     wanted = needed[0] and not known[0], needed[1] and not known[1]
     parts: list[Tensor] = []
@@ -63,8 +68,8 @@ def local_numbers(
         for side in (0, 1):
             if needed[side]:
                 # The derivatives of KL by log q are q - p.
-                here = found.here[side] - found.here[1 - side] if known[side] else found.sums[side]
-                numbers += [here, torch.zeros_like(here), torch.zeros_like(here)]
+                total = found.here[side] - found.here[1 - side] if known[side] else found.sums[side]
+                numbers += [total, torch.zeros_like(total), found.here[side]]
         parts.append(torch.stack(numbers, -1))
     return torch.cat(parts)
 
@@ -81,6 +86,7 @@ def add_gradients(
 ) -> None:
     """Write the gradients of the weighted sum of the values by this rank's logits to `results`; they may be p and q."""
     wanted = results[0] is not None, results[1] is not None
+    masses = None  # a buffer: fresh memory costs more than what is written to it
     for found in _blocks(kind, p, q, normalizers, wanted, temperature):
         rows = found.rows
         factor = None if weights is None else weights[rows].unsqueeze(-1)
@@ -88,16 +94,18 @@ def add_gradients(
             gradient, sums = found.gradients[side], merged.sums[side]
             if result is None or gradient is None or sums is None:
                 continue
-            gradient = gradient.mul_(2 / temperature)
+            gradient.mul_(2 / temperature)
             if not _sum_is_known(kind, side):
                 total = sums.others[rows] + sums.top[rows]
                 change = (found.totals[side] - total) / temperature
                 x, norm = (p, q)[side][rows], normalizers[side].block(rows)
-                mass = _shifted(torch.empty_like(gradient), x, norm.peak, temperature).exp_()
+                if masses is None:
+                    masses = torch.empty(gradient.shape, dtype=torch.float64)
+                mass = _shifted(masses[: len(gradient)], x, norm.peak, temperature).exp_()
                 gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
             if factor is not None:  # a row of weight 0 gives 0, whatever it holds
-                gradient = torch.where(factor == 0, 0, factor * gradient)
-            result[rows] = gradient.to(result.dtype)
+                gradient.mul_(factor).masked_fill_(factor == 0, 0)
+            result[rows].copy_(gradient)
 
 
 class _Found(NamedTuple):

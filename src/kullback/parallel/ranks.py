@@ -17,6 +17,10 @@ from kullback.representations import can_inspect
 __all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
 
 
+# Integers in what `agree` sends: of equal length for all calls, as gloo ends processes that send another than expected.
+_HEADER = 32
+
+
 class Ranks:
     """A process group, and this process's place in it.
 
@@ -30,15 +34,16 @@ class Ranks:
     """
 
     def __init__(self, call: str, group: Any) -> None:
-        if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-            not_in_it = dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER
-            raise (invalid_value if not_in_it else invalid_type)(
+        member = dist.is_available() and isinstance(group, dist.ProcessGroup)
+        if not member or dist.get_rank(group) < 0:
+            outside = member or (dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER)
+            raise (invalid_value if outside else invalid_type)(
                 call,
                 "group",
                 wanted="a process group of torch.distributed that this process is in",
-                got="one that it is not in" if not_in_it else type(group).__name__,
+                got="one that it is not in" if outside else type(group).__name__,
                 instead="a call on the ranks of the group alone"
-                if not_in_it
+                if outside
                 else "group=torch.distributed.group.WORLD, or group=mesh.get_group('tp') of a DeviceMesh",
             )
         self.call = call
@@ -95,12 +100,15 @@ def agree(
     Raises:
         KullbackError: `problem`; or, on every rank, that another one has a problem or that something differs.
     """
-    numbers = [
-        int(problem is not None),
-        *(0 if problem else _number(x) for x in same.values()),
-        *own.values(),
-    ]
-    header = torch.stack([torch.as_tensor(x, dtype=torch.int64, device=device) for x in numbers])
+    same = {"group call": ranks.call, **same}
+    stand_ins = [0 if problem else _number(x) for x in same.values()]
+    numbers = [int(problem is not None), *stand_ins, *own.values()]
+    numbers += [0] * (_HEADER - len(numbers))
+    # One copy to the device for all that is known here.
+    header = torch.tensor([0 if isinstance(x, Tensor) else x for x in numbers], device=device)
+    for place, number in enumerate(numbers):
+        if isinstance(number, Tensor):
+            header[place] = number
     table = torch.stack(list(ranks.gather(header).unbind(0)), 1).tolist()
     if problem is not None:
         raise problem
@@ -126,7 +134,7 @@ def agree(
                 else f"another on {_named(others)} than on rank 0",
                 instead="the same arguments on every rank, each with its own shard of the classes",
             )
-    return dict(zip(own, table[1 + len(same) :], strict=True))
+    return dict(zip(own, table[1 + len(same) :], strict=False))
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:

@@ -182,19 +182,27 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
     Returns:
         shape (rows, 2); the largest of nothing is -inf.
     """
-    results: list[Tensor] = []
+    rows, classes = logits.shape
+    results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
+    if not classes:
+        results[:, 0] = -torch.inf
+        return results
+    buffer = None  # fresh memory for each block would cost more than the arithmetic
     for block in blocks(logits):
-        x = _scaled(logits[block], temperature)
-        if excluded is not None:  # one more column takes the indices past the end
-            x = torch.nn.functional.pad(x, (0, 1)).scatter(-1, excluded[block], -torch.inf)[..., :-1]
-        if not x.shape[-1]:
-            results.append(
-                torch.cat([x.new_full((x.shape[0], 1), -torch.inf), x.new_zeros(x.shape[0], 1)], -1)
-            )
-            continue
-        peak = x.amax(-1, keepdim=True)
-        results.append(torch.cat([peak, torch.exp(x - _subtractable(peak)).sum(-1, keepdim=True)], -1))
-    return torch.cat(results)
+        part = logits[block]
+        if buffer is None:
+            buffer = results.new_empty(part.shape[0], classes + 1)  # one more takes the indices past the end
+        x = buffer[: part.shape[0]]
+        x[:, :-1].copy_(part)
+        if excluded is not None:
+            x.scatter_(-1, excluded[block], -torch.inf)
+        x = x[:, :-1]
+        if temperature != 1:
+            x.div_(temperature)
+        peak = torch.amax(x, -1, keepdim=True)
+        results[block, :1] = peak
+        results[block, 1] = x.sub_(_subtractable(peak)).exp_().sum(-1)
+    return results
 
 
 def merged_log_sums(gathered: Tensor, rank: int) -> Normalizer:
