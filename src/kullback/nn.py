@@ -180,9 +180,9 @@ class LinearDistillationLoss(torch.nn.Module):
         float32_logits: keep the logits of half-precision heads in float32.
 
     Returns:
-        Called with ``student=``, ``student_weight=``, ``teacher=`` and ``teacher_weight=``, and optionally
-        ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``, what
-        `linear_distillation_loss` returns.
+        Called with ``student=``, ``student_weight=``, ``teacher=`` and, where that has a head, ``teacher_weight=``, and
+        optionally ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``,
+        what `linear_distillation_loss` returns.
 
     Raises:
         KullbackError: an invalid kind, temperature or vocabulary; at the call, see `linear_distillation_loss`.
@@ -242,8 +242,8 @@ class LinearDistillationLoss(torch.nn.Module):
         *,
         student: Tensor,
         student_weight: Tensor,
-        teacher: Tensor,
-        teacher_weight: Tensor,
+        teacher: Tensor | TopK | SampledTail,
+        teacher_weight: Tensor | None = None,
         student_bias: Tensor | None = None,
         teacher_bias: Tensor | None = None,
         mask: Tensor | None = None,

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.functional.sampled_tail import SampledRows
+from kullback.functional.top_k import TopKRows
 from kullback.generators import Divergence
 from kullback.kernels import row_divergence, value_and_gradient
-from kullback.numeric import accurate_dtype
+from kullback.kernels.labels import HardLabels
+from kullback.numeric import accurate_dtype, upcast
 from kullback.representations import Logits, can_inspect
 
 __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
@@ -63,10 +66,10 @@ class Head(NamedTuple):
 
 
 class HeadSpec(NamedTuple):
-    """What to compute from the two heads; the weights are constants."""
+    """What to compute from the two heads, or a head and a teacher of some classes; the weights are constants."""
 
     student: Head
-    teacher: Head
+    teacher: Head | TopKRows | SampledRows
     kind: Divergence
     temperature: float
     scale: float
@@ -74,21 +77,29 @@ class HeadSpec(NamedTuple):
     weights: Tensor | None  # of each position in the total
     counted: Tensor | None  # the indices of the positions that count; None for all
     chunk_bytes: int | None
+    labels: HardLabels | None = None
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Return the divergence of each position from all logits at once, by differentiable operations."""
-        hidden = [
-            x if excluded is None else torch.where(excluded.unsqueeze(-1), 0, x) for x in tensors[::3]
-        ]  # NaN at an excluded position must not reach a gradient
-        student = self.student.reference(hidden[0], *tensors[1:3])
-        teacher = self.teacher.reference(hidden[1], *tensors[4:6])
-        classes = max(student.shape[-1], teacher.shape[-1])
-        p, q = (
-            torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
-            for x in (teacher, student)
-        )
-        p, q = Logits(p, validate=False), Logits(q, validate=False)
-        values = row_divergence(self.kind, p, q, dtype=self.dtype, temperature=self.temperature)
+        if excluded is not None:  # NaN at an excluded position must not reach a gradient
+            tensors = [
+                torch.where(excluded.unsqueeze(-1), 0, x) if i % 3 == 0 else x for i, x in enumerate(tensors)
+            ]
+        student = self.student.reference(*tensors[:3])
+        if isinstance(self.teacher, Head):
+            teacher = self.teacher.reference(*tensors[3:])
+            classes = max(student.shape[-1], teacher.shape[-1])
+            p, q = (
+                torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
+                for x in (teacher, student)
+            )
+            p, q = Logits(p, validate=False), Logits(q, validate=False)
+            values = row_divergence(
+                self.kind, p, q, dtype=self.dtype, temperature=self.temperature, labels=self.labels
+            )
+        else:
+            seen = self.teacher.classes(self.labels).of(student)
+            values = self.teacher.values(upcast(tensors[3]), seen, self.labels).to(self.dtype)
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def reference_total(self, tensors: Sequence[Any]) -> Tensor:
@@ -129,7 +140,7 @@ def sweep(
 
     Arguments:
         spec: what to compute.
-        tensors: hidden states, weight and bias of the student, then of the teacher.
+        tensors: hidden states, weight and bias of the student, then of the teacher; or a teacher's log-probabilities.
         weights: of each position's divergence in the sum; None where no gradient is wanted.
         wanted: by which of the tensors.
     """
@@ -137,32 +148,28 @@ def sweep(
     values = student[0].new_zeros(student[0].shape[0], dtype=accurate_dtype(student[0].device))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         positions = values.shape[0] if spec.counted is None else spec.counted.shape[0]
-        classes = max(student[1].shape[0], teacher[1].shape[0])
-        sides = [
-            _Side(spec.teacher, teacher, wanted[3:], classes),
-            _Side(spec.student, student, wanted[:3], classes),
-        ]
-        row_bytes = max(1, sum(side.row_bytes for side in sides))
+        classes = max(x.shape[0] for x in tensors[1::3])
+        q_side = _Side(spec.student, student, wanted[:3], classes)
+        if isinstance(spec.teacher, Head):
+            p_side = _TeacherHead(spec.teacher, teacher, wanted[3:], classes)
+        else:
+            p_side = _SparseTeacher(spec.teacher, teacher[0], wanted[3])
+        row_bytes = max(1, q_side.row_bytes + p_side.row_bytes)
         rows = spec.chunk_rows(positions, row_bytes, values.device.type)
-        for side in sides:
-            side.prepare(rows, positions)
+        q_side.prepare(rows, positions)
+        p_side.prepare(rows, positions)
         for start in range(0, positions, max(rows, 1)):
             chunk = slice(start, min(start + rows, positions))
             where = chunk if spec.counted is None else spec.counted[chunk]
-            p, q = (side.logits(where) for side in sides)
-            values[where], *gradients = value_and_gradient(
-                spec.kind,
-                p,
-                q,
-                None if weights is None else weights[where],
-                wanted=(sides[0].is_wanted, sides[1].is_wanted),
-                temperature=spec.temperature,
-                inplace=True,
-            )
-            for side, gradient in zip(sides, gradients, strict=True):
-                if gradient is not None:
-                    side.add(gradient, where)
-        return values, sides[1].gradients() + sides[0].gradients()
+            weighted = None if weights is None else weights[where]
+            labels = None if spec.labels is None else spec.labels.of_rows(where)
+            q = q_side.logits(where)
+            values[where], by_p, by_q = p_side.compare(spec, q, where, weighted, q_side.is_wanted, labels)
+            if by_p is not None:
+                p_side.add(by_p, where)
+            if by_q is not None:
+                q_side.add(by_q, where)
+        return values, q_side.gradients() + p_side.gradients()
 
 
 class _Side:
@@ -247,6 +254,81 @@ class _Side:
         return [None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)]
 
 
+class _TeacherHead(_Side):
+    """A teacher of hidden states and a head."""
+
+    def compare(
+        self,
+        spec: HeadSpec,
+        q: Tensor,
+        where: slice | Tensor,
+        weights: Tensor | None,
+        q_is_wanted: bool,
+        labels: HardLabels | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the values of some positions, and the gradients by both sides' logits, which these overwrite."""
+        return value_and_gradient(
+            spec.kind,
+            self.logits(where),
+            q,
+            weights,
+            wanted=(self.is_wanted, q_is_wanted),
+            temperature=spec.temperature,
+            inplace=True,
+            labels=labels,
+        )
+
+
+class _SparseTeacher:
+    """A teacher of which some classes are known: no logits of its own."""
+
+    row_bytes = 0
+
+    def __init__(self, rows: TopKRows | SampledRows, log_probs: Tensor, is_wanted: bool) -> None:
+        self.rows = rows
+        self.log_probs = log_probs
+        self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
+
+    def prepare(self, rows: int, positions: int) -> None:
+        """Allocate nothing."""
+
+    def compare(
+        self,
+        spec: HeadSpec,
+        q: Tensor,
+        where: slice | Tensor,
+        weights: Tensor | None,
+        q_is_wanted: bool,
+        labels: HardLabels | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the values of some positions, and the gradients by log-probabilities and the student's logits."""
+        rows = self.rows.of_rows(where)
+        classes = rows.classes(labels)
+        seen, sums = classes.read(q)
+        log_probs = upcast(self.log_probs[where]).detach()
+        by_p = by_q = None
+        if weights is None or not (q_is_wanted or self.by_log_probs is not None):
+            return rows.values(log_probs, seen, labels), by_p, by_q
+        with torch.enable_grad():
+            values = rows.values(log_probs.requires_grad_(), seen.requires_grad_(), labels)
+        by_p, by_seen = torch.autograd.grad(
+            values, [log_probs, seen], weights.to(values.dtype), allow_unused=True
+        )
+        if q_is_wanted:
+            classes.write_gradient(q, seen.detach(), sums, by_seen, q)
+            by_q = q
+        return values.detach(), by_p if self.by_log_probs is not None else None, by_q
+
+    def add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        """Store the gradient by the log-probabilities of some positions."""
+        if self.by_log_probs is not None:
+            self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradient by the log-probabilities, and none by the rest of the teacher."""
+        return [self.by_log_probs]
+
+
 def _is_slow_to_multiply(weight: Tensor) -> bool:
     """Tell whether casting to float32 before a matrix product is faster than multiplying in this dtype."""
     if weight.dtype.itemsize >= 4 or not weight.is_cpu:
@@ -284,7 +366,7 @@ class FusedTotal(torch.autograd.Function):
         # In float16 small gradients underflow unless the loss scale is in them, which only the backward pass knows.
         now = recorded and any(wanted) and all(x.dtype != torch.float16 for x in tensors if x is not None)
         weights = spec.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
-        values, gradients = sweep(spec, tensors, weights, wanted if now else (False,) * 6)
+        values, gradients = sweep(spec, tensors, weights, wanted if now else (False,) * len(tensors))
         ctx.gradients = gradients if now else None
         return torch.where(weights == 0, 0, weights * values).sum().to(spec.dtype)
 
@@ -309,7 +391,7 @@ class FusedRows(torch.autograd.Function):
     def forward(ctx: Any, spec: HeadSpec, *tensors: Tensor | None) -> Tensor:
         ctx.spec = spec
         ctx.save_for_backward(*tensors)
-        values, _ = sweep(spec, tensors, None, (False,) * 6)
+        values, _ = sweep(spec, tensors, None, (False,) * len(tensors))
         return values.to(spec.dtype)
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,8 +20,11 @@ from kullback.functional.positions import (
     divided,
     position_weights,
 )
+from kullback.functional.sampled_tail import SampledRows, SampledTail, check_sampled_tail
+from kullback.functional.top_k import TopK, TopKRows, check_top_k
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_dense, check_flag, number_from, recordable
+from kullback.numeric import accurate_dtype
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import can_inspect
 
@@ -38,8 +41,8 @@ def linear_distillation_loss(
     *,
     student: Tensor,
     student_weight: Tensor,
-    teacher: Tensor,
-    teacher_weight: Tensor,
+    teacher: Tensor | TopK | SampledTail,
+    teacher_weight: Tensor | None = None,
     student_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
     softcap: EachSide = None,
@@ -70,12 +73,15 @@ def linear_distillation_loss(
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point.
         student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
-        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ.
-        teacher_weight: the teacher's head, shape (classes, its hidden size).
+        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or what
+            is stored of a teacher: a `TopK` or a `SampledTail`, by which D is that of `top_k_divergence` or
+            `sampled_tail_divergence`. These have no head, and `vocabulary` means nothing for them.
+        teacher_weight: the teacher's head, shape (classes, its hidden size); left out where it has none.
         student_bias: b, shape (classes,).
         teacher_bias: the teacher's, shape (classes,).
-        softcap: c, beyond which no logit goes; None for no cap. A pair is (student's, teacher's).
-        logit_scale: a, what the products are multiplied by before the cap. A pair is (student's, teacher's).
+        softcap: c, beyond which no logit goes; None for no cap. A pair is (student's, teacher's); stored
+            log-probabilities are taken as they are.
+        logit_scale: a, what the products are multiplied by before the cap. A pair likewise.
         kind: the divergence D.
         temperature: T, which divides the logits of both.
         mask: which positions count, boolean, the leading shape. Finding them synchronizes an accelerator.
@@ -121,11 +127,15 @@ def linear_distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    tensors = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
-    _check_tensors(tensors)
-    tensors = [None if x is None else recordable(x) for x in tensors]
+    tensors: list[Any] = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
     check_kind(_CALL, kind)
     check_temperature(_CALL, temperature)
+    if isinstance(teacher, TopK | SampledTail):
+        _check_sparse(tensors, teacher, kind, temperature)
+        tensors = [*tensors[:3], teacher.log_probs if isinstance(teacher, TopK) else teacher.top.log_probs]
+    else:
+        _check_tensors(tensors)
+    tensors = [None if x is None else recordable(x) for x in tensors]
     word = check_reduction(_CALL, reduction)
     check_vocabulary(_CALL, vocabulary)
     check_flag(_CALL, "temperature_squared", temperature_squared)
@@ -134,14 +144,18 @@ def linear_distillation_loss(
     student_head, teacher_head = _heads(softcap, logit_scale, float32_logits)
     _check_bytes(chunk_bytes)
     positions = student.shape[:-1]
-    dtype = (
-        torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
-    )
+    dtype = _result_dtype(tensors, teacher)
     weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, student.device, dtype)
-    tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
+    if isinstance(teacher, TopK | SampledTail):
+        teacher_head = _rows_of(teacher, kind, student_weight.shape[0], temperature, student.device)
+        log_probs = tensors[3] if isinstance(teacher, TopK) else teacher_head.log_probs
+        tensors = [*_in_autocast_dtype(tensors[:3]), log_probs]
+    else:
+        tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
     tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     scale = float(temperature**2) if temperature_squared else 1.0
-    chunked = all(_is_ordinary(x) for x in [*tensors, weights] if x is not None)
+    inspected = [*tensors, weights, None if isinstance(teacher_head, Head) else teacher_head.indices]
+    chunked = all(_is_ordinary(x) for x in inspected if x is not None)
     counted = _counted(weights) if chunked else None
     shares = None
     if word != "none":
@@ -164,6 +178,24 @@ def linear_distillation_loss(
     if shares is not None:
         values = values * shares.to(dtype)
     return values if word == "none" else values.sum()
+
+
+def _result_dtype(tensors: list[Tensor | None], teacher: Tensor | TopK | SampledTail) -> torch.dtype:
+    """Return the dtype of the loss; that of a sampled teacher's numbers does not count."""
+    counted = tensors[:3] if isinstance(teacher, SampledTail) else tensors
+    is_double = any(x is not None and x.dtype == torch.float64 for x in counted)
+    return torch.float64 if is_double else torch.float32
+
+
+def _rows_of(
+    teacher: TopK | SampledTail, kind: Divergence, classes: int, temperature: float, device: torch.device
+) -> TopKRows | SampledRows:
+    if isinstance(teacher, TopK):
+        rows = TopKRows.of(kind, teacher, classes, temperature, accurate_dtype(device))
+        return rows._replace(
+            log_probs=rows.log_probs.detach()
+        )  # what is differentiated comes as a tensor of its own
+    return SampledRows.of(kind, teacher, accurate_dtype(device))
 
 
 def _is_ordinary(x: Tensor) -> bool:
@@ -246,34 +278,57 @@ def _same_vocabulary(tensors: list[Tensor | None], vocabulary: Vocabulary) -> li
     return [x if x is None or i % 3 == 0 else x[:shared] for i, x in enumerate(tensors)]
 
 
-def _check_tensors(tensors: list[Tensor | None]) -> None:
+def _check_tensors(tensors: list[Any]) -> None:
     for name, x, ndim in zip(_NAMES, tensors, (None, 2, 1) * 2, strict=True):
         if x is not None or ndim != 1:
             _check_tensor(name, x, ndim)
-    student, teacher = tensors[0], tensors[3]
-    if student is None or teacher is None:  # told above
-        return
-    if student.shape[:-1] != teacher.shape[:-1]:
+    _check_positions(tensors[0], tensors[3].shape[:-1])
+    _check_devices(tensors)
+    for side in (0, 3):
+        _check_head(_NAMES[side], *tensors[side : side + 3])
+
+
+def _check_sparse(
+    tensors: list[Any], teacher: TopK | SampledTail, kind: Divergence, temperature: float
+) -> None:
+    """Raise unless a teacher of some classes goes with the student's head, and has none itself."""
+    for name, x, ndim in zip(_NAMES[:3], tensors[:3], (None, 2, 1), strict=True):
+        if x is not None or ndim != 1:
+            _check_tensor(name, x, ndim)
+    for name, x in zip(_NAMES[4:], tensors[4:], strict=True):
+        if x is not None:
+            wanted, instead = f"none with a {type(teacher).__name__}, which has no head", f"{name}=None"
+            raise invalid_value(_CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
+    indices = teacher.indices if isinstance(teacher, TopK) else teacher.top.indices
+    _check_positions(tensors[0], indices.shape[:-1])
+    _check_devices([*tensors[:3], indices])
+    _check_head("student", *tensors[:3])
+    check = check_top_k if isinstance(teacher, TopK) else check_sampled_tail
+    check(_CALL, kind, teacher, tensors[1].shape[0], temperature)  # pyright: ignore[reportArgumentType]
+
+
+def _check_positions(student: Tensor, positions: torch.Size) -> None:
+    if student.shape[:-1] != positions:
         raise invalid_value(
             _CALL,
             "student",
-            wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
+            wanted=f"the teacher's positions, shape {tuple(positions)}",
             got=f"shape {tuple(student.shape[:-1])}, hidden size left out",
             instead="the hidden states of the same positions of both, neither shifted nor cut",
         )
-    for name, x in zip(_NAMES, tensors, strict=True):
-        if x is not None and x.device != student.device:
+
+
+def _check_devices(tensors: list[Tensor | None]) -> None:
+    device = tensors[0].device if tensors[0] is not None else None
+    for name, x in zip(_NAMES, tensors, strict=False):
+        if x is not None and x.device != device:
             raise invalid_value(
                 _CALL,
                 name,
-                wanted=f"a tensor on {student.device}, where the student is",
+                wanted=f"a tensor on {device}, where the student is",
                 got=f"one on {x.device}",
                 instead=f"{name}={name}.to(student.device)",
             )
-    for side in (0, 3):
-        hidden, weight, bias = tensors[side : side + 3]
-        if hidden is not None and weight is not None:
-            _check_head(_NAMES[side], hidden, weight, bias)
 
 
 def _check_tensor(name: str, x: object, ndim: int | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,15 +16,14 @@ from kullback.generators import Divergence, FinitePair
 from kullback.inputs import check_dense, recordable
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
+from kullback.kernels.labels import HardLabels
+from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, can_inspect
 
-__all__ = ["SampledTail", "sampled_tail_divergence"]
+__all__ = ["SampledRows", "SampledTail", "check_sampled_tail", "sampled_tail_divergence"]
 
 _CALL = "sampled_tail_divergence"
-# Elements in a block of the student's logits, so that temporaries stay small; GPUs need larger blocks.
-_BLOCK = {"cpu": 1 << 17}
-_LARGE_BLOCK = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +153,8 @@ def sampled_tail_divergence(
         dtype: of the result; left out, float64 if the student is, else float32.
 
     Returns:
-        one value for each position, computed in float64 (float32 on devices without it).
+        one value for each position, computed in float64 (float32 on devices without it); on the CPU the exponentials of
+        float32 and half-precision logits are float32, their sums float64.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
@@ -183,63 +183,57 @@ def sampled_tail_divergence(
     _check_pair(kind, teacher, student, temperature)
     if dtype is None:
         dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
-    positions = student.shape[:-1]
-    rows = positions.numel()
-    draws = teacher.tail_indices.shape[-1]
-
-    def flat(x: Tensor) -> Tensor:
-        return recordable(x.detach()).reshape(rows, -1)
-
-    indices = torch.cat([flat(teacher.top.indices).long(), flat(teacher.tail_indices).long()], -1)
-    top, drawn = upcast(flat(teacher.top.log_probs)), upcast(flat(teacher.tail_log_probs))
-    log_p = torch.cat([top, drawn], -1)
-    mass = upcast(flat(teacher.tail_log_mass))
-    # Padding weighs nothing.
-    of_drawn = torch.where(drawn == -torch.inf, 0, torch.exp(mass - drawn) / max(draws, 1))
-    weights = torch.cat([(top > -torch.inf).to(top.dtype), of_drawn], -1)
-    logits = recordable(student).reshape(rows, student.shape[-1])
-    log_q = cast("Tensor", _SelectedLogProbs.apply(logits, indices))
-    values = cast("Tensor", _WeightedTerms.apply(log_p, log_q, weights, kind))
-    return values.to(dtype).reshape(positions)
+    rows = SampledRows.of(kind, teacher, dtype)
+    seen = rows.classes().of(recordable(student).reshape(-1, student.shape[-1]))
+    return rows.divergence(rows.log_probs, seen).reshape(student.shape[:-1])
 
 
-class _SelectedLogProbs(torch.autograd.Function):
-    """The log-probabilities of some classes of each row of logits, normalized over all classes.
+class SampledRows(NamedTuple):
+    """What `sampled_tail_divergence` is computed from, as rows: classes, and the weights of their terms."""
 
-    The gradient is computed for the whole row at once, in the dtype of the logits.
-    """
+    kind: Divergence
+    indices: Tensor
+    log_probs: Tensor
+    weights: Tensor
+    dtype: torch.dtype
 
-    generate_vmap_rule = True
+    @classmethod
+    def of(cls, kind: Divergence, teacher: SampledTail, dtype: torch.dtype) -> Self:
+        """Make rows of a teacher that was checked."""
+        draws, rows = teacher.tail_indices.shape[-1], teacher.tail_log_mass.numel()
 
-    @staticmethod
-    def forward(logits: Tensor, indices: Tensor) -> Tensor:
-        parts: list[Tensor] = []
-        for block in _blocks(logits):
-            accurate = upcast(logits[block])
-            parts.append(accurate.gather(-1, indices[block]) - accurate.logsumexp(-1, keepdim=True))
-        return torch.cat(parts) if parts else upcast(logits.new_empty(0, indices.shape[-1]))
+        def flat(x: Tensor) -> Tensor:
+            return recordable(x.detach()).reshape(rows, x.shape[-1])
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        indices = torch.cat([flat(teacher.top.indices).long(), flat(teacher.tail_indices).long()], -1)
+        top, drawn = upcast(flat(teacher.top.log_probs)), upcast(flat(teacher.tail_log_probs))
+        mass = upcast(flat(teacher.tail_log_mass.unsqueeze(-1)))
+        # Padding weighs nothing.
+        of_drawn = torch.where(drawn == -torch.inf, 0, torch.exp(mass - drawn) / max(draws, 1))
+        weights = torch.cat([(top > -torch.inf).to(top.dtype), of_drawn], -1)
+        return cls(kind, indices, torch.cat([top, drawn], -1), weights, dtype)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        logits, indices = ctx.saved_tensors
-        grad = grads[0]
-        if torch.is_grad_enabled() or not all(can_inspect(x) for x in (logits, indices, grad)):
-            return _selected_gradient(logits, indices, grad).to(logits.dtype), None
-        gradient = torch.empty_like(logits)
-        for block in _blocks(logits):
-            gradient[block] = _selected_gradient(logits[block], indices[block], grad[block])
-        return gradient, None
+    def of_rows(self, rows: slice | Tensor) -> Self:
+        """Return those of some of the rows."""
+        return self._replace(
+            indices=self.indices[rows], log_probs=self.log_probs[rows], weights=self.weights[rows]
+        )
 
+    def classes(self, labels: HardLabels | None = None) -> SelectedClasses:
+        """Return what is read from the student's logits."""
+        return SelectedClasses(self.indices, 1.0, False, None if labels is None else labels.classes)
 
-def _selected_gradient(logits: Tensor, indices: Tensor, grad: Tensor) -> Tensor:
-    # A row whose gradient is 0 gets 0, whatever its logits hold.
-    total = grad.sum(-1, keepdim=True)
-    whole = torch.where(total == 0, 0, -total * torch.softmax(upcast(logits), -1))
-    return whole.scatter_add(-1, indices, grad)
+    def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
+        """Return the divergence of each row, mixed with the cross-entropy where there are labels."""
+        found = self.divergence(log_probs, seen)
+        return found if labels is None else labels.mixed_with(found, seen[:, -1])
+
+    def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
+        """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
+        k = log_probs.shape[-1]
+        log_q = seen[:, :k] - seen[:, k : k + 1]
+        values = cast("Tensor", _WeightedTerms.apply(log_probs, log_q, self.weights, self.kind))
+        return values.to(self.dtype)
 
 
 class _WeightedTerms(torch.autograd.Function):
@@ -269,13 +263,6 @@ def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
     both = (log_p == -torch.inf) & (log_q == -torch.inf)
     log_ratio = torch.where(both, 0, log_p - torch.where(both, 0, log_q))
     return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
-
-
-def _blocks(rows: Tensor) -> list[slice]:
-    n, classes = rows.shape
-    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
-    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
-    return [slice(start, start + step) for start in range(0, n, max(step, 1))]
 
 
 def _check_form(teacher: SampledTail) -> None:
@@ -366,9 +353,16 @@ def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, tempera
             got=f"shape {tuple(student.shape[:-1])}, classes left out, on {student.device}",
             instead="the logits of the same positions; SampledTail.from_reference(block, device=student.device)",
         )
+    check_sampled_tail(_CALL, kind, teacher, student.shape[-1], temperature)
+
+
+def check_sampled_tail(
+    call: str, kind: Divergence, teacher: SampledTail, classes: int, temperature: float
+) -> None:
+    """Raise unless `kind` and `temperature` go with the teacher, and its indices with the student's classes."""
     if temperature != 1:
         raise invalid_value(
-            _CALL,
+            call,
             "temperature",
             wanted="1: the classes were drawn at temperature 1, and the tail's mass at another is unknown",
             got=repr(temperature),
@@ -376,7 +370,7 @@ def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, tempera
         )
     if type(kind).total is not Divergence.total:
         wanted, instead = "a divergence that is a sum over classes", "kind=KL(), or Alpha of the same order"
-        raise invalid_value(_CALL, "kind", wanted=wanted, got=repr(kind), instead=instead)
+        raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
     if torch.compiler.is_compiling() or not all(
         can_inspect(x) for x in (teacher.top.indices, teacher.tail_indices)
     ):
@@ -384,11 +378,11 @@ def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, tempera
     largest = max(
         (int(x.max()) for x in (teacher.top.indices, teacher.tail_indices) if x.numel()), default=-1
     )
-    if largest >= student.shape[-1]:
+    if largest >= classes:
         raise invalid_value(
-            _CALL,
+            call,
             "teacher",
-            wanted=f"indices below the student's number of classes, {student.shape[-1]}",
+            wanted=f"indices below the student's number of classes, {classes}",
             got=f"an index {largest}",
             instead="a student with the teacher's vocabulary",
         )
