@@ -7,7 +7,13 @@ from torch import Tensor
 
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide
-from kullback.functional.positions import Vocabulary, check_kind, check_temperature, check_vocabulary
+from kullback.functional.positions import (
+    Vocabulary,
+    check_kind,
+    check_label_weight,
+    check_temperature,
+    check_vocabulary,
+)
 from kullback.functional.sampled_tail import SampledTail
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
@@ -78,6 +84,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
         inplace_backward: let the backward pass overwrite the student's logits with their gradient.
 
     Returns:
@@ -109,6 +116,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
+        label_weight: float = 0.0,
         inplace_backward: bool = False,
     ) -> None:
         super().__init__()
@@ -116,6 +124,7 @@ class DistillationLoss(torch.nn.Module):
         check_temperature("DistillationLoss", temperature)
         check_reduction("DistillationLoss", reduction)
         check_vocabulary("DistillationLoss", vocabulary)
+        check_label_weight("DistillationLoss", label_weight)
         check_flag("DistillationLoss", "temperature_squared", temperature_squared)
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
         self.kind = kind
@@ -124,6 +133,7 @@ class DistillationLoss(torch.nn.Module):
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
+        self.label_weight = label_weight
         self.inplace_backward = inplace_backward
 
     def extra_repr(self) -> str:
@@ -149,6 +159,7 @@ class DistillationLoss(torch.nn.Module):
             mask=mask,
             weight=weight,
             labels=labels,
+            label_weight=self.label_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             temperature_squared=self.temperature_squared,
@@ -174,6 +185,7 @@ class LinearDistillationLoss(torch.nn.Module):
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
         softcap: beyond which no logit goes, or None; a pair is (student's, teacher's).
         logit_scale: what the products are multiplied by before the cap; a pair is (student's, teacher's).
         chunk_bytes: what the logits of a chunk of positions may take; left out, it is chosen.
@@ -210,6 +222,7 @@ class LinearDistillationLoss(torch.nn.Module):
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
+        label_weight: float = 0.0,
         softcap: EachSide = None,
         logit_scale: EachSide = 1.0,
         chunk_bytes: int | None = None,
@@ -220,6 +233,7 @@ class LinearDistillationLoss(torch.nn.Module):
         check_temperature("LinearDistillationLoss", temperature)
         check_reduction("LinearDistillationLoss", reduction)
         check_vocabulary("LinearDistillationLoss", vocabulary)
+        check_label_weight("LinearDistillationLoss", label_weight)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
         self.kind = kind
@@ -228,6 +242,7 @@ class LinearDistillationLoss(torch.nn.Module):
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
+        self.label_weight = label_weight
         self.softcap: EachSide = softcap
         self.logit_scale: EachSide = logit_scale
         self.chunk_bytes = chunk_bytes
@@ -266,6 +281,7 @@ class LinearDistillationLoss(torch.nn.Module):
             mask=mask,
             weight=weight,
             labels=labels,
+            label_weight=self.label_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             temperature_squared=self.temperature_squared,

@@ -15,10 +15,11 @@ from kullback.functional.positions import (
     check_temperature,
     check_vocabulary,
     divided,
+    hard_labels,
     position_weights,
 )
-from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
-from kullback.functional.top_k import TopK, top_k_divergence
+from kullback.functional.sampled_tail import SampledTail, check_sampled_pair, sampled_tail_values
+from kullback.functional.top_k import TopK, check_top_k_pair, result_dtype, top_k_values
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_dense, check_flag, recordable
 from kullback.kernels import row_divergence, weighted_total
@@ -41,6 +42,7 @@ def distillation_loss(
     mask: Tensor | None = None,
     weight: Tensor | None = None,
     labels: Tensor | None = None,
+    label_weight: float = 0.0,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     temperature_squared: bool = False,
@@ -66,10 +68,13 @@ def distillation_loss(
         mask: which positions count, boolean, the leading shape.
         weight: w, a non-negative number for each position, the leading shape.
         labels: a position whose label is `ignore_index` does not count; the leading shape.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`, which are then the true
+            classes: a position's D becomes :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are
+            the student's probabilities at temperature 1, whatever T is. `temperature_squared` multiplies D alone.
         ignore_index: that label.
         reduction: ``"none"`` gives w D of each position, 0 where it does not count; ``"sum"`` their sum, ``"mean"`` the
             weighted mean over counted positions, and ``"batchmean"`` the sum divided by ``student.shape[0]``.
-        temperature_squared: multiply by T squared, which keeps the size of the gradient.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
         normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches of
             a step, so that gradients accumulate to those of the whole.
         vocabulary: what to do where the classes are not as many: refuse (``"error"``), cut both to those they share and
@@ -85,10 +90,13 @@ def distillation_loss(
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit.
+        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is no class (which
+            is looked for on the CPU alone).
 
     Gradient:
         to the student, and to the teacher if it requires one; as stated by `kind`. Zero at positions that do not count.
+        That of the cross-entropy is q - 1 at the label and q elsewhere, also where the label's logit is -inf and the
+        loss +inf. On the CPU it is made in the same sweep over the logits; on a GPU they are read again.
 
     Example:
         >>> import torch
@@ -113,23 +121,32 @@ def distillation_loss(
         if inplace_backward:
             _check_inplace(student, teacher, word)
         if isinstance(teacher, TopK):
-            values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
+            check_top_k_pair(kind, teacher, student, temperature)
+            dtype = result_dtype(teacher, student)
         else:
-            values = sampled_tail_divergence(kind, teacher, student, temperature=temperature) * scale
-        weights = position_weights(
-            _CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device, values.dtype
-        )
-        return _reduce(values, weights, word, normalizer)
+            check_sampled_pair(kind, teacher, student, temperature)
+            dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
+        positions, device = student.shape[:-1], student.device
+        weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, device, dtype)
+        hard = hard_labels(_CALL, labels, label_weight, weights, student.shape[-1], scale)
+        if isinstance(teacher, TopK):
+            values = top_k_values(kind, teacher, student, temperature=temperature, labels=hard)
+        else:
+            values = sampled_tail_values(kind, teacher, student, temperature=temperature, labels=hard)
+        return _reduce(values * scale if hard is None else values, weights, word, normalizer)
     _check_logits(student, teacher)
     if inplace_backward:
         _check_inplace(student, teacher, word)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
     positions, device = student.shape[:-1], student.device
     weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, device, dtype)
+    known = min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
+    hard = hard_labels(_CALL, labels, label_weight, weights, known, scale)
+    scale = scale if hard is None else 1.0
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
     if word == "none":
         p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
-        values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
+        values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature, labels=hard) * scale
         return _reduce(values, weights, word, normalizer)
     weights, factor = divided(_CALL, weights, normalizer, word, positions, device, dtype)
     return weighted_total(
@@ -141,6 +158,7 @@ def distillation_loss(
         temperature=temperature,
         scale=scale * factor,
         inplace=inplace_backward,
+        labels=hard,
     )
 
 

@@ -18,6 +18,7 @@ from kullback.functional.positions import (
     check_temperature,
     check_vocabulary,
     divided,
+    hard_labels,
     position_weights,
 )
 from kullback.functional.sampled_tail import SampledRows, SampledTail, check_sampled_tail
@@ -52,6 +53,7 @@ def linear_distillation_loss(
     mask: Tensor | None = None,
     weight: Tensor | None = None,
     labels: Tensor | None = None,
+    label_weight: float = 0.0,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     temperature_squared: bool = False,
@@ -87,10 +89,13 @@ def linear_distillation_loss(
         mask: which positions count, boolean, the leading shape. Finding them synchronizes an accelerator.
         weight: w, a non-negative number for each position, the leading shape.
         labels: a position whose label is `ignore_index` does not count; the leading shape.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`, which are then the true
+            classes: a position's D becomes :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are
+            the student's probabilities at temperature 1, whatever T is. `temperature_squared` multiplies D alone.
         ignore_index: that label.
         reduction: ``"none"`` gives w D of each position, 0 where it does not count; ``"sum"`` their sum, ``"mean"`` the
             weighted mean over counted positions, and ``"batchmean"`` the sum divided by ``student.shape[0]``.
-        temperature_squared: multiply by T squared, which keeps the size of the gradient.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
         normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches.
         vocabulary: what to do where the classes are not as many: ``"error"``, ``"truncate"`` or ``"mask"``, as
             `distillation_loss` does.
@@ -106,15 +111,16 @@ def linear_distillation_loss(
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit.
+        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
+            is no class (which is looked for on the CPU alone).
 
     Gradient:
         to hidden states, weights and biases of either side, where they require one; products that only a frozen one
         would need are left out. Of a reduced loss it is made in the forward pass; of ``"none"``, and in float16, the
         backward pass computes the logits anew. That of a half-precision weight is summed in float32 over more than 16
         chunks, in a buffer that is twice its size. Further and forward-mode derivatives, `torch.func` and
-        `torch.compile` go over whole logits. Zero at positions that do not count. Under autocast the products are in
-        its dtype.
+        `torch.compile` go over whole logits. Zero at positions that do not count. Of the cross-entropy with labels as
+        `distillation_loss` says. Under autocast the products are in its dtype.
 
     Example:
         >>> import torch
@@ -154,7 +160,16 @@ def linear_distillation_loss(
         tensors = _same_vocabulary(_in_autocast_dtype(tensors), vocabulary)
     tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     scale = float(temperature**2) if temperature_squared else 1.0
-    inspected = [*tensors, weights, None if isinstance(teacher_head, Head) else teacher_head.indices]
+    known = (
+        min(x.shape[0] for x in tensors[1::3] if x is not None)
+        if vocabulary == "truncate"
+        else student_weight.shape[0]
+    )
+    hard = hard_labels(_CALL, labels, label_weight, weights, known, scale)
+    if hard is not None:
+        scale = 1.0
+    stored = None if isinstance(teacher_head, Head) else teacher_head.indices
+    inspected = [*tensors, weights, stored, None if hard is None else hard.classes]
     chunked = all(_is_ordinary(x) for x in inspected if x is not None)
     counted = _counted(weights) if chunked else None
     shares = None
@@ -163,7 +178,7 @@ def linear_distillation_loss(
         scale *= factor
     constant = None if shares is None else shares.reshape(-1)
     spec = HeadSpec(
-        student_head, teacher_head, kind, temperature, scale, dtype, constant, counted, chunk_bytes
+        student_head, teacher_head, kind, temperature, scale, dtype, constant, counted, chunk_bytes, hard
     )
     if word != "none" and (constant is None or not constant.requires_grad or not chunked):
         return (

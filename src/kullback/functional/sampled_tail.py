@@ -21,7 +21,14 @@ from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, can_inspect
 
-__all__ = ["SampledRows", "SampledTail", "check_sampled_tail", "sampled_tail_divergence"]
+__all__ = [
+    "SampledRows",
+    "SampledTail",
+    "check_sampled_tail",
+    "check_sampled_pair",
+    "sampled_tail_divergence",
+    "sampled_tail_values",
+]
 
 _CALL = "sampled_tail_divergence"
 
@@ -178,14 +185,25 @@ def sampled_tail_divergence(
     References:
         Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
     """
-    check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
-    _check_pair(kind, teacher, student, temperature)
+    check_sampled_pair(kind, teacher, student, temperature)
+    return sampled_tail_values(kind, teacher, student, temperature=temperature, dtype=dtype)
+
+
+def sampled_tail_values(
+    kind: Divergence,
+    teacher: SampledTail,
+    student: Tensor,
+    *,
+    temperature: float,
+    dtype: torch.dtype | None = None,
+    labels: HardLabels | None = None,
+) -> Tensor:
+    """Compute the same of arguments that were checked, mixed with the cross-entropies where there are labels."""
     if dtype is None:
         dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
     rows = SampledRows.of(kind, teacher, dtype)
-    seen = rows.classes().of(recordable(student).reshape(-1, student.shape[-1]))
-    return rows.divergence(rows.log_probs, seen).reshape(student.shape[:-1])
+    seen = rows.classes(labels).of(recordable(student).reshape(-1, student.shape[-1]))
+    return rows.values(rows.log_probs, seen, labels).reshape(student.shape[:-1])
 
 
 class SampledRows(NamedTuple):
@@ -330,7 +348,10 @@ def _check_values(teacher: SampledTail) -> None:
             )
 
 
-def _check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
+def check_sampled_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
+    """Raise unless all go together."""
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
     if not isinstance(teacher, SampledTail):  # pyright: ignore[reportUnnecessaryIsInstance]
         wanted, instead = "a SampledTail", "teacher=SampledTail.draw(logits)"
         raise invalid_type(_CALL, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)

@@ -20,7 +20,16 @@ from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, Logits, can_inspect
 
-__all__ = ["Tail", "TopK", "TopKRows", "check_top_k", "result_dtype", "top_k_divergence"]
+__all__ = [
+    "Tail",
+    "TopK",
+    "TopKRows",
+    "check_top_k",
+    "check_top_k_pair",
+    "result_dtype",
+    "top_k_divergence",
+    "top_k_values",
+]
 
 Tail = Literal["bucket", "renormalize", "zero"]
 
@@ -143,13 +152,24 @@ def top_k_divergence(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
-    _check_pair(kind, teacher, student, temperature)
+    check_top_k_pair(kind, teacher, student, temperature)
+    return top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype)
+
+
+def top_k_values(
+    kind: Divergence,
+    teacher: TopK,
+    student: Tensor,
+    *,
+    temperature: float,
+    dtype: torch.dtype | None = None,
+    labels: HardLabels | None = None,
+) -> Tensor:
+    """Compute the same of arguments that were checked, mixed with the cross-entropies where there are labels."""
     dtype = result_dtype(teacher, student) if dtype is None else dtype
     rows = TopKRows.of(kind, teacher, student.shape[-1], temperature, dtype)
-    seen = rows.classes().of(recordable(student).reshape(-1, student.shape[-1]))
-    return rows.divergence(rows.log_probs, seen).reshape(student.shape[:-1])
+    seen = rows.classes(labels).of(recordable(student).reshape(-1, student.shape[-1]))
+    return rows.values(rows.log_probs, seen, labels).reshape(student.shape[:-1])
 
 
 def result_dtype(teacher: TopK, student: Tensor) -> torch.dtype:
@@ -356,7 +376,10 @@ def _refuse_where(
         )
 
 
-def _check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+def check_top_k_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+    """Raise unless all go together."""
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
     if not isinstance(teacher, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
             _CALL,

@@ -53,7 +53,8 @@ def row_divergence(
     if weights_p.ndim != 2:
         shape = batch_shape.numel(), weights_p.shape[-1]
         weights_p, weights_q = weights_p.reshape(shape), weights_q.reshape(shape)
-    fast = p.in_logs and q.in_logs and not exact and can_inspect(weights_p) and can_inspect(weights_q)
+    given = (weights_p, weights_q) if labels is None else (weights_p, weights_q, labels.classes)
+    fast = p.in_logs and q.in_logs and not exact and all(can_inspect(x) for x in given)
     backend = _backend(kind, weights_p, weights_q) if fast else reference
     if backend is reference:
         rows = Rows(p.in_logs, q.in_logs, temperature)
@@ -137,7 +138,8 @@ def weighted_total(
         labels: of the rows, whose cross-entropy is mixed with the divergences.
     """
     is_constant = weights is None or not weights.requires_grad
-    if is_constant and all(can_inspect(x) for x in (p, q, weights) if x is not None):
+    given = (p, q, weights, None if labels is None else labels.classes)
+    if is_constant and all(can_inspect(x) for x in given if x is not None):
         task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace, labels)
         if not task.makes_gradient_early(p, q):
             p, q = recordable(p), recordable(q)
