@@ -76,6 +76,13 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   if (total) write_number(*total, scale * weighted_sum(to_values, row_weights, rows));
 }
 
+// Asks for large pages for memory that is to be written for the first time. Advice: nothing depends on it.
+void ask_for_large_pages(const Tensor& x) {
+  if (x.is_cpu() && x.is_contiguous()) {
+    prefer_large_pages(x.mutable_data_ptr(), x.numel() * static_cast<int64_t>(x.element_size()));
+  }
+}
+
 // The number in kullback/kernels/codes.py when this was built.
 int64_t interface() { return kInterface; }
 
@@ -87,6 +94,7 @@ STABLE_TORCH_LIBRARY(kullback, m) {
       "value_and_gradient(Tensor p, Tensor q, Tensor? weights, int divergence, float weight_p, float share_p, "
       "float weight_q, float share_q, float temperature, float scale, Tensor? labels, bool labels_are_of_p, float soft, "
       "float hard, Tensor(a!)? values, Tensor(b!)? total, Tensor(c!)? gradient_p, Tensor(d!)? gradient_q) -> ()");
+  m.def("ask_for_large_pages(Tensor(a!) x) -> ()");
   m.def("interface() -> int");
 }
 
@@ -96,4 +104,5 @@ STABLE_TORCH_LIBRARY_IMPL(kullback, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(kullback, CPU, m) {
   m.impl("value_and_gradient", TORCH_BOX(&kullback::value_and_gradient));
+  m.impl("ask_for_large_pages", TORCH_BOX(&kullback::ask_for_large_pages));
 }

@@ -13,13 +13,15 @@ from kullback.functional.top_k import TopKRows
 from kullback.generators import Divergence
 from kullback.kernels import row_divergence, value_and_gradient
 from kullback.kernels.labels import HardLabels
+from kullback.kernels.native import library
 from kullback.numeric import accurate_dtype, upcast
 from kullback.representations import Logits, can_inspect
 
 __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
 
-# Without a byte budget, a chunk has at least this many rows, as fewer make the matrix products slow ...
-_ROWS = {"cpu": 128}
+# Without a byte budget, a chunk has at least this many rows, as each chunk reads the head, and reads and writes its
+# gradient ...
+_ROWS = {"cpu": 256}
 _ROWS_ELSEWHERE = 512
 # ... and at most as many as take these bytes, if that is more.
 _BYTES = 32 << 20
@@ -189,12 +191,14 @@ class _Side:
 
     def prepare(self, rows: int, positions: int) -> None:
         """Allocate the buffers for chunks of `rows` positions."""
-        new, half = self.weight.new_empty, self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
-        self.buffer, *self.spare = (new(rows, self.classes, dtype=self.dtype) for _ in range(self.buffers))
+        half = self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
+        chunk = self.weight.new_empty(1, 1).expand(rows, self.classes)
+        self.buffer, *self.spare = (library.empty_like(chunk, dtype=self.dtype) for _ in range(self.buffers))
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
         self.by_hidden = torch.zeros_like(self.hidden) if self.wanted[0] else None
-        self.by_weight = torch.zeros_like(self.weight, dtype=sums) if self.wanted[1] else None
+        self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted[1] else None
+        self.is_first = True  # of the chunks, which writes the weight's gradient rather than adding to it
         self.by_bias = (
             torch.zeros_like(self.bias, dtype=dtype) if self.wanted[2] and self.bias is not None else None
         )
@@ -223,6 +227,7 @@ class _Side:
             self._add_in_float32(gradient, where)
         else:
             self._add(gradient.to(self.weight.dtype), where)
+        self.is_first = False
 
     def _add(self, gradient: Tensor, where: slice | Tensor) -> None:
         if self.by_hidden is not None:
@@ -230,11 +235,18 @@ class _Side:
         if self.by_weight is None:
             return
         hidden = self.hidden[where]
-        if self.by_weight.dtype == gradient.dtype:
+        if self.by_weight.dtype != gradient.dtype:
+            for tile in _tiles(self.weight):
+                self._add_to_tile(tile, gradient[:, tile].t() @ hidden)
+        elif self.is_first:
+            torch.mm(gradient.t(), hidden, out=self.by_weight)
+        else:
             self.by_weight.addmm_(gradient.t(), hidden)
-            return
-        for tile in _tiles(self.weight):
-            self.by_weight[tile] += gradient[:, tile].t() @ hidden
+
+    def _add_to_tile(self, tile: slice, part: Tensor) -> None:
+        if self.by_weight is not None:
+            written = self.by_weight[tile]
+            written.copy_(part) if self.is_first else written.add_(part)
 
     def _add_in_float32(self, gradient: Tensor, where: slice | Tensor) -> None:
         hidden = self.hidden[where].float()
@@ -245,10 +257,12 @@ class _Side:
             self.by_hidden[where] = total.to(self.by_hidden.dtype)
         if self.by_weight is not None:
             for tile in _tiles(self.weight):
-                self.by_weight[tile] += gradient[:, tile].float().t() @ hidden
+                self._add_to_tile(tile, gradient[:, tile].float().t() @ hidden)
 
     def gradients(self) -> list[Tensor | None]:
         """Return the gradients by hidden states, weight and bias, in the dtypes of these."""
+        if self.is_first and self.by_weight is not None:
+            self.by_weight.zero_()
         sums = (self.by_hidden, self.by_weight, self.by_bias)
         of = (self.hidden, self.weight, self.bias)
         return [None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)]
