@@ -13,6 +13,7 @@ from kullback.functional.positions import (
     Vocabulary,
     check_classes,
     check_kind,
+    check_label_weight,
     check_temperature,
     check_vocabulary,
 )
@@ -89,6 +90,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
         inplace_backward: let the backward pass overwrite the student's logits with their gradient.
         group: the process group over which the classes are sharded.
         classes: the number of classes, if those beyond are padding.
@@ -122,6 +124,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
+        label_weight: float = 0.0,
         inplace_backward: bool = False,
         group: ProcessGroup | None = None,
         classes: int | None = None,
@@ -132,6 +135,7 @@ class DistillationLoss(torch.nn.Module):
         check_reduction("DistillationLoss", reduction)
         check_vocabulary("DistillationLoss", vocabulary)
         check_classes("DistillationLoss", classes)
+        check_label_weight("DistillationLoss", label_weight)
         check_flag("DistillationLoss", "temperature_squared", temperature_squared)
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
         self.kind = kind
@@ -140,6 +144,7 @@ class DistillationLoss(torch.nn.Module):
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
+        self.label_weight = label_weight
         self.inplace_backward = inplace_backward
         self.group = group
         self.classes = classes
@@ -167,6 +172,7 @@ class DistillationLoss(torch.nn.Module):
             mask=mask,
             weight=weight,
             labels=labels,
+            label_weight=self.label_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             temperature_squared=self.temperature_squared,
@@ -194,6 +200,7 @@ class LinearDistillationLoss(torch.nn.Module):
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
         softcap: beyond which no logit goes, or None; a pair is (student's, teacher's).
         logit_scale: what the products are multiplied by before the cap; a pair is (student's, teacher's).
         chunk_bytes: what the logits of a chunk of positions may take; left out, it is chosen.
@@ -202,9 +209,9 @@ class LinearDistillationLoss(torch.nn.Module):
         classes: the number of classes, if those beyond are padding.
 
     Returns:
-        Called with ``student=``, ``student_weight=``, ``teacher=`` and ``teacher_weight=``, and optionally
-        ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``, what
-        `linear_distillation_loss` returns.
+        Called with ``student=``, ``student_weight=``, ``teacher=`` and, where that has a head, ``teacher_weight=``, and
+        optionally ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``,
+        what `linear_distillation_loss` returns.
 
     Raises:
         KullbackError: an invalid kind, temperature or vocabulary; at the call, see `linear_distillation_loss`.
@@ -232,6 +239,7 @@ class LinearDistillationLoss(torch.nn.Module):
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
+        label_weight: float = 0.0,
         softcap: EachSide = None,
         logit_scale: EachSide = 1.0,
         chunk_bytes: int | None = None,
@@ -245,6 +253,7 @@ class LinearDistillationLoss(torch.nn.Module):
         check_reduction("LinearDistillationLoss", reduction)
         check_vocabulary("LinearDistillationLoss", vocabulary)
         check_classes("LinearDistillationLoss", classes)
+        check_label_weight("LinearDistillationLoss", label_weight)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
         self.kind = kind
@@ -253,6 +262,7 @@ class LinearDistillationLoss(torch.nn.Module):
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
+        self.label_weight = label_weight
         self.softcap: EachSide = softcap
         self.logit_scale: EachSide = logit_scale
         self.chunk_bytes = chunk_bytes
@@ -269,8 +279,8 @@ class LinearDistillationLoss(torch.nn.Module):
         *,
         student: Tensor,
         student_weight: Tensor,
-        teacher: Tensor,
-        teacher_weight: Tensor,
+        teacher: Tensor | TopK | SampledTail,
+        teacher_weight: Tensor | None = None,
         student_bias: Tensor | None = None,
         teacher_bias: Tensor | None = None,
         mask: Tensor | None = None,
@@ -293,6 +303,7 @@ class LinearDistillationLoss(torch.nn.Module):
             mask=mask,
             weight=weight,
             labels=labels,
+            label_weight=self.label_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             temperature_squared=self.temperature_squared,
