@@ -152,3 +152,20 @@ def products(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tenso
         logits = h @ weight.T
         teacher_h @ teacher_weight.T  # dropped at once
         return logits @ weight, logits.T @ h  # the student's logits stand for their gradient
+
+
+TOP_K = 64
+
+
+def materialized_top_k(h: Tensor, weight: Tensor, indices: Tensor, log_probs: Tensor) -> Tensor:
+    """KL of the top classes and one class of all others, from whole logits, in float32."""
+    log_q = (h @ weight.T).float().log_softmax(-1).gather(-1, indices)
+    left, others = (torch.log1p(-x.exp().sum(-1, keepdim=True)) for x in (log_probs, log_q))
+    return mean_kl(torch.cat([log_probs, left], -1), torch.cat([log_q, others], -1))
+
+
+def student_products(h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The products of a head alone: one forward and two backward, in one piece."""
+    with torch.no_grad():
+        logits = h @ weight.T
+        return logits @ weight, logits.T @ h

@@ -104,6 +104,18 @@ def of_head(result: Result) -> Iterator[Judgment]:
             yield Judgment(target, case_name(case), f"< {most:.0%}", f"{share:.1%}", share < most)
 
 
+def of_head_top_k(result: Result) -> Iterator[Judgment]:
+    case, steps = result["case"], result["steps"]
+    target = "head and top classes, against its matrix products alone"
+    yield from at_most(result, target, "kullback", "products", 1.15)
+    gradient = case["classes"] * case["hidden"] * ELEMENT_BYTES[case["dtype"]]
+    ours, whole = (steps[name]["extra_bytes"] for name in ("kullback", "eager, whole logits"))
+    if ours is not None and whole > gradient:
+        share = max(ours - gradient, 0) / (whole - gradient)
+        target = "head and top classes, memory beyond the weight's gradient, against eager, whole logits"
+        yield Judgment(target, case_name(case), "< 10%", f"{share:.1%}", share < 0.1)
+
+
 def of_gpu(result: Result) -> Iterator[Judgment]:
     steps, ours = result["steps"], "KL: kullback"
     share = 1.5 * steps["copy"]["median"] / steps[ours]["median"]  # three tensors moved against two
@@ -134,6 +146,7 @@ RULES: dict[str, Callable[[Result], Iterator[Judgment]]] = {
     "rows": of_rows,
     "overhead": of_overhead,
     "head": of_head,
+    "head_top_k": of_head_top_k,
     "gpu": of_gpu,
     "neighbors": of_neighbors,
 }

@@ -33,6 +33,7 @@ from kullback.kernels.native import library
 SCHEMA = "kullback.benchmark/1"
 RESULTS = Path(__file__).parent / "results"
 SEED = 0
+CPU_TIME = "Measured on one thread, in the time of the processor, as other programs ran at the same time."
 
 Case = dict[str, Any]
 Result = dict[str, Any]
@@ -174,7 +175,13 @@ def processor() -> str:
 
 
 def measure(
-    benchmark: Benchmark, case: Case, script: str, *, quick: bool, seconds: float | None = None
+    benchmark: Benchmark,
+    case: Case,
+    script: str,
+    *,
+    quick: bool,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
     """Time and memory of every step of a case. Memory comes first, while nothing else is held here."""
     memory = memory_elsewhere(script, case) if benchmark.memory and can_measure_memory() else {}
@@ -187,6 +194,7 @@ def measure(
         most=most,
         seconds=benchmark.seconds if seconds is None else seconds,
         warm_up=benchmark.warm_up,
+        clock=clock,
     )
     steps = {name: {**summarize(x), "extra_bytes": memory.get(name)} for name, x in times.items()}
     return {"case": case, "steps": steps}
@@ -204,6 +212,11 @@ def main(benchmark: Benchmark, script: str, description: str) -> None:
     parser.add_argument(
         "--seconds", type=float, help="time for the rounds of a case, within their least and most"
     )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="measure the processor's time, on one thread: for a machine that others use at the same time",
+    )
     parser.add_argument("--memory-of", metavar="CASE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory_of:
@@ -214,17 +227,24 @@ def main(benchmark: Benchmark, script: str, description: str) -> None:
     folder = options.results or (None if options.quick else RESULTS)
     cases = benchmark.quick if options.quick else benchmark.cases
     console = Console()
+    notes = benchmark.notes()
+    if options.cpu_time:
+        torch.set_num_threads(1)
+        notes = [*notes, CPU_TIME]
+    clock = time.process_time if options.cpu_time else time.perf_counter
     here = machine()  # before a case sets the number of threads
     found = []
     for case in cases:
-        found.append(measure(benchmark, case, script, quick=options.quick, seconds=options.seconds))
+        found.append(
+            measure(benchmark, case, script, quick=options.quick, seconds=options.seconds, clock=clock)
+        )
         console.print(table_of(found[-1]))
     document = {
         "schema": SCHEMA,
         "benchmark": benchmark.name,
         "quick": options.quick,
         "machine": here,
-        "notes": benchmark.notes(),
+        "notes": notes,
         "cases": found,
     }
     for note in document["notes"]:

@@ -102,6 +102,19 @@ def test_the_losses_of_heads_are_the_kl_of_their_logits(rows: int) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_the_losses_of_heads_and_top_classes_are_kl_of_merged_classes() -> None:
+    case = {"rows": 3, "classes": 20, "hidden": 8, "dtype": "float32"}
+    h, weight, *_ = script("bench_head").tensors(case)
+    indices, log_probs = script("bench_head_top_k").top_k(case)
+    indices, log_probs = indices[:, :5], log_probs[:, :5]
+    value = script("peers").materialized_top_k(h, weight, indices, log_probs)
+    p, q = log_probs.double().exp(), (h @ weight.T).double().softmax(-1).gather(-1, indices)
+    p, q = (torch.cat([x, 1 - x.sum(-1, keepdim=True)], -1) for x in (p, q))
+    torch.testing.assert_close(value.double(), (p * (p / q).log()).sum(-1).mean(), rtol=1e-5, atol=1e-6)
+    shapes = [x.shape for x in script("peers").student_products(h, weight)]
+    assert shapes == [h.shape, weight.shape]
+
+
 def test_the_products_are_those_of_the_gradients_shapes() -> None:
     arguments = script("bench_head").tensors({"rows": 3, "classes": 7, "hidden": 4, "dtype": "float32"})
     shapes = [x.shape for x in script("peers").products(*arguments)]
@@ -195,11 +208,14 @@ def test_a_plot_is_the_same_file_from_the_same_numbers(tmp_path: Path) -> None:
     assert "milliseconds" in paths[0].read_text()
 
 
-def test_a_benchmark_leaves_results_of_the_schema_and_its_page_can_be_made_of_them(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "bench_head.py"), "--quick", "--results", str(tmp_path)]
+@pytest.mark.parametrize("name", ["head", "head_top_k"])
+def test_a_benchmark_leaves_results_of_the_schema_and_its_page_can_be_made_of_them(
+    tmp_path: Path, name: str
+) -> None:
+    command = [sys.executable, str(SCRIPTS / f"bench_{name}.py"), "--quick", "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "head.json").read_text())
+    result = json.loads((tmp_path / f"{name}.json").read_text())
     assert_schema(result)
     assert result["quick"]
     page = script("render").page(tmp_path)

@@ -70,10 +70,11 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.kernels": (
-        {"codes", "overlap", "reference"},
+        {"codes", "labels", "overlap"},
+        {"reference"},
         {"divergence_codes", "row_autograd"},
         {"native", "triton"},
-        {"backends", "choose", "kl_div_terms"},
+        {"backends", "choose", "kl_div_terms", "selected"},
         {"__init__"},
     ),
     "kullback.pairs": (

@@ -1,6 +1,8 @@
 // One row of logits of P and one of Q: their divergence and its gradients. Plain loops, which the compiler vectorizes.
+#include "labels.h"
 #include "power.h"
 #include "rows.h"
+#include "selected.h"
 #include "terms.h"
 
 namespace kullback {
@@ -105,6 +107,37 @@ static const Real* load_padded(const RowView& x, int64_t classes, int64_t n, Rea
   return buffer;
 }
 
+// The sweep of a row that counts soft * divergence + hard * cross-entropy. The exponentials at temperature 1 are those of
+// the sweep, or taken from the logits before their gradient may overwrite them.
+template <class Real>
+static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponentials) {
+  const int64_t n = t.classes;
+  const double weight = t.weight;
+  const Real* x = t.label_is_of_p ? row.p : row.q;
+  const double below = static_cast<double>(peak_of(x, n)) - static_cast<double>(x[t.label]);
+  const bool shares = t.inverse_temperature == 1 && t.soft != 0;
+  Real* e = shares ? (t.label_is_of_p ? row.exp_p : row.exp_q) : exponentials;
+  if (!shares) normalize(x, e, n, Real(1));
+  t.weight = weight * t.soft;
+  if (t.soft != 0) {
+    sweep_of_divergence(row, t);
+  } else {  // an infinite divergence that does not count counts nothing
+    t.value = 0;
+    if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
+    if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
+  }
+  t.weight = weight;
+  const CrossEntropy found = cross_entropy_of(e, n, t.label, below);
+  t.value = t.soft * t.value + t.hard * found.value;
+  Real* out = t.label_is_of_p ? row.gradient_p : row.gradient_q;
+  if (!out) return;
+  const double hard = weight * t.hard;
+  const Real factor = static_cast<Real>(hard / found.sum), own = out[t.label];
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] += factor * e[i];
+  out[t.label] = own - static_cast<Real>(hard * found.others);
+}
+
 // Logits of another dtype are converted into scratch, which then takes the gradient before it is rounded once.
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
@@ -124,7 +157,11 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   row.gradient_p = target(v.gradient_p, row.spare_p);
   row.gradient_q = target(v.gradient_q, row.spare_q);
   t.classes = n;
-  sweep_of_divergence(row, t);
+  if (t.label >= 0) {
+    sweep_with_label(row, t, scratch + (t.divergence == DivergenceCode::kRenyi ? 5 : 4) * n);
+  } else {
+    sweep_of_divergence(row, t);
+  }
   t.classes = classes;
   if (t.weight == 0) {  // such a row gives 0 whatever it holds
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));

@@ -26,12 +26,18 @@ struct Statistics {
   double sum;
 };
 
-// Peak and sum of exponentials of one row; the exponentials themselves stay in `e`.
 template <class Real>
-KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inverse_temperature) {
+KULLBACK_INLINE Real peak_of(const Real* x, int64_t n) {
   Real peak = -kInf<Real>;
 #pragma omp simd reduction(max : peak)
   for (int64_t i = 0; i < n; ++i) peak = x[i] > peak ? x[i] : peak;
+  return peak;
+}
+
+// Peak and sum of exponentials of one row; the exponentials themselves stay in `e`.
+template <class Real>
+KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inverse_temperature) {
+  const Real peak = peak_of(x, n);
   double sum = 0;
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t stop = start + kBlock < n ? start + kBlock : n;

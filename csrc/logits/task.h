@@ -25,7 +25,31 @@ struct RowTask {
   DivergenceCode divergence;
   Mixing p, q;
   Power power;
+  int64_t label;  // the true class, negative for none; with one, the row counts soft * divergence + hard * cross-entropy
+  bool label_is_of_p;
+  double soft, hard;
   double value;
+};
+
+// The sums of a row's exponentials: over its classes at the temperature, which may leave out the selected ones, and
+// over all at temperature 1, for the cross-entropy with its label. A logarithm is relative to the peak.
+struct RowSums {
+  double peak, log_sum;
+  double label_peak, label_log_sum, cross_entropy;
+};
+
+// What is asked about a row at some of its classes, and the answers. A negative index is padding.
+struct SelectedTask {
+  int64_t classes, count;
+  const int64_t* indices;
+  double temperature;
+  bool leaves_out;  // the selected classes out of the sum
+  int64_t label;    // negative for none
+  double* selected;
+  RowSums* sums;
+  // For the gradient: derivatives by logits / temperature of the selected classes, log-sum and cross-entropy.
+  const double* by_selected;
+  double by_log_sum, by_cross_entropy;
 };
 
 // A row in memory: null data is a gradient that is not wanted. Gradients have stride 1.
@@ -52,9 +76,15 @@ constexpr int64_t kShortRow = 256, kMostLanes = 16;
 
 // How many numbers `scratch` holds, in the format that is computed in.
 constexpr int64_t scratch_size(DivergenceCode divergence, int64_t classes) {
-  return (divergence == DivergenceCode::kRenyi ? 5 : 4) * (classes + kMostLanes);
+  return (divergence == DivergenceCode::kRenyi ? 6 : 5) * (classes + kMostLanes);
 }
 
+// The same for selected classes.
+constexpr int64_t scratch_size_of_selected(int64_t classes) { return 2 * classes; }
+
 KULLBACK_DECLARE_VARIANTS(void compute_row(const RowViews&, RowTask&, void* scratch))
+KULLBACK_DECLARE_VARIANTS(void compute_selected(const RowView& logits, SelectedTask&, void* scratch))
+KULLBACK_DECLARE_VARIANTS(void compute_selected_gradient(const RowView& logits, const RowView& gradient,
+                                                         const SelectedTask&, void* scratch))
 
 }  // namespace kullback

@@ -16,6 +16,7 @@ from kullback.functional.positions import (
     Vocabulary,
     check_classes,
     check_kind,
+    check_label_weight,
     check_temperature,
     check_vocabulary,
 )
@@ -147,6 +148,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
         inplace_backward: let the backward pass overwrite the student's logits with their gradient.
         group: the process group over which the classes are sharded.
         classes: the number of classes, if those beyond are padding.
@@ -181,6 +183,7 @@ class DistillationLoss(torch.nn.Module):
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
+        label_weight: float = 0.0,
         inplace_backward: bool = False,
         group: ProcessGroup | None = None,
         classes: int | None = None,
@@ -191,6 +194,7 @@ class DistillationLoss(torch.nn.Module):
         check_reduction("DistillationLoss", reduction)
         check_vocabulary("DistillationLoss", vocabulary)
         check_classes("DistillationLoss", classes)
+        check_label_weight("DistillationLoss", label_weight)
         check_flag("DistillationLoss", "temperature_squared", temperature_squared)
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
         self.temperature = temperature
@@ -198,6 +202,7 @@ class DistillationLoss(torch.nn.Module):
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
+        self.label_weight = label_weight
         self.inplace_backward = inplace_backward
         self.group = group
         self.classes = classes
@@ -226,6 +231,7 @@ class DistillationLoss(torch.nn.Module):
             mask=mask,
             weight=weight,
             labels=labels,
+            label_weight=self.label_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             temperature_squared=self.temperature_squared,
@@ -253,6 +259,7 @@ class LinearDistillationLoss(torch.nn.Module):
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
+        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
         softcap: beyond which no logit goes, or None; a pair is (student's, teacher's).
         logit_scale: what the products are multiplied by before the cap; a pair is (student's, teacher's).
         chunk_bytes: what the logits of a chunk of positions may take; left out, it is chosen.
@@ -261,9 +268,9 @@ class LinearDistillationLoss(torch.nn.Module):
         classes: the number of classes, if those beyond are padding.
 
     Returns:
-        Called with ``student=``, ``student_weight=``, ``teacher=`` and ``teacher_weight=``, and optionally
-        ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``, what
-        `linear_distillation_loss` returns. By position they are the student's, its head, the teacher's, its head,
+        Called with ``student=``, ``student_weight=``, ``teacher=`` and, where that has a head, ``teacher_weight=``, and
+        optionally ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``,
+        what `linear_distillation_loss` returns. By position they are the student's, its head, the teacher's, its head,
         labels and the biases; a gradient for the teacher's side alone is then refused.
 
     Raises:
@@ -292,6 +299,7 @@ class LinearDistillationLoss(torch.nn.Module):
         temperature_squared: bool = False,
         ignore_index: int = -100,
         vocabulary: Vocabulary = "error",
+        label_weight: float = 0.0,
         softcap: EachSide = None,
         logit_scale: EachSide = 1.0,
         chunk_bytes: int | None = None,
@@ -305,6 +313,7 @@ class LinearDistillationLoss(torch.nn.Module):
         check_reduction("LinearDistillationLoss", reduction)
         check_vocabulary("LinearDistillationLoss", vocabulary)
         check_classes("LinearDistillationLoss", classes)
+        check_label_weight("LinearDistillationLoss", label_weight)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
         self.temperature = temperature
@@ -312,6 +321,7 @@ class LinearDistillationLoss(torch.nn.Module):
         self.temperature_squared = temperature_squared
         self.ignore_index = ignore_index
         self.vocabulary: Vocabulary = vocabulary
+        self.label_weight = label_weight
         self.softcap: EachSide = softcap
         self.logit_scale: EachSide = logit_scale
         self.chunk_bytes = chunk_bytes
@@ -331,8 +341,8 @@ class LinearDistillationLoss(torch.nn.Module):
         *,
         student: Tensor,
         student_weight: Tensor,
-        teacher: Tensor,
-        teacher_weight: Tensor,
+        teacher: Tensor | TopK | SampledTail,
+        teacher_weight: Tensor | None = None,
         student_bias: Tensor | None = None,
         teacher_bias: Tensor | None = None,
         mask: Tensor | None = None,
@@ -355,6 +365,7 @@ class LinearDistillationLoss(torch.nn.Module):
             mask=mask,
             weight=weight,
             labels=labels,
+            label_weight=self.label_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             temperature_squared=self.temperature_squared,

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from kullback import KL, Divergence, JensenShannon, Renyi
-from kullback.functional import distillation_loss, linear_distillation_loss
+from kullback.functional import TopK, distillation_loss, linear_distillation_loss
 from kullback.generators import FinitePair
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from tests.parallel.losses import CLASSES, chunked, even, late, plain, ragged, top_k
-from tests.parallel.test_heads import tensors
+from tests.parallel.test_heads import INDICES, LABELS, LOG_PROBS, tensors
 from tests.parallel.world import SIZES, Rank
 
 ROWS = 6
@@ -182,12 +182,30 @@ def forward_mode(place: Rank) -> str:
     return "none"
 
 
+def dtensor_student(place: Rank) -> dict[str, Any]:
+    """A head that is a DTensor, against stored classes and labels."""
+    if place.size == 1:
+        return {}
+    mesh = dist.DeviceMesh.from_group(place.group, "cpu")
+    leaves = {name: x.requires_grad_() for name, x in tensors().items() if name.startswith("student")}
+    given: dict[str, Any] = dict(leaves)
+    for name in ("student_weight", "student_bias"):
+        replicated = DTensor.from_local(leaves[name], mesh, [Replicate()])
+        given[name] = replicated.redistribute(placements=[Shard(0)])
+    known = TopK(INDICES, LOG_PROBS)
+    loss = LinearDistillationLoss(label_weight=0.3)(**given, teacher=known, labels=LABELS)
+    loss.backward()
+    return {"value": loss.detach(), **{name: x.grad for name, x in leaves.items()}}
+
+
 def in_place(place: Rank) -> dict[str, Any]:
     student, teacher = plain()
     leaf = place.cut(student.requires_grad_(), ragged(CLASSES, place.size))
     logits = leaf * 1.0
     p = place.cut(teacher, ragged(CLASSES, place.size))
-    DistillationLoss(group=place.group, inplace_backward=True)(student=logits, teacher=p).backward()
+    labeled: dict[str, Any] = {"labels": torch.arange(ROWS) + 5}
+    loss = DistillationLoss(group=place.group, inplace_backward=True, label_weight=0.3)
+    loss(student=logits, teacher=p, **labeled).backward()
     return {"student": leaf.grad, "logits": logits.detach()}
 
 
@@ -199,6 +217,8 @@ def different(place: Rank, **of_last: Any) -> str:
         "teacher": place.cut(teacher, even(CLASSES, place.size)),
         "group": place.group,
     }
+    if any(name.startswith("label") for name in of_last):
+        options |= {"labels": torch.tensor([1, 2, 3, 4, 5, 6]), "label_weight": 0.5}
     if place.rank == place.size - 1:
         change = {name: value(options) if callable(value) else value for name, value in of_last.items()}
         options |= change
@@ -227,6 +247,12 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "reduction": ({"reduction": "sum"}, "wanted the same reduction"),
     "dtype": ({"student": lambda o: o["student"].float()}, "wanted the same dtypes of student and teacher"),
     "mask": ({"mask": torch.tensor([True] * 5 + [False])}, "wanted the same positions that count"),
+    "labels": (
+        {"labels": torch.tensor([1, 2, 3, 4, 5, 7])},
+        "labels=...\\): wanted the same classes at the positions that count on every rank",
+    ),
+    "label weight": ({"label_weight": 0.25}, "wanted the same label_weight on every rank"),
+    "no labels": ({"labels": None}, "wanted (the true class of each position|arguments that every rank)"),
     "invalid": ({"temperature": -1.0}, "wanted (a positive number|arguments that every rank)"),
     "not a tensor": ({"student": None}, "ArgumentTypeError|wanted arguments that every rank"),
     "classes": (
@@ -308,6 +334,19 @@ CASES: dict[str, Any] = {
     "other call": other_call,
     "refused dtensors": refused_dtensors,
     "forward mode": forward_mode,
+    "no class": lambda place: unlike_all(
+        place,
+        teacher=plain()[1].tensor_split(place.size, -1)[place.rank],
+        labels=torch.tensor([0, -100, 11, 1, 1, 1]),
+        label_weight=0.5,
+    ),
+    "dtensor student": dtensor_student,
+    "traffic labels": lambda place: traffic(
+        place, labels=LABELS[:ROWS], label_weight=0.5, kind=JensenShannon()
+    ),
+    "traffic top-k labels": lambda place: traffic(
+        place, top_k="bucket", labels=LABELS[:ROWS], label_weight=0.5
+    ),
     "too many classes": lambda place: unlike_all(place, classes=12),
     "no sum": lambda place: unlike_all(
         place, kind=Odd(), teacher=plain()[1].tensor_split(place.size, -1)[place.rank]
@@ -328,6 +367,8 @@ SHARED = pytest.mark.parametrize("size", SIZES[1:])
         ("traffic", [("all_gather", 4 * ROWS), ("all_reduce", 4 * ROWS)]),
         ("traffic both", [("all_gather", 4 * ROWS), ("all_reduce", 7 * ROWS)]),
         ("traffic renyi", [("all_gather", 4 * ROWS), ("all_gather", 7 * ROWS)]),
+        ("traffic labels", [("all_gather", 7 * ROWS), ("all_reduce", 4 * ROWS)]),
+        ("traffic top-k labels", [("all_reduce", 5 * ROWS), ("all_gather", 4 * ROWS)]),
         ("traffic top-k", [("all_reduce", 4 * ROWS), ("all_gather", 2 * ROWS)]),
     ],
 )
@@ -394,10 +435,23 @@ def test_dtensors_of_heads_need_no_group(results, size):
             torch.testing.assert_close(found[name], x.grad)
 
 
+@SHARED
+def test_a_dtensor_of_a_head_goes_with_stored_classes(results, size):
+    made = {name: x.requires_grad_() for name, x in tensors().items() if name.startswith("student")}
+    teacher = TopK(INDICES, LOG_PROBS)
+    loss = linear_distillation_loss(**made, teacher=teacher, labels=LABELS, label_weight=0.3)  # pyright: ignore[reportArgumentType]
+    loss.backward()
+    for found in results["dtensor student", size]:
+        torch.testing.assert_close(found["value"], loss.detach())
+        for name, x in made.items():
+            torch.testing.assert_close(found[name], x.grad)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_the_gradient_may_overwrite_the_shard(results, size):
     student, teacher = (x.requires_grad_() for x in plain())
-    distillation_loss(student=student, teacher=teacher).backward()
+    labels = torch.arange(ROWS) + 5
+    distillation_loss(student=student, teacher=teacher, labels=labels, label_weight=0.3).backward()
     found = results["in place", size]
     for name in ("student", "logits"):
         torch.testing.assert_close(torch.cat([x[name] for x in found], -1), student.grad)
@@ -409,7 +463,7 @@ def test_ranks_that_disagree_all_raise(results, name, size):
     found = results[f"different {name}", size]
     for text in found:
         assert re.search(DIFFERENT[name][1], text), text
-    if name not in ("invalid", "not a tensor"):
+    if name not in ("invalid", "not a tensor", "no labels"):
         assert len({re.sub(r"Write: .*", "", text) for text in found}) == 1  # in the same words
 
 
@@ -422,6 +476,10 @@ def test_other_errors_say_what_to_write(results, size):
         start, stop = map(int, re.findall(r"teacher=teacher\[\.\.\., (\d+):(\d+)\]", text)[0])
         assert torch.equal(teacher[..., start:stop], teacher.tensor_split(size, -1)[rank])
         assert parts[rank].shape[-1] == stop - start
+    assert all(
+        "labels=...): wanted classes from 0 to 10 at the positions that count; got 11 (1 of 6" in text
+        for text in results["no class", size]
+    )
     assert all("classes=11" in text for text in results["too many classes", size])
     assert all("wanted with sharded classes a divergence that is a sum" in x for x in results["no sum", size])
     for texts in results["second derivatives", size]:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from kullback import JensenShannon, Renyi
-from kullback.functional import linear_distillation_loss
+from kullback.functional import SampledTail, TopK, linear_distillation_loss
 from tests.parallel.losses import chunked, even, late, ragged
 from tests.parallel.world import SIZES, Rank
 
-NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
 MASK = torch.tensor([True, True, False, True, False, True, True])
 
 
@@ -25,6 +24,27 @@ def tensors(classes: tuple[int, int] = (11, 11), dtype: torch.dtype = torch.floa
         for name, shape in shapes.items():
             made[side + name] = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
     return made
+
+
+LOG_PROBS, INDICES = tensors()["teacher_weight"].T.repeat(3, 1)[:7].log_softmax(-1).topk(4)
+LABELS = torch.tensor([10, 0, -100, 5, 3, -100, 7])
+LABELED: dict[str, Any] = {"labels": LABELS, "label_weight": 0.3}
+
+
+def stored(classes: int = 11, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """The student's tensors, and the log-probabilities of a teacher's top classes."""
+    made = {name: x for name, x in tensors((classes, 11), dtype).items() if name.startswith("student")}
+    return {**made, "teacher": LOG_PROBS.to(dtype)}
+
+
+def student_of() -> dict[str, Tensor]:
+    return {name: x for name, x in tensors().items() if name.startswith("student")}
+
+
+def drawn() -> dict[str, Any]:
+    logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(5))
+    teacher = SampledTail.draw(logits, k=3, draws=4, generator=torch.Generator().manual_seed(1))
+    return {"teacher": teacher}
 
 
 class Head:
@@ -48,6 +68,8 @@ class Head:
     def sharded(self, place: Rank) -> dict[str, Tensor]:
         parts = {name: x.clone() for name, x in self.made.items()}
         for side, cut in self.cuts.items():
+            if f"{side}_weight" not in parts:
+                continue
             sizes = cut(parts[f"{side}_weight"].shape[0], place.size)
             for name in (f"{side}_weight", f"{side}_bias"):
                 parts[name] = place.cut(parts[name], sizes, 0)
@@ -56,7 +78,11 @@ class Head:
     def _run(self, parts: dict[str, Tensor], more: dict[str, Any]) -> dict[str, Tensor]:
         for name, x in parts.items():
             x.requires_grad_(name not in self.frozen)
-        loss = linear_distillation_loss(**parts, **self.options, **more)  # pyright: ignore[reportArgumentType]
+        options = dict(self.options)
+        given: dict[str, Any] = dict(parts)
+        if "tail" in options:
+            given["teacher"] = TopK(INDICES, parts["teacher"], options.pop("tail"))
+        loss = linear_distillation_loss(**given, **options, **more)
         upstream = torch.linspace(0.5, 2.0, loss.numel(), dtype=loss.dtype).reshape(loss.shape)
         loss.backward(upstream)
         gradients = {name: x.grad for name, x in parts.items() if x.grad is not None}
@@ -77,12 +103,41 @@ HEADS = {
     "mask vocabulary of the teacher": Head(tensors((13, 9)), vocabulary="mask", kind=JensenShannon()),
     "padding": Head(tensors((12, 13)), classes=8, frozen=FROZEN_TEACHER),
     "nothing counts": Head(mask=torch.zeros(7, dtype=torch.bool)),
+    "labels": Head(**LABELED, temperature=2.0, temperature_squared=True),
+    "labels in several chunks": Head(
+        cut=late, **LABELED, mask=MASK, chunk_bytes=200, kind=JensenShannon(0.3)
+    ),
+    "labels, rows": Head(cut=ragged, teacher_cut=chunked, **LABELED, reduction="none", kind=Renyi(2.0)),
+    "labels and truncate": Head(tensors((11, 13)), teacher_cut=late, vocabulary="truncate", **LABELED),
+    "labels alone": Head(labels=LABELS, label_weight=1.0, softcap=2.0),
+}
+OF_STUDENT = {
+    "top-k": Head(stored(), tail="bucket"),
+    "top-k in several chunks": Head(stored(), late, tail="zero", mask=MASK, chunk_bytes=200, normalizer=9.0),
+    "top-k, rows": Head(
+        stored(), ragged, tail="renormalize", temperature=2.0, reduction="none", softcap=(2.0, None)
+    ),
+    "top-k and padding": Head(stored(13), chunked, tail="bucket", classes=11, kind=JensenShannon()),
+    "top-k frozen": Head(stored(), late, tail="bucket", frozen=("teacher",), kind=Renyi(0.5)),
+    "top-k alone": Head(stored(), tail="zero", frozen=("student", "student_weight", "student_bias")),
+    "top-k and labels": Head(stored(), ragged, tail="bucket", **LABELED, chunk_bytes=200),
+    "top-k and labels, rows": Head(
+        stored(), tail="renormalize", **LABELED, temperature=2.0, temperature_squared=True, reduction="none"
+    ),
+}
+OF_DRAWS = {
+    "sampled tail": Head(student_of(), late, **drawn(), kind=JensenShannon()),
+    "sampled tail and labels": Head(student_of(), ragged, **drawn(), **LABELED, chunk_bytes=200),
 }
 LOW = {
     f"{dtype} head": Head(tensors(dtype=dtype), cut=ragged, chunk_bytes=200)
     for dtype in (torch.float32, torch.bfloat16)
+} | {
+    f"{dtype} labels": Head(tensors(dtype=dtype), cut=late, chunk_bytes=200, **LABELED)
+    for dtype in (torch.float32, torch.bfloat16)
 }
-CASES = {f"head {name}": head.sharded for name, head in {**HEADS, **LOW}.items()}
+ALL = {**HEADS, **OF_STUDENT, **OF_DRAWS}
+CASES = {f"head {name}": head.sharded for name, head in {**ALL, **LOW}.items()}
 
 
 def joined(found: list[dict[str, Tensor]], name: str) -> Tensor:
@@ -95,10 +150,10 @@ def joined(found: list[dict[str, Tensor]], name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", ALL)
 def test_value_and_gradients_are_those_of_whole_heads(results, name, size):
-    expected = HEADS[name].whole()
-    assert expected.keys() == {"value", *NAMES} - set(HEADS[name].frozen)
+    expected = ALL[name].whole()
+    assert expected.keys() == {"value", *ALL[name].made} - set(ALL[name].frozen)
     for what, wanted in expected.items():
         torch.testing.assert_close(
             joined(results[f"head {name}", size], what), wanted, rtol=1e-10, atol=1e-13

@@ -34,6 +34,7 @@ CUTS = [even, chunked, ragged, late]
 MASK = torch.tensor([True, False, True, True, False, True])
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0, 0.25], dtype=torch.float64)
 LABELS = torch.tensor([1, -100, 3, 0, -100, 2])
+LABELED: dict[str, Any] = {"labels": LABELS, "label_weight": 0.3}
 
 
 def with_options(cut: Any = ragged, teacher_cut: Any = None, **options: Any) -> Loss:
@@ -46,11 +47,11 @@ def excluded_nan() -> Loss:
     return Loss(student, teacher, {"mask": MASK}, even)
 
 
-def padded() -> Loss:
+def padded(**options: Any) -> Loss:
     """Two classes of padding at the end, which hold anything."""
     student, teacher = plain()
     student[:, -2:], teacher[:, -2:] = 50.0, math.nan
-    return Loss(student, teacher, {"classes": CLASSES - 2}, chunked)
+    return Loss(student, teacher, {"classes": CLASSES - 2, **options}, chunked)
 
 
 def other_vocabulary(vocabulary: str, student: int, teacher: int, **options: Any) -> Loss:
@@ -65,10 +66,17 @@ def top_k_loss(tail: str, kind: Any, **options: Any) -> Loss:
     return Loss(student, top_k(tail, teacher.log_softmax(-1)), {"kind": kind, **options}, late)
 
 
-def sampled_loss(kind: Any) -> Loss:
+def sampled_loss(kind: Any, **options: Any) -> Loss:
     student, teacher = plain()
     drawn = SampledTail.draw(teacher, k=3, draws=5, generator=torch.Generator().manual_seed(1))
-    return Loss(student, drawn, {"kind": kind}, ragged)
+    return Loss(student, drawn, {"kind": kind, **options}, ragged)
+
+
+def labeled_rows(kind: Any, share: float, dtype: torch.dtype = torch.float64, **options: Any) -> Loss:
+    """Every edge; the labels have nearly all mass, none, and lie in each shard."""
+    labels = torch.tensor([0, 10, 5, 3, -100, 8, 1, 4, 7, 2, 2, 9, 0, 6])
+    options = {"kind": kind, "labels": labels, "label_weight": share, "reduction": "none", **options}
+    return Loss(*rows(dtype), options, late)
 
 
 LOSSES: dict[str, Loss] = {
@@ -104,6 +112,22 @@ LOSSES: dict[str, Loss] = {
     "top-k temperature": top_k_loss("renormalize", KL(), temperature=2.0, reduction="none"),
     "sampled tail": sampled_loss(KL()),
     "sampled tail tv": sampled_loss(TotalVariation()),
+    **{f"labels and {kind!r}": labeled_rows(kind, 0.3) for kind in (KL(), JensenShannon(), Renyi(2.0))},
+    "labels alone": labeled_rows(KL(), 1.0),
+    "labels at temperature 1": with_options(**LABELED, temperature=2.5, temperature_squared=True),
+    "labels and weights": with_options(weight=WEIGHT, **LABELED, kind=ReverseKL(), temperature=0.5),
+    "labels and padding": padded(**LABELED),
+    "labels and truncate": other_vocabulary("truncate", 9, 13, **LABELED),
+    "labels and mask vocabulary": other_vocabulary("mask", 9, 13, **LABELED),
+    "labels, fewer classes than ranks": Loss(
+        *plain(5, (3,), 2), {"labels": torch.tensor([1, 0, -100]), "label_weight": 0.5}, even
+    ),
+    "labels and top-k": top_k_loss("bucket", JensenShannon(), **LABELED, mask=MASK),
+    "labels and top-k temperature": top_k_loss(
+        "renormalize", KL(), **LABELED, temperature=2.0, temperature_squared=True, reduction="none"
+    ),
+    "labels and top-k zero": top_k_loss("zero", KL(), labels=LABELS, label_weight=1.0),
+    "labels and sampled tail": sampled_loss(KL(), **LABELED, reduction="none"),
 }
 LOW = {
     f"{dtype} {kind!r}": Loss(*rows(dtype), {"kind": kind, "reduction": "none"}, cut)
@@ -118,6 +142,11 @@ LOW = {
     "float32 in other places": Loss(
         *(x.float() for x in plain()), {"kind": TotalVariation(), "mask": MASK}, even, late
     ),
+    **{
+        f"labels {dtype} {kind!r}": labeled_rows(kind, 0.4, dtype, temperature=2.0)
+        for dtype in (torch.float32, torch.bfloat16)
+        for kind in (KL(), JensenShannon(), Renyi(2.0))
+    },
 }
 MIXED = Loss(*rows(torch.float32), {"kind": JensenShannon(0.3), "reduction": "none"}, even)
 
@@ -213,3 +242,19 @@ def test_a_number_of_classes_that_cannot_be_is_refused(classes):
         linear_distillation_loss(
             student=hidden, student_weight=head, teacher=hidden, teacher_weight=head, classes=classes
         )
+
+
+@EACH_SIZE
+@pytest.mark.parametrize("name", ["labels and top-k zero", "labels alone"])
+def test_cross_entropy_is_that_of_torch(results, name, size):
+    loss = LOSSES[name]
+    labels, student = loss.options["labels"], loss.student.detach().requires_grad_()
+    values = torch.nn.functional.cross_entropy(student, labels, reduction="none")
+    if name == "labels alone":
+        want = values.detach()
+        values.backward(torch.linspace(0.5, 2.0, len(values), dtype=torch.float64))
+    else:
+        want = values.sum() / (labels >= 0).sum()
+        (0.5 * want).backward()
+    torch.testing.assert_close(joined(results[name, size], "value"), want.detach(), rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(joined(results[name, size], "student"), student.grad, rtol=1e-9, atol=1e-13)

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.functional import sampled_tail, top_k
 from kullback.functional.positions import (
     Vocabulary,
     check_classes,
     check_kind,
+    check_label_weight,
+    check_labels,
     check_normalizer,
     check_temperature,
     check_vocabulary,
     divided,
+    hard_labels,
     named_kind,
     position_weights,
 )
-from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
+from kullback.functional.sampled_tail import (
+    SampledTail,
+    check_sampled_indices,
+    check_sampled_pair,
+    sampled_tail_values,
+)
 from kullback.functional.sharded import agreed, attempt, local_logits, requires_gradient
-from kullback.functional.top_k import TopK, top_k_divergence
+from kullback.functional.top_k import TopK, check_top_k_indices, check_top_k_pair, result_dtype, top_k_values
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_dense, check_flag, recordable
 from kullback.kernels import row_divergence, weighted_total
+from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
-from kullback.parallel.ranks import Ranks
+from kullback.parallel.ranks import Ranks, pattern
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 from kullback.parallel.shards import Sides, is_dtensor
@@ -42,6 +50,42 @@ __all__ = ["distillation_loss"]
 
 _CALL = "distillation_loss"
 _KL = KL()
+_Counted: TypeAlias = tuple[
+    Tensor | None, Tensor | None, Tensor | None, int
+]  # mask, weight, labels, ignore_index
+
+
+class _Settings(NamedTuple):
+    """The arguments that are the same on every rank."""
+
+    kind: Divergence
+    temperature: float
+    label_weight: float
+    reduction: Reduction
+    temperature_squared: bool
+    normalizer: Tensor | float | None
+    vocabulary: Vocabulary
+    inplace_backward: bool
+    classes: int | None
+
+    def check(self) -> Reduction:
+        """Return the reduction, or raise."""
+        check_kind(_CALL, self.kind)
+        check_temperature(_CALL, self.temperature)
+        check_label_weight(_CALL, self.label_weight)
+        word = check_reduction(_CALL, self.reduction)
+        check_vocabulary(_CALL, self.vocabulary)
+        check_flag(_CALL, "temperature_squared", self.temperature_squared)
+        check_flag(_CALL, "inplace_backward", self.inplace_backward)
+        check_normalizer(_CALL, self.normalizer, word)
+        if self.classes is not None:
+            check_classes(_CALL, self.classes)
+        return word
+
+    @property
+    def scale(self) -> float:
+        """What the divergences are multiplied by."""
+        return float(self.temperature**2) if self.temperature_squared else 1.0
 
 
 def distillation_loss(
@@ -53,6 +97,7 @@ def distillation_loss(
     mask: Tensor | None = None,
     weight: Tensor | None = None,
     labels: Tensor | None = None,
+    label_weight: float = 0.0,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     temperature_squared: bool = False,
@@ -80,10 +125,13 @@ def distillation_loss(
         mask: which positions count, boolean, the leading shape.
         weight: w, a non-negative number for each position, the leading shape.
         labels: a position whose label is `ignore_index` does not count; the leading shape.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`, which are then the true
+            classes: a position's D becomes :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are
+            the student's probabilities at temperature 1, whatever T is. `temperature_squared` multiplies D alone.
         ignore_index: that label.
         reduction: ``"none"`` gives w D of each position, 0 where it does not count; ``"sum"`` their sum, ``"mean"`` the
             weighted mean over counted positions, and ``"batchmean"`` the sum divided by ``student.shape[0]``.
-        temperature_squared: multiply by T squared, which keeps the size of the gradient.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
         normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches of
             a step, so that gradients accumulate to those of the whole.
         vocabulary: what to do where the classes are not as many: refuse (``"error"``), cut both to those they share and
@@ -103,11 +151,14 @@ def distillation_loss(
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit; or, on every rank of a group,
-            one rank's arguments do not, or do not ask for the same as another's.
+        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is no class (which
+            is looked for on the CPU alone); or, on every rank of a group, one rank's arguments do not fit, or do not
+            ask for the same as another's.
 
     Gradient:
         to the student, and to the teacher if it requires one; as stated by `kind`. Zero at positions that do not count.
+        That of the cross-entropy is q - 1 at the label and q elsewhere, also where the label's logit is -inf and the
+        loss +inf. On the CPU it is made in the same sweep over the logits; on a GPU they are read again.
 
     Sharded classes:
         With `group`, shards may be of any size, none included. The loss is the same on every rank, and its gradient by
@@ -117,14 +168,14 @@ def distillation_loss(
 
         Forward, each rank sends what it is asked for (a few integers; ranks that disagree raise the same error rather
         than wait for each other), the largest logit and the sum of exponentials of both sides (an all-gather of 4
-        numbers a row), and its terms with what the gradient needs (an all-reduce of 1, 4 or 7 numbers a row, as no,
-        one or both sides require a gradient; for `Renyi` an all-gather of at most 12). With a `TopK` or `SampledTail`,
+        numbers a row), and its terms with what the gradient needs (an all-reduce of 1, 4 or 7 numbers a row, as no, one
+        or both sides require a gradient; for `Renyi` an all-gather of at most 12). With a `TopK` or `SampledTail`,
         which is whole on every rank, these are an all-reduce of the logits of its classes and an all-gather of 2
-        numbers. Backward nothing is sent. Logits travel only where the teacher's shards end elsewhere than the
-        student's: the ranks then exchange those of the teacher's that they lack (an all-to-all, and one backward if it
-        requires a gradient). The arithmetic is float64, by the native kernels for logits of the CPU in float32 or less
-        (but not for `Renyi` and `TotalVariation`), else in plain torch. There are first derivatives alone, outside
-        `torch.compile` and `torch.func`.
+        numbers. With `label_weight`, 3 numbers a row more travel, in the same two. Backward nothing is sent. Logits
+        travel only where the teacher's shards end elsewhere than the student's: the ranks then exchange those of the
+        teacher's that they lack (an all-to-all, and one backward if it requires a gradient). The arithmetic is float64,
+        by the native kernels for logits of the CPU in float32 or less (but not for `Renyi` and `TotalVariation`), else
+        in plain torch. There are first derivatives alone, outside `torch.compile` and `torch.func`.
 
     Example:
         >>> import torch
@@ -138,46 +189,51 @@ def distillation_loss(
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
     kind = named_kind(kind)
+    settings = _Settings(
+        kind,
+        temperature,
+        label_weight,
+        reduction,
+        temperature_squared,
+        normalizer,
+        vocabulary,
+        inplace_backward,
+        classes,
+    )
+    counted = mask, weight, labels, ignore_index
     if group is not None or is_dtensor(student) or is_dtensor(teacher):
         student, teacher, ranks = local_logits(_CALL, student, teacher, group)
         if ranks.size > 1:
-            return _sharded_loss(
-                ranks,
-                student,
-                teacher,
-                kind,
-                temperature,
-                (mask, weight, labels, ignore_index),
-                (reduction, temperature_squared, normalizer, vocabulary, inplace_backward, classes),
-            )
-    word = _check_settings(
-        kind, temperature, reduction, temperature_squared, normalizer, vocabulary, inplace_backward, classes
-    )
-    scale = float(temperature**2) if temperature_squared else 1.0
+            return _sharded_loss(ranks, student, teacher, counted, settings)
+    word = settings.check()
+    scale = settings.scale
     if isinstance(teacher, TopK | SampledTail):
         if inplace_backward:
             _check_inplace(student, teacher, word)
         student = _without_padding(student, classes)
-        if isinstance(teacher, TopK):
-            values = top_k_divergence(kind, teacher, student, temperature=temperature) * scale
-        else:
-            values = sampled_tail_divergence(kind, teacher, student, temperature=temperature) * scale
-        weights = position_weights(
-            _CALL, student.shape[:-1], mask, weight, labels, ignore_index, student.device, values.dtype
-        )
-        return _reduce(values, weights, word, normalizer)
+        dtype = _check_stored(teacher, student, settings)
+        _check_indices(teacher, student.shape[-1])
+        weights = position_weights(_CALL, student.shape[:-1], *counted, student.device, dtype)
+        hard = hard_labels(_CALL, labels, label_weight, weights, scale)
+        check_labels(_CALL, hard, student.shape[:-1], student.shape[-1])
+        values = _stored_values(teacher, student, settings, dtype, hard)
+        return _reduce(values * scale if hard is None else values, weights, word, normalizer)
     _check_logits(student, teacher)
     if inplace_backward:
         _check_inplace(student, teacher, word)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
     positions, device = student.shape[:-1], student.device
-    weights = position_weights(_CALL, positions, mask, weight, labels, ignore_index, device, dtype)
+    weights = position_weights(_CALL, positions, *counted, device, dtype)
     if classes is not None:
         teacher, student = _without_padding(teacher, classes), _without_padding(student, classes)
+    hard = hard_labels(_CALL, labels, label_weight, weights, scale)
+    known = min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
+    check_labels(_CALL, hard, positions, known)
+    scale = scale if hard is None else 1.0
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
     if word == "none":
         p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
-        values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature) * scale
+        values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature, labels=hard) * scale
         return _reduce(values, weights, word, normalizer)
     weights, factor = divided(_CALL, weights, normalizer, word, positions, device, dtype)
     return weighted_total(
@@ -189,6 +245,7 @@ def distillation_loss(
         temperature=temperature,
         scale=scale * factor,
         inplace=inplace_backward,
+        labels=hard,
     )
 
 
@@ -196,49 +253,38 @@ def _sharded_loss(
     ranks: Ranks,
     student: Tensor,
     teacher: Tensor | TopK | SampledTail,
-    kind: Divergence,
-    temperature: float,
-    counted: tuple[Tensor | None, Tensor | None, Tensor | None, int],
-    settings: tuple[Reduction, bool, Tensor | float | None, Vocabulary, bool, int | None],
+    counted: _Counted,
+    settings: _Settings,
 ) -> Tensor:
     """Compute the loss from this rank's logits, together with the other ranks of the group."""
-    reduction, squared, normalizer, vocabulary, inplace, classes = settings
     is_whole = not isinstance(teacher, TopK | SampledTail)
+    normalizer, inplace = settings.normalizer, settings.inplace_backward
 
-    def check() -> tuple[Reduction, Tensor | None, torch.dtype]:
-        word = _check_settings(
-            kind, temperature, reduction, squared, normalizer, vocabulary, inplace, classes
-        )
-        if isinstance(teacher, TopK):
-            top_k.check_pair(kind, teacher, student, temperature)
-            others = teacher.log_probs.dtype
-        elif isinstance(teacher, SampledTail):
-            sampled_tail.check_pair(kind, teacher, student, temperature)
-            others = student.dtype
+    def check() -> tuple[Reduction, Tensor | None, torch.dtype, HardLabels | None]:
+        word = settings.check()
+        if isinstance(teacher, TopK | SampledTail):
+            dtype = _check_stored(teacher, student, settings)
         else:
             _check_logits(student, teacher)
-            others = teacher.dtype
+            dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
         if inplace:
             _check_inplace(student, teacher, word)
-        dtype = torch.float64 if torch.float64 in (student.dtype, others) else torch.float32
-        positions, device = student.shape[:-1], student.device
-        return word, position_weights(_CALL, positions, *counted, device, dtype), dtype
+        weights = position_weights(_CALL, student.shape[:-1], *counted, student.device, dtype)
+        hard = hard_labels(_CALL, counted[2], settings.label_weight, weights, settings.scale)
+        return word, weights, dtype, hard
 
     checked, problem = attempt(check)
-    word, weights, dtype = checked or ("mean", None, torch.float32)
+    word, weights, dtype, hard = checked or ("mean", None, torch.float32, None)
+    same = settings._asdict()
+    del same["inplace_backward"]
+    if isinstance(normalizer, Tensor):
+        same["normalizer"] = None
+    same["labels classes at the positions that count"] = pattern(None if hard is None else hard.classes)
     found = agreed(
         ranks,
         tensors={"student": student, "teacher": teacher},
         weights=weights,
-        settings={
-            "kind": kind,
-            "temperature": temperature,
-            "reduction": reduction,
-            "temperature_squared": squared,
-            "normalizer": None if isinstance(normalizer, Tensor) else normalizer,
-            "vocabulary": vocabulary,
-            "classes": classes,
-        },
+        settings=same,
         own={
             "student": 0 if problem else student.shape[-1],
             "teacher": 0 if problem or not is_whole else teacher.shape[-1],
@@ -251,46 +297,58 @@ def _sharded_loss(
         ranks,
         found["student"],
         found["teacher"] if is_whole else None,
-        classes=classes,
-        vocabulary=vocabulary,
+        classes=settings.classes,
+        vocabulary=settings.vocabulary,
     )
+    check_labels(_CALL, hard, student.shape[:-1], sides.student[-1][1])
     student = sides.padded(sides.student_part(recordable(student)))
     shard = Shard(ranks, sides.own[0], sides.classes)
-    if isinstance(teacher, TopK):
-        top_k.check_indices(teacher, sides.classes)
-        values = top_k.top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype, shard=shard)
-    elif isinstance(teacher, SampledTail):
-        sampled_tail.check_indices(teacher, sides.classes)
-        values = sampled_tail.sampled_tail_values(kind, teacher, student, dtype=dtype, shard=shard)
+    if isinstance(teacher, TopK | SampledTail):
+        _check_indices(teacher, sides.classes)
+        values = _stored_values(teacher, student, settings, dtype, hard, shard)
     else:
         teacher = sides.padded(sides.teacher_part(recordable(teacher)))
         needed = any(found["to teacher"]), any(found["to student"])
-        rows = ShardedRows(ranks, kind, float(temperature), sides.classes, needed)
-        values = rows.divergence(_as_matrix(teacher), _as_matrix(student), dtype=dtype, inplace=inplace)
+        rows = ShardedRows(
+            ranks, settings.kind, float(settings.temperature), sides.classes, needed, shard.start
+        )
+        p, q = _as_matrix(teacher), _as_matrix(student)
+        values = rows.divergence(p, q, dtype=dtype, inplace=inplace, labels=hard)
         values = values.reshape(student.shape[:-1])
-    return _reduce(values * (float(temperature**2) if squared else 1.0), weights, word, normalizer)
+    return _reduce(values * settings.scale if hard is None else values, weights, word, normalizer)
 
 
-def _check_settings(
-    kind: Divergence,
-    temperature: float,
-    reduction: Reduction,
-    temperature_squared: bool,
-    normalizer: Tensor | float | None,
-    vocabulary: Vocabulary,
-    inplace_backward: bool,
-    classes: int | None,
-) -> Reduction:
-    check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
-    word = check_reduction(_CALL, reduction)
-    check_vocabulary(_CALL, vocabulary)
-    check_flag(_CALL, "temperature_squared", temperature_squared)
-    check_flag(_CALL, "inplace_backward", inplace_backward)
-    check_normalizer(_CALL, normalizer, word)
-    if classes is not None:
-        check_classes(_CALL, classes)
-    return word
+def _check_stored(teacher: TopK | SampledTail, student: Tensor, settings: _Settings) -> torch.dtype:
+    """Raise unless a teacher of some classes goes with the rest; return the dtype of the values."""
+    if isinstance(teacher, TopK):
+        check_top_k_pair(settings.kind, teacher, student, settings.temperature)
+        return result_dtype(teacher, student)
+    check_sampled_pair(settings.kind, teacher, student, settings.temperature)
+    return torch.float64 if student.dtype == torch.float64 else torch.float32
+
+
+def _check_indices(teacher: TopK | SampledTail, classes: int) -> None:
+    if isinstance(teacher, TopK):
+        check_top_k_indices("top_k_divergence", teacher, classes)
+    else:
+        check_sampled_indices("sampled_tail_divergence", teacher, classes)
+
+
+def _stored_values(
+    teacher: TopK | SampledTail,
+    student: Tensor,
+    settings: _Settings,
+    dtype: torch.dtype,
+    hard: HardLabels | None,
+    shard: Shard | None = None,
+) -> Tensor:
+    kind = settings.kind
+    if isinstance(teacher, TopK):
+        temperature = settings.temperature
+        return top_k_values(
+            kind, teacher, student, temperature=temperature, dtype=dtype, labels=hard, shard=shard
+        )
+    return sampled_tail_values(kind, teacher, student, dtype=dtype, labels=hard, shard=shard)
 
 
 def _without_padding(logits: Tensor, classes: int | None) -> Tensor:

@@ -8,17 +8,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.functional.sampled_tail import SampledRows
+from kullback.functional.top_k import TopKRows
 from kullback.generators import Divergence
 from kullback.kernels import row_divergence, value_and_gradient
-from kullback.numeric import accurate_dtype
+from kullback.kernels.labels import HardLabels
+from kullback.kernels.native import library
+from kullback.numeric import accurate_dtype, upcast
 from kullback.parallel.ranks import check_first_derivative
 from kullback.parallel.rows import ShardedRows
+from kullback.parallel.selected import Shard
 from kullback.representations import Logits, can_inspect
 
 __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
 
-# Without a byte budget, a chunk has at least this many rows, as fewer make the matrix products slow ...
-_ROWS = {"cpu": 128}
+# Without a byte budget, a chunk has at least this many rows, as each chunk reads the head, and reads and writes its
+# gradient ...
+_ROWS = {"cpu": 256}
 _ROWS_ELSEWHERE = 512
 # ... and at most as many as take these bytes, if that is more.
 _BYTES = 32 << 20
@@ -65,10 +71,10 @@ class Head(NamedTuple):
 
 
 class HeadSpec(NamedTuple):
-    """What to compute from the two heads; the weights are constants."""
+    """What to compute from the two heads, or a head and a teacher of some classes; the weights are constants."""
 
     student: Head
-    teacher: Head
+    teacher: Head | TopKRows | SampledRows
     kind: Divergence
     temperature: float
     scale: float
@@ -76,23 +82,31 @@ class HeadSpec(NamedTuple):
     weights: Tensor | None  # of each position in the total
     counted: Tensor | None  # the indices of the positions that count; None for all
     chunk_bytes: int | None
+    labels: HardLabels | None = None
     shards: ShardedRows | None = None  # where each rank has some classes of the heads
     widest: int = 0  # the number of classes of the rank that has most
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Return the divergence of each position from all logits at once, by differentiable operations."""
-        hidden = [
-            x if excluded is None else torch.where(excluded.unsqueeze(-1), 0, x) for x in tensors[::3]
-        ]  # NaN at an excluded position must not reach a gradient
-        student = self.student.reference(hidden[0], *tensors[1:3])
-        teacher = self.teacher.reference(hidden[1], *tensors[4:6])
-        classes = max(student.shape[-1], teacher.shape[-1])
-        p, q = (
-            torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
-            for x in (teacher, student)
-        )
-        p, q = Logits(p, validate=False), Logits(q, validate=False)
-        values = row_divergence(self.kind, p, q, dtype=self.dtype, temperature=self.temperature)
+        if excluded is not None:  # NaN at an excluded position must not reach a gradient
+            tensors = [
+                torch.where(excluded.unsqueeze(-1), 0, x) if i % 3 == 0 else x for i, x in enumerate(tensors)
+            ]
+        student = self.student.reference(*tensors[:3])
+        if isinstance(self.teacher, Head):
+            teacher = self.teacher.reference(*tensors[3:])
+            classes = max(student.shape[-1], teacher.shape[-1])
+            p, q = (
+                torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
+                for x in (teacher, student)
+            )
+            p, q = Logits(p, validate=False), Logits(q, validate=False)
+            values = row_divergence(
+                self.kind, p, q, dtype=self.dtype, temperature=self.temperature, labels=self.labels
+            )
+        else:
+            seen = self.teacher.classes(self.labels).of(student)
+            values = self.teacher.values(upcast(tensors[3]), seen, self.labels).to(self.dtype)
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def reference_total(self, tensors: Sequence[Any]) -> Tensor:
@@ -133,7 +147,7 @@ def sweep(
 
     Arguments:
         spec: what to compute.
-        tensors: hidden states, weight and bias of the student, then of the teacher.
+        tensors: hidden states, weight and bias of the student, then of the teacher; or a teacher's log-probabilities.
         weights: of each position's divergence in the sum; None where no gradient is wanted.
         wanted: by which of the tensors.
     """
@@ -141,33 +155,28 @@ def sweep(
     values = student[0].new_zeros(student[0].shape[0], dtype=accurate_dtype(student[0].device))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         positions = values.shape[0] if spec.counted is None else spec.counted.shape[0]
-        classes = max(student[1].shape[0], teacher[1].shape[0])
-        sides = [
-            _Side(spec.teacher, teacher, wanted[3:], classes),
-            _Side(spec.student, student, wanted[:3], classes),
-        ]
-        compute = value_and_gradient if spec.shards is None else spec.shards.value_and_gradient
-        row_bytes = max(1, sum(side.class_bytes for side in sides) * (spec.widest or classes))
+        classes = max(x.shape[0] for x in tensors[1::3])
+        q_side = _Side(spec.student, student, wanted[:3], classes)
+        if isinstance(spec.teacher, Head):
+            p_side = _TeacherHead(spec.teacher, teacher, wanted[3:], classes)
+        else:
+            p_side = _SparseTeacher(spec.teacher, teacher[0], wanted[3])
+        row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * (spec.widest or classes))
         rows = spec.chunk_rows(positions, row_bytes, values.device.type)
-        for side in sides:
-            side.prepare(rows, positions, spec.shards is not None)
+        q_side.prepare(rows, positions, spec.shards is not None)
+        p_side.prepare(rows, positions, spec.shards is not None)
         for start in range(0, positions, max(rows, 1)):
             chunk = slice(start, min(start + rows, positions))
             where = chunk if spec.counted is None else spec.counted[chunk]
-            p, q = (side.logits(where) for side in sides)
-            values[where], *gradients = compute(
-                spec.kind,
-                p,
-                q,
-                None if weights is None else weights[where],
-                wanted=(sides[0].is_wanted, sides[1].is_wanted),
-                temperature=spec.temperature,
-                inplace=True,
-            )
-            for side, gradient in zip(sides, gradients, strict=True):
-                if gradient is not None:
-                    side.add(gradient, where)
-        return values, sides[1].gradients() + sides[0].gradients()
+            weighted = None if weights is None else weights[where]
+            labels = None if spec.labels is None else spec.labels.of_rows(where)
+            q = q_side.logits(where)
+            values[where], by_p, by_q = p_side.compare(spec, q, where, weighted, q_side.is_wanted, labels)
+            if by_p is not None:
+                p_side.add(by_p, where)
+            if by_q is not None:
+                q_side.add(by_q, where)
+        return values, q_side.gradients() + p_side.gradients()
 
 
 class _Side:
@@ -187,14 +196,16 @@ class _Side:
 
     def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
         """Allocate the buffers for chunks of `rows` positions."""
-        new, half = self.weight.new_empty, self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
-        self.buffer, *self.spare = (new(rows, self.classes, dtype=self.dtype) for _ in range(self.buffers))
+        half = self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
+        chunk = self.weight.new_empty(1, 1).expand(rows, self.classes)
+        self.buffer, *self.spare = (library.empty_like(chunk, dtype=self.dtype) for _ in range(self.buffers))
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
         # That by hidden states is summed over the ranks of sharded classes, and rounded afterwards.
         summed = dtype if is_sharded else self.hidden.dtype
         self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted[0] else None
-        self.by_weight = torch.zeros_like(self.weight, dtype=sums) if self.wanted[1] else None
+        self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted[1] else None
+        self.is_first = True  # of the chunks, which writes the weight's gradient rather than adding to it
         self.by_bias = (
             torch.zeros_like(self.bias, dtype=dtype) if self.wanted[2] and self.bias is not None else None
         )
@@ -223,18 +234,26 @@ class _Side:
             self._add_in_float32(gradient, where)
         else:
             self._add(gradient.to(self.weight.dtype), where)
+        self.is_first = False
 
     def _add(self, gradient: Tensor, where: slice | Tensor) -> None:
         if self.by_hidden is not None:
-            self.by_hidden[where] = gradient @ self.weight
+            self.by_hidden[where] = (gradient @ self.weight).to(self.by_hidden.dtype)
         if self.by_weight is None:
             return
         hidden = self.hidden[where]
-        if self.by_weight.dtype == gradient.dtype:
+        if self.by_weight.dtype != gradient.dtype:
+            for tile in _tiles(self.weight):
+                self._add_to_tile(tile, gradient[:, tile].t() @ hidden)
+        elif self.is_first:
+            torch.mm(gradient.t(), hidden, out=self.by_weight)
+        else:
             self.by_weight.addmm_(gradient.t(), hidden)
-            return
-        for tile in _tiles(self.weight):
-            self.by_weight[tile] += gradient[:, tile].t() @ hidden
+
+    def _add_to_tile(self, tile: slice, part: Tensor) -> None:
+        if self.by_weight is not None:
+            written = self.by_weight[tile]
+            written.copy_(part) if self.is_first else written.add_(part)
 
     def _add_in_float32(self, gradient: Tensor, where: slice | Tensor) -> None:
         hidden = self.hidden[where].float()
@@ -245,16 +264,96 @@ class _Side:
             self.by_hidden[where] = total.to(self.by_hidden.dtype)
         if self.by_weight is not None:
             for tile in _tiles(self.weight):
-                self.by_weight[tile] += gradient[:, tile].float().t() @ hidden
+                self._add_to_tile(tile, gradient[:, tile].float().t() @ hidden)
 
     def gradients(self) -> list[Tensor | None]:
         """Return the gradients by hidden states, as summed, and by weight and bias, in the dtypes of these."""
+        if self.is_first and self.by_weight is not None:
+            self.by_weight.zero_()
         sums = (self.by_weight, self.by_bias)
         of = (self.weight, self.bias)
         return [
             self.by_hidden,
             *(None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)),
         ]
+
+
+class _TeacherHead(_Side):
+    """A teacher of hidden states and a head."""
+
+    def compare(
+        self,
+        spec: HeadSpec,
+        q: Tensor,
+        where: slice | Tensor,
+        weights: Tensor | None,
+        q_is_wanted: bool,
+        labels: HardLabels | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the values of some positions, and the gradients by both sides' logits, which these overwrite."""
+        compute = value_and_gradient if spec.shards is None else spec.shards.value_and_gradient
+        return compute(
+            spec.kind,
+            self.logits(where),
+            q,
+            weights,
+            wanted=(self.is_wanted, q_is_wanted),
+            temperature=spec.temperature,
+            inplace=True,
+            labels=labels,
+        )
+
+
+class _SparseTeacher:
+    """A teacher of which some classes are known: no logits of its own."""
+
+    class_bytes = 0
+
+    def __init__(self, rows: TopKRows | SampledRows, log_probs: Tensor, is_wanted: bool) -> None:
+        self.rows = rows
+        self.log_probs = log_probs
+        self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
+
+    def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
+        """Allocate nothing."""
+
+    def compare(
+        self,
+        spec: HeadSpec,
+        q: Tensor,
+        where: slice | Tensor,
+        weights: Tensor | None,
+        q_is_wanted: bool,
+        labels: HardLabels | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the values of some positions, and the gradients by log-probabilities and the student's logits."""
+        rows = self.rows.of_rows(where)
+        shards = spec.shards
+        shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
+        classes = rows.classes(labels, shard)
+        seen, sums = classes.read(q)
+        log_probs = upcast(self.log_probs[where]).detach()
+        by_p = by_q = None
+        if weights is None or not (q_is_wanted or self.by_log_probs is not None):
+            return rows.values(log_probs, seen, labels), by_p, by_q
+        with torch.enable_grad():
+            values = rows.values(log_probs.requires_grad_(), seen.requires_grad_(), labels)
+        by_p, by_seen = torch.autograd.grad(
+            values, [log_probs, seen], weights.to(values.dtype), allow_unused=True
+        )
+        if q_is_wanted:
+            classes.write_gradient(q, seen.detach(), sums, by_seen, q)
+            by_q = q
+        return values.detach(), by_p if self.by_log_probs is not None else None, by_q
+
+    def add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        """Store the gradient by the log-probabilities of some positions."""
+        if self.by_log_probs is not None:
+            self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradient by the log-probabilities, and none by the rest of the teacher."""
+        return [self.by_log_probs]
 
 
 def _is_slow_to_multiply(weight: Tensor) -> bool:
@@ -294,7 +393,7 @@ class FusedTotal(torch.autograd.Function):
         # In float16 small gradients underflow unless the loss scale is in them, which only the backward pass knows.
         now = recorded and any(wanted) and all(x.dtype != torch.float16 for x in tensors if x is not None)
         weights = spec.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
-        values, gradients = sweep(spec, tensors, weights, wanted if now else (False,) * 6)
+        values, gradients = sweep(spec, tensors, weights, wanted if now else (False,) * len(tensors))
         ctx.gradients = gradients if now else None
         return torch.where(weights == 0, 0, weights * values).sum().to(spec.dtype)
 
@@ -321,7 +420,7 @@ class FusedRows(torch.autograd.Function):
     def forward(ctx: Any, spec: HeadSpec, *tensors: Tensor | None) -> Tensor:
         ctx.spec = spec
         ctx.save_for_backward(*tensors)
-        values, _ = sweep(spec, tensors, None, (False,) * 6)
+        values, _ = sweep(spec, tensors, None, (False,) * len(tensors))
         return values.to(spec.dtype)
 
     @staticmethod
@@ -342,9 +441,9 @@ class FusedRows(torch.autograd.Function):
 def _over_ranks(
     spec: HeadSpec, tensors: Sequence[Any], gradients: list[Tensor | None]
 ) -> list[Tensor | None]:
-    """Sum the gradients by hidden states over the ranks of sharded classes."""
+    """Sum the gradients by hidden states over the ranks of sharded classes; those of stored classes are whole."""
     if spec.shards is not None:
-        for i in (0, 3):
+        for i in (0, 3) if isinstance(spec.teacher, Head) else (0,):
             part = gradients[i]
             if part is not None:
                 gradients[i] = spec.shards.ranks.sum(part).to(tensors[i].dtype)

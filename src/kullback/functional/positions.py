@@ -12,6 +12,7 @@ from torch import Tensor
 from kullback.errors import KullbackError, invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
 from kullback.inputs import check_dense, dense, number_from, recordable
+from kullback.kernels.labels import HardLabels
 from kullback.reduction import Reduction
 from kullback.representations import can_inspect, first_of
 
@@ -19,11 +20,14 @@ __all__ = [
     "Vocabulary",
     "check_classes",
     "check_kind",
+    "check_label_weight",
+    "check_labels",
     "check_normalizer",
     "check_temperature",
     "check_vocabulary",
     "divided",
     "named_kind",
+    "hard_labels",
     "position_weights",
 ]
 
@@ -63,6 +67,18 @@ def check_temperature(call: str, temperature: object) -> None:
             wanted=f"a positive number, from {_COLDEST:g} to {1 / _COLDEST:g}",
             got=safe_repr(temperature),
             instead="temperature=2.0",
+        )
+
+
+def check_label_weight(call: str, label_weight: object) -> None:
+    """Raise unless `label_weight` is a number from 0 to 1."""
+    if not 0 <= number_from(label_weight) <= 1:
+        raise invalid_value(
+            call,
+            "label_weight",
+            wanted="a number from 0 to 1, the share of the cross-entropy with the labels",
+            got=safe_repr(label_weight),
+            instead="label_weight=0.5",
         )
 
 
@@ -160,6 +176,57 @@ def position_weights(
     if weight is not None and weights is not None:
         _check_weights(call, weights)
     return weights
+
+
+def hard_labels(
+    call: str,
+    labels: Tensor | None,
+    label_weight: float,
+    weights: Tensor | None,
+    scale: float,
+) -> HardLabels | None:
+    """Return the labels to mix in, where divergences are multiplied by `scale`; None where they weigh nothing.
+
+    `check_labels` tells whether they are classes.
+    """
+    check_label_weight(call, label_weight)
+    if label_weight == 0:
+        return None
+    if labels is None:
+        raise invalid_value(
+            call,
+            "labels",
+            wanted="the true class of each position, as label_weight is not 0",
+            got="None",
+            instead="labels=labels, with ignore_index where there is none; or label_weight=0.0",
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise invalid_type(
+            call,
+            "labels",
+            wanted="integers, the true classes",
+            got=f"dtype {labels.dtype}",
+            instead="labels=labels.long()",
+        )
+    chosen = labels.reshape(-1).long()
+    if weights is not None:  # what does not count may hold anything
+        chosen = torch.where(weights.reshape(-1) == 0, 0, chosen)
+    return HardLabels(chosen, (1 - label_weight) * scale, float(label_weight))
+
+
+def check_labels(call: str, hard: HardLabels | None, positions: torch.Size, classes: int) -> None:
+    """Raise unless the labels at the positions that count are below the number of classes."""
+    if hard is None or not (can_inspect(hard.classes) and hard.classes.is_cpu):
+        return  # an accelerator would have to be waited for
+    wrong = (hard.classes < 0) | (hard.classes >= classes)
+    if bool(wrong.any()):
+        raise invalid_value(
+            call,
+            "labels",
+            wanted=f"classes from 0 to {classes - 1} at the positions that count",
+            got=f"{int(hard.classes[wrong][0])} ({first_of(wrong.reshape(positions))})",
+            instead="ignore_index= with the number of positions that have no label, or mask= without them",
+        )
 
 
 def _check_ignore_index(call: str, ignore_index: object) -> None:

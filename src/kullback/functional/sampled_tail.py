@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,16 +16,23 @@ from kullback.generators import Divergence, FinitePair
 from kullback.inputs import check_dense, recordable
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
+from kullback.kernels.labels import HardLabels
+from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
-from kullback.parallel.selected import Shard
+from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.representations import SUM_TOLERANCE, can_inspect
 
-__all__ = ["SampledTail", "sampled_tail_divergence"]
+__all__ = [
+    "SampledRows",
+    "SampledTail",
+    "check_sampled_indices",
+    "check_sampled_pair",
+    "check_sampled_tail",
+    "sampled_tail_divergence",
+    "sampled_tail_values",
+]
 
 _CALL = "sampled_tail_divergence"
-# Elements in a block of the student's logits, so that temporaries stay small; GPUs need larger blocks.
-_BLOCK = {"cpu": 1 << 17}
-_LARGE_BLOCK = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +162,8 @@ def sampled_tail_divergence(
         dtype: of the result; left out, float64 if the student is, else float32.
 
     Returns:
-        one value for each position, computed in float64 (float32 on devices without it).
+        one value for each position, computed in float64 (float32 on devices without it); on the CPU the exponentials of
+        float32 and half-precision logits are float32, their sums float64.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
@@ -180,9 +188,8 @@ def sampled_tail_divergence(
         Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
     """
     kind = check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
-    check_pair(kind, teacher, student, temperature)
-    check_indices(teacher, student.shape[-1])
+    check_sampled_pair(kind, teacher, student, temperature)
+    check_sampled_indices(_CALL, teacher, student.shape[-1])
     return sampled_tail_values(kind, teacher, student, dtype=dtype)
 
 
@@ -192,72 +199,71 @@ def sampled_tail_values(
     student: Tensor,
     *,
     dtype: torch.dtype | None = None,
+    labels: HardLabels | None = None,
     shard: Shard | None = None,
 ) -> Tensor:
-    """Return what `sampled_tail_divergence` does for checked arguments; `shard` if the logits are a rank's."""
+    """Compute the same of arguments that were checked, mixed with the cross-entropies where there are labels.
+
+    `shard` says which of all classes the student's logits are of.
+    """
     if dtype is None:
         dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
-    positions = student.shape[:-1]
-    rows = positions.numel()
-    draws = teacher.tail_indices.shape[-1]
-
-    def flat(x: Tensor) -> Tensor:
-        return recordable(x.detach()).reshape(rows, -1)
-
-    indices = torch.cat([flat(teacher.top.indices).long(), flat(teacher.tail_indices).long()], -1)
-    top, drawn = upcast(flat(teacher.top.log_probs)), upcast(flat(teacher.tail_log_probs))
-    log_p = torch.cat([top, drawn], -1)
-    mass = upcast(flat(teacher.tail_log_mass))
-    # Padding weighs nothing.
-    of_drawn = torch.where(drawn == -torch.inf, 0, torch.exp(mass - drawn) / max(draws, 1))
-    weights = torch.cat([(top > -torch.inf).to(top.dtype), of_drawn], -1)
-    logits = recordable(student).reshape(rows, student.shape[-1])
-    if shard is None:
-        log_q = cast("Tensor", _SelectedLogProbs.apply(logits, indices))
-    else:
-        found = shard.selected_logits(logits, indices, torch.zeros_like(indices, dtype=torch.bool), 1.0)
-        log_q = found[:, :-1] - found[:, -1:]
-    values = cast("Tensor", _WeightedTerms.apply(log_p, log_q, weights, kind))
-    return values.to(dtype).reshape(positions)
+    rows = SampledRows.of(kind, teacher, dtype)
+    seen = rows.classes(labels, shard).of(
+        recordable(student).reshape(student.shape[:-1].numel(), student.shape[-1])
+    )
+    return rows.values(rows.log_probs, seen, labels).reshape(student.shape[:-1])
 
 
-class _SelectedLogProbs(torch.autograd.Function):
-    """The log-probabilities of some classes of each row of logits, normalized over all classes.
+class SampledRows(NamedTuple):
+    """What `sampled_tail_divergence` is computed from, as rows: classes, and the weights of their terms."""
 
-    The gradient is computed for the whole row at once, in the dtype of the logits.
-    """
+    kind: Divergence
+    indices: Tensor
+    log_probs: Tensor
+    weights: Tensor
+    dtype: torch.dtype
 
-    generate_vmap_rule = True
+    @classmethod
+    def of(cls, kind: Divergence, teacher: SampledTail, dtype: torch.dtype) -> Self:
+        """Make rows of a teacher that was checked."""
+        draws, rows = teacher.tail_indices.shape[-1], teacher.tail_log_mass.numel()
 
-    @staticmethod
-    def forward(logits: Tensor, indices: Tensor) -> Tensor:
-        parts: list[Tensor] = []
-        for block in _blocks(logits):
-            accurate = upcast(logits[block])
-            parts.append(accurate.gather(-1, indices[block]) - accurate.logsumexp(-1, keepdim=True))
-        return torch.cat(parts) if parts else upcast(logits.new_empty(0, indices.shape[-1]))
+        def flat(x: Tensor) -> Tensor:
+            return recordable(x.detach()).reshape(rows, x.shape[-1])
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        indices = torch.cat([flat(teacher.top.indices).long(), flat(teacher.tail_indices).long()], -1)
+        top, drawn = upcast(flat(teacher.top.log_probs)), upcast(flat(teacher.tail_log_probs))
+        mass = upcast(flat(teacher.tail_log_mass.unsqueeze(-1)))
+        # Padding weighs nothing.
+        of_drawn = torch.where(drawn == -torch.inf, 0, torch.exp(mass - drawn) / max(draws, 1))
+        weights = torch.cat([(top > -torch.inf).to(top.dtype), of_drawn], -1)
+        return cls(kind, indices, torch.cat([top, drawn], -1), weights, dtype)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        logits, indices = ctx.saved_tensors
-        grad = grads[0]
-        if torch.is_grad_enabled() or not all(can_inspect(x) for x in (logits, indices, grad)):
-            return _selected_gradient(logits, indices, grad).to(logits.dtype), None
-        gradient = torch.empty_like(logits)
-        for block in _blocks(logits):
-            gradient[block] = _selected_gradient(logits[block], indices[block], grad[block])
-        return gradient, None
+    def of_rows(self, rows: slice | Tensor) -> Self:
+        """Return those of some of the rows."""
+        return self._replace(
+            indices=self.indices[rows], log_probs=self.log_probs[rows], weights=self.weights[rows]
+        )
 
+    def classes(
+        self, labels: HardLabels | None = None, shard: Shard | None = None
+    ) -> SelectedClasses | ShardedClasses:
+        """Return what is read from the student's logits, which are of all classes or of a rank's."""
+        read = SelectedClasses(self.indices, 1.0, False, None if labels is None else labels.classes)
+        return read if shard is None else ShardedClasses(shard, read)
 
-def _selected_gradient(logits: Tensor, indices: Tensor, grad: Tensor) -> Tensor:
-    # A row whose gradient is 0 gets 0, whatever its logits hold.
-    total = grad.sum(-1, keepdim=True)
-    whole = torch.where(total == 0, 0, -total * torch.softmax(upcast(logits), -1))
-    return whole.scatter_add(-1, indices, grad)
+    def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
+        """Return the divergence of each row, mixed with the cross-entropy where there are labels."""
+        found = self.divergence(log_probs, seen)
+        return found if labels is None else labels.mixed_with(found, seen[:, -1])
+
+    def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
+        """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
+        k = log_probs.shape[-1]
+        log_q = seen[:, :k] - seen[:, k : k + 1]
+        values = cast("Tensor", _WeightedTerms.apply(log_probs, log_q, self.weights, self.kind))
+        return values.to(self.dtype)
 
 
 class _WeightedTerms(torch.autograd.Function):
@@ -287,13 +293,6 @@ def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
     both = (log_p == -torch.inf) & (log_q == -torch.inf)
     log_ratio = torch.where(both, 0, log_p - torch.where(both, 0, log_q))
     return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
-
-
-def _blocks(rows: Tensor) -> list[slice]:
-    n, classes = rows.shape
-    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
-    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
-    return [slice(start, start + step) for start in range(0, n, max(step, 1))]
 
 
 def _check_form(teacher: SampledTail) -> None:
@@ -361,8 +360,10 @@ def _check_values(teacher: SampledTail) -> None:
             )
 
 
-def check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
-    """Raise unless positions and devices are the same, the temperature is 1, and the kind a sum over classes."""
+def check_sampled_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
+    """Raise unless all go together; `check_sampled_indices` looks at the indices."""
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
     if not isinstance(teacher, SampledTail):  # pyright: ignore[reportUnnecessaryIsInstance]
         wanted, instead = "a SampledTail", "teacher=SampledTail.draw(logits)"
         raise invalid_type(_CALL, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)
@@ -385,9 +386,14 @@ def check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperat
             got=f"shape {tuple(student.shape[:-1])}, classes left out, on {student.device}",
             instead="the logits of the same positions; SampledTail.from_reference(block, device=student.device)",
         )
+    check_sampled_tail(_CALL, kind, temperature)
+
+
+def check_sampled_tail(call: str, kind: Divergence, temperature: float) -> None:
+    """Raise unless `kind` and `temperature` go with a sampled tail."""
     if temperature != 1:
         raise invalid_value(
-            _CALL,
+            call,
             "temperature",
             wanted="1: the classes were drawn at temperature 1, and the tail's mass at another is unknown",
             got=repr(temperature),
@@ -395,10 +401,10 @@ def check_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperat
         )
     if type(kind).total is not Divergence.total:
         wanted, instead = "a divergence that is a sum over classes", "kind=KL(), or Alpha of the same order"
-        raise invalid_value(_CALL, "kind", wanted=wanted, got=repr(kind), instead=instead)
+        raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
 
 
-def check_indices(teacher: SampledTail, classes: int) -> None:
+def check_sampled_indices(call: str, teacher: SampledTail, classes: int) -> None:
     """Raise unless the indices are below the number of classes."""
     if torch.compiler.is_compiling() or not all(
         can_inspect(x) for x in (teacher.top.indices, teacher.tail_indices)
@@ -409,7 +415,7 @@ def check_indices(teacher: SampledTail, classes: int) -> None:
     )
     if largest >= classes:
         raise invalid_value(
-            _CALL,
+            call,
             "teacher",
             wanted=f"indices below the student's number of classes, {classes}",
             got=f"an index {largest}",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 from torch import Tensor
@@ -15,19 +14,28 @@ from kullback.functional.positions import check_kind, check_temperature
 from kullback.generators import Divergence
 from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence
+from kullback.kernels.labels import HardLabels
 from kullback.kernels.reference import pair_from_weights
+from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
-from kullback.parallel.selected import Shard
+from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.representations import SUM_TOLERANCE, Logits, can_inspect
 
-__all__ = ["Tail", "TopK", "top_k_divergence"]
+__all__ = [
+    "Tail",
+    "TopK",
+    "TopKRows",
+    "check_top_k",
+    "check_top_k_indices",
+    "check_top_k_pair",
+    "result_dtype",
+    "top_k_divergence",
+    "top_k_values",
+]
 
 Tail = Literal["bucket", "renormalize", "zero"]
 
 _CALL = "top_k_divergence"
-# Elements in a block of the student's logits, so that temporaries stay small; GPUs need larger blocks.
-_BLOCK = {"cpu": 1 << 17}
-_LARGE_BLOCK = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +128,8 @@ def top_k_divergence(
         dtype: of the result; left out, float64 if the student or the teacher is, else float32.
 
     Returns:
-        one value for each position, computed in float64 (float32 on devices without it).
+        one value for each position, computed in float64 (float32 on devices without it); on the CPU the exponentials of
+        float32 and half-precision logits are float32, their sums float64.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
@@ -146,9 +155,8 @@ def top_k_divergence(
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
     kind = check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
-    check_pair(kind, teacher, student, temperature)
-    check_indices(teacher, student.shape[-1])
+    check_top_k_pair(kind, teacher, student, temperature)
+    check_top_k_indices(_CALL, teacher, student.shape[-1])
     return top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype)
 
 
@@ -159,34 +167,84 @@ def top_k_values(
     *,
     temperature: float,
     dtype: torch.dtype | None = None,
+    labels: HardLabels | None = None,
     shard: Shard | None = None,
 ) -> Tensor:
-    """Return what `top_k_divergence` does for checked arguments; `shard` if the logits are a rank's."""
-    if dtype is None:
-        dtype = torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
-    positions = student.shape[:-1]
-    indices = recordable(teacher.indices).reshape(positions.numel(), teacher.indices.shape[-1]).long()
-    log_probs = upcast(recordable(teacher.log_probs)).reshape(indices.shape)
-    logits = recordable(student).reshape(positions.numel(), student.shape[-1])
-    padding = log_probs == -torch.inf
-    if shard is None:
-        q = cast("Tensor", _Split.apply(logits, indices, padding, temperature))
-    else:
-        q = shard.selected_logits(logits, indices, ~padding, temperature)
-        q = torch.where(torch.nn.functional.pad(padding, (0, 1)), -torch.inf, q)
-    if teacher.tail == "renormalize":
-        left = torch.full_like(q[:, -1:], -torch.inf)
-    else:
-        # All classes may be kept: what their probabilities then lack to one is rounding.
-        rounding = indices.shape[-1] * torch.finfo(teacher.log_probs.dtype).eps
-        classes = logits.shape[-1] if shard is None else shard.classes
-        is_whole = (~padding).sum(-1, keepdim=True) == classes
-        left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, rounding))
-    p = torch.cat([log_probs / temperature, left], -1)
-    if teacher.tail == "zero":
-        return cast("Tensor", _KeptTerms.apply(p, q, kind)).to(dtype).reshape(positions)
-    rows = row_divergence(kind, Logits(p, validate=False), Logits(q, validate=False), dtype=dtype)
-    return rows.reshape(positions)
+    """Compute the same of arguments that were checked, mixed with the cross-entropies where there are labels.
+
+    `shard` says which of all classes the student's logits are of.
+    """
+    dtype = result_dtype(teacher, student) if dtype is None else dtype
+    vocabulary = student.shape[-1] if shard is None else shard.classes
+    rows = TopKRows.of(kind, teacher, vocabulary, temperature, dtype)
+    seen = rows.classes(labels, shard).of(
+        recordable(student).reshape(student.shape[:-1].numel(), student.shape[-1])
+    )
+    return rows.values(rows.log_probs, seen, labels).reshape(student.shape[:-1])
+
+
+def result_dtype(teacher: TopK, student: Tensor) -> torch.dtype:
+    """Return the dtype of a divergence: float64 if a side is."""
+    return torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
+
+
+class TopKRows(NamedTuple):
+    """What `top_k_divergence` is computed from, as rows: a teacher, and the settings."""
+
+    kind: Divergence
+    tail: Tail
+    indices: Tensor  # negative for padding
+    log_probs: Tensor
+    temperature: float
+    rounding: float  # what the teacher's probabilities may lack to one without anything being left
+    vocabulary: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls, kind: Divergence, teacher: TopK, vocabulary: int, temperature: float, dtype: torch.dtype
+    ) -> Self:
+        """Make rows of a teacher that was checked."""
+        k = teacher.indices.shape[-1]
+        log_probs = upcast(recordable(teacher.log_probs)).reshape(-1, k)
+        indices = recordable(teacher.indices).reshape(-1, k).long()
+        indices = torch.where(log_probs == -torch.inf, -1, indices)
+        rounding = k * torch.finfo(teacher.log_probs.dtype).eps
+        return cls(kind, teacher.tail, indices, log_probs, temperature, rounding, vocabulary, dtype)
+
+    def of_rows(self, rows: slice | Tensor) -> Self:
+        """Return those of some of the rows."""
+        return self._replace(indices=self.indices[rows], log_probs=self.log_probs[rows])
+
+    def classes(
+        self, labels: HardLabels | None = None, shard: Shard | None = None
+    ) -> SelectedClasses | ShardedClasses:
+        """Return what is read from the student's logits, which are of all classes or of a rank's."""
+        read = SelectedClasses(
+            self.indices, self.temperature, True, None if labels is None else labels.classes
+        )
+        return read if shard is None else ShardedClasses(shard, read)
+
+    def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
+        """Return the divergence of each row, mixed with the cross-entropy where there are labels."""
+        found = self.divergence(log_probs, seen)
+        return found if labels is None else labels.mixed_with(found, seen[:, -1])
+
+    def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
+        """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
+        q = seen[:, : log_probs.shape[-1] + 1]
+        if self.tail == "renormalize":
+            left = torch.full_like(q[:, -1:], -torch.inf)
+        else:
+            # All classes may be kept: what their probabilities then lack to one is rounding.
+            is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
+            left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, self.rounding))
+        p = torch.cat([log_probs / self.temperature, left], -1)
+        if self.tail == "zero":
+            return cast("Tensor", _KeptTerms.apply(p, q, self.kind)).to(self.dtype)
+        return row_divergence(
+            self.kind, Logits(p, validate=False), Logits(q, validate=False), dtype=self.dtype
+        )
 
 
 def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:
@@ -194,61 +252,6 @@ def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tenso
     kept = log_probs.exp().sum(-1, keepdim=True)
     some_left = (kept < 1) & ((others > -torch.inf) | (1 - kept > rounding))
     return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
-
-
-class _Split(torch.autograd.Function):
-    """The logits of the kept classes divided by the temperature, followed by the logsumexp of the others.
-
-    The gradient is computed for the whole row at once, in the dtype of the logits.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(logits: Tensor, indices: Tensor, padding: Tensor, temperature: float) -> Tensor:
-        parts = [
-            _split_block(logits[block], indices[block], padding[block], temperature)
-            for block in _blocks(logits)
-        ]
-        return torch.cat(parts) if parts else upcast(logits.new_empty(0, indices.shape[-1] + 1))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, indices, padding, ctx.temperature = inputs
-        ctx.save_for_backward(logits, indices, padding, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved: tuple[Tensor, ...] = (*ctx.saved_tensors, grads[0])
-        logits = saved[0]
-        if torch.is_grad_enabled() or not all(can_inspect(x) for x in saved):
-            return _split_gradient(saved, ctx.temperature).to(logits.dtype), None, None, None
-        gradient = torch.empty_like(logits)
-        for block in _blocks(logits):
-            gradient[block] = _split_gradient(tuple(x[block] for x in saved), ctx.temperature)
-        return gradient, None, None, None
-
-
-def _split_block(logits: Tensor, indices: Tensor, padding: Tensor, temperature: float) -> Tensor:
-    accurate = upcast(logits) / temperature
-    kept = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
-    # A minimum, so that the result does not depend on the order of several entries of one class.
-    written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
-    others = accurate.scatter_reduce(-1, indices, written, "amin")
-    return torch.cat([kept, others.logsumexp(-1, keepdim=True)], -1)
-
-
-def _split_gradient(saved: tuple[Tensor, ...], temperature: float) -> Tensor:
-    """Turn the gradient by the kept classes and the rest into one by the whole row."""
-    logits, indices, padding, split, grad = saved
-    by_kept, by_rest = torch.where(padding, 0, grad[..., :-1]), grad[..., -1:]
-    rest = split[..., -1:]
-    # A kept class may lie above the sum of the others, which no other does.
-    shifted = upcast(logits) / temperature - torch.where(rest == -torch.inf, 0, rest)
-    whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
-    # The kept classes are set to exactly 0 before their own gradient is added.
-    whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
-    return whole.scatter_add(-1, indices, by_kept) / temperature
 
 
 class _KeptTerms(torch.autograd.Function):
@@ -276,13 +279,6 @@ class _KeptTerms(torch.autograd.Function):
             by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
             by_weights.append(torch.where(grad == 0, 0, grad * by_log_weight))
         return by_weights[0], by_weights[1], None
-
-
-def _blocks(rows: Tensor) -> Iterator[slice]:
-    n, classes = rows.shape
-    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
-    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
-    return (slice(start, start + step) for start in range(0, n, max(step, 1)))
 
 
 def _check_form(teacher: TopK) -> None:
@@ -394,8 +390,10 @@ def _refuse_where(
         )
 
 
-def check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
-    """Raise unless positions and devices are the same, and temperature and kind go with the tail."""
+def check_top_k_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+    """Raise unless all go together; `check_top_k_indices` looks at the indices."""
+    check_kind(_CALL, kind)
+    check_temperature(_CALL, temperature)
     if not isinstance(teacher, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
             _CALL,
@@ -435,14 +433,14 @@ def check_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: fl
             got=f"some on {teacher.indices.device}",
             instead="TopK(indices.to(student.device), log_probs.to(student.device))",
         )
-    _check_settings(kind, teacher, temperature)
+    check_top_k(_CALL, kind, teacher, temperature)
 
 
-def check_indices(teacher: TopK, classes: int) -> None:
+def check_top_k_indices(call: str, teacher: TopK, classes: int) -> None:
     """Raise unless the indices are below the number of classes."""
     if not torch.compiler.is_compiling() and teacher.largest_index >= classes:
         raise invalid_value(
-            _CALL,
+            call,
             "teacher",
             wanted=f"indices below the student's number of classes, {classes}",
             got=f"an index {teacher.largest_index}",
@@ -450,10 +448,11 @@ def check_indices(teacher: TopK, classes: int) -> None:
         )
 
 
-def _check_settings(kind: Divergence, teacher: TopK, temperature: float) -> None:
+def check_top_k(call: str, kind: Divergence, teacher: TopK, temperature: float) -> None:
+    """Raise unless `kind` and `temperature` go with the teacher."""
     if temperature != 1 and teacher.tail != "renormalize":
         raise invalid_value(
-            _CALL,
+            call,
             "temperature",
             wanted=f"1 with tail={teacher.tail!r}, as the mass outside at another temperature is unknown",
             got=safe_repr(temperature),
@@ -462,7 +461,7 @@ def _check_settings(kind: Divergence, teacher: TopK, temperature: float) -> None
         )
     if teacher.tail == "zero" and type(kind).total is not Divergence.total:
         raise invalid_value(
-            _CALL,
+            call,
             "kind",
             wanted="with tail='zero' a divergence that is a sum over classes",
             got=safe_repr(kind),

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from kullback.generators import Divergence
 from kullback.inputs import recordable
 from kullback.kernels import reference
+from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import rows as native_rows
 from kullback.kernels.reference import Rows
 from kullback.kernels.row_autograd import CompiledTotal, FusedRowDivergence, TotalTask, WeightedTotal
@@ -28,6 +29,7 @@ def row_divergence(
     dtype: torch.dtype | None = None,
     temperature: float = 1.0,
     exact: bool = False,
+    labels: HardLabels | None = None,
 ) -> Tensor:
     """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable by both.
 
@@ -38,6 +40,7 @@ def row_divergence(
         dtype: of the result; left out, that of the arguments.
         temperature: what logits and log-probabilities are divided by before they are normalized.
         exact: compute in float64 whatever the dtype of the logits, which the fast kernels do not.
+        labels: of the rows in their order, whose cross-entropy is mixed with the divergences.
     """
     weights_p, weights_q = p.weights(), q.weights()
     if dtype is None:
@@ -50,16 +53,27 @@ def row_divergence(
     if weights_p.ndim != 2:
         shape = batch_shape.numel(), weights_p.shape[-1]
         weights_p, weights_q = weights_p.reshape(shape), weights_q.reshape(shape)
-    fast = p.in_logs and q.in_logs and not exact and can_inspect(weights_p) and can_inspect(weights_q)
+    given = (weights_p, weights_q) if labels is None else (weights_p, weights_q, labels.classes)
+    fast = p.in_logs and q.in_logs and not exact and all(can_inspect(x) for x in given)
     backend = _backend(kind, weights_p, weights_q) if fast else reference
     if backend is reference:
         rows = Rows(p.in_logs, q.in_logs, temperature)
         values = reference.row_divergence(kind, weights_p, weights_q, rows, dtype)
+        if labels is not None:
+            values = labels.mixed(values, weights_q)
     elif _is_recorded(weights_p, weights_q):
-        values = FusedRowDivergence.apply(weights_p, weights_q, backend, kind, temperature, dtype)
+        values = FusedRowDivergence.apply(weights_p, weights_q, backend, kind, temperature, dtype, labels)
     else:
+        nothing = (False, False)
         values = backend.value_and_gradient(
-            kind, weights_p, weights_q, None, wanted=(False, False), temperature=temperature, inplace=False
+            kind,
+            weights_p,
+            weights_q,
+            None,
+            wanted=nothing,
+            temperature=temperature,
+            inplace=False,
+            labels=labels,
         )[0].to(dtype)
     return values if len(batch_shape) == 1 else values.reshape(batch_shape)
 
@@ -73,6 +87,7 @@ def value_and_gradient(
     wanted: tuple[bool, bool],
     temperature: float = 1.0,
     inplace: bool = False,
+    labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits together with the gradient of their weighted sum.
 
@@ -86,12 +101,13 @@ def value_and_gradient(
         wanted: whether to return the gradient by the logits of P, and by those of Q.
         temperature: what the logits are divided by.
         inplace: let the gradients overwrite `p` and `q`.
+        labels: of the rows, whose cross-entropy is mixed with the divergences.
 
     Returns:
         the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
     """
     return _backend(kind, p, q).value_and_gradient(
-        kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace
+        kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace, labels=labels
     )
 
 
@@ -105,6 +121,7 @@ def weighted_total(
     temperature: float = 1.0,
     scale: float = 1.0,
     inplace: bool = False,
+    labels: HardLabels | None = None,
 ) -> Tensor:
     """Return `scale` times the weighted sum of the divergences of rows of logits, differentiable by both sides.
 
@@ -118,10 +135,12 @@ def weighted_total(
         temperature: what the logits are divided by.
         scale: what the sum is multiplied by.
         inplace: let the backward pass overwrite `q` with its gradient.
+        labels: of the rows, whose cross-entropy is mixed with the divergences.
     """
     is_constant = weights is None or not weights.requires_grad
-    if is_constant and all(can_inspect(x) for x in (p, q, weights) if x is not None):
-        task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace)
+    given = (p, q, weights, None if labels is None else labels.classes)
+    if is_constant and all(can_inspect(x) for x in given if x is not None):
+        task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace, labels)
         if not task.makes_gradient_early(p, q):
             p, q = recordable(p), recordable(q)
         return WeightedTotal.apply(p, q, task, torch.is_grad_enabled())
@@ -131,11 +150,16 @@ def weighted_total(
         and CompiledTotal.takes(p, q)
         and native_rows.serves(kind, p, q)
     ):
-        task = TotalTask(weights, native_rows, kind, temperature, scale, dtype, inplace)
+        task = TotalTask(weights, native_rows, kind, temperature, scale, dtype, inplace, labels)
         return CompiledTotal.apply(p, q, task, (p.requires_grad, q.requires_grad))
     p, q = recordable(p), recordable(q)
     values = row_divergence(
-        kind, Logits(p, validate=False), Logits(q, validate=False), dtype=dtype, temperature=temperature
+        kind,
+        Logits(p, validate=False),
+        Logits(q, validate=False),
+        dtype=dtype,
+        temperature=temperature,
+        labels=labels,
     )
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(dtype)

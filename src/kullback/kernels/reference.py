@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence, FinitePair
+from kullback.kernels.labels import HardLabels
 from kullback.numeric import upcast
 from kullback.representations import Representation
 
@@ -119,6 +120,7 @@ def value_and_gradient(
     wanted: tuple[bool, bool],
     temperature: float,
     inplace: bool,
+    labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
     rows = Rows(temperature=temperature)
@@ -129,9 +131,13 @@ def value_and_gradient(
     ]
     for block in _blocks(p):
         values[block] = kind.total(rows.pair(p[block], q[block]))
+        if labels is not None:
+            values[block] = labels.of_rows(block).mixed(values[block], q[block])
         if not any(wanted):
             continue
         derivatives = rows.derivatives(kind, p[block], q[block])
+        if labels is not None:
+            derivatives = labels.of_rows(block).mixed_derivatives(derivatives, q[block])
         for gradient, derivative in zip(gradients, derivatives, strict=True):
             if gradient is not None:
                 weighted = derivative if weights is None else _weighted(derivative, weights[block])
@@ -149,22 +155,31 @@ def weighted_total(
     temperature: float,
     scale: float,
     dtype: torch.dtype,
+    labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
     scaled = q.new_full(q.shape[:1], scale, dtype=torch.float64) if weights is None else weights * scale
     values, *gradients = value_and_gradient(
-        kind, p, q, scaled, wanted=wanted, temperature=temperature, inplace=False
+        kind, p, q, scaled, wanted=wanted, temperature=temperature, inplace=False, labels=labels
     )
     return torch.where(scaled == 0, 0, scaled * values).sum().to(dtype), gradients[0], gradients[1]
 
 
 def row_gradients(
-    kind: Divergence, p: Tensor, q: Tensor, rows: Rows, grad: Tensor, wanted: tuple[bool, bool]
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    rows: Rows,
+    grad: Tensor,
+    wanted: tuple[bool, bool],
+    labels: HardLabels | None = None,
 ) -> list[Tensor | None]:
     """Return the gradient of the sum of `grad` times the rows' divergences, made of differentiable operations."""
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     for block in _blocks(p):
         derivatives = rows.derivatives(kind, p[block], q[block])
+        if labels is not None:
+            derivatives = labels.of_rows(block).mixed_derivatives(derivatives, q[block])
         for part, derivative, x in zip(parts, derivatives, (p, q), strict=True):
             part.append(_weighted(derivative, grad[block]).to(x.dtype))
     return [
@@ -174,10 +189,17 @@ def row_gradients(
 
 
 def row_changes(
-    kind: Divergence, p: Tensor, q: Tensor, rows: Rows, tangents: tuple[Tensor | None, ...]
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    rows: Rows,
+    tangents: tuple[Tensor | None, ...],
+    labels: HardLabels | None = None,
 ) -> Tensor:
     """Return the directional derivative of each row's divergence."""
     derivatives = rows.derivatives(kind, p, q)
+    if labels is not None:
+        derivatives = labels.mixed_derivatives(derivatives, q)
     changes = [s * t for s, t in zip(derivatives, tangents, strict=False) if t is not None]
     return torch.stack([change.sum(-1) for change in changes]).sum(0)
 

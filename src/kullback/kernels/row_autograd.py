@@ -11,6 +11,7 @@ from torch import Tensor
 from kullback.errors import invalid_value
 from kullback.generators import Divergence
 from kullback.kernels import reference
+from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Rows
 from kullback.representations import can_inspect
@@ -34,13 +35,15 @@ class FusedRowDivergence(torch.autograd.Function):
         kind: Divergence,
         temperature: float,
         dtype: torch.dtype,
+        labels: HardLabels | None = None,
     ) -> Tensor:
         ctx.backend, ctx.kind, ctx.temperature, ctx.dtype = backend, kind, temperature, dtype
+        ctx.labels = labels
         ctx.save_for_backward(p, q)
         ctx.save_for_forward(p, q)
         nothing = (False, False)
         values = backend.value_and_gradient(
-            kind, p, q, None, wanted=nothing, temperature=temperature, inplace=False
+            kind, p, q, None, wanted=nothing, temperature=temperature, inplace=False, labels=labels
         )
         return values[0].to(dtype)
 
@@ -51,19 +54,25 @@ class FusedRowDivergence(torch.autograd.Function):
         (grad,) = grads
         if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
             rows = Rows(temperature=ctx.temperature)
-            by_p, by_q = reference.row_gradients(ctx.kind, p, q, rows, grad, wanted)
+            by_p, by_q = reference.row_gradients(ctx.kind, p, q, rows, grad, wanted, ctx.labels)
         else:
             _, by_p, by_q = ctx.backend.value_and_gradient(
-                ctx.kind, p, q, grad, wanted=wanted, temperature=ctx.temperature, inplace=False
+                ctx.kind,
+                p,
+                q,
+                grad,
+                wanted=wanted,
+                temperature=ctx.temperature,
+                inplace=False,
+                labels=ctx.labels,
             )
-        return by_p, by_q, None, None, None, None
+        return by_p, by_q, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         p, q = ctx.saved_tensors
-        return reference.row_changes(ctx.kind, p, q, Rows(temperature=ctx.temperature), tangents[:2]).to(
-            ctx.dtype
-        )
+        rows = Rows(temperature=ctx.temperature)
+        return reference.row_changes(ctx.kind, p, q, rows, tangents[:2], ctx.labels).to(ctx.dtype)
 
 
 class TotalTask(NamedTuple):
@@ -76,6 +85,7 @@ class TotalTask(NamedTuple):
     scale: float
     dtype: torch.dtype
     inplace: bool
+    labels: HardLabels | None = None
 
     def makes_gradient_early(self, p: Tensor, q: Tensor) -> bool:
         """Tell whether the forward pass makes the gradient, if there will be one."""
@@ -94,6 +104,7 @@ class TotalTask(NamedTuple):
             temperature=self.temperature,
             scale=self.scale,
             dtype=self.dtype,
+            labels=self.labels,
         )
 
     def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
@@ -146,10 +157,17 @@ class WeightedTotal(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled() or not can_inspect(grad):
             rows = Rows(temperature=task.temperature)
-            return *reference.row_gradients(task.kind, p, q, rows, scaled, wanted), None, None
+            return *reference.row_gradients(task.kind, p, q, rows, scaled, wanted, task.labels), None, None
         inplace = task.inplace and not may_overlap_itself(q)
         _, by_p, by_q = task.backend.value_and_gradient(
-            task.kind, p, q, scaled, wanted=wanted, temperature=task.temperature, inplace=inplace
+            task.kind,
+            p,
+            q,
+            scaled,
+            wanted=wanted,
+            temperature=task.temperature,
+            inplace=inplace,
+            labels=task.labels,
         )
         if inplace:  # whoever else kept the logits for a backward pass of their own is told by autograd
             torch.autograd.graph.increment_version(q)
@@ -160,7 +178,8 @@ class WeightedTotal(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         task: TotalTask = ctx.task
         p, q = ctx.saved_tensors
-        changes = reference.row_changes(task.kind, p, q, Rows(temperature=task.temperature), tangents[:2])
+        rows = Rows(temperature=task.temperature)
+        changes = reference.row_changes(task.kind, p, q, rows, tangents[:2], task.labels)
         scaled = task.row_weights(q, 1.0)
         return torch.where(scaled == 0, 0, scaled * changes).sum().to(task.dtype)
 

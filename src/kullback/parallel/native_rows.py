@@ -17,6 +17,7 @@ from torch import Tensor
 from kullback.generators import KL, Divergence, FinitePair, ReverseKL, TotalVariation
 from kullback.kernels.native import rows as native
 from kullback.parallel.combine import Merged
+from kullback.parallel.labels import MixedLabels
 
 __all__ = ["Normalizer", "add_gradients", "local_numbers", "serves"]
 
@@ -83,6 +84,7 @@ def add_gradients(
     weights: Tensor | None,
     results: Sequence[Tensor | None],
     temperature: float,
+    labels: MixedLabels | None = None,
 ) -> None:
     """Write the gradients of the weighted sum of the values by this rank's logits to `results`; they may be p and q."""
     wanted = results[0] is not None, results[1] is not None
@@ -103,6 +105,8 @@ def add_gradients(
                     masses = torch.empty(gradient.shape, dtype=torch.float64)
                 mass = _shifted(masses[: len(gradient)], x, norm.peak, temperature).exp_()
                 gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
+            if labels is not None:
+                gradient = labels.gradient(rows, gradient, q[rows] if side else None)
             if factor is not None:  # a row of weight 0 gives 0, whatever it holds
                 gradient.mul_(factor).masked_fill_(factor == 0, 0)
             result[rows].copy_(gradient)

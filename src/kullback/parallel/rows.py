@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence, FinitePair
+from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.numeric import upcast
 from kullback.parallel import native_rows
 from kullback.parallel.combine import Merged, RowSums, Rule, rule_of
+from kullback.parallel.labels import LabelSums, MixedLabels, logits_at, places_of
 from kullback.parallel.native_rows import Normalizer
 from kullback.parallel.ranks import Ranks, check_first_derivative
 
@@ -33,6 +35,11 @@ class State(NamedTuple):
     p: Normalizer
     q: Normalizer
     merged: Merged
+    labels: MixedLabels | None
+
+    def values(self) -> Tensor:
+        """Return the values of the rows."""
+        return self.merged.values if self.labels is None else self.labels.values(self.merged.values)
 
 
 class ShardedRows(NamedTuple):
@@ -44,6 +51,7 @@ class ShardedRows(NamedTuple):
         temperature: what the logits are divided by.
         classes: the number of classes of all ranks together.
         needed: by which side, P and Q, a gradient is wanted on any rank.
+        start: the first class of this rank.
     """
 
     ranks: Ranks
@@ -51,10 +59,19 @@ class ShardedRows(NamedTuple):
     temperature: float
     classes: int
     needed: tuple[bool, bool]
+    start: int
 
-    def divergence(self, p: Tensor, q: Tensor, *, dtype: torch.dtype, inplace: bool = False) -> Tensor:
+    def divergence(
+        self,
+        p: Tensor,
+        q: Tensor,
+        *,
+        dtype: torch.dtype,
+        inplace: bool = False,
+        labels: HardLabels | None = None,
+    ) -> Tensor:
         """Return the divergence of each row, the same on every rank; its gradient goes to this rank's logits."""
-        return cast("Tensor", _ShardedDivergence.apply(p, q, self, dtype, inplace))
+        return cast("Tensor", _ShardedDivergence.apply(p, q, self, dtype, inplace, labels))
 
     def value_and_gradient(
         self,
@@ -66,17 +83,25 @@ class ShardedRows(NamedTuple):
         wanted: tuple[bool, bool],
         temperature: float,
         inplace: bool,
+        labels: HardLabels | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Do what `kernels.value_and_gradient` does for whole rows, with the gradient by this rank's logits."""
-        state = self.sweep(p, q, self.needed if any(wanted) else (False, False))
+        state = self.sweep(p, q, self.needed if any(wanted) else (False, False), labels)
         by_p, by_q = self.gradients(p, q, state, weights, wanted, (inplace, inplace))
-        return state.merged.values, by_p, by_q
+        return state.values(), by_p, by_q
 
-    def sweep(self, p: Tensor, q: Tensor, needed: tuple[bool, bool]) -> State:
+    def sweep(
+        self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
+    ) -> State:
         """Compute the values, and what the gradients by the sides needed take: two collectives."""
-        gathered = self.ranks.gather(torch.cat([log_sums(x, self.temperature) for x in (p, q)], -1))
+        sums = [log_sums(x, self.temperature) for x in (p, q)]
+        if labels is not None:
+            places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)
+            sums += [log_sums(q, 1.0, places), logits_at(q, places)]
+        gathered = self.ranks.gather(torch.cat(sums, -1))
         rank = self.ranks.rank
-        normalizers = merged_log_sums(gathered[..., :2], rank), merged_log_sums(gathered[..., 2:], rank)
+        normalizers = merged_log_sums(gathered[..., :2], rank), merged_log_sums(gathered[..., 2:4], rank)
+        mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
         if native_rows.serves(rule.kind, p, q):
             local = native_rows.local_numbers(rule.kind, p, q, normalizers, needed, self.temperature)
@@ -87,7 +112,7 @@ class ShardedRows(NamedTuple):
                 parts.append(rule.local(pair, tops))
             local = torch.cat(parts)
         numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
-        return State(*normalizers, rule.merge(numbers, needed))
+        return State(*normalizers, rule.merge(numbers, needed), mixed)
 
     def gradients(
         self,
@@ -108,7 +133,15 @@ class ShardedRows(NamedTuple):
             return results
         if native_rows.serves(rule.kind, p, q):
             native_rows.add_gradients(
-                rule.kind, p, q, (state.p, state.q), state.merged, weights, results, self.temperature
+                rule.kind,
+                p,
+                q,
+                (state.p, state.q),
+                state.merged,
+                weights,
+                results,
+                self.temperature,
+                state.labels,
             )
             return results
         for block in blocks(p):
@@ -116,15 +149,26 @@ class ShardedRows(NamedTuple):
             merged = state.merged.block(block)
             derivatives = rule.derivatives(pair, merged)
             factors = None if weights is None else weights[block].unsqueeze(-1)
-            for result, by, mass, top, sums in zip(
-                results, derivatives, (pair.p, pair.q), tops, merged.sums, strict=True
+            for result, by, mass, top, sums, labeled in zip(
+                results, derivatives, (pair.p, pair.q), tops, merged.sums, (None, q[block]), strict=True
             ):
                 if result is not None and top is not None and sums is not None:
                     gradient = _by_logits(by, mass, top, sums) / self.temperature
+                    if state.labels is not None:
+                        gradient = state.labels.gradient(block, gradient, labeled)
                     if factors is not None:  # a row of weight 0 gives 0, whatever it holds
                         gradient = torch.where(factors == 0, 0, factors * gradient)
                     result[block] = gradient.to(result.dtype)
         return results
+
+    def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
+        """Merge what all ranks found of the labels; `own` is the number of classes of this rank."""
+        others = merged_log_sums(gathered[..., :2], self.ranks.rank)
+        # A class that no rank has must not pass for one whose logit is 0.
+        exists = (labels.classes >= 0) & (labels.classes < self.classes)
+        logits = torch.where(exists, gathered[..., 2].sum(0), torch.nan)
+        places = places_of(labels.classes, self.start, own)
+        return MixedLabels(labels, places, LabelSums.of(others.peak, others.total, logits))
 
     def _rule(self) -> Rule:
         return rule_of(self.ranks.call, self.kind, self.classes, self.ranks.rank)
@@ -151,12 +195,18 @@ class _ShardedDivergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p: Tensor, q: Tensor, rows: ShardedRows, dtype: torch.dtype, inplace: bool
+        ctx: Any,
+        p: Tensor,
+        q: Tensor,
+        rows: ShardedRows,
+        dtype: torch.dtype,
+        inplace: bool,
+        labels: HardLabels | None,
     ) -> Tensor:
         ctx.rows, ctx.inplace = rows, inplace
-        ctx.state = rows.sweep(p, q, rows.needed)
+        ctx.state = rows.sweep(p, q, rows.needed, labels)
         ctx.save_for_backward(p, q)
-        return ctx.state.merged.values.to(dtype)
+        return ctx.state.values().to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -168,7 +218,7 @@ class _ShardedDivergence(torch.autograd.Function):
         if inplace:  # whoever else kept the logits for a backward pass of their own is told by autograd
             torch.autograd.graph.increment_version(q)
             by_q = q.detach()
-        return by_p, by_q, None, None, None
+        return by_p, by_q, None, None, None, None
 
 
 def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:

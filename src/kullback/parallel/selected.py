@@ -7,11 +7,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
+from kullback.parallel.labels import LabelSums, logits_at, places_of
 from kullback.parallel.ranks import Ranks, check_first_derivative
 from kullback.parallel.rows import blocks, log_sums, merged_log_sums
 
-__all__ = ["Shard"]
+__all__ = ["Shard", "ShardedClasses"]
 
 
 class Shard(NamedTuple):
@@ -27,62 +29,90 @@ class Shard(NamedTuple):
     start: int
     classes: int
 
-    def selected_logits(
-        self, logits: Tensor, indices: Tensor, excluded: Tensor, temperature: float
-    ) -> Tensor:
-        """Return the logits of some classes of each row, followed by the logsumexp of those that are not excluded.
 
-        One all-reduce of k numbers a row, one all-gather of two, and none backward.
+class ShardedClasses(NamedTuple):
+    """What `SelectedClasses` reads from whole rows, read from this rank's part of them: the same on every rank.
 
-        Arguments:
-            logits: of this rank's classes, shape (rows, classes of this rank).
-            indices: the classes, among those of all ranks, shape (rows, k); the same on every rank.
-            excluded: which of the k classes the sum leaves out; the same on every rank.
-            temperature: what the logits are divided by.
+    One all-reduce of k numbers a row and one all-gather of two, with labels of k + 1 and of four, and none backward.
+    """
 
-        Returns:
-            shape (rows, k + 1), in float64 (float32 on devices without it), the same on every rank.
-        """
-        return cast("Tensor", _SelectedLogits.apply(logits, indices, excluded, self, temperature))
+    shard: Shard
+    selected: SelectedClasses
+
+    def of(self, logits: Tensor) -> Tensor:
+        """Read the logits, differentiably."""
+        return cast("tuple[Tensor, Tensor]", _Selected.apply(logits, self))[0]
+
+    def read(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Read the logits; return what `write_gradient` needs beside the result, if there are labels."""
+        (ranks, _, classes), selected = self.shard, self.selected
+        places, label_places = self._places(logits)
+        found = logits_at(logits, places) / selected.temperature
+        sums = [log_sums(logits, selected.temperature, places if selected.leaves_out else None)]
+        indices = selected.indices
+        if selected.labels is not None and label_places is not None:
+            indices = torch.cat([indices, selected.labels.unsqueeze(-1)], -1)
+            found = torch.cat([found, logits_at(logits, label_places)], -1)
+            sums.append(log_sums(logits, 1.0, label_places))
+        # A class that no rank has must not pass for one whose logit is 0.
+        found = torch.where(indices < classes, ranks.sum(found), torch.nan)
+        gathered = ranks.gather(torch.cat(sums, -1))
+        rest = merged_log_sums(gathered[..., :2], ranks.rank)
+        log_rest = (rest.peak + torch.log(rest.total)).unsqueeze(-1)
+        k = places.shape[-1]
+        kept = torch.where(selected.indices < 0, -torch.inf, found[:, :k])
+        if label_places is None:
+            return torch.cat([kept, log_rest], -1), None
+        others = merged_log_sums(gathered[..., 2:], ranks.rank)
+        of_labels = LabelSums.of(others.peak, others.total, found[:, k])
+        columns = [kept, log_rest, of_labels.cross_entropies().unsqueeze(-1)]
+        return torch.cat(columns, -1), torch.stack(of_labels, -1)
+
+    def write_gradient(
+        self, logits: Tensor, result: Tensor, sums: Tensor | None, grad: Tensor, out: Tensor
+    ) -> None:
+        """Write the gradient by this rank's logits, from that by the result, to `out`, which may be the logits."""
+        selected, k = self.selected, self.selected.indices.shape[-1]
+        all_places, label_places = self._places(logits)
+        of_labels = None if sums is None else LabelSums(*sums.unbind(-1))
+        for block in blocks(logits):
+            rows, places, by = logits[block], all_places[block], grad[block]
+            log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
+            # A class that is left out may lie above the sum of the others, which no other does.
+            shifted = upcast(rows) / selected.temperature - torch.where(log_rest == -torch.inf, 0, log_rest)
+            whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
+            whole = torch.nn.functional.pad(whole, (0, 1))  # one column more takes the places past the end
+            if selected.leaves_out:
+                whole = whole.scatter(-1, places, 0)
+            whole = whole.scatter_add(-1, places, by[:, :k])[:, :-1] / selected.temperature
+            if of_labels is not None and label_places is not None:
+                whole = whole + of_labels.gradient(block, rows, label_places[block, 0], by[:, k + 1])
+            out[block] = whole
+
+    def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return where the selected classes and the labels are among this rank's, shapes (rows, k) and (rows, 1)."""
+        start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
+        of_labels = None if labels is None else places_of(labels.unsqueeze(-1), start, own)
+        return places_of(self.selected.indices, start, own), of_labels
 
 
-class _SelectedLogits(torch.autograd.Function):
+class _Selected(torch.autograd.Function):
     """All ranks have the same gradient of the loss by the result; each turns it into that by its own logits."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, indices: Tensor, excluded: Tensor, shard: Shard, temperature: float
-    ) -> Tensor:
-        ranks, places, own = shard.ranks, indices - shard.start, logits.shape[-1]
-        here = (places >= 0) & (places < own)
-        inside = torch.where(here, places, own)  # one past the end if another rank has the class
-        left_out = torch.where(excluded, inside, own)
-        found = torch.zeros(places.shape, dtype=upcast(logits[:0]).dtype, device=logits.device)
-        for block in blocks(logits):
-            accurate = torch.nn.functional.pad(logits[block], (0, 1))
-            found[block] = torch.where(
-                here[block], upcast(accurate.gather(-1, inside[block])) / temperature, 0
-            )
-        ranks.sum(found)
-        rest = merged_log_sums(ranks.gather(log_sums(logits, temperature, left_out)), ranks.rank)
-        log_rest = (rest.peak + torch.log(rest.total)).unsqueeze(-1)
-        ctx.temperature, ctx.ranks = temperature, ranks
-        ctx.save_for_backward(logits, inside, left_out, log_rest)
-        return torch.cat([found, log_rest], -1)
+    def forward(ctx: Any, logits: Tensor, task: ShardedClasses) -> tuple[Tensor, Tensor]:
+        result, sums = task.read(logits)
+        ctx.task, ctx.has_labels = task, sums is not None
+        sums = result.new_empty(0) if sums is None else sums
+        ctx.mark_non_differentiable(sums)
+        ctx.save_for_backward(logits, result, sums)
+        return result, sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        check_first_derivative(ctx.ranks, grads[0])
-        logits, *others = ctx.saved_tensors
+        task: ShardedClasses = ctx.task
+        check_first_derivative(task.shard.ranks, grads[0])
+        logits, result, sums = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        for block in blocks(logits):
-            inside, left_out, log_rest, grad = (x[block] for x in (*others, grads[0]))
-            by_selected, by_rest = grad[:, :-1], grad[:, -1:]
-            # A class that is left out may lie above the sum of the others, which no other does.
-            shifted = upcast(logits[block]) / ctx.temperature - torch.where(
-                log_rest == -torch.inf, 0, log_rest
-            )
-            whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
-            whole = torch.nn.functional.pad(whole, (0, 1)).scatter(-1, left_out, 0)
-            gradient[block] = whole.scatter_add(-1, inside, by_selected)[:, :-1] / ctx.temperature
-        return gradient, None, None, None, None
+        task.write_gradient(logits, result, sums if ctx.has_labels else None, grads[0], gradient)
+        return gradient, None

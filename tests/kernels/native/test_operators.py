@@ -42,6 +42,10 @@ def divergence_of_rows() -> Call:
         "share_q": 0.0,
         "temperature": 1.0,
         "scale": 1.0,
+        "labels": torch.tensor([2, 0, -1]),
+        "labels_are_of_p": False,
+        "soft": 0.5,
+        "hard": 0.5,
         "values": numbers(),
         "total": torch.zeros((), dtype=torch.float64),
         "gradient_p": matrix(),
@@ -129,8 +133,35 @@ def scale_derivatives() -> Call:
     }
 
 
+def selected_statistics() -> Call:
+    return {
+        "logits": matrix(),
+        "indices": torch.tensor([[0, 3], [2, -1], [5, 1]]),
+        "labels": torch.tensor([2, 0, -1]),
+        "temperature": 2.0,
+        "leaves_out": True,
+        "selected": torch.zeros(ROWS, 2, dtype=torch.float64),
+        "sums": torch.zeros(ROWS, 5, dtype=torch.float64),
+    }
+
+
+def selected_gradient() -> Call:
+    call = selected_statistics()
+    torch.ops.kullback.selected_statistics.default(**call)
+    del call["selected"]
+    call["by_selected"] = torch.full((ROWS, 2), 0.5, dtype=torch.float64)
+    return {
+        **call,
+        "by_log_sum": numbers(),
+        "by_cross_entropy": numbers(),
+        "gradient": torch.zeros(ROWS, CLASSES),
+    }
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     "value_and_gradient": divergence_of_rows,
+    "selected_statistics": selected_statistics,
+    "selected_gradient": selected_gradient,
     "kl_terms": kl_terms,
     "kl_of_weights": kl_of_weights,
     "closed_form": closed_form,
@@ -161,7 +192,7 @@ def too_large(x: Tensor) -> Tensor:
 
 def turned(x: Tensor) -> Tensor:
     return (
-        x.reshape(CLASSES, ROWS).contiguous()
+        x.reshape(x.shape[::-1]).contiguous()
         if x.ndim == 2
         else x[None, :, None]
         if x.ndim
@@ -170,7 +201,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def of_another_dtype(x: Tensor) -> Tensor:
-    return x.to(torch.int64)
+    return x.to(torch.int64 if x.is_floating_point() else torch.int32)
 
 
 def without_data(x: Tensor) -> Tensor:
@@ -187,6 +218,9 @@ READ = {
     ("value_and_gradient", "p", of_repeated_memory),
     ("value_and_gradient", "q", of_repeated_memory),
     ("scale_derivatives", "grad", of_repeated_memory),
+    *((f"selected_{name}", "logits", of_repeated_memory) for name in ("statistics", "gradient")),
+    # Rows of any number of classes.
+    *(("selected_statistics", "logits", change) for change in (too_small, too_large)),
     *(("closed_form", name, of_repeated_memory) for name in "abcd"),
     # Factors of any number of columns.
     *(("closed_form_of_factors", "matrix_p", change) for change in (too_small, too_large)),
@@ -250,6 +284,14 @@ def test_numbers_that_mean_nothing_are_refused(name, code):
         run(name, {**call, key: code})
 
 
+@pytest.mark.parametrize(("name", "argument"), [(n, a) for n, a in TENSORS if a in ("indices", "labels")])
+def test_classes_that_no_row_has_are_refused(name, argument):
+    call = CALLS[name]()
+    call[argument][0] = CLASSES
+    with pytest.raises(RuntimeError, match="no such class"):
+        run(name, call)
+
+
 def gradient_of_q(call: Call) -> Call:
     return {**call, "gradient_q": call["q"]}
 
@@ -298,3 +340,25 @@ def test_a_gradient_overlaps_nothing_but_its_own_logits(change, refused):
     run("value_and_gradient", copies)
     run("value_and_gradient", call)
     assert torch.equal(call["gradient_q"], copies["gradient_q"])
+
+
+def test_the_gradient_of_selected_classes_overlaps_nothing_but_its_logits():
+    call = selected_gradient()
+    run("selected_gradient", call)
+    copy = {**call, "logits": matrix()}
+    run("selected_gradient", {**copy, "gradient": copy["logits"]})
+    assert torch.equal(copy["logits"], call["gradient"])
+    with pytest.raises(RuntimeError, match="overlaps"):
+        run("selected_gradient", gradient_of_logits_a_row_later(call))
+
+
+def gradient_of_logits_a_row_later(call: Call) -> Call:
+    memory = torch.zeros(ROWS + 1, CLASSES)
+    return {**call, "logits": memory[:-1], "gradient": memory[1:]}
+
+
+def test_asking_for_large_pages_changes_nothing():
+    for x in (torch.rand(3, 5), torch.rand(0), torch.rand(3 << 20), torch.rand(4, 5).t()):
+        before = x.clone()
+        torch.ops.kullback.ask_for_large_pages.default(x)
+        assert torch.equal(x, before)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kullback import KL, ChiSquared, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.kernels import reference
+from kullback.kernels.labels import HardLabels
 from kullback.kernels.reference import Rows
 from kullback.kernels.row_autograd import FusedRowDivergence
 from kullback.kernels.triton import rows
@@ -345,6 +346,42 @@ def test_offsets_beyond_32_bits() -> None:
         assert torch.equal(mine, expected)
     columns.copy_(torch.randn(1, 3))
     assert torch.equal(ours(KL(), columns, q[:1, :3])[0], ours(KL(), columns.clone(), q[:1, :3])[0])
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_labels_are_mixed_in(share: float, inplace: bool) -> None:
+    p, q = torch.randn(3, 70), torch.randn(3, 70)
+    p[0, 0], q[0, 0] = 0.0, -INF  # an infinite divergence, which at share 1 counts nothing
+    weights = torch.tensor([0.5, 2.0, 0.0])
+    labels = HardLabels(on_device(torch.tensor([3, 69, 0]), torch.long), 1 - share, share)
+    how = {"temperature": 2.0, "labels": labels}
+    true = reference.value_and_gradient(
+        KL(), p.double(), q.double(), weights, wanted=BOTH, inplace=False,
+        temperature=2.0, labels=labels._replace(classes=labels.classes.cpu()),
+    )  # fmt: skip
+    total, by_p, by_q = rows.weighted_total(
+        KL(),
+        on_device(p),
+        on_device(q),
+        on_device(weights),
+        wanted=BOTH,
+        scale=3.0,
+        dtype=torch.float32,
+        **how,
+    )
+    mine = rows.value_and_gradient(
+        KL(), on_device(p), on_device(q), on_device(weights), wanted=BOTH, inplace=inplace, **how
+    )
+    expected = torch.where(weights == 0, 0, weights * true[0]).sum() * 3
+    torch.testing.assert_close(total.cpu(), expected.float(), rtol=1e-6, atol=0)
+    for value, scaled, want in zip(mine, (mine[0], by_p, by_q), true, strict=True):
+        assert value is not None
+        assert scaled is not None
+        assert want is not None
+        torch.testing.assert_close(value.cpu().double(), want, rtol=1e-5, atol=1e-7)
+        factor = 1 if scaled is mine[0] else 3
+        torch.testing.assert_close(scaled.cpu().double(), factor * want, rtol=1e-5, atol=1e-7)
 
 
 def test_what_it_leaves_to_others() -> None:

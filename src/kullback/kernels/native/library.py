@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kullback.kernels.codes import INTERFACE
 
-__all__ = ["is_available", "missing"]
+__all__ = ["empty_like", "is_available", "missing"]
 
 _LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 
@@ -52,3 +53,11 @@ def is_available() -> bool:
 
 # torch.compile runs a function with this mark once, while it traces (see kullback.reduction).
 is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def empty_like(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return contiguous memory of the shape of `x`, on the CPU in large pages, which the system hands out faster."""
+    memory = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
+    if x.is_cpu and is_available():
+        torch.ops.kullback.ask_for_large_pages.default(memory)
+    return memory

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kullback.generators import Divergence
 from kullback.kernels.divergence_codes import Arguments, arguments_of
+from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
 
 __all__ = ["DTYPES", "serves", "value_and_gradient", "weighted_total"]
@@ -41,6 +42,7 @@ def value_and_gradient(
     wanted: tuple[bool, bool],
     temperature: float,
     inplace: bool,
+    labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
     values = torch.empty(p.shape[0], dtype=torch.float64)
@@ -48,7 +50,7 @@ def value_and_gradient(
         (x if inplace and x.stride(1) == 1 else torch.empty(x.shape, dtype=x.dtype)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    _run(p, q, _in_float64(weights), kind, temperature, 1.0, values, None, *gradients)
+    _run(p, q, _in_float64(weights), kind, temperature, 1.0, labels, values, None, *gradients)
     for x, gradient in zip((p, q), gradients, strict=True):
         if inplace and gradient is not None and gradient is not x:
             x.copy_(gradient)
@@ -65,12 +67,13 @@ def weighted_total(
     temperature: float,
     scale: float,
     dtype: torch.dtype,
+    labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
     by_p = torch.empty(p.shape, dtype=p.dtype) if wanted[0] else None
     by_q = torch.empty(q.shape, dtype=q.dtype) if wanted[1] else None
     total = torch.empty((), dtype=dtype)
-    _run(p, q, _in_float64(weights), kind, temperature, scale, None, total, by_p, by_q)
+    _run(p, q, _in_float64(weights), kind, temperature, scale, labels, None, total, by_p, by_q)
     return total, by_p, by_q
 
 
@@ -81,13 +84,17 @@ def _run(
     kind: Divergence,
     temperature: float,
     scale: float,
+    labels: HardLabels | None,
     *results: Tensor | None,
 ) -> None:
     """Call the operator, which writes to `results`: values, total, and the gradients by both sides."""
     code, numbers, swapped = cast(Arguments, arguments_of(kind))
     if swapped:
         p, q, results = q, p, (*results[:2], *results[:1:-1])
-    torch.ops.kullback.value_and_gradient.default(p, q, weights, code, *numbers, temperature, scale, *results)
+    classes, soft, hard = (None, 1.0, 0.0) if labels is None else (labels.classes.contiguous(), *labels[1:])
+    torch.ops.kullback.value_and_gradient.default(
+        p, q, weights, code, *numbers, temperature, scale, classes, swapped, soft, hard, *results
+    )
 
 
 def _in_float64(weights: Tensor | None) -> Tensor | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from kullback.generators import Divergence
 from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.divergence_codes import Arguments, arguments_of
+from kullback.kernels.labels import HardLabels
 from kullback.optional import is_installed
 
 __all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
@@ -76,13 +77,14 @@ def value_and_gradient(
     wanted: tuple[bool, bool],
     temperature: float,
     inplace: bool,
+    labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
     gradients = [
         (x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    values = _run(kind, p, q, _in_float64(weights), temperature, 1.0, gradients)
+    values = _run(kind, p, q, _in_float64(weights), temperature, 1.0, labels, gradients)
     return values, gradients[0], gradients[1]
 
 
@@ -96,6 +98,7 @@ def weighted_total(
     temperature: float,
     scale: float,
     dtype: torch.dtype,
+    labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
     weights = _in_float64(weights)
@@ -103,7 +106,7 @@ def weighted_total(
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    values = _run(kind, p, q, weights, temperature, scale, gradients)
+    values = _run(kind, p, q, weights, temperature, scale, labels, gradients)
     if weights is not None:
         values = torch.where(weights == 0, 0, weights * values)
     return (values.sum() * scale).to(dtype), gradients[0], gradients[1]
@@ -116,10 +119,18 @@ def _run(
     weights: Tensor | None,
     temperature: float,
     scale: float,
+    labels: HardLabels | None,
     gradients: list[Tensor | None],
 ) -> Tensor:
-    """Launch the kernel; return the rows' values in float64."""
+    """Launch the kernel; return the rows' values in float64.
+
+    Labels cost another pass over the logits, and a copy of those that are overwritten.
+    """
     rows, classes = p.shape
+    if labels is not None:
+        before = q.clone() if gradients[1] is q else q
+        values = _run(kind, p, q, weights, temperature, scale * labels.soft, None, gradients)
+        return labels.add(values, before, weights, scale, gradients[1])
     values = torch.empty(rows, dtype=torch.float64, device=p.device)
     if rows == 0:
         return values

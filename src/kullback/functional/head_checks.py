@@ -1,0 +1,136 @@
+"""Checks of the tensors of `linear_distillation_loss`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value
+from kullback.functional.sampled_tail import SampledTail, check_sampled_indices, check_sampled_tail
+from kullback.functional.top_k import TopK, check_top_k, check_top_k_indices
+from kullback.generators import Divergence
+from kullback.inputs import check_dense
+
+__all__ = ["CALL", "NAMES", "check_indices", "check_sparse", "check_tensors", "is_autocast_on"]
+
+CALL = "linear_distillation_loss"
+NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
+
+
+def is_autocast_on(device: str) -> bool:
+    """Tell whether products are in the dtype of autocast."""
+    # torch 2.10 does not compile the question whether a device has autocast; what it compiles for has.
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return is_available and torch.is_autocast_enabled(device)
+
+
+def check_tensors(tensors: list[Any]) -> None:
+    """Raise unless hidden states, weights and biases of both sides go together."""
+    for name, x, ndim in zip(NAMES, tensors, (None, 2, 1) * 2, strict=True):
+        if x is not None or ndim != 1:
+            _check_tensor(name, x, ndim)
+    _check_positions(tensors[0], tensors[3].shape[:-1])
+    _check_devices(tensors)
+    for side in (0, 3):
+        _check_head(NAMES[side], *tensors[side : side + 3])
+
+
+def check_sparse(
+    tensors: list[Any], teacher: TopK | SampledTail, kind: Divergence, temperature: float
+) -> None:
+    """Raise unless a teacher of some classes goes with the student's head, and has none itself."""
+    for name, x, ndim in zip(NAMES[:3], tensors[:3], (None, 2, 1), strict=True):
+        if x is not None or ndim != 1:
+            _check_tensor(name, x, ndim)
+    for name, x in zip(NAMES[4:], tensors[4:], strict=True):
+        if x is not None:
+            wanted, instead = f"none with a {type(teacher).__name__}, which has no head", f"{name}=None"
+            raise invalid_value(CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
+    indices = teacher.indices if isinstance(teacher, TopK) else teacher.top.indices
+    _check_positions(tensors[0], indices.shape[:-1])
+    _check_devices([*tensors[:3], indices])
+    _check_head("student", *tensors[:3])
+    if isinstance(teacher, TopK):
+        check_top_k(CALL, kind, teacher, temperature)
+    else:
+        check_sampled_tail(CALL, kind, temperature)
+
+
+def check_indices(teacher: TopK | SampledTail, classes: int) -> None:
+    """Raise unless the indices are below the number of classes."""
+    if isinstance(teacher, TopK):
+        check_top_k_indices(CALL, teacher, classes)
+    else:
+        check_sampled_indices(CALL, teacher, classes)
+
+
+def _check_positions(student: Tensor, positions: torch.Size) -> None:
+    if student.shape[:-1] != positions:
+        raise invalid_value(
+            CALL,
+            "student",
+            wanted=f"the teacher's positions, shape {tuple(positions)}",
+            got=f"shape {tuple(student.shape[:-1])}, hidden size left out",
+            instead="the hidden states of the same positions of both, neither shifted nor cut",
+        )
+
+
+def _check_devices(tensors: list[Tensor | None]) -> None:
+    device = tensors[0].device if tensors[0] is not None else None
+    for name, x in zip(NAMES, tensors, strict=False):
+        if x is not None and x.device != device:
+            raise invalid_value(
+                CALL,
+                name,
+                wanted=f"a tensor on {device}, where the student is",
+                got=f"one on {x.device}",
+                instead=f"{name}={name}.to(student.device)",
+            )
+
+
+def _check_tensor(name: str, x: object, ndim: int | None) -> None:
+    if isinstance(x, Tensor):
+        check_dense(CALL, name, x)
+    if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
+        return
+    shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
+    raise invalid_type(
+        CALL,
+        name,
+        wanted=f"a floating-point tensor, shape {shape}",
+        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        instead=f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
+        if ndim is None
+        else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
+    )
+
+
+def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.shape[1] != hidden.shape[-1]:
+        raise invalid_value(
+            CALL,
+            f"{side}_weight",
+            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
+            got=f"shape {tuple(weight.shape)}",
+            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise invalid_value(
+            CALL,
+            f"{side}_bias",
+            wanted=f"a number for each class, shape ({weight.shape[0]},)",
+            got=f"shape {tuple(bias.shape)}",
+            instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
+        )
+    autocast = is_autocast_on(hidden.device.type)
+    for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
+        if x is not None and x.dtype != hidden.dtype and not autocast:
+            raise invalid_type(
+                CALL,
+                name,
+                wanted=f"dtype {hidden.dtype}, that of {side}",
+                got=f"dtype {x.dtype}",
+                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
+            )

@@ -1,0 +1,138 @@
+"""Cross-entropy with true classes, as it is mixed with the divergence of the same rows of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.numeric import upcast
+from kullback.representations import can_inspect
+
+__all__ = ["HardLabels", "cross_entropy", "cross_entropy_gradient", "cross_entropy_of_block", "row_blocks"]
+
+# Elements in a block of logits, so that temporaries stay small; GPUs need larger blocks.
+_BLOCK = {"cpu": 1 << 17}
+_LARGE_BLOCK = 1 << 24
+
+
+class HardLabels(NamedTuple):
+    """A row counts `soft` times its divergence plus `hard` times the cross-entropy of Q's logits at temperature 1."""
+
+    classes: Tensor  # of each row, int64
+    soft: float
+    hard: float
+
+    def of_rows(self, rows: slice | Tensor) -> HardLabels:
+        """Return those of some of the rows."""
+        return self._replace(classes=self.classes[rows])
+
+    def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix the derivatives of rows by both sides with those of the cross-entropy by Q's logits."""
+        by_p, by_q = (self.soft * x for x in derivatives)
+        grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
+        return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
+
+    def mixed(self, values: Tensor, logits: Tensor) -> Tensor:
+        """Return the values that rows with these divergences have; an infinite one that does not count is left out."""
+        return self.mixed_with(values, cross_entropy(logits, self.classes))
+
+    def mixed_with(self, values: Tensor, cross_entropies: Tensor) -> Tensor:
+        """Return the same of the cross-entropies."""
+        hard = self.hard * cross_entropies.to(values.dtype)
+        return hard if self.soft == 0 else self.soft * values + hard
+
+    def add(
+        self, values: Tensor, logits: Tensor, weights: Tensor | None, scale: float, gradient: Tensor | None
+    ) -> Tensor:
+        """Return the values of rows with these divergences; add the cross-entropy's gradient to that of the rest.
+
+        For kernels that do not do so themselves: it reads the logits once more.
+        """
+        if gradient is None:
+            return self.mixed(values, logits)
+        for block in row_blocks(logits):
+            counted = torch.ones_like(values[block]) if weights is None else weights[block]
+            added = cross_entropy_gradient(logits[block], self.classes[block], counted * (scale * self.hard))
+            gradient[block] = (gradient[block] + added).to(gradient.dtype)
+        return self.mixed(values, logits)
+
+
+def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return -log softmax(logits) of each row's class, in float64; KL from the distribution that has that class alone.
+
+    Where the class has logit -inf it is +inf, and its gradient, as everywhere, the softmax less 1 at the class.
+    """
+    # torch.compile does not take a custom function with forward-mode derivatives.
+    function = _CrossEntropy if torch.compiler.is_compiling() else _ForwardCrossEntropy
+    return function.apply(logits, classes)
+
+
+def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the same by operations on the whole tensor, which are not to be differentiated."""
+    accurate, index = upcast(logits), classes.unsqueeze(-1)
+    others = accurate.scatter(-1, index, -torch.inf).logsumexp(-1)
+    behind = others - accurate.gather(-1, index).squeeze(-1)
+    return torch.logaddexp(torch.zeros_like(behind), behind)
+
+
+def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient by the logits of the sum of `grad` times the cross-entropies, by differentiable operations.
+
+    A row whose `grad` is 0 gets 0, whatever it holds.
+    """
+    index = classes.unsqueeze(-1)
+    probs = torch.softmax(upcast(logits), -1)
+    # A row sums to zero. That gives the entry of the class, where softmax less 1 would be a difference.
+    others = probs.scatter(-1, index, torch.zeros_like(probs[..., :1]))
+    by = others.scatter(-1, index, -others.sum(-1, keepdim=True))
+    grad = grad.unsqueeze(-1)
+    return torch.where(grad == 0, 0, grad * by)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The gradient is computed for the whole row at once, in the dtype of the logits."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, classes: Tensor) -> Tensor:
+        parts = [cross_entropy_of_block(logits[block], classes[block]) for block in row_blocks(logits)]
+        return torch.cat(parts) if parts else upcast(logits.new_empty(0))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, classes = ctx.saved_tensors
+        grad = grads[0]
+        if torch.is_grad_enabled() or not all(can_inspect(x) for x in (logits, classes, grad)):
+            return cross_entropy_gradient(logits, classes, grad).to(logits.dtype), None
+        gradient = torch.empty_like(logits)
+        for block in row_blocks(logits):
+            gradient[block] = cross_entropy_gradient(logits[block], classes[block], grad[block])
+        return gradient, None
+
+
+class _ForwardCrossEntropy(_CrossEntropy):
+    """The same with forward-mode derivatives."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        logits, classes = ctx.saved_tensors
+        ones = torch.ones_like(classes, dtype=upcast(logits[..., :0]).dtype)
+        by = cross_entropy_gradient(logits, classes, ones)
+        return (by * tangents[0]).sum(-1) if tangents[0] is not None else torch.zeros_like(ones)
+
+
+def row_blocks(rows: Tensor) -> Iterator[slice]:
+    """Cut rows into blocks of a good size; a compiler gets a single one, as it fuses operations itself."""
+    n, classes = rows.shape
+    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
+    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
+    return (slice(start, start + step) for start in range(0, n, max(step, 1)))

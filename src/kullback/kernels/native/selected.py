@@ -1,0 +1,56 @@
+"""Rows of logits seen at some of their classes, in C++: in float32, or float64 for such logits; sums in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kullback.kernels.native import library
+from kullback.kernels.native.rows import DTYPES
+
+__all__ = ["gradient", "serves", "statistics"]
+
+
+def serves(logits: Tensor) -> bool:
+    """Tell whether these kernels take logits like these."""
+    return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
+
+
+def statistics(
+    logits: Tensor, indices: Tensor, labels: Tensor | None, temperature: float, leaves_out: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the selected logits divided by the temperature, and the five sums of each row (csrc/logits/task.h)."""
+    selected = torch.empty(indices.shape, dtype=torch.float64)
+    sums = torch.empty(indices.shape[0], 5, dtype=torch.float64)
+    labels = None if labels is None else labels.contiguous()
+    torch.ops.kullback.selected_statistics.default(
+        logits, indices.contiguous(), labels, temperature, leaves_out, selected, sums
+    )
+    return selected, sums
+
+
+def gradient(
+    logits: Tensor,
+    indices: Tensor,
+    labels: Tensor | None,
+    temperature: float,
+    leaves_out: bool,
+    sums: Tensor,
+    derivatives: tuple[Tensor, Tensor, Tensor | None],
+    out: Tensor,
+) -> None:
+    """Write the gradient by the logits from those by the selected logits, the log-sum and the cross-entropy."""
+    by_selected, by_log_sum, by_label = (None if x is None else x.contiguous() for x in derivatives)
+    labels = None if labels is None else labels.contiguous()
+    torch.ops.kullback.selected_gradient.default(
+        logits,
+        indices.contiguous(),
+        labels,
+        temperature,
+        leaves_out,
+        sums,
+        by_selected,
+        by_log_sum,
+        by_label,
+        out,
+    )

@@ -1,0 +1,134 @@
+"""Rows of logits seen at some of their classes, for teachers of which only these are known."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from kullback.kernels.labels import cross_entropy_gradient, cross_entropy_of_block, row_blocks
+from kullback.kernels.native import selected as native
+from kullback.numeric import upcast
+from kullback.representations import can_inspect
+
+__all__ = ["SelectedClasses"]
+
+
+class SelectedClasses(NamedTuple):
+    """What is read from rows of logits: of row n the classes ``indices[n]``, where a negative index is padding.
+
+    The result of `of` and `read` has, for each row, in float64: the selected logits divided by the temperature, -inf
+    for padding; the logsumexp at that temperature of all classes, or of those not selected; and, where there are
+    labels, the cross-entropy with the label, at temperature 1.
+    """
+
+    indices: Tensor
+    temperature: float
+    leaves_out: bool  # the selected classes out of the logsumexp
+    labels: Tensor | None = None
+
+    def of(self, logits: Tensor) -> Tensor:
+        """Read the logits, differentiably."""
+        return cast("tuple[Tensor, Tensor]", _Selected.apply(logits, *self))[0]
+
+    def read(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Read the logits; return what `write_gradient` needs beside the result."""
+        if self._is_native(logits):
+            selected, sums = native.statistics(
+                logits, self.indices, self.labels, self.temperature, self.leaves_out
+            )
+            log_sum = sums[:, 0] / self.temperature + sums[:, 1]
+            columns = [selected, log_sum.unsqueeze(-1), *([] if self.labels is None else [sums[:, 4:]])]
+            return torch.cat(columns, -1), sums
+        parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
+        width = self.indices.shape[-1] + (1 if self.labels is None else 2)
+        return torch.cat(parts) if parts else upcast(logits.new_empty(0, width)), None
+
+    def write_gradient(
+        self, logits: Tensor, result: Tensor, sums: Tensor | None, grad: Tensor, out: Tensor
+    ) -> None:
+        """Write the gradient by the logits, from that by the result, to `out`, which may be the logits."""
+        if sums is not None:
+            k = self.indices.shape[-1]
+            by_label = None if self.labels is None else grad[:, k + 1]
+            by = (grad[:, :k], grad[:, k], by_label)
+            native.gradient(
+                logits, self.indices, self.labels, self.temperature, self.leaves_out, sums, by, out
+            )
+            return
+        for block in row_blocks(logits):
+            out[block] = self._of_rows(block).gradient(logits[block], result[block], grad[block])
+
+    def gradient(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient by the logits in float64, by differentiable operations."""
+        k = self.indices.shape[-1]
+        padding, indices = self.indices < 0, self.indices.clamp(min=0)
+        by_selected, by_sum, log_sum = (
+            torch.where(padding, 0, grad[..., :k]),
+            grad[..., k : k + 1],
+            result[..., k : k + 1],
+        )
+        # A selected class may lie above the sum of the others, which no other does.
+        shifted = upcast(logits) / self.temperature - torch.where(log_sum == -torch.inf, 0, log_sum)
+        # A row whose gradient is 0 gets 0, whatever its logits hold.
+        whole = torch.where(by_sum == 0, 0, by_sum * torch.exp(shifted.clamp(max=0)))
+        if self.leaves_out:  # exactly 0 before their own gradient is added
+            whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
+        whole = whole.scatter_add(-1, indices, by_selected) / self.temperature
+        if self.labels is None:
+            return whole
+        return whole + cross_entropy_gradient(logits, self.labels, grad[..., k + 1])
+
+    def read_block(self, logits: Tensor) -> Tensor:
+        """Read the logits by operations on the whole tensor, which are not to be differentiated."""
+        accurate = upcast(logits) / self.temperature
+        padding, indices = self.indices < 0, self.indices.clamp(min=0)
+        selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
+        if self.leaves_out:
+            # A minimum, so that the result does not depend on the order of several entries of one class.
+            written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
+            accurate = accurate.scatter_reduce(-1, indices, written, "amin")
+        columns = [selected, accurate.logsumexp(-1, keepdim=True)]
+        if self.labels is not None:
+            columns.append(cross_entropy_of_block(logits, self.labels).unsqueeze(-1))
+        return torch.cat(columns, -1)
+
+    def _of_rows(self, block: slice) -> SelectedClasses:
+        labels = None if self.labels is None else self.labels[block]
+        return self._replace(indices=self.indices[block], labels=labels)
+
+    def _is_native(self, logits: Tensor) -> bool:
+        tensors = (logits, self.indices, self.labels)
+        return all(x is None or can_inspect(x) for x in tensors) and native.serves(logits)
+
+
+class _Selected(torch.autograd.Function):
+    """The gradient is computed for the whole row at once, in the dtype of the logits."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        logits: Tensor, indices: Tensor, temperature: float, leaves_out: bool, labels: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        result, sums = SelectedClasses(indices, temperature, leaves_out, labels).read(logits)
+        return result, result.new_empty(0) if sums is None else sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        logits, indices, ctx.temperature, ctx.leaves_out, labels = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(logits, indices, labels, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, indices, labels, result, sums = ctx.saved_tensors
+        grad = grads[0]
+        task = SelectedClasses(indices, ctx.temperature, ctx.leaves_out, labels)
+        inspected = (x for x in (logits, indices, labels, result, grad) if x is not None)
+        if torch.is_grad_enabled() or not all(can_inspect(x) for x in inspected):
+            return task.gradient(logits, result, grad).to(logits.dtype), None, None, None, None
+        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        task.write_gradient(logits, result, sums if sums.numel() else None, grad, gradient)
+        return gradient, None, None, None, None
