@@ -238,7 +238,7 @@ def linear_distillation_loss(
     def check() -> _Checked:
         word, heads = settings.check()
         if isinstance(teacher, TopK | SampledTail):
-            check_sparse(tensors, teacher, kind, temperature)
+            check_sparse(tensors, teacher, settings.kind, temperature)
         else:
             check_tensors(tensors)
         dtype = _result_dtype(tensors)
