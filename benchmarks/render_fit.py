@@ -18,7 +18,7 @@ INTRODUCTION = """\
 # Fits beside the peers
 
 Every contender fits the same family to the same target from the same start, written as its documentation shows
-(`benchmarks/bench_fit.py`, `benchmarks/fit_peers.py`). The peers that draw take 2,000 steps of Adam, and `fit`, where it
+(`benchmarks/bench_fit.py`, `benchmarks/fit_peers.py`). The peers that draw take 2,000 steps of Adam; `fit`, where it
 draws, for the posterior, its own 1,000. One judge measures what each returned: SciPy's quadrature on the line, the mean
 log-likelihood of the draws, and for the posterior the ELBO over 200,000 fixed draws, in nats. *Above the best* is how
 much worse a value is than the best of its table. The time is that of the processor, the median of the rounds, in turn,
