@@ -18,16 +18,19 @@ INTRODUCTION = """\
 # Fits beside the peers
 
 Every contender fits the same family to the same target from the same start, written as its documentation shows
-(`benchmarks/bench_fit.py`, `benchmarks/fit_peers.py`); stochastic ones take 2,000 steps of Adam. One judge measures
-what each returned: SciPy's quadrature on the line, the mean log-likelihood of the draws, and for the posterior the ELBO
-over 200,000 fixed draws, in nats. *Above the best* is how much worse a value is than the best of its table. The time is the
-median of the rounds, in turn, with whatever a contender compiles; lines are those of its function.
+(`benchmarks/bench_fit.py`, `benchmarks/fit_peers.py`). The peers that draw take 2,000 steps of Adam; `fit`, where it
+draws, for the posterior, its own 1,000. One judge measures what each returned: SciPy's quadrature on the line, the mean
+log-likelihood of the draws, and for the posterior the ELBO over 200,000 fixed draws, in nats. *Above the best* is how
+much worse a value is than the best of its table. The time is that of the processor, the median of the rounds, in turn,
+with whatever a contender compiles; lines are those of its function.
 """
 
 
 def page(document: dict[str, Any]) -> str:
     """The page, as Markdown."""
-    parts = [INTRODUCTION, describe(document["machine"])]
+    rounds = {row["rounds"] for row in document["rows"]}
+    counted = f"Rounds: {', '.join(map(str, sorted(rounds)))}. "
+    parts = [INTRODUCTION, counted + describe(document["machine"])]
     parts.append("## Where a peer wins\n")
     parts.append("\n".join(f"- {line}" for line in wins(document)) + "\n")
     for row in document["rows"]:
@@ -36,7 +39,7 @@ def page(document: dict[str, Any]) -> str:
             [name, f"{x['value']:.10g}", above(x["value"] - best), f"{x['seconds']:.2g}", str(x["lines"])]
             for name, x in row["contenders"].items()
         ]
-        headings = ["", row["quantity"], "above the best", "seconds", "lines"]
+        headings = ["", row["quantity"], "above the best", "CPU seconds", "lines"]
         parts.append(f"## {row['case']}\n")
         parts.append(table(headings, lines) + "\n")
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
