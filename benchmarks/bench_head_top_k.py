@@ -45,7 +45,7 @@ def build(case: Case) -> dict[str, Step]:
 
 BENCHMARK = Benchmark(
     name="head_top_k",
-    cases=cases([(1024, 128_256, 1024, "float32"), (1024, 128_256, 1024, "bfloat16")]),
+    cases=cases([(2048, 128_256, 1024, "float32"), (2048, 128_256, 1024, "bfloat16")]),
     quick=cases([(8, 100, 16, "float32")]),
     build=build,
     least=3,

@@ -10,11 +10,15 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import torch
-from timing import RESULTS, machine
+from bench_rows import build
+from timing import RESULTS, interleave, machine
 from torch import Tensor
 
 from kullback import KL, JensenShannon, ReverseKL
@@ -22,7 +26,7 @@ from kullback.kernels import value_and_gradient
 
 BYTES = 64 << 20
 HEAD = (128_256, 1024)
-CHUNKS = (128, 256, 512)
+CHUNKS = (256, 512, 1024)
 
 
 def best(run: Callable[[], object], rounds: int = 7) -> float:
@@ -58,6 +62,43 @@ def seconds_of_memory() -> dict[str, float]:
     }
 
 
+# glibc then keeps freed memory rather than give it back to the system, which would hand it out anew, page by page.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+GRADIENTS = [
+    (512, 32_000, "float32", ["KL: kullback", "reverse KL: kullback", "JS: kullback", "clone"]),
+    (4096, 1000, "bfloat16", ["KL: kullback", "KL: eager", "JS: kullback", "JS: TRL"]),
+]
+
+
+def milliseconds_of_gradients() -> dict[str, list[float]]:
+    """Losses with a new gradient at every step: the fastest and the slowest of rounds in turn."""
+    found: dict[str, list[float]] = {}
+    for rows, classes, dtype, names in GRADIENTS:
+        steps = build({"rows": rows, "classes": classes, "dtype": dtype})
+        chosen = {name: steps[name] for name in names}
+        times = interleave(chosen, least=9, most=9, seconds=60, clock=time.process_time)
+        for name, x in times.items():
+            found[f"{rows} × {classes}, {dtype}, {name}"] = [1e3 * min(x), 1e3 * max(x)]
+    return found
+
+
+def elsewhere(environment: dict[str, str]) -> dict[str, list[float]]:
+    """The same in a process of its own, as the environment is read when it starts."""
+    command = [sys.executable, __file__, "--gradients"]
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def gradients() -> dict[str, dict[str, float]]:
+    """The same with memory that the system hands out anew, and with memory that the process has kept."""
+    found = {"fresh memory": elsewhere({}), "kept memory": elsewhere(KEPT)}
+    return {
+        f"{memory}, {which}": {name: times[i] for name, times in measured.items()}
+        for memory, measured in found.items()
+        for i, which in enumerate(("fastest", "slowest"))
+    }
+
+
 def nanoseconds_of_rows(dtype: torch.dtype) -> dict[str, float]:
     """Time for each class of rows that stay in the cache."""
     teacher = 3 * torch.randn(100, 1000)
@@ -89,7 +130,7 @@ def gflops_of_products(dtype: torch.dtype) -> dict[str, float]:
         operations = 2e-9 * rows * classes * hidden
 
         def rate(run: Callable[[], Tensor], operations: float = operations) -> float:
-            return operations / best(run, 3)
+            return operations / best(run, 2)
 
         found[f"{rows} rows: logits"] = rate(lambda s=states, x=logits: torch.mm(s, weight.t(), out=x))
         found[f"{rows} rows: gradient of the states"] = rate(lambda x=logits: x @ weight)
@@ -102,6 +143,9 @@ def gflops_of_products(dtype: torch.dtype) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if "--gradients" in sys.argv:
+        print(json.dumps(milliseconds_of_gradients()))
+        return
     here = machine()
     memory = seconds_of_memory()
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -109,6 +153,7 @@ def main() -> None:
         "schema": "kullback.limits/1",
         "machine": here,
         "gigabytes_per_second": {name: BYTES / x / 1e9 for name, x in memory.items()},
+        "milliseconds_of_gradients": gradients(),
         "nanoseconds_per_class": {name: nanoseconds_of_rows(x) for name, x in dtypes.items()},
         "gflops": {name: gflops_of_products(x) for name, x in dtypes.items()},
     }

@@ -87,6 +87,66 @@ beside smaller models it weighs more.
 """
 
 
+LIMITS = """\
+## What this machine can do
+
+Of the machine below, which need not be that of the tables above: the best of some rounds, on one thread, in the time of
+the processor (`python benchmarks/limits.py`).
+
+{machine}
+**Memory.** {copy:.1f} GB are copied a second, and {fresh:.1f} GB a second of memory are written that the system has not
+handed out before ({large:.1f} in pages of 2 MiB): a new gradient of 512 × 32000 numbers takes {page_ms:.0f} ms before
+anything is computed. Every kind pays the same for it. Where freed memory is kept, by glibc's
+`MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592`, it mostly costs nothing from the second step on, and what sets
+the kinds apart is arithmetic. Now and then the system takes several times as long for it:
+
+{gradients}
+**Arithmetic.** Nanoseconds for each class of rows that stay in the cache, value and gradient.{vectors}
+
+{rows}
+**Matrix products.** Billions of operations a second for a head of 128256 × 1024, by how many positions a chunk has. Few
+positions make them slow, as each product reads the head or its gradient, and the gradient is written too; more
+positions take more memory. In bfloat16 the three products take {bf16_class:.1f} ns a class of a position, beside which
+the loss's own {bf16_loss:.1f} are no small share.
+
+{products}"""
+
+
+# Counted in what GCC 12 makes of csrc/logits/kernel.cpp.
+VECTORS = """ For 16 classes of
+float32 the AVX-512 loops of KL hold 69 vector instructions that compute: 31 in the sweep, 19 for the peak and the
+exponentials of each side. A core begins at most two in a cycle: 0.83 ns a class at 2.6 GHz is the least, in
+float32."""
+
+
+def limits(document: Result) -> str:
+    """What the machine can do, beside what the losses ask of it."""
+    rates, classes = document["gigabytes_per_second"], document["nanoseconds_per_class"]
+    gradients, products = document["milliseconds_of_gradients"], document["gflops"]
+    whole = [x for name, x in products["bfloat16"].items() if name.startswith("1024")]
+    fresh = rates["fresh, 4 KiB pages"]
+    is_counted = document["machine"]["vector_instructions"] == "AVX512"
+    return LIMITS.format(
+        machine=describe(document["machine"]),
+        vectors=VECTORS if is_counted else "",
+        copy=rates["copy"],
+        fresh=fresh,
+        large=rates["fresh, 2 MiB pages"],
+        page_ms=1e3 * 512 * 32_000 * 4 / 1e9 / fresh,
+        gradients=_by_name("ms", gradients),
+        rows=_by_name("ns a class", classes),
+        products=_by_name("GFLOP/s", products),
+        bf16_class=sum(2 * 1024 / x for x in whole),
+        bf16_loss=classes["bfloat16"]["KL with its gradient"],
+    )
+
+
+def _by_name(unit: str, columns: dict[str, dict[str, float]]) -> str:
+    names = list(next(iter(columns.values())))
+    rows = [[name, *(three_digits(x[name]) for x in columns.values())] for name in names]
+    return table([unit, *columns], rows)
+
+
 def load(folder: Path) -> dict[str, Result]:
     """The results in a folder by the name of their benchmark."""
     documents = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
@@ -103,6 +163,9 @@ def page(folder: Path) -> str:
     if known:
         parts.append(targets(judge([documents[name] for name in known])))
     parts += [section(name, documents[name]) for name in known]
+    found = folder / "limits.json"
+    if found.exists():
+        parts.append(limits(json.loads(found.read_text())))
     for name, text in (("compare_models", MODELS), ("compare_memory", MEMORY)):
         measured = folder / f"{name}.json"
         if measured.exists():

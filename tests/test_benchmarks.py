@@ -223,6 +223,17 @@ def test_a_benchmark_leaves_results_of_the_schema_and_its_page_can_be_made_of_th
     script("plots").plot_head(result, tmp_path / "head.svg")
 
 
+def test_the_limits_are_measured_and_shown() -> None:
+    limits = script("limits")
+    memory = limits.seconds_of_memory()
+    assert set(memory) == {"copy", "fresh, 4 KiB pages", "fresh, 2 MiB pages"}
+    assert all(seconds > 0 for seconds in memory.values())
+    committed = json.loads((SCRIPTS / "results" / "limits.json").read_text())
+    page = script("render").limits(committed)
+    columns = [*committed["gflops"].values(), *committed["milliseconds_of_gradients"].values()]
+    assert all(name in page for column in columns for name in column)
+
+
 def assert_schema(result: dict[str, object]) -> None:
     assert set(result) == {"schema", "benchmark", "quick", "machine", "notes", "cases"}
     assert result["schema"] == "kullback.benchmark/1"
