@@ -400,3 +400,23 @@ def test_parameters_out_of_range_are_refused(make: object, message: str) -> None
 def test_kinds_are_values() -> None:
     assert JensenShannon(beta=0.5) == JensenShannon()
     assert len({KL(), KL(), Renyi(alpha=2), Renyi(alpha=2.0)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        (SkewKL(1.0), SkewKL(0.9)),
+        (JensenShannon(beta=0.0), JensenShannon(beta=0.0, scaled=True)),
+        (JensenShannon(beta=1.0), JensenShannon(beta=1.0, scaled=True)),
+        (JensenShannon(beta=0.0, scaled=True), None),
+        (SkewKL(0.5), None),
+        (KL(), None),
+    ],
+    ids=repr,
+)
+def test_a_kind_that_is_always_zero_names_one_that_is_not(kind: Divergence, other: Divergence | None) -> None:
+    p, q = torch.tensor([0.2, 0.8], dtype=torch.float64), torch.tensor([0.7, 0.3], dtype=torch.float64)
+    assert kind.instead_of_zero == other
+    assert (divergence(Probs(p), Probs(q), kind) == 0) == (other is not None)
+    if other is not None:
+        assert divergence(Probs(p), Probs(q), other) > 0.005
