@@ -140,3 +140,11 @@ def test_all_kinds_of_packages_have_been_tried_and_passed():
     assert {row["package"] for row in rows} == {"pure wheel", "native wheel", "sources, compiled"}
     assert all(row["passed"] > 500 and not {"failed", "error"} & set(row) for row in rows)
     assert all(row["native"] == (row["package"] != "pure wheel") for row in rows)
+
+
+def test_the_readme_reads_the_same_on_an_index_page():
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not link.startswith(f"{HOME}/")] == []
+    ours = [link.removeprefix(f"{HOME}/blob/main/").partition("#")[0] for link in links if "/blob/main/" in link]
+    assert [path for path in ours if not (ROOT / path).exists()] == []
