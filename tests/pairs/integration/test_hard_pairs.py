@@ -356,3 +356,20 @@ def test_more_evaluations_are_used_where_they_are_needed() -> None:
     found = divergence(p, q, kind, rtol=1e-12, max_evaluations=10_000)
     off = (refused.value.estimate.value - found).abs()
     assert off <= refused.value.estimate.error + 1e-9 * found
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_mass_of_q_between_the_parts_of_p_counts(with_gradients: bool) -> None:
+    """P's density underflows there; without Q's mass the value would be log(3 / 2) - 1 / 3."""
+    logits = torch.zeros(3, dtype=torch.float64, requires_grad=with_gradients)
+    wide = torch.full((3,), 0.01, dtype=torch.float64)
+    places = torch.tensor([-2.0, 2.0, 0.0], dtype=torch.float64)
+    p = MixtureSameFamily(
+        Categorical(logits=torch.zeros(2, dtype=torch.float64)), Normal(places[:2], wide[:2])
+    )
+    q = MixtureSameFamily(Categorical(logits=logits), Normal(places, wide))
+    value = kl_divergence(p, q)
+    assert float(value.detach()) == pytest.approx(math.log(1.5), rel=1e-12)
+    if with_gradients:
+        (gradient,) = torch.autograd.grad(value, [logits])
+        torch.testing.assert_close(gradient, torch.tensor([-1, -1, 2], dtype=torch.float64) / 6)

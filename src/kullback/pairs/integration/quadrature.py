@@ -255,9 +255,15 @@ def _differentiable_sum(
     weights = (WEIGHTS_KRONROD.to(v.device) * half).flatten(-2)
     v = v.flatten(-2)
     with torch.no_grad():
-        log_p, _, _ = pair.clean_log_densities(v)
-        alive = (log_p > _UNDERFLOW) & (weights > 0) & is_finite.unsqueeze(-1)
+        log_p, log_q, _ = pair.clean_log_densities(v)
+        counted = (weights > 0) & is_finite.unsqueeze(-1)
+        alive = (log_p > _UNDERFLOW) & counted
+        lone = (log_q > _UNDERFLOW) & counted & ~alive & is_whole.unsqueeze(-1)  # Q's mass where P has none
     log_p, log_q = pair.log_densities(v, alive)
     f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))
     mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
-    return torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
+    total = torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
+    if bool(lone.any()):
+        _, log_q = pair.log_densities(v, lone)
+        total = total + torch.where(lone, torch.exp(log_q) * weights, 0).sum(-1)
+    return total
