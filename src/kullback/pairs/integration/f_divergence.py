@@ -212,6 +212,11 @@ def integrate_divergence(
             ]
 
         refine(parts, measures, assess, target.max_evaluations)
+        if not terms.is_smooth:
+            parts[:] = [
+                measure(*_cut_at_crossings(piece, p, q, part.lower, part.upper))
+                for piece, part, measure in zip(pieces, parts, measures, strict=True)
+            ]
         _, error, _, rounding = _sums(parts)
         error = torch.where(unseen, torch.inf, SAFETY * error + rounding)
 
@@ -276,7 +281,34 @@ def _crossings(piece: _Piece, p: Density, q: Density, v: Tensor, log_p: Tensor, 
     above = log_p > log_q
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
     index = changes.topk(min(_CROSSINGS, changes.shape[-1]), dim=-1).indices
-    lower, upper, rises = v.gather(-1, index), v.gather(-1, index + 1), ~above.gather(-1, index)
+    return _bisected(piece, p, q, v.gather(-1, index), v.gather(-1, index + 1), ~above.gather(-1, index))
+
+
+def _cut_at_crossings(
+    piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cut the panels where the densities cross between their nodes: there the derivative of |p - q| jumps."""
+    v, _ = panel_nodes(lower, upper)
+    v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
+    log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.log_densities(p, q, v.flatten(-2)))
+    above = log_p > log_q
+    changes = above[..., 1:] != above[..., :-1]
+    count = int(changes.any(-1).sum(-1).max())
+    if count == 0:
+        return lower, upper
+    panel = changes.any(-1).to(torch.uint8).topk(count, dim=-1).indices
+    place = changes.to(torch.uint8).argmax(-1, keepdim=True)
+    before, after, first = (
+        x.squeeze(-1).gather(-1, panel)
+        for x in (v.gather(-1, place), v.gather(-1, place + 1), above.gather(-1, place))
+    )
+    ends = upper.gather(-1, panel)
+    cut = torch.where(changes.any(-1).gather(-1, panel), _bisected(piece, p, q, before, after, ~first), ends)
+    return torch.cat([lower, cut], -1), torch.cat([upper.scatter(-1, panel, cut), ends], -1)
+
+
+def _bisected(piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor, rises: Tensor) -> Tensor:
+    """Return where p - q changes its sign between two points, at which it `rises` or falls."""
     for _ in range(_BISECTIONS):
         middle = (lower + upper) / 2
         log_p, log_q, _ = piece.log_densities(p, q, middle)
