@@ -147,7 +147,11 @@ def test_base_changes_the_unit() -> None:
             ValueError,
             ["without a log"],
         ),
-        (lambda: divergence(Probs([1.0]), Probs([1.0]), "kl"), TypeError, ["divergence(kind=...)", "'kl'"]),
+        (
+            lambda: divergence(Probs([1.0]), Probs([1.0]), "kld"),
+            ValueError,
+            ["divergence(kind=...)", "'kld'"],
+        ),
         (lambda: kl_divergence(Probs([1.0]), td.Normal(0.0, 1.0)), NotImplementedError, ["Probs and Normal"]),
         (
             lambda: kl_divergence(LOGISTIC_NORMAL, DIRICHLET),

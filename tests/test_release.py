@@ -146,5 +146,7 @@ def test_the_readme_reads_the_same_on_an_index_page():
     links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
     assert links
     assert [link for link in links if not link.startswith(f"{HOME}/")] == []
-    ours = [link.removeprefix(f"{HOME}/blob/main/").partition("#")[0] for link in links if "/blob/main/" in link]
+    ours = [
+        link.removeprefix(f"{HOME}/blob/main/").partition("#")[0] for link in links if "/blob/main/" in link
+    ]
     assert [path for path in ours if not (ROOT / path).exists()] == []

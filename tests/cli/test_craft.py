@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pty
 import re
@@ -40,6 +41,9 @@ def here(tmp_path, monkeypatch):
         np.save(f"{name}.npy", rows)
     np.save("logits.npy", random.normal(size=(512, 8)).astype("float32"))
     np.save("tokens.npy", random.integers(0, 8, 512))
+    entries = {"11": {"logprob": -2.5}, "8": {"logprob": -0.5}}
+    response = {"prompt_logprobs": [None, entries], "prompt_token_ids": [1, 11]}
+    Path("served.jsonl").write_text(json.dumps(response) + "\n")
     table = pd.DataFrame({"x": random.normal(size=300), "y": random.integers(0, 3, 300)})
     for name in ("before", "after", "reference"):
         table.to_parquet(f"{name}.parquet")

@@ -69,16 +69,16 @@ def convert(
 ) -> None:
     """Write the predictions in SRC as another kind of file.
 
-    To DST.kld: rows of predictions as a base file for llama-perplexity --kl-divergence, so that a GGUF model can be
-    compared with them; --tokens and --n-ctx say which tokens they are of.
+    If DST ends in .kld: rows of predictions as a base file for llama-perplexity --kl-divergence, so that a GGUF model
+    can be compared with them; --tokens and --n-ctx say which tokens they are of.
 
-    To DST.klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
+    If it ends in .klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
     llama-server, TRL, DistillKit and others) as a reference file, the base of kullback compare.
 
     \b
     kullback convert logits.npy base.kld --as logits \\
         --tokens tokens.npy --n-ctx 512 --all-positions
-    kullback convert responses.jsonl base.klref --classes 128256
+    kullback convert served.jsonl base.klref --classes 128256
     """
     if target.suffix == ".klref":
         _refuse_options(

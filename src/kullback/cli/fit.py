@@ -58,6 +58,12 @@ def fit(
     Q is a distribution of torch.distributions with its start, such as 'Normal(0, 1)', or a class such as Normal. The
     target is a distribution, or a file of draws: a table with --column, or a .npy array. KL is from the target to Q;
     reverse-kl from Q to the target. The exit status is 2 if there is no fit, or if it did not converge.
+
+    \b
+    kullback fit Normal --to 'Gamma(3, 1)'
+    kullback fit 'Normal(0, 1)' --to 'Laplace(2, 1)' \\
+        --kind reverse-kl
+    kullback fit Normal --to before.parquet --column x
     """
     from kullback.cli.outputs import STANDARD_OUTPUT
     from kullback.files import check_input, check_writable, refuse_overwriting, write_all
@@ -154,21 +160,23 @@ def _draws_of_table(path: Path, column: str | None, weights: str | None) -> Any:
     from kullback.optional import load
     from kullback.samples import Samples
 
-    polars = load("polars", "reading a table")
     readers = {
-        ".parquet": "read_parquet",
-        ".csv": "read_csv",
-        ".ndjson": "read_ndjson",
-        ".jsonl": "read_ndjson",
+        ".parquet": ("parquet", "read_table"),
+        ".csv": ("csv", "read_csv"),
+        ".ndjson": ("json", "read_json"),
+        ".jsonl": ("json", "read_json"),
     }
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+    if path.suffix.lower() not in readers:
         raise ArgumentValueError(f"{quoted(path)} is no file of draws: wanted one of {', '.join(TABLES)}")
+    module, reader = readers[path.suffix.lower()]
+    arrow, read = (load(name, "reading a table") for name in ("pyarrow", f"pyarrow.{module}"))
+    # An empty line of a single column is a missing value.
+    options = {"parse_options": read.ParseOptions(ignore_empty_lines=False)} if module == "csv" else {}
     try:
-        table = getattr(polars, reader)(path)
-    except (polars.exceptions.PolarsError, OSError) as error:
+        table = getattr(read, reader)(str(path), **options)
+    except (arrow.ArrowException, OSError) as error:
         raise ArgumentValueError(f"{quoted(path)} cannot be read: {' '.join(str(error).split())}") from None
-    names: list[str] = table.columns
+    names: list[str] = table.column_names
     listed = ", ".join(map(quoted, names[:20]))
     if column is None and len(names) == 1:
         column = names[0]
@@ -178,11 +186,13 @@ def _draws_of_table(path: Path, column: str | None, weights: str | None) -> Any:
     if column is None:
         raise ArgumentValueError(f"{quoted(path)} has {len(names)} columns; name one with --column: {listed}")
     values = table[column]
-    if values.null_count() or (weights is not None and table[weights].null_count()):
+    if values.null_count or (weights is not None and table[weights].null_count):
         raise ArgumentValueError(
             f"{quoted(path)}: wanted draws; got missing values among them; drop these first"
         )
-    return Samples(values, weights=None if weights is None else table[weights].to_numpy().astype("float64"))
+    is_number = arrow.types.is_integer(values.type) or arrow.types.is_floating(values.type)
+    weighted = None if weights is None else table[weights].to_numpy().astype("float64")
+    return Samples(values.to_numpy() if is_number else values.to_pylist(), weights=weighted)
 
 
 def _draw(found: Fit, path: Path) -> None:
