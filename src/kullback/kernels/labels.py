@@ -31,7 +31,7 @@ class HardLabels(NamedTuple):
 
     def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
         """Mix the derivatives of rows by both sides with those of the cross-entropy by Q's logits."""
-        by_p, by_q = (self.soft * x for x in derivatives)
+        by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
         grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
 
