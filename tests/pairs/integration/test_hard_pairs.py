@@ -34,7 +34,7 @@ from torch.distributions import (
 from torch.distributions.transforms import ExpTransform, PowerTransform, SigmoidTransform, TanhTransform
 
 from kullback import (
-    TotalVariation,
+    Alpha,
     divergence,
     kl_divergence,
     kl_estimate,
@@ -349,7 +349,7 @@ def test_every_kind_has_an_error_that_is_a_bound_for_narrow_parts(kind: str) -> 
 
 def test_more_evaluations_are_used_where_they_are_needed() -> None:
     locs, scales = [0.0, 1.3, 2.7, 4.1, 9.2], [0.1, 0.2, 0.05, 0.3, 1.0]
-    p, q, kind = mixture(Laplace, [1.0] * 5, locs, scales), Cauchy(double(0.0), 1.0), TotalVariation()
+    p, q, kind = mixture(Laplace, [1.0] * 5, locs, scales), Cauchy(double(0.0), 1.0), Alpha(0.3)
     with pytest.raises(ConvergenceError, match=r"max_evaluations=10000") as refused:
         divergence(p, q, kind, rtol=1e-12, max_evaluations=1_000)
     assert refused.value.estimate.error is not None
