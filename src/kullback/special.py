@@ -279,23 +279,23 @@ def trigamma_decrease(b: Tensor) -> Tensor:
     def term(k: Tensor, c: Tensor) -> Tensor:
         return c * (2 * k + c) / (k * (k + c)) ** 2
 
-    def negative_slope(x: Tensor) -> Tensor:
+    def negative_derivative(x: Tensor) -> Tensor:
         return polynomial(_TETRAGAMMA, 1 / x) / (x * x)
 
-    return _since_one(b, term, negative_slope, math.pi**2 / 6 - trigamma(1 + b))
+    return _since_one(b, term, negative_derivative, math.pi**2 / 6 - trigamma(1 + b))
 
 
 def _since_one(
-    b: Tensor, term: Callable[[Tensor, Tensor], Tensor], slope: Callable[[Tensor], Tensor], far: Tensor
+    b: Tensor, term: Callable[[Tensor, Tensor], Tensor], derivative: Callable[[Tensor], Tensor], far: Tensor
 ) -> Tensor:
-    """Return f(1 + b) - f(1): where b is small the recurrence's terms, and the mean slope beyond, else `far`."""
+    """Return f(1 + b) - f(1): where b is small the recurrence's terms, and the mean derivative beyond, else `far`."""
     near = b < 0.5
     c = torch.where(near, b, 0)
     start = int(_FAR) + 1
     k = torch.arange(1, start, dtype=b.dtype, device=b.device)
     total = term(k, c.unsqueeze(-1)).sum(-1)
     for t, weight in zip(_EVEN_NODES, _EVEN_WEIGHTS, strict=True):
-        total = total + weight * c * slope(start + t * c)
+        total = total + weight * c * derivative(start + t * c)
     return torch.where(near, total, far)
 
 

@@ -29,7 +29,7 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.projection.moments import bisect, dirichlet_from_mean_logs, matched
 from kullback.projection.parameters import Family
-from kullback.projection.targets import DrawsTarget, Target, target_of
+from kullback.projection.targets import DrawsTarget, MeanTarget, target_of
 from kullback.samples import Samples
 from kullback.special import digamma, safe_log
 
@@ -79,7 +79,7 @@ def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[st
     return None if target is None else matched_like(q, target, fixed)
 
 
-def matched_like(q: Distribution, target: Target, fixed: frozenset[str]) -> Parameters | None:
+def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
     """Return the parameters of a family of numbers, in the form that q was given them."""
     given = {
         name: upcast(torch.as_tensor(getattr(q, name))).expand(q.batch_shape)

@@ -208,8 +208,8 @@ def _random_start(
     distance = torch.full((len(data),), torch.inf, dtype=torch.float64)
     owner = torch.zeros(len(data), dtype=torch.int64)
     for k in range(count):
-        chances = weights if k == 0 else weights * distance
-        index = int(torch.multinomial(chances.clamp(min=1e-300), 1, generator=generator))
+        probabilities = weights if k == 0 else weights * distance
+        index = int(torch.multinomial(probabilities.clamp(min=1e-300), 1, generator=generator))
         to_this = ((z - z[index]) ** 2).sum(-1)
         owner = torch.where(to_this < distance, k, owner)
         distance = torch.minimum(distance, to_this)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,7 +38,14 @@ from torch.distributions import (
 )
 
 from kullback.pairs.densities.base import Points
-from kullback.projection.targets import DensityTarget, DrawsTarget, IntegerTarget, MixedTarget, Target
+from kullback.projection.targets import (
+    DensityTarget,
+    DrawsTarget,
+    IntegerTarget,
+    MeanTarget,
+    MixedTarget,
+    Target,
+)
 from kullback.special import digamma, digamma_minus_log, trigamma
 
 __all__ = ["Parameters", "bisect", "dirichlet_from_mean_logs", "matched"]
@@ -50,7 +57,7 @@ _RULES: dict[type[Distribution], Rule] = {}
 
 
 def matched(
-    family: type[Distribution], target: Target, given: Parameters, fixed: frozenset[str]
+    family: type[Distribution], target: MeanTarget, given: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
     """Return the parameters at which a family's means are those of the target; None where there is no formula.
 
@@ -64,10 +71,11 @@ def matched(
     if rule is None or (_of_integers(target) and family not in _OF_THE_MEAN):
         return None
     with torch.no_grad():
-        return rule(target, given, fixed)
+        # Of integers, only rules of the mean are asked.
+        return rule(cast("Target", target), given, fixed)
 
 
-def _of_integers(target: Target) -> bool:
+def _of_integers(target: MeanTarget) -> bool:
     return (
         _of_integers(target.inner) if isinstance(target, MixedTarget) else isinstance(target, IntegerTarget)
     )
@@ -163,7 +171,7 @@ def _median(target: Target) -> Tensor:
     return bisect(above, low, high, steps=60)
 
 
-def _place(target: Target) -> tuple[Tensor, Tensor]:
+def _place(target: MeanTarget) -> tuple[Tensor, Tensor]:
     """Return a point inside the support of a density, and a width."""
     if isinstance(target, DensityTarget):
         density = target.density

@@ -104,20 +104,20 @@ def _descended(
     taken = torch.zeros(elements, dtype=torch.int64, device=u.device)
     for _ in range(steps):
         direction = -(inverse @ g.unsqueeze(-1)).squeeze(-1)
-        slope = (direction * g).sum(-1)
-        bad = ~(slope < 0) | ~direction.isfinite().all(-1)
+        derivative = (direction * g).sum(-1)
+        bad = ~(derivative < 0) | ~direction.isfinite().all(-1)
         if bool(bad.any()):
             inverse = torch.where(bad[:, None, None], identity, inverse)
             direction = torch.where(bad[:, None], -g, direction)
-            slope = torch.where(bad, -(g * g).sum(-1), slope)
-        worthwhile = -slope / 2 > 0.1 * tol * (1 + f.abs()).clamp(max=1e3)
+            derivative = torch.where(bad, -(g * g).sum(-1), derivative)
+        worthwhile = -derivative / 2 > 0.1 * tol * (1 + f.abs()).clamp(max=1e3)
         active = active & worthwhile & (g.abs().amax(-1) > 0)
         if not bool(active.any()):
             break
         # The first step is no longer than 1, in logarithms of scales.
         length = direction.norm(dim=-1)
         first = torch.where(scaled, 1.0, 1 / length.clamp(min=1))
-        t, new_f, new_g = _line_search(function, u, f, g, direction, slope, first, active)
+        t, new_f, new_g = _line_search(function, u, f, g, direction, derivative, first, active)
         moved = active & (t > 0)
         s = torch.where(moved[:, None], t[:, None] * direction, 0)
         y = torch.where(moved[:, None], new_g - g, 0)
@@ -141,7 +141,7 @@ def _line_search(
     f: Tensor,
     g: Tensor,
     direction: Tensor,
-    slope: Tensor,
+    derivative: Tensor,
     t: Tensor,
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,15 +153,15 @@ def _line_search(
         new_f, new_g = function(u + torch.where(searching, t, best_t)[:, None] * direction)
         new_f = torch.where(new_f.isnan() | ~new_g.isfinite().all(-1), torch.inf, new_f)
         new_g = new_g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        enough = new_f <= f + _DECREASE * t * slope
-        new_slope = (new_g * direction).sum(-1)
+        enough = new_f <= f + _DECREASE * t * derivative
+        new_derivative = (new_g * direction).sum(-1)
         # Where values differ by no more than their rounding, the gradient alone tells.
         close = (new_f - f).abs() <= 1e-14 * (1 + f.abs())
-        enough = enough | (close & (new_slope.abs() < slope.abs()))
+        enough = enough | (close & (new_derivative.abs() < derivative.abs()))
         better = searching & enough & ((new_f <= best_f) | close)
         best_t, best_f = torch.where(better, t, best_t), torch.where(better, new_f, best_f)
         best_g = torch.where(better[:, None], new_g, best_g)
-        steep = new_slope < _CURVATURE * slope
+        steep = new_derivative < _CURVATURE * derivative
         done = enough & ~steep
         searching = searching & ~done
         if not bool(searching.any()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ __all__ = [
     "DensityTarget",
     "DrawsTarget",
     "IntegerTarget",
+    "MeanTarget",
     "Mean",
     "MixedTarget",
     "Target",
@@ -63,10 +65,18 @@ class Mean:
     error: Tensor
 
 
-class Target(ABC):
-    """A distribution of numbers, one for each element of the batch, of which means can be taken."""
+class MeanTarget(ABC):
+    """A distribution of numbers, one for each element of the batch, of which the mean can be taken."""
 
     shape: torch.Size
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """Return E[x], to full precision also far from 0."""
+
+
+class Target(MeanTarget):
+    """One of which the means of functions can be taken too."""
 
     @abstractmethod
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Mean:
@@ -79,7 +89,6 @@ class Target(ABC):
         """
 
     def mean(self) -> Tensor:
-        """Return E[x], to full precision also far from 0."""
         rough = self.mean_of(lambda at: at.x).value
         return rough + self.mean_of(lambda at, about: at.x - about, rough).value
 
@@ -115,14 +124,11 @@ class DensityTarget(Target):
 
 
 @dataclass(frozen=True)
-class IntegerTarget(Target):
-    """A distribution on the integers, of which only the mean is asked."""
+class IntegerTarget(MeanTarget):
+    """A distribution on the integers."""
 
     distribution: Distribution
     shape: torch.Size
-
-    def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Mean:
-        raise NotImplementedError
 
     def mean(self) -> Tensor:
         return _mean_of_integers(self.distribution).expand(self.shape)
@@ -163,7 +169,7 @@ class MixedTarget(Target):
     The components are the dimension of `inner` before the last one.
     """
 
-    inner: Target
+    inner: MeanTarget
     weights: Tensor
 
     @property
@@ -173,14 +179,14 @@ class MixedTarget(Target):
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Mean:
         given = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
         at = None if corner is None else corner.unsqueeze(-2).expand(self.inner.shape)
-        each = self.inner.mean_of(statistic, *given, corner=at)
+        each = cast("Target", self.inner).mean_of(statistic, *given, corner=at)
         return Mean(*((self.weights.unsqueeze(-1) * x).sum(-2) for x in (each.value, each.error)))
 
     def mean(self) -> Tensor:
         return (self.weights.unsqueeze(-1) * self.inner.mean()).sum(-2)
 
 
-def target_of(d: Distribution) -> Target | None:
+def target_of(d: Distribution) -> MeanTarget | None:
     """Return the means of a distribution of numbers, or of the dimensions of independent ones; None for others."""
     if isinstance(d, Independent):
         return target_of(d.base_dist)
