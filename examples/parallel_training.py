@@ -35,7 +35,6 @@ class Model(nn.Module):
         return self.head(self.hidden(tokens))
 
 
-# --8<-- [start:normalizer]
 def counted_by_rank(mask: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the number of counted positions of all ranks, divided by the number of ranks."""
     count = mask.sum().float()
@@ -43,10 +42,6 @@ def counted_by_rank(mask: Tensor, group: dist.ProcessGroup) -> Tensor:
     return (count / dist.get_world_size(group)).clamp(min=1)
 
 
-# --8<-- [end:normalizer]
-
-
-# --8<-- [start:ddp]
 def data_parallel(
     model: Model, teacher: Model, tokens: Tensor, mask: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
@@ -61,10 +56,6 @@ def data_parallel(
     return loss
 
 
-# --8<-- [end:ddp]
-
-
-# --8<-- [start:fsdp]
 def fully_sharded(
     model: Model, teacher: Model, tokens: Tensor, mask: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
@@ -79,10 +70,6 @@ def fully_sharded(
     return loss
 
 
-# --8<-- [end:fsdp]
-
-
-# --8<-- [start:tensor]
 def tensor_parallel(
     model: Model, teacher: Model, tokens: Tensor, mask: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
@@ -97,10 +84,6 @@ def tensor_parallel(
     return loss
 
 
-# --8<-- [end:tensor]
-
-
-# --8<-- [start:head]
 def sharded_head(
     model: Model, teacher: Model, tokens: Tensor, mask: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
@@ -119,9 +102,6 @@ def sharded_head(
     )
     loss.backward()
     return loss
-
-
-# --8<-- [end:head]
 
 
 def data(classes: int = 32) -> tuple[Model, Model, Tensor, Tensor]:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from examples.parallel_training import data, data_parallel, fully_sharded, sharded_head, tensor_parallel
+from examples.parallel_training import (
+    counted_by_rank,
+    data,
+    data_parallel,
+    fully_sharded,
+    sharded_head,
+    tensor_parallel,
+)
 from torch import Tensor
 
 from kullback import KL, JensenShannon
@@ -119,3 +128,10 @@ def test_what_a_ring_brings(monkeypatch):
     bench = importlib.import_module("bench_parallel")
     assert bench.received([("all_gather", 100)], 4) == 300
     assert bench.received([("all_reduce", 100)], 4) == 150
+
+
+def test_the_page_shows_the_functions_as_they_are() -> None:
+    page = Path(__file__).parents[2] / "docs" / "tutorial" / "parallel.md"
+    shown = re.findall(r"^```py\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    steps = (counted_by_rank, data_parallel, fully_sharded, tensor_parallel, sharded_head)
+    assert shown == [inspect.getsource(step) for step in steps]
