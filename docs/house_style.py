@@ -18,6 +18,7 @@ from latex2mathml.converter import convert
 INLINE = re.compile(r":math:`([^`]+)`")
 BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n+\1 +.*)*)$", re.MULTILINE)
 EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
+TEXT = re.compile(r"\\text(?:tt)?\{[^{}]*\}")
 PROSE = re.compile(r"^(Gradient|References):\n((?: +.*\n?|\n)+)", re.MULTILINE)
 
 
@@ -37,12 +38,17 @@ class HouseStyle(Extension):
             obj.docstring.value = as_markdown(inspect.cleandoc(obj.docstring.value))
 
 
+def formula(source: str, display: str) -> str:
+    """The formula as MathML; `convert` keeps the backslash of an underscore that stands in a text."""
+    return convert(TEXT.sub(lambda m: m[0].replace(r"\_", "_"), source), display=display)
+
+
 def inline_formula(source: str, _language: str, _css_class: str, _markdown: object) -> str:
-    return convert(source)
+    return formula(source, "inline")
 
 
 def block_formula(source: str, *_: Any, **__: Any) -> str:
-    return convert(source, display="block")
+    return f'<div class="formula">{formula(source, "block")}</div>'
 
 
 def on_config(config: Any) -> Any:

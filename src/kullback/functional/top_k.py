@@ -100,9 +100,11 @@ def top_k_divergence(
     outside K together :math:`q_0 = 1 - \sum_{i \in K} q_i`, and :math:`D_f` the sum of the terms :math:`q f(p/q)`:
 
     .. math::
-        \text{bucket:} &\quad D\bigl((p_K,\; 1 - \textstyle\sum_K p_i) \,\|\, (q_K,\; q_0)\bigr) \\
-        \text{renormalize:} &\quad D\bigl((p_K / \textstyle\sum_K p_i,\; 0) \,\|\, (q_K,\; q_0)\bigr) \\
-        \text{zero:} &\quad \textstyle\sum_{i \in K} q_i\, f(p_i / q_i)
+        \begin{array}{ll}
+        \text{bucket:} & D\bigl((p_K,\; 1 - \textstyle\sum_K p_i) \,\|\, (q_K,\; q_0)\bigr) \\
+        \text{renormalize:} & D\bigl((p_K / \textstyle\sum_K p_i,\; 0) \,\|\, (q_K,\; q_0)\bigr) \\
+        \text{zero:} & \textstyle\sum_{i \in K} q_i\, f(p_i / q_i)
+        \end{array}
 
     ``"bucket"`` never exceeds the divergence from the whole teacher, as merging classes loses information.
     ``"renormalize"`` is the divergence from another teacher, which gives the other classes nothing: KL is then at least

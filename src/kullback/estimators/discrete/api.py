@@ -86,7 +86,7 @@ def coverage_adjusted(
     r"""Estimate KL(P || Q) between categories, corrected for what their rarest ones say is missing.
 
     .. math:: \hat D = \hat D_{ZG} + (1 - v / c^2)_+\, c, \quad
-        c = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \
+        c = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
         \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
     with :math:`\hat D_{ZG}` the estimate of `zhang_grabchak`, :math:`F_k` the share of P's draws in categories that Q
