@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from io import TextIOWrapper
 from types import FrameType
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -30,7 +33,21 @@ def main(*, may_have_workers: bool = False) -> None:
             raise
         sys.stderr.write(f"kullback: {error.name} is not installed. Run: pip install click rich\n")
         sys.exit(2)
-    kullback(prog_name="kullback", obj=may_have_workers)
+    try:
+        kullback(prog_name="kullback", obj=may_have_workers)
+    except SystemExit as end:
+        workers = sys.modules.get("kullback.parallel.workers")
+        if may_have_workers and workers is not None and workers.worker_count() > 1:
+            _leave(end.code)
+        raise
+
+
+def _leave(code: object) -> NoReturn:
+    """End one of several workers at once: a thread of gloo that frees a tensor as Python shuts down would abort it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _end(number: int, frame: FrameType | None) -> None:

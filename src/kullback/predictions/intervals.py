@@ -200,7 +200,7 @@ class _Ratio:
         else:  # every row has the same value
             low = high = self._mean
             if self._positive and self._mean == 0:
-                high, reason = self._few_nonzero(0.0)
+                high, reason = self._few_nonzero()
         if self._flipped:
             low, high = self._quantity.high - high, self._quantity.high - low
         return MeanEstimate(self.error, (low, high), reason)
@@ -221,18 +221,21 @@ class _Ratio:
         spread = (np.abs(self._sums).sum() / self._sizes.sum() * self._sizes)[nonzero]
         deviations = self._deviations[nonzero]
         if self._positive and len(spread) < FEWEST_NONZERO:
-            high, reason = self._few_nonzero(high)
+            high, reason = self._few_nonzero()
         elif _heavy_tailed(spread + deviations):
             high, reason = self._high, "heavy tail"
         if not self._positive and _heavy_tailed(spread - deviations):
             low, reason = self._low, "heavy tail"
         return low, high, reason
 
-    def _few_nonzero(self, high: float) -> tuple[float, Reason | None]:
-        """Return the upper end for few nonzero units: what their number bounds, if the quantity itself is bounded."""
+    def _few_nonzero(self) -> tuple[float, Reason | None]:
+        """Return the upper end for few nonzero units: what their number bounds, if the quantity itself is bounded.
+
+        The bootstrap has none: a draw without any nonzero unit has no standard error.
+        """
         if math.isinf(self._high):
             return self._high, "few nonzero units"
-        return max(high, self._high * self._proportion(np.count_nonzero(self._sums) / self.count)[1]), None
+        return self._high * self._proportion(np.count_nonzero(self._sums) / self.count)[1], None
 
     def _studentized(self, drawn: Array, tails: tuple[float, float]) -> tuple[float, float]:
         """Return the ends of the interval in standard errors from the mean, or from its logarithm."""
