@@ -1,7 +1,7 @@
 """The build back end of pyproject.toml: scikit-build-core, with the kernels where they can be compiled.
 
 ``KULLBACK_NATIVE=1`` makes it an error where they cannot, ``KULLBACK_NATIVE=0`` leaves them out; without it a wheel is
-pure where a compiler or CMake is missing or the compiler fails, and one line of the build's output says so.
+pure where PyTorch, a compiler or CMake is missing or the compiler fails, and one line of the build's output says so.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def has_torch() -> bool:
 
 
 def get_requires_for_build_wheel(config_settings: Config = None) -> list[str]:
-    """CMake and, for its headers, PyTorch, where something can be compiled."""
-    if os.environ.get("KULLBACK_NATIVE") == "0" or not has_compiler():
+    """CMake where something can be compiled, and PyTorch, which is gigabytes, where the kernels were asked for."""
+    asked = os.environ.get("KULLBACK_NATIVE")
+    if asked == "0" or not has_compiler() or not (asked or has_torch()):
         return []
     requires = scikit_build_core.build.get_requires_for_build_wheel(config_settings)
     return requires if has_torch() else [*requires, "torch>=2.10"]
@@ -46,8 +47,12 @@ def build_wheel(
 ) -> str:
     """Build the wheel, and say in one line why it is pure where nobody asked for that."""
     asked = os.environ.get("KULLBACK_NATIVE")
-    missing = {"a C++ compiler": has_compiler(), "CMake": has_cmake(), "PyTorch": has_torch()}
-    reason = " or ".join(f"no {name.removeprefix('a ')}" for name, there in missing.items() if not there)
+    missing = {
+        "no C++ compiler": has_compiler(),
+        "no PyTorch (install it first, or let KULLBACK_NATIVE=1 fetch it)": has_torch(),
+        "no CMake": has_cmake(),
+    }
+    reason = next((reason for reason, there in missing.items() if not there), "")
     if reason and not asked:
         os.environ["KULLBACK_NATIVE"] = "0"
     try:

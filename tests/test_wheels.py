@@ -5,6 +5,7 @@ The fresh environments see the packages of the one that runs the tests (PyTorch 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from functools import cached_property
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -280,6 +282,33 @@ def test_where_nothing_compiles_the_wheel_is_the_pure_one_and_says_so(compiler, 
     assert set(zipfile.ZipFile(wheel).namelist()) == pure.files
     assert said.count("kullback: built without its native kernels") == 1
     assert f"kullback: built without its native kernels: {reason}\n" in said
+
+
+@pytest.fixture
+def backend_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The build back end where there is a compiler and no PyTorch."""
+    spec = importlib.util.spec_from_file_location("build_backend", REPOSITORY / "csrc" / "build_backend.py")
+    backend = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(backend)
+    monkeypatch.setattr(backend, "has_compiler", lambda: True)
+    monkeypatch.setattr(backend, "has_torch", lambda: False)
+    monkeypatch.delenv("KULLBACK_NATIVE", raising=False)
+    monkeypatch.chdir(REPOSITORY)
+    return backend
+
+
+def test_pytorch_is_fetched_for_kernels_that_were_asked_for_alone(backend_without_pytorch, monkeypatch):
+    assert backend_without_pytorch.get_requires_for_build_wheel() == []
+    monkeypatch.setenv("KULLBACK_NATIVE", "1")
+    assert "torch>=2.10" in backend_without_pytorch.get_requires_for_build_wheel()
+
+
+def test_without_pytorch_the_wheel_is_pure_and_says_what_to_do(backend_without_pytorch, tmp_path, capfd):
+    wheel = backend_without_pytorch.build_wheel(str(tmp_path))
+    assert wheel == f"kullback-{kullback.__version__}-py3-none-any.whl"
+    wanted = "no PyTorch (install it first, or let KULLBACK_NATIVE=1 fetch it)\n"
+    assert f"kullback: built without its native kernels: {wanted}" in capfd.readouterr().err
+    assert "KULLBACK_NATIVE" not in os.environ
 
 
 def test_kernels_that_were_asked_for_are_an_error_where_nothing_compiles(tmp_path):
