@@ -190,6 +190,7 @@ NOT_NEEDED = {
         "report",
     },
     "kl_divergence": {
+        "estimators",
         "tables",
         "predictions",
         "models",

@@ -13,8 +13,6 @@ from torch.distributions import Categorical, Distribution, OneHotCategorical
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value, safe_repr
 from kullback.estimate import Estimate
-from kullback.estimators import EstimateWarning
-from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS, estimate_from_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.inputs import number_from
 from kullback.kernels import rounding_error, row_divergence
@@ -245,17 +243,8 @@ def _options(
     *,
     wants_error: bool = True,
 ) -> Options:
-    if not isinstance(method, str) or method not in (*METHODS, *SAMPLE_METHODS):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_value(
-            call,
-            "method",
-            wanted="one of "
-            + ", ".join(map(repr, METHODS))
-            + " and, for draws, "
-            + ", ".join(map(repr, SAMPLE_METHODS[1:])),
-            got=safe_repr(method),
-            instead="method='auto', which takes the most exact rule there is",
-        )
+    if not isinstance(method, str) or method not in METHODS:  # pyright: ignore[reportUnnecessaryIsInstance]
+        _check_estimator(call, method)
     for name, number in (
         ("rtol", rtol),
         ("atol", atol),
@@ -281,6 +270,34 @@ def _options(
     return Options(method, rtol, atol, max_evaluations, draws, generator, wants_error)
 
 
+# The estimators are imported where there are draws: most calls have none, and they take as long as the rest.
+
+
+def _check_estimator(call: str, method: object) -> None:
+    """Refuse a method that is not an estimator's name either."""
+    from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS
+
+    if not isinstance(method, str) or method not in SAMPLE_METHODS:
+        raise invalid_value(
+            call,
+            "method",
+            wanted="one of "
+            + ", ".join(map(repr, METHODS))
+            + " and, for draws, "
+            + ", ".join(map(repr, SAMPLE_METHODS[1:])),
+            got=safe_repr(method),
+            instead="method='auto', which takes the most exact rule there is",
+        )
+
+
+def _of_draws(call: str, p: object, q: object, kind: Divergence, options: Options) -> Estimate:
+    from kullback.estimators.dispatch import estimate_from_samples
+
+    return estimate_from_samples(
+        call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
+    )
+
+
 def _answer(
     call: str,
     p: object,
@@ -294,9 +311,7 @@ def _answer(
     unit = _unit(call, kind, base)
     p, q = _operands(call, p, q)
     if isinstance(p, Samples) or isinstance(q, Samples):
-        answer = estimate_from_samples(
-            call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
-        )
+        answer = _of_draws(call, p, q, kind, options)
     elif isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
     elif (
@@ -356,6 +371,8 @@ def _in_units(answer: Estimate, unit: float) -> Estimate:
 def _value_with_warnings(answer: Estimate) -> Tensor:
     """Return the value; where draws give no finite upper end of an interval, warn with the notes that say why."""
     if answer.n is not None and (answer.interval is None or not answer.interval[1].isfinite()):
+        from kullback.estimators import EstimateWarning
+
         for note in answer.notes:
             warnings.warn(note, EstimateWarning, stacklevel=3)
     return answer.value

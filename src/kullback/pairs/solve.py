@@ -34,7 +34,6 @@ from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
 from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
-from kullback.pairs.univariate import divergence_of_densities, method_for
 from kullback.representations import can_inspect
 
 __all__ = ["as_kl", "estimate"]
@@ -355,6 +354,8 @@ def _rounding(value: Tensor, relative: float) -> Tensor:
 def _by_densities(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
+    from kullback.pairs.univariate import divergence_of_densities, method_for  # what closed forms do without
+
     p, q = in_common_unit(p, q)
     densities = density_of(p), density_of(q)
     if densities[0] is None or densities[1] is None:
