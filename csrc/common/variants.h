@@ -2,6 +2,10 @@
 // lists them); the operators call the best that this processor runs.
 #pragma once
 
+#ifdef KULLBACK_X86_LEVELS
+#include <cpuid.h>
+#endif
+
 #define KULLBACK_INLINE static inline __attribute__((always_inline))
 
 // Declares a kernel in every one of these namespaces.
@@ -25,15 +29,25 @@
 namespace kullback {
 
 #ifdef KULLBACK_X86_LEVELS
+// Whether this processor has AVX-512 (2), AVX2 (1) and all else that the compiler takes for granted with it, or not (0).
+inline int find_level() {
+  __builtin_cpu_init();
+  unsigned a, b, c = 0, d;
+  const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);  // to which older Clang gives no name
+  if (!(has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+        __builtin_cpu_supports("bmi2"))) {
+    return 0;
+  }
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+             ? 2
+             : 1;
+}
+
 template <typename Function>
 Function best_of(Function baseline, Function v3, Function v4) {
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return v4;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return v3;
-  return baseline;
+  static const int level = find_level();
+  return level == 2 ? v4 : level == 1 ? v3 : baseline;
 }
 #endif
 
