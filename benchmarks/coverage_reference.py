@@ -5,6 +5,7 @@ interval of `drawn_mean`, which is for these very rows, has to hold the mean ove
 benchmarks/results/coverage_reference.json and the table in docs/coverage.md.
 
     python benchmarks/coverage_reference.py
+    python benchmarks/coverage_reference.py --missing                 # the cases that the results file lacks
     python benchmarks/coverage_reference.py --drawings 100 --dry      # prints alone
 """
 
@@ -211,28 +212,39 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def of_case(results: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
+    """The results of one case."""
+    return [each for each in results if tuple(each[name] for name in Case._fields[:3]) == case[:3]]
+
+
+def write(results: list[dict[str, Any]]) -> None:
+    """Write the results and the page's table, in the order of the cases."""
+    ordered = [each for case in CASES for each in of_case(results, case)]
+    RESULT.write_text(json.dumps(ordered, indent=1) + "\n")
+    page = PAGE.read_text()
+    before, after = page.split(START)[0], page.split(END)[1]
+    PAGE.write_text(f"{before}{START}\n\n{table(ordered)}\n\n{END}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--drawings", type=int, default=500)
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--top", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--only", help="cases whose candidate has this name")
+    parser.add_argument("--missing", action="store_true", help="keep the results there are, and add the others")
     parser.add_argument("--dry", action="store_true", help="write no file")
     options = parser.parse_args()
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = json.loads(RESULT.read_text()) if options.missing else []
     for case in CASES:
-        if options.only in (None, case.candidate):
+        if options.only in (None, case.candidate) and not of_case(results, case):
             results += study(case, tuple(options.top), options.rows, options.drawings)
-            print(table(results[-len(NAMES) * len(options.top) :]).split("\n", 2)[2], flush=True)
+            print(table(of_case(results, case)).split("\n", 2)[2], flush=True)
+            if not options.dry:
+                write(results)
     for each in results:
         if each["covers"] < LEAST:
             print("below", LEAST, each)
-    if options.dry:
-        return
-    RESULT.write_text(json.dumps(results, indent=1) + "\n")
-    page = PAGE.read_text()
-    before, after = page.split(START)[0], page.split(END)[1]
-    PAGE.write_text(f"{before}{START}\n\n{table(results)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":
