@@ -232,7 +232,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--top", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--only", help="cases whose candidate has this name")
-    parser.add_argument("--missing", action="store_true", help="keep the results there are, and add the others")
+    parser.add_argument(
+        "--missing", action="store_true", help="keep the results there are, and add the others"
+    )
     parser.add_argument("--dry", action="store_true", help="write no file")
     options = parser.parse_args()
     results: list[dict[str, Any]] = json.loads(RESULT.read_text()) if options.missing else []

@@ -112,8 +112,6 @@ def test_a_reference_is_of_one_tokenizer_and_one_text(recorded: Path) -> None:
         compare_models(recorded, folders.int8(), words(5000), context=CONTEXT)
     same = compare_models(recorded, folders.int8(), words(), context=CONTEXT)
     assert same.windows == compare_models(recorded, folders.int8()).windows
-    with pytest.raises(ArgumentValueError, match="the reference file as base"):
-        compare_models(folders.base(), recorded, words(), context=CONTEXT)
 
 
 def test_one_model_at_a_time_says_the_same(whole: ModelComparison) -> None:

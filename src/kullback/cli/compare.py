@@ -198,11 +198,11 @@ def compare(
     kullback compare float32.npy int8.npy --as logits
     kullback compare before.parquet after.parquet --as table
 
-    Models (--text): folders of Hugging Face models and .gguf files; of several Q each is compared with P. Predictions:
-    npy, npz, safetensors, pt, parquet, csv, or llama.cpp's --kl-divergence-base file, with one distribution over the
-    classes in each row. Tables (--as table): parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit
-    status is 1 if a gate fails and 2 on an error. Several processes share the rows of predictions by
-    torchrun --nproc-per-node N -m kullback compare ...
+    Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), beside which --text
+    may be left out; of several Q each is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or
+    llama.cpp's --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table):
+    parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit status is 1 if a gate fails and 2 on an
+    error. Several processes share the rows of predictions by torchrun --nproc-per-node N -m kullback compare ...
     """
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
     of_models = {name: settings.pop(name) for name in OF_MODELS}

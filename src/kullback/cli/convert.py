@@ -73,7 +73,7 @@ def convert(
     can be compared with them; --tokens and --n-ctx say which tokens they are of.
 
     If it ends in .klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
-    llama-server, TRL, DistillKit and others) as a reference file, the base of kullback compare.
+    llama-server, TRL, DistillKit and others) as a reference file for kullback compare.
 
     \b
     kullback convert logits.npy base.kld --as logits \\

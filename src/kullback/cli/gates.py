@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -157,15 +157,46 @@ class Gate:
 
     limit: Limit
 
-    def failure(self, found: Comparison) -> str | None:
-        """Return how the gate fails, or None where it holds."""
+    def failure(
+        self, found: Comparison, certain: Mapping[str, tuple[float, float]] | None = None
+    ) -> str | None:
+        """Return how the gate fails, or None where it holds.
+
+        Arguments:
+            found: the comparison.
+            certain: where its divergences are lower bounds, for each the least and the most that its mean can be.
+        """
         metric = self.limit.metric
         if metric.startswith((*LABEL_MEANS, DELTA_PROB)) and found.labels is None:
             raise ArgumentValueError(
                 f"--fail-{self.limit.side} {metric}=...: there are no labels. Write: --labels FILE"
             )
         value, mean = self._number(found)
-        return self.limit.failure(metric, value) or self._undetermined(metric, value, mean)
+        failure = self.limit.failure(metric, value)
+        if failure is None and certain is not None:
+            failure = self._uncertain(metric, value, certain)
+        return failure or self._undetermined(metric, value, mean)
+
+    def _uncertain(self, metric: str, value: float, certain: Mapping[str, tuple[float, float]]) -> str | None:
+        """Return the failure of a limit that a lower bound of a divergence keeps, and the divergence may not."""
+        first, _, statistic = metric.partition(".")
+        name, statistic = (first, statistic) if first in DIVERGENCE_NAMES else (DEFAULT, metric)
+        remedy = "; the model itself, or a mean with an upper bound (tv.mean), can be checked"
+        if first == "acceptance" and self.limit.side == "below":
+            least = 1 - certain["tv"][1]
+            if metric != first or least < self.limit.limit:
+                return f"{metric} is only known to be {least:.6g} to {1 - certain['tv'][0]:.6g}"
+        if statistic not in STATISTICS or self.limit.side == "below":
+            return None
+        if statistic != "mean":
+            return f"{metric} cannot be told, as of each row only a lower bound is known{remedy}"
+        most = certain[name][1]
+        if most <= self.limit.limit:
+            return None
+        above = "nothing bounds it from above" if math.isinf(most) else f"at most {most:.6g}"
+        return (
+            f"{metric} is only known to be at least {value:.6g}, {above}{remedy if math.isinf(most) else ''}"
+        )
 
     def _number(self, found: Comparison) -> tuple[float, Mean | Proportion | None]:
         """Return the number, and the estimate whose error it has, if it is a mean."""

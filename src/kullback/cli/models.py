@@ -56,7 +56,7 @@ def run_model_comparison(
     Returns:
         a sentence for each gate that fails.
     """
-    if text is None and not is_reference(base):
+    if text is None and not any(map(is_reference, (base, *candidates))):
         raise ArgumentValueError(
             f"P = {printable(base)}: models are compared on a text; got none. Write: --text FILE"
         )
@@ -86,7 +86,11 @@ def run_model_comparison(
         f"{candidate.model.name}: {failure}" if several else failure
         for candidate in found.candidates
         for gate in gates
-        if (failure := gate.failure(candidate.comparison))
+        if (
+            failure := gate.failure(
+                candidate.comparison, candidate.certain if candidate.is_lower_bound else None
+            )
+        )
     ]
     write_reports(
         outputs,

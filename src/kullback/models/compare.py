@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value, printable
+from kullback.errors import invalid_value
 from kullback.io.windows import Windows
 from kullback.models.checkpoint import Checkpoint, fingerprint, weights_stamp
 from kullback.models.language_model import LanguageModel
@@ -79,9 +79,12 @@ def compare_models(
     bound of that of the whole vocabularies; a note says so. Models whose tokenizers cut the text differently are
     refused.
 
-    With a reference file of `record_reference` as base, every mean is unbiased, and its interval includes the drawing;
-    `Candidate.drawn` and `Candidate.certain` say what is known of these very tokens. Of a server, or of stored top
-    classes, divergences are bounded: those reported are certain lower bounds, with all other classes as one.
+    With a reference file of `record_reference` as base or candidate, and all logits of the other side, every mean is
+    unbiased, and its interval includes the drawing; `Candidate.drawn` and `Candidate.certain` say what is known of
+    these very tokens. The divergence to the reference, KL(base || candidate) where the candidate is one, weighs draws
+    by ratios of probabilities: its interval is open above unless these are found light-tailed in every row. Of a
+    server, of stored top classes, or of two references, divergences are bounded: those reported are certain lower
+    bounds, with all other classes as one.
 
     Arguments:
         base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module called with ``input_ids``
@@ -90,7 +93,7 @@ def compare_models(
         candidates: Q, likewise, or the address of a server (``http://...``) that speaks vLLM's, SGLang's or OpenAI's
             completions API; one or a list of them.
         texts: a text, a `pathlib.Path` of a text file or of JSONL lines with ``"text"`` or ``"messages"``, a list of
-            texts, or a list of conversations. May be left out where the base is a reference file, whose text it is.
+            texts, or a list of conversations. May be left out where a side is a reference file, whose text it is.
         tokenizer: that of the modules among the models.
         representation: what the numbers of the files among the sides are, as for `compare_predictions`.
         context: the number of tokens in a window, and the most that a conversation may have.
@@ -104,7 +107,8 @@ def compare_models(
         noise_floor: whether to compare the base also with itself plus noise of its dtype's rounding in every layer:
             what lies below this KL no measurement can tell.
         one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
-            reference file, in a temporary folder, and each candidate is then compared with that.
+            reference file, in a temporary folder, and each candidate is then compared with that; of a candidate that
+            is a reference itself, that gives bounds alone.
         resume: a file that holds the finished windows: a run that was stopped goes on from it, and gives the same
             result as one that was not. It is removed at the end.
         llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, as for `compare_predictions`; of sides
@@ -173,7 +177,16 @@ def compare_models(
         # With one at a time, a group is a candidate by itself; the text is the same for all.
         groups = [[each] for each in given] if one_at_a_time else [given]
         parts = [
-            _compare_group(opened, group, text, cut, options, tuning, noise_floor=noise_floor and not place)
+            _compare_group(
+                opened,
+                group,
+                # A reference alone cannot read the text, and is compared by its tokens.
+                None if one_at_a_time and is_reference(group[0]) else text,
+                cut,
+                options,
+                tuning,
+                noise_floor=noise_floor and not place,
+            )
             for place, group in enumerate(groups)
         ]
     return _joined(parts, name)
@@ -286,14 +299,6 @@ def _noisy(opened: Opened, windows: Windows) -> DenseSide:
 def _pairing(base: Side, side: Side, settings: Settings) -> Pairing:
     if isinstance(base, DenseSide) and isinstance(side, DenseSide):
         return DensePairing(base, side, settings, shared_classes(base, side))
-    if isinstance(side, ReferenceSide):
-        raise invalid_value(
-            CALL,
-            "candidates",
-            wanted="models, servers or files of logits",
-            got=f"a reference file, {printable(side.info.name)}",
-            instead="the reference file as base",
-        )
     require_classes(base, side)
     if settings.llama_cpp is not None:
         raise invalid_value(
@@ -303,9 +308,14 @@ def _pairing(base: Side, side: Side, settings: Settings) -> Pairing:
             got=repr(settings.llama_cpp),
             instead="llama_cpp=None (without --format and --like), or the model itself",
         )
-    if isinstance(base, ReferenceSide) and isinstance(side, DenseSide):
+    if any(_has_draws(one) and isinstance(other, DenseSide) for one, other in ((base, side), (side, base))):
         return ReferencePairing(base, side, settings)
     return ListedPairing(base, side, settings)
+
+
+def _has_draws(side: Side) -> bool:
+    """Whether a side is a reference that estimates are possible of: one made of top classes alone has no draws."""
+    return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 
 def _run(base: Side, pairings: list[Pairing], settings: Settings, cut: Cut, tuning: _Tuning) -> None:

@@ -64,15 +64,24 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     everyone = [base, *others]
     reader = next((each for each in everyone if _reads(each)), None)
     context, score = cut.context, str(cut.score)
-    if isinstance(base, Reference):
-        windows, documents = base.windows, torch.zeros(len(base.windows), dtype=torch.int64)
-        held = base.metadata
-        context = int(held.get("context", "0") if held.get("context", "").isdecimal() else 0) or int(
+    held = _reference_of_windows(everyone, text)
+    if held is not None:
+        windows, documents = held.windows, torch.zeros(len(held.windows), dtype=torch.int64)
+        told = held.metadata
+        context = int(told.get("context", "0") if told.get("context", "").isdecimal() else 0) or int(
             windows.offsets.diff().max()
         )
-        score = held.get("score", score)
+        score = told.get("score", score)
         if text is not None and isinstance(reader, LanguageModel):
-            _require_reference_of(base, reader, text, cut)
+            _require_reference_of(held, reader, text, cut)
+        elif text is not None and not any(isinstance(each, ServerModel) for each in everyone):
+            raise invalid_value(
+                CALL,
+                "texts",
+                wanted="None, as the text is the reference's and no side can read another",
+                got="a text",
+                instead="texts=None (without --text)",
+            )
     else:
         if not isinstance(reader, LanguageModel):
             raise invalid_value(
@@ -93,13 +102,13 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
         windows, documents = make_windows(
             reader, text, context=cut.context, score=cut.score, most=cut.most_windows
         )
-    sides = [_side(each, base, reader, windows, text, cut) for each in everyone]
+    sides = [_side(each, held, reader, windows, text, cut) for each in everyone]
     words = None
     if isinstance(reader, LanguageModel):
         count = max(reader.classes, len(reader.vocabulary))
         words = [reader.vocabulary.text(index) for index in range(count)]
     left_out = 0
-    if text is not None and cut.most_windows is None and not isinstance(base, Reference):
+    if text is not None and cut.most_windows is None and held is None:
         left_out = len(text.documents) - len(documents.unique())
     notes = (
         [f"{left_out:,} of {len(text.documents):,} documents hold no scored token."]
@@ -109,40 +118,56 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     return Matched(sides, windows, documents, context, score, words, notes)
 
 
+def _reference_of_windows(everyone: Sequence[Opened], text: Text | None) -> Reference | None:
+    """Return the reference whose windows are compared on: the base, or without a text to read the first there is."""
+    base = everyone[0]
+    if isinstance(base, Reference):
+        return base
+    references = (each for each in everyone if isinstance(each, Reference))
+    return next(references, None) if text is None or not any(map(_reads, everyone)) else None
+
+
 def _reads(opened: Opened) -> bool:
     return isinstance(opened, LanguageModel) and not isinstance(opened, ServerModel)
 
 
 def _side(
     opened: Opened,
-    base: Opened,
+    held: Reference | None,
     reader: Any,
     windows: Windows,
     text: Text | None,
     cut: Cut,
 ) -> Side:
     if isinstance(opened, Reference):
+        if opened is not held:
+            _require_same_windows(opened, held, reader, windows)
         return ReferenceSide.of(opened)
     if isinstance(opened, RowSource):
         return DenseSide.of_file(opened, windows)
     if isinstance(opened, TopKSource | ServerModel):
-        return _listed(opened, base, reader, windows, text, cut)
-    if isinstance(base, Reference):
-        _require_tokenizer_of(base, opened)
+        return _listed(opened, held, reader, windows, text, cut)
+    if held is not None:
+        _require_tokenizer_of(held, opened)
     elif opened is not reader:
         windows = _own_windows(opened, reader, windows, text, cut)
     return DenseSide(opened.info, windows, opened)
 
 
 def _listed(
-    opened: TopKSource | ServerModel, base: Opened, reader: Any, windows: Windows, text: Text | None, cut: Cut
+    opened: TopKSource | ServerModel,
+    held: Reference | None,
+    reader: Any,
+    windows: Windows,
+    text: Text | None,
+    cut: Cut,
 ) -> ListedSide:
-    known = base if isinstance(base, Reference) else reader
+    known = reader if held is None else held
     classes = known.classes if known is not None else 0
     if isinstance(opened, TopKSource):
         info = ModelInfo(opened.name, opened.format, None, opened.classes or classes)
         return ListedSide(info, windows, opened)
-    _require_same_text(opened, reader, base, text, cut)
+    _require_same_text(opened, reader, held, text, cut)
     opened.info = replace(opened.info, classes=classes)
     if reader is not None:
         opened.vocabulary = reader.vocabulary
@@ -181,34 +206,64 @@ def _difference(a: LanguageModel, ours: Windows, b: LanguageModel, theirs: Windo
     return f"{len(theirs.tokens)} tokens for {len(ours.tokens)}"
 
 
-def _require_tokenizer_of(base: Reference, opened: LanguageModel) -> None:
+def _require_tokenizer_of(held: Reference, opened: LanguageModel) -> None:
     """Refuse a model whose vocabulary is another than that of a reference, which holds no texts of tokens."""
-    wanted = base.metadata.get("tokenizer")
-    if wanted is not None and wanted != opened.vocabulary.fingerprint:
+    _require_fingerprint(printable(opened.name), opened.vocabulary.fingerprint, held)
+
+
+def _require_fingerprint(name: str, found: str | None, held: Reference) -> None:
+    wanted = held.metadata.get("tokenizer")
+    if None not in (wanted, found) and wanted != found:
         raise ModelError(
-            f"{printable(opened.name)}: wanted the tokenizer that {base.ref.shown} was recorded with; got another "
-            f"(fingerprint {opened.vocabulary.fingerprint[:12]} for {printable(wanted[:12])}); compare with the model "
-            "itself, whose tokens can be matched by their bytes"
+            f"{name}: wanted the tokenizer that {held.ref.shown} was recorded with; got another (fingerprint "
+            f"{printable(str(found)[:12])} for {printable(str(wanted)[:12])}); compare with the model itself, whose "
+            "tokens can be matched by their bytes"
         )
 
 
-def _require_reference_of(base: Reference, reader: LanguageModel, text: Text, cut: Cut) -> None:
+def _require_same_windows(opened: Reference, held: Reference | None, reader: Any, windows: Windows) -> None:
+    """Refuse a reference of other tokens than those compared on, which are of another reference or of a model."""
+    if held is not None:
+        _require_fingerprint(opened.ref.shown, opened.metadata.get("tokenizer"), held)
+    else:
+        _require_tokenizer_of(opened, reader)
+    if not _same_windows(opened.windows, windows):
+        raise _other_text(
+            opened,
+            "leave the text out, or record the reference again"
+            if held is None
+            else "record both of one text, with one --context and --score",
+        )
+
+
+def _same_windows(a: Windows, b: Windows) -> bool:
+    return all(
+        torch.equal(*pair) for pair in ((a.tokens, b.tokens), (a.offsets, b.offsets), (a.scored, b.scored))
+    )
+
+
+def _require_reference_of(held: Reference, reader: LanguageModel, text: Text, cut: Cut) -> None:
     """Refuse a text that is not the one a reference was recorded with."""
     windows, _ = make_windows(reader, text, context=cut.context, score=cut.score, most=cut.most_windows)
-    if not (
-        torch.equal(windows.tokens, base.windows.tokens) and torch.equal(windows.scored, base.windows.scored)
-    ):
-        held = base.metadata
-        raise FileError(
-            f"base = {base.ref.shown}: wanted a reference of this text; got one of other tokens (context "
-            f"{printable(held.get('context', 'unknown'))}, score {printable(held.get('score', 'unknown'))}); leave the "
-            "text out, or record the reference again"
-        )
+    if not _same_windows(windows, held.windows):
+        raise _other_text(held, "leave the text out, or record the reference again")
 
 
-def _require_same_text(server: ServerModel, reader: Any, base: Opened, text: Text | None, cut: Cut) -> None:
+def _other_text(held: Reference, instead: str) -> FileError:
+    told = held.metadata
+    return held.ref.error(
+        wanted="a reference of this text",
+        got=f"one of other tokens (context {printable(told.get('context', 'unknown'))}, score "
+        f"{printable(told.get('score', 'unknown'))})",
+        instead=instead,
+    )
+
+
+def _require_same_text(
+    server: ServerModel, reader: Any, held: Reference | None, text: Text | None, cut: Cut
+) -> None:
     """Refuse a server that cuts the text into other tokens."""
-    if isinstance(base, Reference) and (reader is None or text is None):
+    if held is not None and (reader is None or text is None):
         if text is None:
             raise invalid_value(
                 CALL,
@@ -217,7 +272,7 @@ def _require_same_text(server: ServerModel, reader: Any, base: Opened, text: Tex
                 got="None",
                 instead="texts=pathlib.Path('corpus.txt') (--text FILE)",
             )
-        _require_reference_of(base, server, text, cut)
+        _require_reference_of(held, server, text, cut)
         return
     if reader is None:
         raise ModelError(

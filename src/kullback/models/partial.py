@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 from kullback.functional.top_k import TopK
-from kullback.functional.top_k_bounds import top_k_divergence_bounds
+from kullback.functional.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.io import ReferenceBlock, TopKBlock
 from kullback.io.reference_writer import top_classes
 from kullback.models.checkpoint import Part
 from kullback.models.pairing import Pairing, Settings
 from kullback.models.result import Candidate, Passage, ReadToken
-from kullback.models.side import Side, take_rows
+from kullback.models.side import ReferenceSide, Side, take_rows
+from kullback.predictions.collect import BOUNDS, complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
+from kullback.predictions.intervals import MeanEstimator, Quantity
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, join_rows, measure_reference
-from kullback.predictions.result import Comparison, Reason, TopClass, WorstRow
+from kullback.predictions.result import Comparison, Reason, Summary, TopClass, WorstRow
 
 __all__ = ["ListedPairing", "ReferencePairing"]
 
@@ -167,31 +169,43 @@ class _PartialPairing(Pairing):
 
 
 class ListedPairing(_PartialPairing):
-    """A pair of which one side at least is known by its most probable classes: divergences are bounded."""
+    """A pair of which some classes of each side are known at most, or of one: divergences are bounded."""
 
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:
-        lists = _as_list(p, q, known[0]), _as_list(q, p, known[1])
-        bounds = [
-            top_k_divergence_bounds(*lists, kind, classes=self.base.classes or None)
-            for kind in DIVERGENCES.values()
+        blocks = [_known_classes(each) if isinstance(each, ReferenceBlock) else each for each in (p, q)]
+        lists = [
+            TopK(other.indices, _of_listed(side, other)) if isinstance(block, Tensor) else block
+            for block, other, side in zip(blocks, blocks[::-1], known, strict=True)
         ]
-        return [each.lower for each in bounds], torch.stack([each.upper for each in bounds], -1)
+        bounds = {
+            name: top_k_divergence_bounds(lists[0], lists[1], kind, classes=self.base.classes or None)
+            for name, kind in DIVERGENCES.items()
+        }
+        if isinstance(p, ReferenceBlock) and isinstance(q, ReferenceBlock):
+            for name, (of, other) in {"kl_pq": (p, q), "kl_qp": (q, p)}.items():
+                # By the pigeonhole principle one has mass on a class where the other has none.
+                fewer = (other.support_sizes > 0) & (of.support_sizes > other.support_sizes)
+                bounds[name] = DivergenceBounds(
+                    *(torch.where(fewer, torch.inf, each) for each in bounds[name])
+                )
+        return [each.lower for each in bounds.values()], torch.stack(
+            [each.upper for each in bounds.values()], -1
+        )
 
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
-        note = (
-            "Of one side only the most probable classes are known: divergences are what is certain of them, with all "
-            "other classes as one, and their intervals are those of these lower bounds."
-        )
-        comparison = self._comparison(table, [note])
-        upper = table[:, WIDTH:].mean(0).tolist()
+        comparison = self._comparison(table, [self._note()])
+        upper = dict(zip(DIVERGENCES, table[:, WIDTH:].unbind(-1), strict=True))
         certain = {
-            name: (comparison.divergences[name].mean, most)
-            for name, most in zip(DIVERGENCES, upper, strict=True)
+            name: (comparison.divergences[name].mean, float(most.mean())) for name, most in upper.items()
+        }
+        divergences = {
+            name: self._up_to(comparison.divergences[name], most, BOUNDS[name][1])
+            for name, most in upper.items()
         }
         found = Candidate(
             self.candidate.info,
-            comparison,
+            replace(comparison, divergences=divergences, acceptance_rate=complement(divergences["tv"])),
             self.passages.passages(),
             None,
             known="top classes",
@@ -199,55 +213,98 @@ class ListedPairing(_PartialPairing):
         )
         return found, table[:, 0]
 
+    def _up_to(self, summary: Summary, upper: Tensor, bound: float) -> Summary:
+        """Return the lower bounds' summary with an interval up to that of the rows' upper bounds."""
+        if summary.interval is None:
+            return summary
+        end = bound
+        if bool(upper.isfinite().all()):
+            settings = self.settings
+            draws = torch.Generator().manual_seed(settings.seed)
+            estimator = MeanEstimator(1, settings.bootstrap, draws, settings.clusters.numbers)
+            estimator.add(upper[:, None])
+            found = estimator.estimates([Quantity(0, -1, 0.0, bound)])[0].interval
+            end = bound if found is None else found[1]
+        return replace(summary, interval=(summary.interval[0], max(end, summary.interval[1])))
 
-def _as_list(block: Any, other: Any, known: _Known) -> TopK | TopKBlock:
-    """Return a block as a list of classes; of one that is known whole, the classes that the other lists."""
-    if isinstance(block, TopKBlock):
-        return block
-    if isinstance(block, ReferenceBlock) or known.dense is None:
-        return TopK(known.indices.clamp(min=0), known.log_probs)
-    indices = other.indices if isinstance(other, TopKBlock) else other.top_indices.long()
-    padding = (other.log_probs if isinstance(other, TopKBlock) else other.top_log_probs) == -torch.inf
-    log_probs = known.dense.gather(-1, indices)
-    return TopK(indices, torch.where(padding, -torch.inf, log_probs))
+    def _note(self) -> str:
+        known = "Of one side only the most probable classes are known"
+        if all(isinstance(side, ReferenceSide) for side in (self.base, self.candidate)):
+            known = (
+                "P and Q are references, which tell the most probable classes, those drawn and the true token"
+            )
+        return (
+            f"{known}: divergences are what is certain of them, with all other classes as one, and their intervals "
+            "reach up to those of the upper bounds. Quantiles, the worst rows and the histogram are those of the lower "
+            "bounds; the acceptance rate is the largest it can be."
+        )
+
+
+def _of_listed(side: _Known, other: TopKBlock) -> Tensor:
+    """Return the log-probabilities of the classes that the other side lists, of a side that is known whole."""
+    dense: Any = side.dense
+    return torch.where(other.log_probs == -torch.inf, -torch.inf, dense.gather(-1, other.indices))
+
+
+def _known_classes(block: ReferenceBlock) -> TopKBlock:
+    """Return all classes of which a reference tells the probability, each once: the top, the draws and the token."""
+    indices = torch.cat([block.top_indices.long(), block.tail_indices.long(), block.labels[:, None]], -1)
+    log_probs = torch.cat([block.top_log_probs, block.tail_log_probs, block.label_log_probs[:, None]], -1)
+    # What has no mass is padding of a list, and no class twice.
+    places = block.classes + torch.arange(indices.shape[-1])
+    ordered, order = torch.where(log_probs == -torch.inf, places, indices).sort(dim=-1, stable=True)
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    again = again.scatter(-1, order, again)
+    log_probs = torch.where(again, -torch.inf, log_probs)
+    of_tail = log_probs[:, block.top_indices.shape[-1] :].double().exp().sum(-1)
+    tail = (block.tail_log_mass.double().exp() - of_tail).clamp(min=0).log()
+    nowhere = torch.zeros_like(block.labels)
+    return TopKBlock(
+        nowhere, nowhere, indices, log_probs, block.labels, block.label_log_probs, tail, block.classes
+    )
 
 
 class ReferencePairing(_PartialPairing):
-    """A reference file as base, and a candidate's logits: divergences are estimated and bounded."""
+    """A reference file on one side, and the logits of the other: divergences are estimated and bounded."""
+
+    def __init__(self, base: Side, candidate: Side, settings: Settings) -> None:
+        super().__init__(base, candidate, settings)
+        self._of_base = isinstance(base, ReferenceSide)
+        # The rows are measured from the reference to the logits.
+        self._measured_as = {
+            name: name if self._of_base else MIRRORED.get(name, name) for name in DIVERGENCES
+        }
 
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:
-        rows = measure_reference(p, q)
-        return [rows.divergences[name].bound for name in DIVERGENCES], _packed(rows)
+        rows = measure_reference(p, q) if self._of_base else measure_reference(q, p)
+        return [rows.divergences[name].bound for name in self._measured_as.values()], _packed(rows)
 
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
-        reference: Any = self.base
-        rows = _unpacked(table[:, WIDTH:], reference.reference.tail_draws)
-        values = {name: row_estimates(rows, name)[0] for name in DIVERGENCES}
-        for place, each in enumerate(values.values()):
-            table[:, place] = torch.where(each.isnan(), table[:, place], each)
-        comparison = self._comparison(table, [_NOTE_ON_DRAWS])
-        drawn = {name: drawn_mean(rows, name) for name in DIVERGENCES}
-        comparison = replace(
-            comparison,
-            divergences={
-                name: self._with_interval(name, rows, drawn[name], comparison) for name in DIVERGENCES
-            },
-        )
-        certain = {name: each.bounds for name, each in drawn.items()}
+        side: Any = self.base if self._of_base else self.candidate
+        rows = _unpacked(table[:, WIDTH:], side.reference.tail_draws)
+        for place, name in enumerate(self._measured_as.values()):
+            values = row_estimates(rows, name)[0]
+            table[:, place] = torch.where(values.isnan(), table[:, place], values)
+        comparison = self._comparison(table, [_NOTE_ON_BASE if self._of_base else _NOTE_ON_CANDIDATE])
+        drawn = {name: drawn_mean(rows, of) for name, of in self._measured_as.items()}
+        divergences = {
+            name: self._with_interval(comparison.divergences[name], rows, of, drawn[name])
+            for name, of in self._measured_as.items()
+        }
         found = Candidate(
             self.candidate.info,
-            comparison,
+            replace(comparison, divergences=divergences, acceptance_rate=complement(divergences["tv"])),
             self.passages.passages(),
             None,
             known="reference",
-            certain=certain,
+            certain={name: each.bounds for name, each in drawn.items()},
             drawn=drawn,
         )
         return found, table[:, 0]
 
-    def _with_interval(self, name: str, rows: ReferenceRows, drawn: DrawnMean, comparison: Comparison) -> Any:
-        summary = comparison.divergences[name]
+    def _with_interval(self, summary: Summary, rows: ReferenceRows, name: str, drawn: DrawnMean) -> Summary:
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason
         if self.settings.bootstrap and math.isfinite(drawn.mean):
@@ -262,10 +319,17 @@ class ReferencePairing(_PartialPairing):
         return replace(summary, mean=drawn.mean, standard_error=error, interval=interval, reason=reason)
 
 
-_NOTE_ON_DRAWS = (
+MIRRORED = {"kl_pq": "kl_qp", "kl_qp": "kl_pq"}
+_NOTE_ON_BASE = (
     "P is a reference: its most probable classes are exact, all others are known by their mass and by draws from them. "
     "Means are unbiased and their intervals include the drawing; a single row's value, and so quantiles, the worst "
     "rows and the histogram, carry its noise."
+)
+_NOTE_ON_CANDIDATE = (
+    "Q is a reference: its most probable classes are exact, all others are known by their mass and by draws from them. "
+    "Means are unbiased and their intervals include the drawing; a single row's value, and so quantiles, the worst "
+    "rows and the histogram, carry its noise. KL(P||Q) has an upper end only where p/q is found to have light tails in "
+    "every row: where P has mass and Q hardly any, draws from Q do not show it."
 )
 _DRAWN = DrawnDivergence._fields
 _MOMENTS = 3, 4  # the columns of its last two fields, `variances` and `thirds`

@@ -45,8 +45,8 @@ def record_reference(
 
     Of each scored token the file keeps the `top` most probable classes, the exact mass of all others, `tail_draws` of
     those drawn with known probability, and the token's own log-probability: 0.8 kB with the defaults, where the logits
-    of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base: what it then says of
-    KL(base || candidate) is unbiased, with intervals that include the drawing.
+    of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base or as a candidate: what it
+    then says of the divergences is unbiased, with intervals that include the drawing.
 
     Arguments:
         model: a folder of a Hugging Face causal language model, a ``.gguf`` file, or a module.

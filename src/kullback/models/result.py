@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -65,8 +66,9 @@ class Candidate:
         comparison: base (P) and candidate (Q), row by row.
         passages: the passages of largest mean KL(P || Q), the largest first; of a short text all, in their order.
         shared_classes: how many classes it shares with the base, or None where the vocabularies are the same.
-        known: what is known of both sides: ``"all classes"``; a ``"reference"``, from which divergences are
-            estimated; or the ``"top classes"``, so that the divergences of `comparison` are lower bounds.
+        known: what is known of both sides: ``"all classes"``; of one of them a ``"reference"``, from which divergences
+            are estimated; or the ``"top classes"``, as of two references, so that the divergences of `comparison` are
+            lower bounds.
         certain: for each divergence, between what its mean over these tokens must lie; None where it is known.
         drawn: of a reference, for each divergence, its mean over these very tokens with the error of the drawing; or
             None.
@@ -80,6 +82,18 @@ class Candidate:
     certain: dict[str, tuple[float, float]] | None = None
     drawn: dict[str, DrawnMean] | None = None
 
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether its divergences are lower bounds."""
+        return self.known == "top classes"
+
+    @property
+    def is_open_above(self) -> bool:
+        """Whether nothing bounds KL(P || Q) of these tokens from above, neither what is known nor the draws."""
+        if self.drawn is not None:
+            return self.drawn["kl_pq"].interval[1] == math.inf
+        return self.is_lower_bound
+
 
 @dataclass(frozen=True, repr=False)
 class ModelComparison(Shown):
@@ -90,7 +104,8 @@ class ModelComparison(Shown):
     Attributes:
         base: what is known of the base.
         candidates: the candidates, that of the smallest mean KL(base || candidate) first.
-        differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows.
+        differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows. Where
+            one of the two has no upper end, the difference has none on that side; between lower bounds neither end.
         noise_floor: the base against itself with noise of its dtype's rounding in every layer, or None.
         text: the windows that were read, in the base's tokens.
         context: the most tokens in a window.

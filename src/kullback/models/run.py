@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -85,7 +87,16 @@ class Run:
 
 def differences(found: Sequence[tuple[Candidate, Tensor]], settings: Settings) -> list[Mean]:
     """Return the mean KL of each candidate but the first minus that of the one before, paired by rows."""
-    return [_difference(after[1] - before[1], settings) for before, after in pairwise(found)]
+    means: list[Mean] = []
+    for (candidate, before), (following, after) in pairwise(found):
+        mean = _difference(after - before, settings)
+        open_ends = candidate.is_open_above, following.is_open_above
+        if any(open_ends) and mean.interval is not None:
+            low, high = mean.interval
+            ends = -math.inf if open_ends[0] else low, math.inf if open_ends[1] else high
+            mean = replace(mean, interval=None if all(open_ends) else ends, reason="not bounded")
+        means.append(mean)
+    return means
 
 
 def _difference(values: Tensor, settings: Settings) -> Mean:

@@ -26,7 +26,7 @@ from kullback.streaming import Moments
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Collector", "Side"]
+__all__ = ["BOUNDS", "Collector", "Side", "complement"]
 
 
 class Side(Protocol):
@@ -181,7 +181,7 @@ class Collector:
             classes=p.classes,
             clusters=None if clusters is None else len(clusters.names),
             divergences={name: self._summary(name) for name in DIVERGENCES},
-            acceptance_rate=_complement(self._mean("tv")),
+            acceptance_rate=complement(self._mean("tv")),
             top1_agreement=agreement[0],
             top_k_agreement=agreement,
             labels=labels,
@@ -324,7 +324,7 @@ def _exponential(mean: Mean) -> Mean:
     return Mean(value, error, ends and (_exp(ends[0]), _exp(ends[1])), reason=mean.reason)
 
 
-def _complement(mean: Mean) -> Mean:
+def complement(mean: Mean) -> Mean:
     """Return one minus a mean."""
     interval = mean.interval and (1 - mean.interval[1], 1 - mean.interval[0])
     return Mean(1 - mean.mean, mean.standard_error, interval, reason=mean.reason)

@@ -67,6 +67,9 @@ class DrawnDivergence(NamedTuple):
 class ReferenceRows:
     """Rows of a reference file measured against a candidate's logits; every tensor has a value for each row.
 
+    The base is the model of the reference, the candidate that of the logits, whichever of the two is compared with the
+    other.
+
     Attributes:
         divergences: KL(base||candidate) as ``"kl_pq"``, KL(candidate||base) as ``"kl_qp"``, ``"js"`` and ``"tv"``.
         spread: how far the log-ratios of base and candidate are apart over the top classes; it orders rows by likeness.

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 Interval = tuple[float, float]
-Reason = Literal["few units", "few nonzero units", "heavy tail"]
+Reason = Literal["few units", "few nonzero units", "heavy tail", "not bounded"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Mean:
             +inf for KL and cross-entropy. None where neither end is determined, where the mean is infinite, and where
             no interval was asked for.
         reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, or rows),
-            ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean); else None.
+            ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean), ``"not bounded"``
+            (of a difference: what is known of a model does not bound its mean); else None.
     """
 
     mean: float

@@ -10,8 +10,10 @@ The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": 
   divergence the least and the most that its mean over these tokens can be), ``drawn`` (null, or for each divergence
   ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the drawing), and ``passages``: objects ``window``,
   ``first``, ``text_before``, ``tokens`` (objects ``index``, ``text``, ``kl``, ``p``, ``q``, ``top``: objects
-``index``, ``text``, ``p``, ``q``). * ``differences``: the mean KL of each candidate but the first minus that of the
-  one before, with ``standard_error``, ``interval`` and ``reason``.
+  ``index``, ``text``, ``p``, ``q``). Where ``known`` is ``"top classes"``, the divergences of ``comparison`` are lower
+  bounds, and their intervals reach up to the upper ones.
+* ``differences``: the mean KL of each candidate but the first minus that of the one before, with ``standard_error``,
+  ``interval`` and ``reason``.
 * ``noise_floor``: the base against itself with rounding noise, as a candidate, or null.
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 

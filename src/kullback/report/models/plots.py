@@ -22,7 +22,7 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 def draw_plots(found: ModelComparison) -> list[Plot]:
     """Return the plot of mean KL against size on disk, where two or more candidates have both."""
     points = [
-        (candidate.model.file_bytes, candidate.comparison.divergences[KL_PQ], candidate.model.name)
+        (candidate.model.file_bytes, candidate.comparison.divergences[KL_PQ], candidate)
         for candidate in found.candidates
         if candidate.model.file_bytes
     ]
@@ -36,13 +36,14 @@ def draw_plots(found: ModelComparison) -> list[Plot]:
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        for file_bytes, kl, name in points:
+        for file_bytes, kl, candidate in points:
             size = file_bytes / unit
             low, high = kl.interval or (kl.mean, kl.mean)
             upper = high - kl.mean if high < math.inf else 0
             axes.errorbar([size], [kl.mean], [[kl.mean - low], [upper]], fmt="o", color=FIRST, capsize=3)
-            label = name.rstrip("/").rsplit("/", 1)[-1]
+            label = candidate.model.name.rstrip("/").rsplit("/", 1)[-1]
             label = label if len(label) <= LONGEST_NAME else f"…{label[1 - LONGEST_NAME :]}"
+            label = f"≥ {label}" if candidate.is_lower_bound else label
             axes.annotate(_plain(label), (size, kl.mean), (6, 4), textcoords="offset points", fontsize=9)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: power_of_ten(value))
@@ -52,6 +53,8 @@ def draw_plots(found: ModelComparison) -> list[Plot]:
         axes.set(xlabel=f"size of the weights, {name_of_unit}", ylabel="mean KL(P‖Q), nats")
 
     caption = "Mean divergence from the base, with its 95% interval, against the size of the weights on disk."
+    if any(candidate.is_lower_bound for _, _, candidate in points):
+        caption += " Of those marked ≥ it is a lower bound."
     return [Plot("sizes", "Mean KL and size", caption, draw_svg("sizes", draw))]
 
 

@@ -105,7 +105,7 @@ def scoreboard(found: ModelComparison) -> list[Score]:
 
 def _at_least(candidate: Candidate) -> str:
     """Return the sign before a divergence that is a lower bound."""
-    return ">= " if candidate.known == "top classes" else ""
+    return ">= " if candidate.is_lower_bound else ""
 
 
 def certain(found: ModelComparison) -> list[str]:
@@ -141,20 +141,23 @@ def outcome(found: ModelComparison) -> str:
     kl = best.comparison.divergences[KL_PQ]
     same = percent(best.comparison.top1_agreement.value)
     if len(found.candidates) == 1:
-        if kl.maximum == 0:
+        if kl.maximum == 0 and best.known == "all classes":
             return f"{best.model.name} predicts the same as {found.base.name} at every token."
         return (
             f"{best.model.name} is {_least(best)}{number(kl.mean)} nats per token from {found.base.name}"
             f"{_ends(kl)}; both choose the same token in {same} of positions."
         )
-    return (
-        f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: "
-        f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
-    )
+    told = f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
+    if best.is_open_above:
+        return (
+            f"Which of {len(found.candidates)} candidates is closest to {found.base.name} cannot be told; the first is "
+            f"{best.model.name}: {told}"
+        )
+    return f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: {told}"
 
 
 def _least(candidate: Candidate) -> str:
-    return "at least " if candidate.known == "top classes" else ""
+    return "at least " if candidate.is_lower_bound else ""
 
 
 def _ends(mean: Mean) -> str:
@@ -179,7 +182,14 @@ def differences(found: ModelComparison) -> list[str]:
     """Say for each two neighbors on the scoreboard how much the mean KL differs, and whether that is certain."""
     sentences: list[str] = []
     for (a, b), mean in zip(pairwise(found.candidates), found.differences, strict=True):
-        told = f"{b.model.name} has {number(mean.mean)} nats per token more than {a.model.name}"
+        if a.is_lower_bound:
+            sentences.append(
+                f"Whether {b.model.name} or {a.model.name} is closer cannot be told: of {a.model.name} only a lower "
+                "bound is known."
+            )
+            continue
+        least = _least(b)
+        told = f"{b.model.name} has {least}{number(mean.mean)} nats per token more than {a.model.name}"
         if mean.interval is None:
             told += "; its error cannot be told"
         else:
@@ -200,7 +210,7 @@ def noise(found: ModelComparison) -> list[str]:
     hidden = [
         each.model.name
         for each in found.candidates
-        if each.comparison.divergences[KL_PQ].mean <= 2 * floor.mean
+        if not each.is_lower_bound and each.comparison.divergences[KL_PQ].mean <= 2 * floor.mean
     ]
     if hidden:
         return [f"{told}: no measurement can tell {', '.join(hidden)} from it."]
