@@ -153,14 +153,15 @@ def test_evaluation_gives_logits_to_metrics(tmp_path: Path, make: Any) -> None:
     torch.testing.assert_close(torch.as_tensor(logits), q.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_teacher_that_was_stored_by_its_top_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", LOSSES)
+def test_a_teacher_that_was_stored_by_its_top_tokens(make: Any, tmp_path: Path) -> None:
     student, teacher = language_models()
     rows = examples()
     with torch.no_grad():
         for row in rows:
             log_probs, indices = teacher(row["input_ids"][None]).logits.log_softmax(-1)[0].topk(CLASSES)
             row["teacher_indices"], row["teacher_log_probs"] = indices, log_probs
-    stored = DistillationTrainer(student, arguments(tmp_path), train_dataset=rows)
+    stored = DistillationTrainer(student, arguments(tmp_path), loss=make(), train_dataset=rows)
     batch = batch_of(rows[:4])
     live = DistillationTrainer(student, arguments(tmp_path), teacher=teacher)
     torch.testing.assert_close(  # of all classes, so the same

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ class BatchLoss:
         if isinstance(self.loss, LinearDistillationLoss):
             return self._of_heads(model, unwrapped or model, features, inputs, normalizer, keep_logits)
         outputs = model(**features)
-        teacher = self._stored(inputs) if self.teacher is None else logits_of(self._teach(features))
+        teacher = self._stored(inputs) if self.teacher is None else logits_of(self._teach(**features))
         student = logits_of(outputs)
         counted = self._counted(student, inputs)
         return self.loss(student=student, teacher=teacher, **counted, normalizer=normalizer), outputs
@@ -145,9 +145,9 @@ class BatchLoss:
         return TopK(indices, log_probs)
 
     @torch.no_grad()
-    def _teach(self, features: dict[str, Any], **options: Any) -> Any:
+    def _teach(self, **features: Any) -> Any:
         assert self.teacher is not None  # noqa: S101 - for the type checker
-        return self.teacher(**features, **options)
+        return self.teacher(**features)
 
     def _of_heads(
         self,
@@ -158,42 +158,29 @@ class BatchLoss:
         normalizer: Tensor | float | None,
         keep_logits: bool,
     ) -> tuple[Tensor, Any]:
-        if self.teacher is None:
-            raise invalid_value(
-                self.call,
-                "loss",
-                wanted="a DistillationLoss where the batches hold the teacher's most probable tokens",
-                got="a LinearDistillationLoss",
-                instead="loss=kullback.nn.DistillationLoss()",
-            )
-        sides: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        outputs: Any = None
-        for i, (side, module) in enumerate((("student", unwrapped), ("teacher", self.teacher))):
-            module = _without_adapters(module)  # noqa: PLW2901
-            # Only the last logits are made: they tell whether the head is what makes them.
-            few = {} if side == "student" and keep_logits else self._few_logits(side, module)
-            options = {"output_hidden_states": True, **few}
-            found = model(**features, **options) if i == 0 else self._teach(features, **options)
-            head = module.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-            hidden, bias = found.hidden_states[-1], getattr(head, "bias", None)
-            if not self._checked:
-                self._check_head(i, side, hidden[:, -1:], head.weight, bias, found.logits[:, -1:])
-            sides.append((hidden, head.weight, bias))
-            outputs = found if i == 0 else outputs
+        teacher: dict[str, Any] = {"teacher": self._stored(inputs)} if self.teacher is None else {}
+        sides, outputs = self._side("student", model, unwrapped, features, keep_logits)
+        if self.teacher is not None:
+            teacher, _ = self._side("teacher", self._teach, self.teacher, features, False)
         self._checked = True
-        (student, student_weight, student_bias), (teacher, teacher_weight, teacher_bias) = sides
-        loss = self.loss(
-            student=student,
-            student_weight=student_weight,
-            student_bias=student_bias,
-            teacher=teacher,
-            teacher_weight=teacher_weight,
-            teacher_bias=teacher_bias,
-            **self._counted(student, inputs),
-            normalizer=normalizer,
-        )
+        counted = self._counted(sides["student"], inputs)
+        loss = self.loss(**sides, **teacher, **counted, normalizer=normalizer)
         rest = {name: x for name, x in outputs.items() if name != "hidden_states"}
         return loss, type(outputs)(**rest)
+
+    def _side(
+        self, side: str, run: Callable[..., Any], module: Any, features: dict[str, Any], keep_logits: bool
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the hidden states and the head of a side, by the names of the loss's arguments, and its outputs."""
+        module = _without_adapters(module)
+        # Only the last logits are made: they tell whether the head is what makes them.
+        few = {} if keep_logits else self._few_logits(side, module)
+        found = run(**features, output_hidden_states=True, **few)
+        head = module.get_output_embeddings()
+        hidden, bias = found.hidden_states[-1], getattr(head, "bias", None)
+        if not self._checked:
+            self._check_head(side, hidden[:, -1:], head.weight, bias, found.logits[:, -1:])
+        return {side: hidden, f"{side}_weight": head.weight, f"{side}_bias": bias}, found
 
     def _few_logits(self, side: str, module: torch.nn.Module) -> dict[str, int]:
         if "logits_to_keep" not in inspect.signature(module.forward).parameters:
@@ -208,12 +195,13 @@ class BatchLoss:
 
     @torch.no_grad()
     def _check_head(
-        self, i: int, side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor
+        self, side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor
     ) -> None:
         """Raise unless the logits are those of the head, capped and scaled as the loss was told."""
         loss = self.loss
         assert isinstance(loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
-        scale, cap = (x[i] if isinstance(x, tuple) else x for x in (loss.logit_scale, loss.softcap))
+        place = int(side == "teacher")
+        scale, cap = (x[place] if isinstance(x, tuple) else x for x in (loss.logit_scale, loss.softcap))
         products = torch.nn.functional.linear(hidden, weight, bias)
         made = products.float() * (1.0 if scale is None else scale)
         made = made if cap is None else cap * torch.tanh(made / cap)
