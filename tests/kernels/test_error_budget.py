@@ -67,6 +67,23 @@ def test_layouts_and_numbers_of_rows_change_nothing(kind: Divergence, dtype: tor
         assert by_p.shape == by_q.shape == (0, 33)
 
 
+@EACH_KIND
+@pytest.mark.parametrize("temperature", [3.0, 0.7])
+def test_logits_far_from_0_keep_their_digits_at_any_temperature(kind: Divergence, temperature: float) -> None:
+    draw = torch.Generator().manual_seed(4)
+    # On a grid, so that they stay exact when 2^20 is added.
+    p, q = (torch.randn(2, 6, 40, generator=draw, dtype=torch.float64) * 2**20).round() / 2**20
+    p[1, 3] = q[2, 5] = -torch.inf
+    for backend in backends_for(kind, p):
+        near, far = (
+            backend.value_and_gradient(
+                kind, p + x, q + x, None, wanted=(True, True), temperature=temperature, inplace=False
+            )
+            for x in (0.0, 2.0**20)
+        )
+        torch.testing.assert_close(far, near, rtol=1e-13, atol=1e-15, equal_nan=True)
+
+
 @EACH_BACKEND
 @pytest.mark.parametrize("kind", [KL(), ReverseKL()], ids=repr)
 def test_nearly_equal_rows_of_a_large_vocabulary_keep_six_digits(

@@ -148,6 +148,25 @@ LOW = {
         for kind in (KL(), JensenShannon(), Renyi(2.0))
     },
 }
+
+
+def on_grid(offset: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that stay exact when the offset is added."""
+    student, teacher = (torch.round(x * 2**20) / 2**20 + offset for x in plain())
+    student[1, 3] = -math.inf
+    return student, teacher
+
+
+# Of the logits near 2^20 alone: those they are compared with are near 0, in one process.
+FAR: dict[str, tuple[Loss, Loss]] = {
+    f"far from 0 {kind!r} {temperature:g}": (
+        Loss(*on_grid(2.0**20), options, late),
+        Loss(*on_grid(0.0), options, late),
+    )
+    for kind in (KL(), ReverseKL(), JensenShannon(), TotalVariation(), Renyi(2.0))
+    for temperature in (3.0, 0.7)
+    for options in [{"kind": kind, "temperature": temperature, "reduction": "none"}]
+}
 MIXED = Loss(*rows(torch.float32), {"kind": JensenShannon(0.3), "reduction": "none"}, even)
 
 
@@ -159,6 +178,7 @@ def some_without_kernels(place: Rank) -> dict[str, torch.Tensor]:
 
 
 CASES: dict[str, Any] = {name: loss.sharded for name, loss in {**LOSSES, **LOW}.items()}
+CASES |= {name: far.sharded for name, (far, _) in FAR.items()}
 CASES["mixed"] = some_without_kernels
 EACH_SIZE = pytest.mark.parametrize("size", SIZES)
 
@@ -182,6 +202,14 @@ def test_value_and_gradients_are_those_of_all_classes_in_one_process(results, na
         # Of the size of the row: gradients of a row cancel.
         scale = wanted.abs().where(wanted.isfinite(), 0).amax() if wanted.numel() else 0
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=float(1e-14 * scale), equal_nan=True)
+
+
+@EACH_SIZE
+@pytest.mark.parametrize("name", FAR)
+def test_logits_far_from_0_keep_their_digits_at_any_temperature(results, name, size):
+    for what, wanted in FAR[name][1].whole().items():
+        scale = float(wanted.abs().where(wanted.isfinite(), 0).amax())
+        torch.testing.assert_close(joined(results[name, size], what), wanted, rtol=1e-13, atol=1e-14 * scale)
 
 
 @pytest.mark.parametrize("size", SIZES[1:])  # one rank alone takes the kernels of whole rows

@@ -88,7 +88,12 @@ class Rows(NamedTuple):
 
     def _scaled(self, weights: Tensor, in_logs: bool) -> Tensor:
         weights = upcast(weights)
-        return weights / self.temperature if in_logs and self.temperature != 1 else weights
+        if not in_logs or self.temperature == 1:
+            return weights
+        # Differences from the largest keep more digits than logits far from 0; those of huge ones might overflow.
+        peak = weights.amax(-1, keepdim=True).detach()
+        shift = torch.where(peak.abs() <= torch.finfo(weights.dtype).max * 1e-8, peak, 0)
+        return (weights - shift) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
         """Turn a derivative by log-probabilities into one by the weights they were normalized from."""

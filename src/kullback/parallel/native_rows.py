@@ -26,7 +26,7 @@ _BLOCK = 1 << 17
 
 
 class Normalizer(NamedTuple):
-    """What normalizes the rows of a side, over the classes of all ranks: the log of the sum is peak + log(total)."""
+    """What normalizes the rows of a side, over all ranks: the log of the sum is peak / temperature + log(total)."""
 
     peak: Tensor
     total: Tensor
@@ -169,11 +169,10 @@ def _blocks(
 
 
 def _shifted(out: Tensor, logits: Tensor, peak: Tensor, temperature: float) -> Tensor:
-    """Write logits divided by the temperature, less the largest of their row, to `out`."""
+    """Write logits less the largest of their row, divided by the temperature, to `out`."""
     out.copy_(logits)
-    if temperature != 1:
-        out.div_(temperature)
-    return out.sub_(peak.unsqueeze(-1))
+    out.sub_(peak.unsqueeze(-1))
+    return out if temperature == 1 else out.div_(temperature)
 
 
 def _sum_is_known(kind: Divergence, side: int) -> bool:

@@ -100,7 +100,9 @@ class ShardedRows(NamedTuple):
             sums += [log_sums(q, 1.0, places), logits_at(q, places)]
         gathered = self.ranks.gather(torch.cat(sums, -1))
         rank = self.ranks.rank
-        normalizers = merged_log_sums(gathered[..., :2], rank), merged_log_sums(gathered[..., 2:4], rank)
+        normalizers = tuple(
+            merged_log_sums(gathered[..., 2 * i : 2 * i + 2], rank, self.temperature) for i in (0, 1)
+        )
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
         if native_rows.serves(rule.kind, p, q):
@@ -163,7 +165,7 @@ class ShardedRows(NamedTuple):
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
         """Merge what all ranks found of the labels; `own` is the number of classes of this rank."""
-        others = merged_log_sums(gathered[..., :2], self.ranks.rank)
+        others = merged_log_sums(gathered[..., :2], self.ranks.rank, 1.0)
         # A class that no rank has must not pass for one whose logit is 0.
         exists = (labels.classes >= 0) & (labels.classes < self.classes)
         logits = torch.where(exists, gathered[..., 2].sum(0), torch.nan)
@@ -178,12 +180,12 @@ class ShardedRows(NamedTuple):
     ) -> tuple[FinitePair, list[Tensor | None]]:
         """Return the masses of this rank's classes, and masks of the class with the most mass of the sides wanted."""
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
-        logits = [_scaled(x[block], self.temperature) for x in (p, q)]
+        logits = [upcast(x[block]) for x in (p, q)]
         tops = [
             _top(x, norm.owner == self.ranks.rank) if want else None
             for x, norm, want in zip(logits, norms, wanted, strict=True)
         ]
-        return _finite_pair(logits, norms), tops
+        return _finite_pair(logits, norms, self.temperature), tops
 
 
 class _ShardedDivergence(torch.autograd.Function):
@@ -226,7 +228,7 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
 
     Arguments:
         logits: shape (rows, classes of this rank).
-        temperature: what they are divided by.
+        temperature: what their differences from the largest, which have more digits than they, are divided by.
         excluded: for each row classes that do not count, shape (rows, k); an index past the end is none.
 
     Returns:
@@ -247,32 +249,31 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
         if excluded is not None:
             x.scatter_(-1, excluded[block], -torch.inf)
         x = x[:, :-1]
-        if temperature != 1:
-            x.div_(temperature)
         peak = torch.amax(x, -1, keepdim=True)
         results[block, :1] = peak
-        results[block, 1] = x.sub_(_subtractable(peak)).exp_().sum(-1)
+        x.sub_(_subtractable(peak))
+        if temperature != 1:
+            x.div_(temperature)
+        results[block, 1] = x.exp_().sum(-1)
     return results
 
 
-def merged_log_sums(gathered: Tensor, rank: int) -> Normalizer:
+def merged_log_sums(gathered: Tensor, rank: int, temperature: float) -> Normalizer:
     """Merge what `log_sums` returned on each rank, shape (ranks, rows, 2); `rank` is this one."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     places = torch.arange(peaks.shape[0], device=peaks.device).unsqueeze(-1)
     owner = torch.where(peaks == largest, places, peaks.shape[0]).amin(0)
     peak = _subtractable(largest)
-    shares = torch.where(peaks == -torch.inf, 0, sums * torch.exp(_subtractable(peaks) - peak))
+    shares = torch.where(
+        peaks == -torch.inf, 0, sums * torch.exp((_subtractable(peaks) - peak) / temperature)
+    )
     total = shares.sum(0)
     return Normalizer(peak, total, owner, shares[rank] / total)
 
 
 def _subtractable(peak: Tensor) -> Tensor:
     return torch.where(peak.isfinite(), peak, 0)
-
-
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    return upcast(logits) / temperature if temperature != 1 else upcast(logits)
 
 
 def _top(logits: Tensor, is_here: Tensor) -> Tensor:
@@ -283,7 +284,7 @@ def _top(logits: Tensor, is_here: Tensor) -> Tensor:
     return mask.scatter_(-1, logits.argmax(-1, keepdim=True), is_here.unsqueeze(-1))
 
 
-def _finite_pair(logits: Sequence[Tensor], norms: Sequence[Normalizer]) -> FinitePair:
+def _finite_pair(logits: Sequence[Tensor], norms: Sequence[Normalizer], temperature: float) -> FinitePair:
     """Normalize this rank's classes of both sides; see `kernels.reference.pair_from_weights`."""
     masses: list[Tensor] = []
     shifted: list[Tensor] = []
@@ -296,19 +297,20 @@ def _finite_pair(logits: Sequence[Tensor], norms: Sequence[Normalizer]) -> Finit
         # Differences between logits of the size of the largest number might overflow.
         shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
         x, peak = side - shift, peak - shift
-        masses.append(torch.exp(x - peak) / total)
+        masses.append(torch.exp((x - peak) / temperature) / total)
         empty.append(x == -torch.inf)
         shifted.append(torch.where(empty[-1], 0, x))
         peaks.append(peak)
         log_totals.append(torch.log(total))
     # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
-    log_ratio = (shifted[0] - shifted[1]) - (peaks[0] - peaks[1]) - (log_totals[0] - log_totals[1])
+    log_ratio = ((shifted[0] - shifted[1]) - (peaks[0] - peaks[1])) / temperature
+    log_ratio = log_ratio - (log_totals[0] - log_totals[1])
     log_ratio = torch.where(empty[0], -torch.inf, torch.where(empty[1], torch.inf, log_ratio))
     log_ratio = torch.where(empty[0] & empty[1], 0, log_ratio)
 
     def log_masses() -> tuple[Tensor, Tensor]:
         p, q = (
-            torch.where(none, -torch.inf, x - peak - log_total)
+            torch.where(none, -torch.inf, (x - peak) / temperature - log_total)
             for none, x, peak, log_total in zip(empty, shifted, peaks, log_totals, strict=True)
         )
         return p, q

@@ -57,13 +57,13 @@ class ShardedClasses(NamedTuple):
         # A class that no rank has must not pass for one whose logit is 0.
         found = torch.where(indices < classes, ranks.sum(found), torch.nan)
         gathered = ranks.gather(torch.cat(sums, -1))
-        rest = merged_log_sums(gathered[..., :2], ranks.rank)
-        log_rest = (rest.peak + torch.log(rest.total)).unsqueeze(-1)
+        rest = merged_log_sums(gathered[..., :2], ranks.rank, selected.temperature)
+        log_rest = (rest.peak / selected.temperature + torch.log(rest.total)).unsqueeze(-1)
         k = places.shape[-1]
         kept = torch.where(selected.indices < 0, -torch.inf, found[:, :k])
         if label_places is None:
             return torch.cat([kept, log_rest], -1), None
-        others = merged_log_sums(gathered[..., 2:], ranks.rank)
+        others = merged_log_sums(gathered[..., 2:], ranks.rank, 1.0)
         of_labels = LabelSums.of(others.peak, others.total, found[:, k])
         columns = [kept, log_rest, of_labels.cross_entropies().unsqueeze(-1)]
         return torch.cat(columns, -1), torch.stack(of_labels, -1)
