@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import (
+    LossSettings,
     Vocabulary,
     check_classes,
-    check_kind,
-    check_label_weight,
     check_labels,
-    check_normalizer,
-    check_temperature,
-    check_vocabulary,
     divided,
     hard_labels,
     named_kind,
@@ -40,7 +36,7 @@ from kullback.parallel.ranks import Ranks, pattern
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 from kullback.parallel.shards import Sides, is_dtensor
-from kullback.reduction import Reduction, check_reduction
+from kullback.reduction import Reduction
 from kullback.representations import Logits, can_inspect
 
 if TYPE_CHECKING:
@@ -53,39 +49,6 @@ _KL = KL()
 _Counted: TypeAlias = tuple[
     Tensor | None, Tensor | None, Tensor | None, int
 ]  # mask, weight, labels, ignore_index
-
-
-class _Settings(NamedTuple):
-    """The arguments that are the same on every rank."""
-
-    kind: Divergence
-    temperature: float
-    label_weight: float
-    reduction: Reduction
-    temperature_squared: bool
-    normalizer: Tensor | float | None
-    vocabulary: Vocabulary
-    inplace_backward: bool
-    classes: int | None
-
-    def check(self) -> Reduction:
-        """Return the reduction, or raise."""
-        check_kind(_CALL, self.kind)
-        check_temperature(_CALL, self.temperature)
-        check_label_weight(_CALL, self.label_weight)
-        word = check_reduction(_CALL, self.reduction)
-        check_vocabulary(_CALL, self.vocabulary)
-        check_flag(_CALL, "temperature_squared", self.temperature_squared)
-        check_flag(_CALL, "inplace_backward", self.inplace_backward)
-        check_normalizer(_CALL, self.normalizer, word)
-        if self.classes is not None:
-            check_classes(_CALL, self.classes)
-        return word
-
-    @property
-    def scale(self) -> float:
-        """What the divergences are multiplied by."""
-        return float(self.temperature**2) if self.temperature_squared else 1.0
 
 
 def distillation_loss(
@@ -189,7 +152,7 @@ def distillation_loss(
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
     kind = named_kind(kind)
-    settings = _Settings(
+    settings = LossSettings(
         kind,
         temperature,
         label_weight,
@@ -197,15 +160,15 @@ def distillation_loss(
         temperature_squared,
         normalizer,
         vocabulary,
-        inplace_backward,
         classes,
     )
     counted = mask, weight, labels, ignore_index
     if group is not None or is_dtensor(student) or is_dtensor(teacher):
         student, teacher, ranks = local_logits(_CALL, student, teacher, group)
         if ranks.size > 1:
-            return _sharded_loss(ranks, student, teacher, counted, settings)
-    word = settings.check()
+            return _sharded_loss(ranks, student, teacher, counted, settings, inplace_backward)
+    word = settings.check(_CALL)
+    check_flag(_CALL, "inplace_backward", inplace_backward)
     scale = settings.scale
     if isinstance(teacher, TopK | SampledTail):
         if inplace_backward:
@@ -254,14 +217,15 @@ def _sharded_loss(
     student: Tensor,
     teacher: Tensor | TopK | SampledTail,
     counted: _Counted,
-    settings: _Settings,
+    settings: LossSettings,
+    inplace: bool,
 ) -> Tensor:
     """Compute the loss from this rank's logits, together with the other ranks of the group."""
     is_whole = not isinstance(teacher, TopK | SampledTail)
-    normalizer, inplace = settings.normalizer, settings.inplace_backward
 
     def check() -> tuple[Reduction, Tensor | None, torch.dtype, HardLabels | None]:
-        word = settings.check()
+        word = settings.check(_CALL)
+        check_flag(_CALL, "inplace_backward", inplace)
         if isinstance(teacher, TopK | SampledTail):
             dtype = _check_stored(teacher, student, settings)
         else:
@@ -275,10 +239,7 @@ def _sharded_loss(
 
     checked, problem = attempt(check)
     word, weights, dtype, hard = checked or ("mean", None, torch.float32, None)
-    same = settings._asdict()
-    del same["inplace_backward"]
-    if isinstance(normalizer, Tensor):
-        same["normalizer"] = None
+    same = settings.by_name()
     same["labels classes at the positions that count"] = pattern(None if hard is None else hard.classes)
     found = agreed(
         ranks,
@@ -315,10 +276,11 @@ def _sharded_loss(
         p, q = _as_matrix(teacher), _as_matrix(student)
         values = rows.divergence(p, q, dtype=dtype, inplace=inplace, labels=hard)
         values = values.reshape(student.shape[:-1])
-    return _reduce(values * settings.scale if hard is None else values, weights, word, normalizer)
+    values = values * settings.scale if hard is None else values
+    return _reduce(values, weights, word, settings.normalizer)
 
 
-def _check_stored(teacher: TopK | SampledTail, student: Tensor, settings: _Settings) -> torch.dtype:
+def _check_stored(teacher: TopK | SampledTail, student: Tensor, settings: LossSettings) -> torch.dtype:
     """Raise unless a teacher of some classes goes with the rest; return the dtype of the values."""
     if isinstance(teacher, TopK):
         check_top_k_pair(settings.kind, teacher, student, settings.temperature)
@@ -337,7 +299,7 @@ def _check_indices(teacher: TopK | SampledTail, classes: int) -> None:
 def _stored_values(
     teacher: TopK | SampledTail,
     student: Tensor,
-    settings: _Settings,
+    settings: LossSettings,
     dtype: torch.dtype,
     hard: HardLabels | None,
     shard: Shard | None = None,

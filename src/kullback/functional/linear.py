@@ -21,14 +21,10 @@ from kullback.functional.head_checks import (
 )
 from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadSpec
 from kullback.functional.positions import (
+    LossSettings,
     Vocabulary,
     check_classes,
-    check_kind,
-    check_label_weight,
     check_labels,
-    check_normalizer,
-    check_temperature,
-    check_vocabulary,
     divided,
     hard_labels,
     named_kind,
@@ -44,7 +40,7 @@ from kullback.numeric import accurate_dtype
 from kullback.parallel.ranks import Ranks, pattern
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.shards import Sides, is_dtensor
-from kullback.reduction import Reduction, check_reduction
+from kullback.reduction import Reduction
 from kullback.representations import can_inspect
 
 if TYPE_CHECKING:
@@ -60,14 +56,7 @@ _KL = KL()
 class _Settings(NamedTuple):
     """The arguments that are no tensors of this rank."""
 
-    kind: Divergence
-    temperature: float
-    label_weight: float
-    reduction: Reduction
-    temperature_squared: bool
-    normalizer: Tensor | float | None
-    vocabulary: Vocabulary
-    classes: int | None
+    of_loss: LossSettings
     softcap: EachSide
     logit_scale: EachSide
     chunk_bytes: int | None
@@ -75,23 +64,17 @@ class _Settings(NamedTuple):
 
     def check(self) -> tuple[Reduction, list[Head]]:
         """Return the reduction and both heads, or raise."""
-        check_kind(CALL, self.kind)
-        check_temperature(CALL, self.temperature)
-        check_label_weight(CALL, self.label_weight)
-        word = check_reduction(CALL, self.reduction)
-        check_vocabulary(CALL, self.vocabulary)
-        check_flag(CALL, "temperature_squared", self.temperature_squared)
+        word = self.of_loss.check(CALL)
         check_flag(CALL, "float32_logits", self.float32_logits)
-        check_normalizer(CALL, self.normalizer, word)
-        check_classes(CALL, self.classes)
         heads = _heads(self.softcap, self.logit_scale, self.float32_logits)
         _check_bytes(self.chunk_bytes)
         return word, heads
 
-    @property
-    def scale(self) -> float:
-        """What the divergences are multiplied by."""
-        return float(self.temperature**2) if self.temperature_squared else 1.0
+    def by_name(self) -> dict[str, Any]:
+        """Return them by name, as `LossSettings.by_name` does."""
+        named = self._asdict()
+        del named["of_loss"]
+        return self.of_loss.by_name() | named
 
 
 class _Checked(NamedTuple):
@@ -221,14 +204,16 @@ def linear_distillation_loss(
         tensors, ranks = local_heads(CALL, NAMES, tensors, group)
         student = tensors[0]
     settings = _Settings(
-        named_kind(kind),
-        temperature,
-        label_weight,
-        reduction,
-        temperature_squared,
-        normalizer,
-        vocabulary,
-        classes,
+        LossSettings(
+            named_kind(kind),
+            temperature,
+            label_weight,
+            reduction,
+            temperature_squared,
+            normalizer,
+            vocabulary,
+            classes,
+        ),
         softcap,
         logit_scale,
         chunk_bytes,
@@ -238,13 +223,13 @@ def linear_distillation_loss(
     def check() -> _Checked:
         word, heads = settings.check()
         if isinstance(teacher, TopK | SampledTail):
-            check_sparse(tensors, teacher, settings.kind, temperature)
+            check_sparse(tensors, teacher, settings.of_loss.kind, temperature)
         else:
             check_tensors(tensors)
         dtype = _result_dtype(tensors)
         positions, device = student.shape[:-1], student.device
         weights = position_weights(CALL, positions, mask, weight, labels, ignore_index, device, dtype)
-        hard = hard_labels(CALL, labels, label_weight, weights, settings.scale)
+        hard = hard_labels(CALL, labels, label_weight, weights, settings.of_loss.scale)
         return _Checked(word, heads, weights, hard, dtype)
 
     sides = None
@@ -263,14 +248,14 @@ def linear_distillation_loss(
     check_labels(CALL, hard, positions, known)
     if isinstance(teacher, TopK | SampledTail):
         check_indices(teacher, known)
-        teacher_head = _rows_of(teacher, settings.kind, known, temperature, student.device)
+        teacher_head = _rows_of(teacher, settings.of_loss.kind, known, temperature, student.device)
         tensors[3] = recordable(teacher.log_probs) if isinstance(teacher, TopK) else teacher_head.log_probs
     tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     stored = None if isinstance(teacher_head, Head) else teacher_head.indices
     inspected = [*tensors, weights, stored, None if hard is None else hard.classes]
     chunked = all(_is_ordinary(x) for x in inspected if x is not None)
     counted = _counted(weights) if chunked else None
-    scale = settings.scale if hard is None else 1.0
+    scale = settings.of_loss.scale if hard is None else 1.0
     shares = None
     if word != "none":
         shares, factor = divided(CALL, weights, normalizer, word, positions, student.device, dtype)
@@ -279,7 +264,7 @@ def linear_distillation_loss(
     spec = HeadSpec(
         student_head,
         teacher_head,
-        settings.kind,
+        settings.of_loss.kind,
         temperature,
         scale,
         dtype,
@@ -362,9 +347,7 @@ def _agreed_sides(
     checked, problem = attempt(check)
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     heads = [name for name in ("student_weight", "teacher_weight") if named[name] is not None]
-    same = settings._asdict()
-    if isinstance(settings.normalizer, Tensor):
-        same["normalizer"] = None
+    same = settings.by_name()
     learn = [_log_probs(x) if isinstance(x, TopK | SampledTail) else x for x in tensors]
     same["student_weight gradients that are required"] = [
         0 if problem else requires_gradient(x) for x in learn
@@ -378,8 +361,8 @@ def _agreed_sides(
         ranks,
         found["student_weight"],
         found["teacher_weight"] if "teacher_weight" in heads else None,
-        classes=settings.classes,
-        vocabulary=settings.vocabulary,
+        classes=settings.of_loss.classes,
+        vocabulary=settings.of_loss.vocabulary,
         names=("student_weight", "teacher_weight"),
     )
     return cast("_Checked", checked), sides

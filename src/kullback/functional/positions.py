@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
 
 from kullback.errors import KullbackError, invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
-from kullback.inputs import check_dense, dense, number_from, recordable
+from kullback.inputs import check_dense, check_flag, dense, number_from, recordable
 from kullback.kernels.labels import HardLabels
-from kullback.reduction import Reduction
+from kullback.reduction import Reduction, check_reduction
 from kullback.representations import can_inspect, first_of
 
 __all__ = [
+    "LossSettings",
     "Vocabulary",
     "check_classes",
     "check_kind",
@@ -35,6 +36,41 @@ __all__ = [
 _COLDEST = 1e-16
 
 Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
+
+
+class LossSettings(NamedTuple):
+    """The arguments that both distillation losses have, and that are the same on every rank of a group."""
+
+    kind: Divergence
+    temperature: float
+    label_weight: float
+    reduction: Reduction
+    temperature_squared: bool
+    normalizer: Tensor | float | None
+    vocabulary: Vocabulary
+    classes: int | None
+
+    def check(self, call: str) -> Reduction:
+        """Return the reduction, or raise."""
+        check_kind(call, self.kind)
+        check_temperature(call, self.temperature)
+        check_label_weight(call, self.label_weight)
+        word = check_reduction(call, self.reduction)
+        check_vocabulary(call, self.vocabulary)
+        check_flag(call, "temperature_squared", self.temperature_squared)
+        check_normalizer(call, self.normalizer, word)
+        check_classes(call, self.classes)
+        return word
+
+    @property
+    def scale(self) -> float:
+        """What the divergences are multiplied by."""
+        return float(self.temperature**2) if self.temperature_squared else 1.0
+
+    def by_name(self) -> dict[str, Any]:
+        """Return them by name, without a normalizer that is a tensor: it is no setting that ranks can compare."""
+        named = self._asdict()
+        return named | {"normalizer": None} if isinstance(self.normalizer, Tensor) else named
 
 
 def check_kind(call: str, kind: object) -> Divergence:
