@@ -292,6 +292,30 @@ def test_two_references_bound_the_divergence(tmp_path: Path) -> None:
     assert json.loads(report.dumps(found))["candidates"][0]["known"] == "top classes"
 
 
+def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path) -> None:
+    p, near = tables(0.1)
+    far = tables(0.9)[1]
+    of_p = recorded(tmp_path / "p.klref", Bytes("base", p))
+    of_near = recorded(tmp_path / "near.klref", Bytes("near", near))
+    of_far = recorded(tmp_path / "far.klref", Bytes("far", far), seed=1)
+    found = compare_models(of_p, [Bytes("near", near), of_far])
+    assert found.differences[0].interval is not None
+    assert found.differences[0].interval[0] > 0
+    assert found.differences[0].interval[1] == INF
+    shown = " ".join(str(found).split())
+    assert "near is closest to" in shown
+    assert "far.klref has at least" in shown
+    assert "the order is clear" in shown
+    found = compare_models(of_p, [of_near, Bytes("far", far)])
+    shown = " ".join(str(found).split())
+    assert "cannot be told; the first is" in shown
+    assert "near.klref is closer cannot be told: of" in shown
+    assert "the order is clear" not in shown
+    found = compare_models(of_p, [of_near, of_far])
+    assert found.differences[0].interval is None
+    assert found.differences[0].reason == "not bounded"
+
+
 def test_two_references_know_more_than_their_top_classes() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = [2 * torch.randn(30, 40, generator=draw, dtype=torch.float64) for _ in range(2)]
