@@ -136,7 +136,9 @@ def joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:
     )
 
 
-def study(case: Case, tops: tuple[int, ...], rows: int, drawings: int) -> list[dict[str, Any]]:
+def study(
+    case: Case, tops: tuple[int, ...], rows: int, drawings: int, names: tuple[str, ...] = NAMES
+) -> list[dict[str, Any]]:
     """How often the intervals of one case hold the truth, for several numbers of top classes."""
     seed = torch.Generator().manual_seed(case.classes + len(case.base))
     blocks: dict[int, list[ReferenceBlock]] = {top: [] for top in tops}
@@ -155,7 +157,7 @@ def study(case: Case, tops: tuple[int, ...], rows: int, drawings: int) -> list[d
             candidates[top].append(read_candidate(block, logits))
     found: list[dict[str, Any]] = []
     for top in tops:
-        estimates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in NAMES}
+        estimates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
         bounds: dict[str, float] = {}
         block = joined(blocks[top])
         candidate = Candidate(*(torch.cat(column) for column in zip(*candidates[top], strict=True)))
