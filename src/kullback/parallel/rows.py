@@ -100,21 +100,22 @@ class ShardedRows(NamedTuple):
             sums += [log_sums(q, 1.0, places), logits_at(q, places)]
         gathered = self.ranks.gather(torch.cat(sums, -1))
         rank = self.ranks.rank
-        normalizers = tuple(
-            merged_log_sums(gathered[..., 2 * i : 2 * i + 2], rank, self.temperature) for i in (0, 1)
+        of_p, of_q = (
+            merged_log_sums(numbers, rank, self.temperature)
+            for numbers in (gathered[..., :2], gathered[..., 2:4])
         )
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
         if native_rows.serves(rule.kind, p, q):
-            local = native_rows.local_numbers(rule.kind, p, q, normalizers, needed, self.temperature)
+            local = native_rows.local_numbers(rule.kind, p, q, (of_p, of_q), needed, self.temperature)
         else:
             parts: list[Tensor] = []
             for block in blocks(p):
-                pair, tops = self._pair(p, q, normalizers, block, needed)
+                pair, tops = self._pair(p, q, (of_p, of_q), block, needed)
                 parts.append(rule.local(pair, tops))
             local = torch.cat(parts)
         numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
-        return State(*normalizers, rule.merge(numbers, needed), mixed)
+        return State(of_p, of_q, rule.merge(numbers, needed), mixed)
 
     def gradients(
         self,
