@@ -32,7 +32,7 @@ sanitize: $(VENV)/.installed-dev
 
 # Damaged files and profiles and hostile expressions, many more than `make test` tries.
 fuzz: $(VENV)/.installed-dev native
-	$(BIN)/python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --expressions 5000
+	$(BIN)/python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --states 20000 --expressions 5000
 
 # Mutants of the divergences, the reference kernels, closed forms and intervals: hours, unless ARGS says less, as in
 # make mutate ARGS='--parts power --seconds 300'.

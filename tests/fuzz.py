@@ -1,6 +1,6 @@
 """Damaged files and hostile expressions: each must end in an answer or in one of kullback's own errors.
 
-    python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --expressions 5000
+    python -m tests.fuzz --files 20000 --references 20000 --profiles 5000 --top-k 20000 --states 20000
 
 Every input follows from its seed, and a seed that fails is printed with what it raised.
 """
@@ -45,7 +45,7 @@ from kullback.io import (
     write_llama_base,
 )
 from kullback.tables import profile_table
-from tests import fuzz_top_k
+from tests import fuzz_states, fuzz_top_k
 
 MEMORY = 8 << 30
 CHUNK = 250
@@ -427,6 +427,7 @@ def run(
             "references": write_references,
             "profiles": write_profiles,
             "top-k": fuzz_top_k.write_seeds,
+            "states": fuzz_states.write_seeds,
         }
         write = writers.get(kind)
         sound = write(folder / "sound") if write else []
@@ -442,8 +443,9 @@ def run(
                         fuzz_reference(seed, sound, folder / "damaged")
                     elif kind == "profiles":
                         fuzz_profile(seed, sound, folder / "damaged")
-                    elif kind == "top-k":
-                        fuzz_top_k.fuzz_one(seed, sound, folder / "damaged", damage, changed)
+                    elif kind in ("top-k", "states"):
+                        module = fuzz_top_k if kind == "top-k" else fuzz_states
+                        module.fuzz_one(seed, sound, folder / "damaged", damage, changed)
                     else:
                         fuzz_expression(seed)
             except Exception as error:  # noqa: BLE001 - which is what is looked for
@@ -473,6 +475,7 @@ def main() -> None:
     parser.add_argument("--references", type=int, default=20_000)
     parser.add_argument("--profiles", type=int, default=5_000)
     parser.add_argument("--top-k", type=int, default=20_000)
+    parser.add_argument("--states", type=int, default=20_000)
     parser.add_argument("--expressions", type=int, default=5_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--worker", nargs=3, metavar=("KIND", "FIRST", "COUNT"))
@@ -483,7 +486,7 @@ def main() -> None:
         print(json.dumps(run(kind, range(first, first + count))[1]))
         return
     failed = 0
-    for kind in ("files", "references", "profiles", "top-k", "expressions"):
+    for kind in ("files", "references", "profiles", "top-k", "states", "expressions"):
         count = getattr(options, kind.replace("-", "_"))
         for first in range(options.first, options.first + count, CHUNK):
             for seed, what in run_apart(kind, first, min(CHUNK, options.first + count - first)):

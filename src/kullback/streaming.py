@@ -49,7 +49,7 @@ def merge_moments(states: Tensor) -> Tensor:
     """
     counts, sums, deviations = states.detach().unbind(-1)
     means, mean = sums / counts.clamp(min=1), sums.sum() / counts.sum().clamp(min=1)
-    between = counts * (means - mean) ** 2
+    between = torch.where(counts > 0, counts * (means - mean) ** 2, 0)
     # From an infinite mean every deviation is infinite, though it computes as NaN.
     deviation = torch.where(mean.isinf(), torch.inf, (deviations + between).sum())
     return torch.stack([counts.sum(), states[:, 1].sum(), deviation])

@@ -106,7 +106,7 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
         ("compare", base, int8, "--text", short): "--context 128",
         ("compare", base, int8, "--text", words, "--labels", words): "--labels is for comparing predictions",
         ("compare", base, int8, "--text", words, "--bins", "5"): "--bins is for comparing tables",
-        ("compare", base, int8, "--text", words, "--resume", words): "a file of its own",
+        ("compare", base, int8, "--text", words, "--resume", words): "one of the other files",
         ("compare", base, int8, "--text", words, "--score", "assistant"): "conversations",
         ("compare", base, folders.other_tokenizer(), "--text", words, "--context", "48"): "the same tokens",
         ("compare", base, "http://127.0.0.1:9", "--text", words, "--context", "48"): "127.0.0.1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -382,14 +383,15 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
 
     def stop(done: int, total: int | None) -> None:
-        raise _StopError
+        if done > 100:
+            raise _StopError
 
     with pytest.raises(_StopError):
         compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
     before = state.read_bytes()
-    with pytest.raises(FileError, match="the same models, text and options"):
+    with pytest.raises(FileError, match="the same inputs and options"):
         compare_models(folders.base(), folders.bf16(), words(), context=CONTEXT, resume=state)
-    with pytest.raises(FileError, match="the same models, text and options"):
+    with pytest.raises(FileError, match="the same inputs and options"):
         compare_models(folders.base(), folders.int8(), words(5000), context=CONTEXT, resume=state)
     assert state.read_bytes() == before
     changed = tmp_path / "changed"
@@ -399,7 +401,7 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
             folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed", progress=stop
         )
     os.utime(changed / "model.safetensors", (1, 1))  # as other weights of the same size
-    with pytest.raises(FileError, match="the same models, text and options"):
+    with pytest.raises(FileError, match="the same inputs and options"):
         compare_models(folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed")
     other = tmp_path / "notes.txt"
     other.write_text("my notes\n")
@@ -418,15 +420,28 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(_StopError):
         compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
     held = state.read_bytes().split(b"\n")
+    text = held[1].split(b" ", 1)[1]
     for damage in (
         b"[1]",
         b"{}",
-        held[1].replace(b'"shape": [', b'"shape": [9, '),
-        held[1].replace(b'"kl"', b'"lk"'),
+        text.replace(b'"shape": [', b'"shape": [9, '),
+        text.replace(b'"shape": [', b'"shape": [1'),
+        text.replace(b'"kl"', b'"lk"'),
+        text.replace(b'"row": ', b'"row": 1000'),
+        text.replace(b'"window": ', b'"window": -'),
     ):
-        state.write_bytes(b"\n".join([held[0], damage, *held[2:]]))
-        with pytest.raises(FileError, match="a damaged one"):
-            compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state)
+        assert damage != text
+        # Once as an accident would, once with a digest of its own.
+        digest = hashlib.sha256(hashlib.sha256(held[0] + b"\n").hexdigest().encode() + damage).hexdigest()
+        for line in (held[1].split(b" ")[0] + b" " + damage, digest.encode() + b" " + damage):
+            _refused_as_damaged(state, [held[0], line, *held[2:]])
+    _refused_as_damaged(state, [held[0], *held[2:]])
+
+
+def _refused_as_damaged(state: Path, lines: list[bytes]) -> None:
+    state.write_bytes(b"\n".join(lines))
+    with pytest.raises(FileError, match="a damaged one"):
+        compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state)
 
 
 def test_of_a_short_text_every_token_is_kept() -> None:

@@ -48,6 +48,47 @@ def compared(place: Rank, given: dict[str, np.ndarray], **options: Any) -> str:
     return report.json.dumps(found)
 
 
+class _StopError(Exception):
+    pass
+
+
+def resumed(place: Rank) -> list[str]:
+    """A comparison that was stopped by all, then goes on; the first goes on from what one process began."""
+    folder = Path(os.environ["KULLBACK_TEST_FOLDER"]) / f"resumed {place.size}"
+    folder.mkdir(exist_ok=True)
+    given = arrays()
+
+    def stop(done: int, _total: int | None) -> None:
+        if done >= 300:
+            raise _StopError
+
+    def begin(place: Rank, state: Path) -> None:
+        with pytest.raises(_StopError):
+            compared(place, given, resume=state, progress=stop)
+
+    state = folder / "of several"
+    begin(place, state)
+    found = [compared(place, given, resume=state)]
+    state = folder / "of one"
+    if place.rank == 0:
+        begin(Rank(0, 1, None), state)
+        assert state.stat().st_size
+    found.append(compared(place, given, resume=state))
+    if place.rank == 0:
+        assert list(folder.iterdir()) == []
+    return found
+
+
+def damaged_on_the_first(place: Rank) -> str:
+    state = Path(os.environ["KULLBACK_TEST_FOLDER"]) / f"damaged {place.size}"
+    if place.rank == 0:
+        state.write_text("my notes")
+    try:
+        return compared(place, arrays(), resume=state)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+
+
 def from_text(place: Rank) -> str:
     """Files of which no worker knows the number of rows before it has read them."""
     folder = Path(os.environ["KULLBACK_TEST_FOLDER"]) / f"{place.size}.{place.rank}"
@@ -101,6 +142,8 @@ CASES: dict[str, Any] = {
     "predictions": lambda place: compared(place, arrays()),
     "predictions, llama.cpp": lambda place: compared(place, arrays(), llama_cpp="like"),
     "predictions of text": from_text,
+    "predictions, resumed": resumed,
+    "predictions, damaged state": damaged_on_the_first,
     "predictions, bad rows": bad_rows,
     "predictions, missing": missing_on_the_last,
     "predictions, other file": other_file_on_the_last,
@@ -114,6 +157,19 @@ def test_reports_are_the_same_to_the_last_byte(results, name, size):
     (one,) = results[name, 1]
     assert '"rows":' in one
     assert results[name, size] == [one] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_was_stopped_goes_on_with_any_number_of_workers(results, size):
+    (one,) = results["predictions", 1]
+    assert results["predictions, resumed", size] == [[one, one]] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_state_that_is_none_ends_all(results, size):
+    found = results["predictions, damaged state", size]
+    assert found == found[:1] * size
+    assert "wanted a file that an earlier run wrote" in found[0]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -200,7 +256,14 @@ def test_torchrun_shares_the_rows_and_one_worker_writes(tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from kullback.predictions import compare
-compare.measure = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+measure, left = compare.measure, int(os.environ.get("KULLBACK_TEST_CALLS", "0"))
+def counted(*given, **settings):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(*given, **settings)
+compare.measure = counted
 from kullback.cli import main
 main(may_have_workers=True)
 """
@@ -241,6 +304,51 @@ def test_a_worker_that_fails_ends_all_in_one_line(tmp_path, how):
         assert started[1].returncode == 2
         assert lines[0] == lines[1]
         assert "p.npy" in lines[0][0]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_what_a_killed_worker_ended_goes_on(killed, tmp_path, monkeypatch):
+    """Each worker is killed in its third block; then all start again, one more of them."""
+    arguments = [*write(tmp_path), "--resume", "state"]
+    for size in (2, 3):
+        port = free_port()
+        started: list[subprocess.Popen[str]] = []
+        for rank in range(size):
+            given = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            is_killed = size == 2 and rank == killed
+            program = ["-c", KILLED] if is_killed else ["-m", "kullback"]
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, *program, *arguments, "--json", "again.json"],
+                    cwd=tmp_path,
+                    env=environment(**given, KULLBACK_TEST_CALLS="2"),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        try:
+            errors = [process.communicate(timeout=SECONDS)[1] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        if size == 2:
+            assert started[1 - killed].returncode == 2, errors
+            assert not (tmp_path / "again.json").exists()
+            # Two rounds of two blocks were finished.
+            assert (tmp_path / "state").read_bytes().count(b"\n") == 1 + 4
+        else:
+            assert [process.returncode for process in started] == [0] * size, errors
+    assert not (tmp_path / "state").exists()
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(kullback, [*arguments[:-2], "--json", "whole.json"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
 @pytest.mark.parametrize("arguments", [["a.csv", "b.csv", "--as", "table"], ["a", "b", "--text", "c.txt"]])

@@ -45,9 +45,9 @@ OF_PREDICTIONS = (
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
 OF_MODELS = (
-    *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "resume", "api_key_env", "server_top",
+    *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "api_key_env", "server_top",
 )  # fmt: skip
-OF_ROWS = ("worst", "bootstrap", "block_mb")
+OF_ROWS = ("worst", "bootstrap", "block_mb", "resume")
 FOR_LABELS = ("lines", "like", "markdown_path")
 LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
@@ -158,7 +158,7 @@ MEBIBYTE = 1024 * 1024
     "--resume",
     type=FILE,
     metavar="FILE",
-    help="Models: keep finished windows in FILE; after a run was stopped, go on from there.",
+    help="Models and predictions: keep what is finished in FILE; after a run was stopped, go on from there.",
 )
 @NO_PROGRESS
 @click.option(
@@ -242,6 +242,7 @@ def compare(
             llama_cpp=llama_cpp,
             worst=settings["worst"],
             bootstrap=settings["bootstrap"],
+            resume=settings["resume"],
             block_bytes=max(1, int(block_mb * MEBIBYTE)),
             seed=seed,
             show_progress=not no_progress,
@@ -297,7 +298,11 @@ def _names_model(names: tuple[str, ...], *, hub: bool) -> bool:
 
 def _refuse_options(ctx: click.Context, names: tuple[str, ...], compared: str) -> None:
     """Refuse options of the other comparisons."""
-    owners: dict[str, str] = {**dict.fromkeys(OF_TABLES, "tables"), **dict.fromkeys(OF_MODELS, "models")}
+    owners: dict[str, str] = {
+        **dict.fromkeys(OF_TABLES, "tables"),
+        **dict.fromkeys(OF_MODELS, "models"),
+        **dict.fromkeys(OF_ROWS, "predictions and models"),
+    }
     remedies = {
         "tables": ", or add --as table if P and Q are tables",
         "models": ", or add --text FILE if P and Q are models",

@@ -13,8 +13,8 @@ import torch
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.predictions import print_llama_cpp, require_one_output
 from kullback.errors import ArgumentValueError, printable
-from kullback.files import check_input, check_writable, same_file
 from kullback.models import ModelComparison, compare_models, is_reference
+from kullback.predictions.checkpoint import KeptState
 from kullback.progress import progress_bar
 from kullback.report.models import html, json, markdown, terminal
 
@@ -61,22 +61,16 @@ def run_model_comparison(
             f"P = {printable(base)}: models are compared on a text; got none. Write: --text FILE"
         )
     files = [Path(name) for name in (base, *candidates) if Path(name).is_file()]
-    check_outputs(outputs, [*files, text])
     require_one_output(outputs, settings["llama_cpp"])
-    if resume is not None:
-        check_input(resume, "--resume")
-        if any(same_file(resume, each) for each in (*files, *([text] if text else []), *outputs.files)):
-            raise ArgumentValueError(
-                f"--resume {printable(resume)}: wanted a file of its own; got one of the others; name another one"
-            )
-        check_writable(resume)
+    check_outputs(outputs, [*files, text], state=resume)
+    state = None if resume is None else KeptState(resume)
     with progress_bar("tokens", show=show_progress, patience=0) as progress:
         found = compare_models(
             base,
             list(candidates),
             text,
             most_windows=windows,
-            resume=resume,
+            resume=state,
             generator=torch.Generator().manual_seed(seed),
             progress=progress,
             **settings,
@@ -99,6 +93,8 @@ def run_model_comparison(
         markdown=lambda: markdown.render(found, failures),
         table=partial(_print, found),
     )
+    if state is not None:
+        state.remove()
     return failures
 
 

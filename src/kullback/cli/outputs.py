@@ -34,13 +34,20 @@ class Outputs(NamedTuple):
         return json + [path for path in (self.html, self.markdown) if path is not None]
 
 
-def check_outputs(outputs: Outputs, inputs: Sequence[Path | None], others: Sequence[Path] = ()) -> None:
+def check_outputs(
+    outputs: Outputs,
+    inputs: Sequence[Path | None],
+    others: Sequence[Path] = (),
+    *,
+    state: Path | None = None,
+) -> None:
     """Refuse inputs that cannot be read and outputs that cannot be written, before the computation.
 
     Arguments:
         outputs: the reports.
         inputs: the files to read.
         others: further files to write.
+        state: the file that ``--resume`` names, which is read and written.
     """
     if outputs.html:
         for library in ("jinja2", "matplotlib"):
@@ -49,6 +56,9 @@ def check_outputs(outputs: Outputs, inputs: Sequence[Path | None], others: Seque
         if path is not None:
             check_input(path, "input")
     written = [*outputs.files, *others]
+    if state is not None:
+        check_input(state, "--resume")
+        written.append(state)
     refuse_overwriting(written, inputs)
     for path in written:
         check_writable(path)

@@ -17,6 +17,7 @@ from kullback.errors import ArgumentValueError
 from kullback.io import open_rows, read_tokens
 from kullback.parallel.workers import Workers, torchrun_workers
 from kullback.predictions import Comparison, compare_predictions
+from kullback.predictions.checkpoint import KeptState
 from kullback.progress import progress_bar
 from kullback.report.predictions import llama_cpp as llama_cpp_lines, markdown
 
@@ -49,6 +50,7 @@ def run_prediction_comparison(
     show_progress: bool,
     llama_cpp: LlamaCppRows | None = None,
     tokens: Path | None = None,
+    resume: Path | None = None,
     is_worker: bool = False,
     **settings: Any,
 ) -> list[str]:
@@ -64,6 +66,7 @@ def run_prediction_comparison(
         show_progress: whether to show a progress bar, if there is a terminal.
         llama_cpp: print llama.cpp's lines instead of tables, of these rows.
         tokens: the file with the text of each class, to be shown in the reports.
+        resume: the file of finished blocks.
         is_worker: whether this may be one of several workers.
         settings: further arguments of `compare_predictions`.
 
@@ -73,7 +76,8 @@ def run_prediction_comparison(
 
     def check() -> Tokens | None:
         require_one_output(outputs, llama_cpp)
-        check_outputs(outputs, [inputs.p, inputs.q, settings["labels"], settings["cluster"], tokens])
+        read = [inputs.p, inputs.q, settings["labels"], settings["cluster"], tokens]
+        check_outputs(outputs, read, state=resume)
         return None if tokens is None else _read_tokens(tokens, inputs)
 
     with (
@@ -83,6 +87,7 @@ def run_prediction_comparison(
     ):
         is_first = workers.rank == 0
         words = workers.each(check)
+        state = None if resume is None else KeptState(resume)
         with progress_bar("rows", show=show_progress and is_first, patience=0) as progress:
             found = compare_predictions(
                 inputs.p,
@@ -92,6 +97,7 @@ def run_prediction_comparison(
                 generator=torch.Generator().manual_seed(seed),
                 progress=progress,
                 llama_cpp=llama_cpp,
+                resume=state,
                 group=workers.group,
                 **settings,
             )
@@ -107,6 +113,8 @@ def run_prediction_comparison(
             )
 
         workers.each(write if is_first else lambda: None)
+        if state is not None and is_first:
+            state.remove()
     return [failure for _, failure in verdicts if failure is not None and is_first]
 
 

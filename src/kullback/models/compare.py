@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kullback.errors import invalid_value
 from kullback.io.windows import Windows
-from kullback.models.checkpoint import Checkpoint, fingerprint, weights_stamp
+from kullback.models.checkpoint import weights_stamp
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Cut, Matched, match_sides, require_classes, shared_classes
 from kullback.models.noise import NoisyModel
@@ -26,6 +26,7 @@ from kullback.models.result import Candidate, ModelComparison
 from kullback.models.run import Run, differences
 from kullback.models.side import DenseSide, ReferenceSide, Side
 from kullback.models.text import Score, Text, take_texts
+from kullback.predictions.checkpoint import checkpoint_of, fingerprint
 from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.sources import Clusters
 from kullback.words import RepresentationName
@@ -332,13 +333,8 @@ def _run(base: Side, pairings: list[Pairing], settings: Settings, cut: Cut, tuni
         ],
         options=[cut.context, cut.score, settings.worst, settings.llama_cpp, tuning.representation],
     )
-    checkpoint = Checkpoint(Path(tuning.resume), identity)
-    try:
+    with checkpoint_of(tuning.resume, identity) as checkpoint:
         run.all_windows(tuning.block_bytes, tuning.progress, checkpoint)
-    except BaseException:
-        checkpoint.close(remove=False)
-        raise
-    checkpoint.close(remove=True)
 
 
 def _clusters(windows: Windows, documents: Tensor) -> Clusters:

@@ -8,17 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kullback.errors import ModelError
-from kullback.models.checkpoint import Checkpoint, Part
+from kullback.models.checkpoint import Part, decoded_part, encoded_part
 from kullback.models.open_model import Progress
 from kullback.models.pairing import Pairing, Settings
 from kullback.models.passages import LENGTH
 from kullback.models.result import Candidate
 from kullback.models.side import Side, in_step
+from kullback.predictions.checkpoint import Checkpoint
 from kullback.predictions.intervals import MeanEstimator, Quantity
 from kullback.predictions.result import Mean
 from kullback.streaming import Moments
@@ -44,15 +46,23 @@ class Run:
         self, block_bytes: int, progress: Progress | None, checkpoint: Checkpoint | None = None
     ) -> None:
         """Read all windows, those that the checkpoint holds from there."""
-        first = 0
         windows = self._settings.windows
+        ends = windows.clusters.bincount(minlength=len(windows)).cumsum(0).tolist()
         if checkpoint is not None:
-            counts = windows.clusters.bincount(minlength=len(windows)).tolist()
-            for record in checkpoint.windows(len(self._pairings), counts):
-                for pairing, part in zip(self._pairings, record, strict=True):
+
+            def decode(held: Any) -> list[Part]:
+                parts = [decoded_part(each, self._rows) for each in held]
+                for (table, _, _), pairing in zip(parts, self._pairings, strict=True):
+                    if len(table) != len(parts[0][0]) or table.shape[1] != pairing.width:
+                        raise ValueError
+                ends.index(self._rows + len(parts[0][0]))  # whole windows
+                return parts
+
+            for parts in checkpoint.records(decode, windows.rows * len(self._pairings)):
+                for pairing, part in zip(self._pairings, parts, strict=True):
                     pairing.add(part)
-                self._rows += counts[first]
-                first += 1
+                self._rows += len(parts[0][0])
+        first = ends.index(self._rows) + 1 if self._rows else 0
         self._read(first, block_bytes, progress, checkpoint)
         if self._rows != windows.rows:
             raise ModelError(
@@ -81,7 +91,7 @@ class Run:
                 if progress is not None:
                     progress(self._rows, windows.rows)
                 if checkpoint is not None and self._rows in (*ends_of_windows, windows.rows):
-                    checkpoint.add([_joined(kept) for kept in record])
+                    checkpoint.add([encoded_part(_joined(kept)) for kept in record])
                     record = [[] for _ in self._pairings]
 
 

@@ -123,6 +123,11 @@ class Collector:
         self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers)
         self._estimates: dict[str, MeanEstimate] = {}
 
+    @property
+    def width(self) -> int:
+        """The number of columns of its tables."""
+        return len(self._columns)
+
     def require_values_up_to(self, stop: int) -> None:
         """Refuse labels or clusters that end before row `stop`."""
         for argument, values in self._beside():
@@ -132,9 +137,11 @@ class Collector:
     def add(self, table: Tensor, worst: list[WorstRow]) -> None:
         """Add the next rows: their table as `measure` returns it, and the worst among them."""
         self.worst.add(worst)
-        for part in table.split(TABLE_ROWS):
-            if self._filled + len(part) > TABLE_ROWS:
+        # The buffer is filled to its end: the sums do not depend on how many rows come at a time.
+        while len(table):
+            if self._filled == TABLE_ROWS:
                 self._take_table()
+            part, table = table[: TABLE_ROWS - self._filled], table[TABLE_ROWS - self._filled :]
             self._table[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +17,9 @@ from kullback.errors import invalid_value, safe_repr
 from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.parallel.workers import Workers
+from kullback.predictions.checkpoint import Checkpoint, checkpoint_of
 from kullback.predictions.collect import Collector
+from kullback.predictions.finished import add_finished, encoded_block, identity
 from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.measure import LikeLlamaCpp, measure
 from kullback.predictions.result import Comparison, WorstRow
@@ -33,7 +37,7 @@ BLOCK_BYTES = 40 * 1024 * 1024
 # its own for so few.
 PART = (1 << 15) - 1
 MOST_DRAWS = 100_000
-# Rows of which a worker sends the results at a time.
+# Rows of which a worker sends the results, or a state keeps them, at a time.
 MOST_SENT = 1 << 16
 
 Blocks = Iterable[tuple[int, Tensor, Tensor]]
@@ -59,6 +63,7 @@ def compare_predictions(
     generator: torch.Generator | None = None,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
+    resume: str | os.PathLike[str] | None = None,
     group: ProcessGroup | None = None,
 ) -> Comparison:
     r"""Compare two models' predictions of the same positions, row by row, in bounded memory.
@@ -93,6 +98,9 @@ def compare_predictions(
         generator: the source of these draws; by default one with a fixed seed.
         block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
         progress: called with the rows done and the rows in all (None where it is not known before the end).
+        resume: a file that holds the finished blocks: a run that was stopped goes on from it, and gives the same
+            result as one that was not. It is removed at the end. Of a group, rank 0 reads and writes it; the number of
+            ranks may change.
         group: a process group of the CPU whose ranks all make this call: each measures some blocks of rows, and all
             return the same, to the last digit what one process returns.
 
@@ -100,8 +108,8 @@ def compare_predictions(
         a `Comparison`; divergences and cross-entropies in nats.
 
     Raises:
-        FileError: a file is missing, damaged or unlike its partner, or holds a row that is no distribution. Of a
-            group, every rank raises the error of one.
+        FileError: a file is missing, damaged or unlike its partner, or holds a row that is no distribution; `resume`
+            is of other inputs or options, or damaged. Of a group, every rank raises the error of one.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
 
     Example:
@@ -125,14 +133,14 @@ def compare_predictions(
     workers = Workers(CALL, group)
     with ExitStack() as stack:
 
-        def prepare() -> tuple[tuple[RowSource, RowSource], Collector, list[str], Blocks]:
+        def prepare() -> tuple[tuple[RowSource, RowSource], Collector, list[str], Blocks, Checkpoint | None]:
             sides: list[RowSource] = []
             for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
                 sides.append(open_source(given, held, its_key, name))
                 if sides[-1] is not given:
                     stack.callback(sides[-1].close)
             source_p, source_q = sides
-            blocks = paired_blocks(source_p, source_q, rows=_rows_in_block(sides, block_bytes, workers.size))
+            blocks = paired_blocks(source_p, source_q, rows=_rows_in_block(sides, block_bytes, most_rows))
             rows = source_p.rows or source_q.rows
             true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
             groups = take_clusters(cluster, cluster_key, rows)
@@ -148,18 +156,30 @@ def compare_predictions(
                 llama_cpp=llama_cpp,
                 chunks=None if llama_cpp is None else _chunks(sides),
             )
-            return (source_p, source_q), collector, notes, blocks
+            checkpoint = None
+            if resume is not None and workers.rank == 0:
+                held = identity(sides, true_classes, worst, llama_cpp)
+                checkpoint = stack.enter_context(checkpoint_of(resume, held))
+            return (source_p, source_q), collector, notes, blocks, checkpoint
 
-        sides, collector, notes, blocks = workers.each(prepare)
+        most_rows = MOST_SENT if workers.size > 1 or resume is not None else None
+        sides, collector, notes, blocks, checkpoint = workers.each(prepare)
         like = None if llama_cpp != "like" else "stored" if sides[0].format == "llama.cpp" else "rounded"
         if workers.size > 1:
-            _require_same(
-                workers, sides, (collector.labels is None, cluster is None, worst, bootstrap, llama_cpp)
-            )
-            blocks = shared_blocks(
-                workers, sides, blocks, _rows_in_block(list(sides), block_bytes, workers.size)
-            )
-        _measure_all(blocks, sides, collector, progress, like, workers)
+            settings = collector.labels is None, cluster is None, worst, bootstrap, llama_cpp, resume is None
+            _require_same(workers, sides, settings)
+        first = 0
+        if resume is not None:
+            part = _rows_in_part(sides[0].classes)
+            first = add_finished(workers, checkpoint, collector, part, sides[0].classes, MOST_SENT)
+            if first and progress is not None:
+                progress(first, collector.rows)
+        if workers.size > 1 or first:
+            rows = _rows_in_block(list(sides), block_bytes, most_rows)
+            blocks = shared_blocks(workers, sides, blocks, rows, first)
+        _measure_all(
+            blocks, sides, collector, progress, like, workers, checkpoint, resumes=resume is not None
+        )
         return collector.comparison(*sides, notes)
 
 
@@ -184,10 +204,14 @@ def _measure_all(
     progress: Progress | None,
     like: LikeLlamaCpp | None,
     workers: Workers,
+    checkpoint: Checkpoint | None,
+    *,
+    resumes: bool,
 ) -> None:
     """Measure all rows in small parts, one thread for each, and add the results to `collector` in order.
 
-    Of several workers each has a block in turn, and all add the results of all of them.
+    Of several workers each has a block in turn, and all add the results of all of them; if the comparison `resumes`,
+    the one that has the checkpoint keeps them.
     """
     representations = sides[0].representation, sides[1].representation
     classes = sides[0].classes
@@ -212,17 +236,26 @@ def _measure_all(
             stop = first + len(p)
             collector.require_values_up_to(stop)
             measured = pool.map(measure_part, range(first, stop, part), p.split(part), q.split(part))
-            return stop, measured if workers.size == 1 else list(measured)
+            return stop, measured if workers.size == 1 and not resumes else list(measured)
 
         while True:
             found = [block for block in workers.gather(measure_next) if block is not None]
             if not found:
                 return
+            if resumes:
+                workers.each(partial(_keep, checkpoint, [measured for _, measured in found]))
             for stop, measured in found:
                 for table, candidates in measured:
                     collector.add(table, candidates)
                 if progress is not None:
                     progress(stop, collector.rows)
+
+
+def _keep(checkpoint: Checkpoint | None, blocks: list[Any]) -> None:
+    """Add measured blocks to the checkpoint, where this worker has it."""
+    if checkpoint is not None:
+        for parts in blocks:
+            checkpoint.add(encoded_block(parts))
 
 
 def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:
@@ -247,13 +280,13 @@ def _rows_in_part(classes: int) -> int:
     return max(1, PART // classes)
 
 
-def _rows_in_block(sides: list[RowSource], block_bytes: int, workers: int) -> int:
+def _rows_in_block(sides: list[RowSource], block_bytes: int, most_rows: int | None) -> int:
     """Return how many rows to read at a time: whole parts, so that the parts do not depend on `block_bytes`."""
     part = _rows_in_part(sides[0].classes)
     row_bytes = max(side.classes * side.dtype.itemsize for side in sides)
     parts = block_bytes // (row_bytes * part)
-    if workers > 1:  # what was measured travels: some hundred bytes a row
-        parts = min(parts, MOST_SENT // part)
+    if most_rows is not None:  # what was measured travels, or is kept: some hundred bytes a row
+        parts = min(parts, most_rows // part)
     return max(1, parts) * part
 
 

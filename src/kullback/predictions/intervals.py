@@ -29,6 +29,8 @@ SKEWNESS_OF_MEAN = 0.1, 0.2
 # Above this tail index, estimated from the largest units, the upper end is open: the first for 100
 # units or fewer, the second for 1,000 or more, whose estimate is more precise.
 HEAVIEST_TAILS = 0.75, 0.7
+# Sums of units from here on count as infinite: their cubes are beyond float64.
+LARGEST = 1e100
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -156,7 +158,7 @@ class _Ratio:
         used = sizes > 0
         self._sums, self._sizes = units[used, quantity.column], sizes[used]
         self._used, self.count = used, int(used.sum())
-        self.finite = bool(np.isfinite(self._sums).all())
+        self.finite = bool((np.abs(self._sums) < LARGEST).all())
         self._flipped = self.needs_draws = False
         if not self.finite or self.count < 2:
             return

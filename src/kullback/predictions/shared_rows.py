@@ -21,6 +21,7 @@ def shared_blocks(
     sides: tuple[RowSource, RowSource],
     blocks: Iterable[tuple[int, Tensor, Tensor]],
     rows: int,
+    first: int,
 ) -> Iterator[tuple[int, Tensor, Tensor] | None]:
     """Iterate over the rounds in which each worker measures one block, in rank order.
 
@@ -29,23 +30,33 @@ def shared_blocks(
         sides: both files.
         blocks: all blocks of both in step.
         rows: in a block.
+        first: the row to begin with.
 
     Returns:
         for each round the block of this worker, None where there is none left for it.
     """
     count = sides[0].rows
     if count is None or any(side.format not in DIRECT for side in sides):
-        return _in_turn(workers, blocks)
-    return _direct(workers, sides, count, rows)
+        return _in_turn(workers, _from_row(first, blocks))
+    return _direct(workers, sides, range(first, count), rows)
 
 
 def _direct(
-    workers: Workers, sides: tuple[RowSource, RowSource], count: int, rows: int
+    workers: Workers, sides: tuple[RowSource, RowSource], span: range, rows: int
 ) -> Iterator[tuple[int, Tensor, Tensor] | None]:
-    for first in range(0, count, rows * workers.size):
+    for first in span[:: rows * workers.size]:
         start = first + rows * workers.rank
-        stop = min(start + rows, count)
-        yield (start, sides[0].read(start, stop), sides[1].read(start, stop)) if start < count else None
+        stop = min(start + rows, span.stop)
+        yield (start, sides[0].read(start, stop), sides[1].read(start, stop)) if start < stop else None
+
+
+def _from_row(
+    first: int, blocks: Iterable[tuple[int, Tensor, Tensor]]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    for start, p, q in blocks:
+        skip = max(0, first - start)
+        if skip < len(p):
+            yield start + skip, p[skip:], q[skip:]
 
 
 def _in_turn(

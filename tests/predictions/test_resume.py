@@ -1,0 +1,526 @@
+"""A comparison that was stopped at any point goes on from its state to the same report, and trusts nothing in it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+
+from kullback import Logits, Probs, compare_predictions, report
+from kullback.cli.commands import kullback
+from kullback.errors import FileError
+from kullback.io import write_llama_base
+from kullback.predictions import checkpoint, compare
+from kullback.predictions.checkpoint import Checkpoint, fingerprint
+from kullback.predictions.collect import TABLE_ROWS, Collector
+from kullback.predictions.measure import measure
+from tests import fuzz, fuzz_states
+
+ROWS, CLASSES = 900, 257  # 127 rows in a part: eight blocks of one part each
+PART = 127
+SECONDS = 120
+
+
+class _StopError(Exception):
+    pass
+
+
+def stop_at(rows: int) -> Callable[[int, int | None], None]:
+    def progress(done: int, _total: int | None) -> None:
+        if done >= rows:
+            raise _StopError
+
+    return progress
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, Any]:
+    generator = np.random.default_rng(7)
+    p = generator.normal(size=(ROWS, CLASSES)).astype("float32")
+    return {
+        "p": p,
+        "q": p + generator.normal(scale=0.3, size=p.shape).astype("float32"),
+        "labels": generator.integers(CLASSES, size=ROWS),
+        "cluster": np.arange(ROWS) // 30,
+    }
+
+
+def compared(p: Any, q: Any, **options: Any) -> str:
+    settings = {"representation": "logits", "bootstrap": 50, "block_bytes": 1, **options}
+    return report.json.dumps(compare_predictions(p, q, **settings))
+
+
+def stopped(p: Any, q: Any, state: Path, at: int = 400, **options: Any) -> bytes:
+    """Stop a comparison, and return the state it leaves."""
+    with pytest.raises(_StopError):
+        compared(p, q, resume=state, progress=stop_at(at), **options)
+    return state.read_bytes()
+
+
+def write_npy(path: Path, x: Any) -> Path:
+    np.save(path.with_suffix(".npy"), x)
+    return path.with_suffix(".npy")
+
+
+def write_fortran(path: Path, x: Any) -> Path:
+    return write_npy(path, np.asfortranarray(x))
+
+
+def write_npz(path: Path, x: Any) -> Path:
+    np.savez_compressed(path.with_suffix(".npz"), x=x)
+    return path.with_suffix(".npz")
+
+
+def write_pt(path: Path, x: Any) -> Path:
+    torch.save(torch.from_numpy(x), path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def write_safetensors(path: Path, x: Any) -> Path:
+    save_file({"x": torch.from_numpy(x).bfloat16()}, path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+def write_parquet(path: Path, x: Any) -> Path:
+    table = pa.table({"x": list(x)})
+    pq.write_table(table, path.with_suffix(".parquet"), row_group_size=100)
+    return path.with_suffix(".parquet")
+
+
+def write_csv(path: Path, x: Any) -> Path:
+    np.savetxt(path.with_suffix(".csv"), x, delimiter=",", fmt="%.9g")
+    return path.with_suffix(".csv")
+
+
+def in_memory(_path: Path, x: Any) -> Any:
+    return torch.from_numpy(x)
+
+
+WRITERS = [
+    write_npy, write_fortran, write_npz, write_pt, write_safetensors, write_parquet, write_csv, in_memory,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda each: each.__name__)
+def test_a_run_that_was_stopped_goes_on_to_the_same_report(write, arrays, tmp_path):
+    p, q = (write(tmp_path / name, arrays[name]) for name in ("p", "q"))
+    options = {"labels": arrays["labels"], "cluster": arrays["cluster"]}
+    state = tmp_path / "state"
+    whole = compared(p, q, **options)
+    seen: list[int] = []
+    for at in (1, 400, ROWS):
+        stopped(p, q, state, at, **options)
+        seen.clear()
+        # Blocks of another size, which begin and end elsewhere.
+        again = compared(
+            p, q, resume=state, block_bytes=3 * 4 * PART * CLASSES, progress=lambda n, _: seen.append(n), **options
+        )  # fmt: skip
+        assert again == whole
+        assert seen[0] >= at
+        assert not state.exists()
+
+
+@pytest.mark.parametrize("rows", ["format", "like"])
+def test_a_base_file_of_llama_cpp_says_the_same_of_all_its_rows(rows, arrays, tmp_path):
+    window = 20
+    tokens = torch.randint(CLASSES, (ROWS // 9 * window,), generator=torch.Generator().manual_seed(1))
+    base = tmp_path / "base.kld"
+    write_llama_base(base, tokens, torch.from_numpy(arrays["p"]), n_ctx=window)
+    q, state = write_npy(tmp_path / "q", arrays["q"]), tmp_path / "state"
+    options = {"representation": (None, "logits"), "llama_cpp": rows}
+    whole = compared(base, q, **options)
+    stopped(base, q, state, **options)
+    assert compared(base, q, resume=state, **options) == whole
+
+
+def test_a_resume_without_an_earlier_run_is_a_run_and_leaves_nothing(arrays, tmp_path):
+    state = tmp_path / "state"
+    assert compared(arrays["p"], arrays["q"], resume=state) == compared(arrays["p"], arrays["q"])
+    assert list(tmp_path.iterdir()) == []
+    state.touch()  # as mktemp makes it
+    compared(arrays["p"], arrays["q"], resume=state)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_was_finished_nothing_is_left(arrays, tmp_path):
+    bad = arrays["p"].copy()
+    bad[3, 5] = np.nan
+    p, state = write_npy(tmp_path / "p", bad), tmp_path / "state"
+    with pytest.raises(FileError, match="NaN"):
+        compared(p, arrays["q"], resume=state)
+    assert not state.exists()
+
+
+def test_the_statistics_do_not_depend_on_how_many_rows_come_at_a_time():
+    generator = torch.Generator().manual_seed(2)
+    p, q = (torch.randn(2 * TABLE_ROWS + 100, 5, generator=generator) for _ in "pq")
+    found = measure(p, q, ("logits", "logits"), None)
+    answers: list[str] = []
+    for rows in (1000, 33, len(p)):
+        collector = Collector(len(p), None, None, worst=0, bootstrap=0, generator=None)
+        for table in found.table.split(rows):
+            collector.add(table, [])
+        side = compare.open_source(p, "logits", None, "p")
+        answers.append(report.json.dumps(collector.comparison(side, side, [])))
+    assert answers == answers[:1] * 3
+
+
+# ---- what a state is of
+
+
+def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeypatch):
+    p, q = (write_npy(tmp_path / name, arrays[name]) for name in ("p", "q"))
+    state = tmp_path / "state"
+    held = stopped(p, q, state, labels=arrays["labels"])
+    stamp = q.stat()
+    other = tmp_path / "other.npy"
+    np.save(other, arrays["q"] + 1)
+    refused: list[dict[str, Any]] = [
+        {"q": other},
+        {"p": q, "q": p},
+        {"worst": 3},
+        {"labels": None},
+        {"labels": arrays["labels"][::-1].copy()},
+        {"representation": "log-probs"},
+        {"llama_cpp": "format"},
+    ]
+    for changes in refused:
+        with pytest.raises(
+            FileError, match=r"resume = .*wanted the state of .* of another; repeat the command"
+        ):
+            compared(**{"p": p, "q": q, "labels": arrays["labels"], "resume": state, **changes})
+        assert state.read_bytes() == held
+    with q.open("r+b") as file:  # the same size and time of change, another beginning
+        file.seek(200)
+        file.write(b"\0\0")
+    os.utime(q, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    with pytest.raises(FileError, match="of another"):
+        compared(p, q, labels=arrays["labels"], resume=state)
+    np.save(q, arrays["q"])
+    os.utime(q, (1, 1))
+    with pytest.raises(FileError, match="of another"):
+        compared(p, q, labels=arrays["labels"], resume=state)
+    os.utime(q, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "version", lambda _: "0.0.1")
+        with pytest.raises(FileError, match="by the same version"):
+            compared(p, q, labels=arrays["labels"], resume=state)
+    # The command that began it, and what rows do not depend on.
+    options = {"labels": arrays["labels"], "bootstrap": 20, "cluster": arrays["cluster"]}
+    assert compared(p, q, resume=state, **options) == compared(p, q, **options)
+
+
+def test_a_tensor_is_known_by_its_content(arrays, tmp_path):
+    state = tmp_path / "state"
+    p, q = torch.from_numpy(arrays["p"]), torch.from_numpy(arrays["q"]).bfloat16()
+    stopped(p, q, state)
+    changed = q.clone()
+    changed[ROWS - 1, 0] += 1
+    with pytest.raises(FileError, match="of another"):
+        compared(p, changed, resume=state)
+    assert compared(Logits(p), q.clone(), representation=(None, "logits"), resume=state) == compared(p, q)
+
+
+@pytest.mark.parametrize(
+    "content", [b"my notes\n", b"\x93NUMPY", b"{}\n", b"[" * 100_000, b'{"schema": 1}\n']
+)
+def test_another_file_is_left_alone(content, arrays, tmp_path):
+    state = tmp_path / "notes.txt"
+    state.write_bytes(content)
+    with pytest.raises(FileError, match="that an earlier run wrote"):
+        compared(arrays["p"], arrays["q"], resume=state)
+    assert state.read_bytes() == content
+
+
+def test_a_path_that_cannot_be_a_state_is_refused(arrays, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, said in (
+        (tmp_path, "cannot write"),
+        (tmp_path / "missing" / "state", "cannot write"),
+        (pipe, "a pipe or a device"),
+        (Path("/dev/full"), "a pipe or a device"),
+        (Path("a\0b"), "cannot write"),
+        (tmp_path / ("x" * 300), "cannot write"),
+    ):
+        with pytest.raises(FileError, match=said):
+            compared(arrays["p"], arrays["q"], resume=path)
+
+
+def test_a_file_in_use_is_refused(arrays, tmp_path):
+    state = tmp_path / "state"
+    held = Checkpoint(state, fingerprint(a=1))
+    with pytest.raises(FileError, match="another run is writing"):
+        compared(arrays["p"], arrays["q"], resume=state)
+    held.close(remove=True)
+    compared(arrays["p"], arrays["q"], resume=state)
+
+
+def test_a_link_leads_to_the_state_and_stays(arrays, tmp_path):
+    state, link = tmp_path / "state", tmp_path / "link"
+    link.symlink_to(state)
+    stopped(arrays["p"], arrays["q"], link)
+    assert state.stat().st_size
+    compared(arrays["p"], arrays["q"], resume=link)
+    assert not state.exists()
+
+
+# ---- torn, damaged and forged states
+
+
+def test_a_state_that_ends_anywhere_goes_on_to_the_same_report(arrays, tmp_path):
+    p, q, state = arrays["p"][:300], arrays["q"][:300], tmp_path / "state"
+    whole = compared(p, q, bootstrap=0)
+    held = stopped(p, q, state, 200, bootstrap=0)
+    rng = fuzz.random.Random(3)
+    first, second = held.index(b"\n") + 1, held.index(b"\n", held.index(b"\n") + 1) + 1
+    edges = (0, 1, first - 1, first, first + 1, first + 70, second - 1, second, second + 1, len(held) - 1)
+    for size in (*edges, *(rng.randrange(len(held)) for _ in range(10))):
+        state.write_bytes(held[:size])
+        assert compared(p, q, bootstrap=0, resume=state) == whole, size
+        assert not state.exists()
+
+
+def test_a_damaged_state_is_refused_or_changes_nothing(arrays, tmp_path):
+    p, q, state = arrays["p"][:300], arrays["q"][:300], tmp_path / "state"
+    whole = compared(p, q, bootstrap=0)
+    held = stopped(p, q, state, 200, bootstrap=0)
+    refused = 0
+    for seed in range(60):
+        damaged = fuzz.damage(held, fuzz.random.Random(seed))
+        state.write_bytes(damaged)
+        try:
+            assert compared(p, q, bootstrap=0, resume=state) == whole, seed
+        except FileError:
+            assert state.read_bytes() == damaged
+            refused += 1
+    assert 20 < refused < 60
+
+
+def worst_with(record: Any, **changes: Any) -> Any:
+    return {**record, "worst": [{**record["worst"][0], **changes}, *record["worst"][1:]]}
+
+
+FORGERIES: dict[str, Callable[[Any], Any]] = {
+    "a list": lambda r: [r],
+    "nothing": lambda r: {},
+    "a null": lambda r: None,
+    "no base64": lambda r: {**r, "table": r["table"][:-3] + "!!!"},
+    "a number as table": lambda r: {**r, "table": 5},
+    "a shape of more": lambda r: {**r, "shape": [10**9, 10**9]},
+    "a shape of minus": lambda r: {**r, "shape": [-r["shape"][0], -r["shape"][1]]},
+    "a shape of three": lambda r: {**r, "shape": [*r["shape"], 1]},
+    "other columns": lambda r: {**r, "shape": r["shape"][::-1]},
+    "no rows": lambda r: {**r, "shape": [0, 10], "table": ""},
+    "fewer rows": lambda r: {
+        **r, "shape": [5, r["shape"][1]],
+        "table": base64.b64encode(base64.b64decode(r["table"])[: 40 * r["shape"][1]]).decode(), "worst": [],
+    },
+    "a negative divergence": lambda r: fuzz_states.with_value(r, 2, 0, -1.0),
+    "a divergence that is no number": lambda r: fuzz_states.with_value(r, 2, 3, np.nan),
+    "a row outside": lambda r: worst_with(r, row=10**6),
+    "a row before": lambda r: worst_with(r, row=-1),
+    "a row that is no number": lambda r: worst_with(r, row="1"),
+    "a KL that is no number": lambda r: worst_with(r, kl=[1]),
+    "a huge KL": lambda r: worst_with(r, kl=10**400),
+    "a label": lambda r: worst_with(r, label=3),
+    "a class outside": lambda r: worst_with(r, top=[{"index": CLASSES, "p": 0.1, "q": 0.1}]),
+    "a class that is no class": lambda r: worst_with(r, top=[{"index": True, "p": 0.1, "q": 0.1}]),
+    "no classes": lambda r: worst_with(r, top=7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+def test_a_forged_record_is_refused(how, arrays, tmp_path):
+    state = tmp_path / "state"
+    header, records = fuzz_states.records_of(stopped(arrays["p"], arrays["q"], state))
+    state.write_bytes(fuzz_states.forged(header, [*records[:-1], FORGERIES[how](records[-1])]))
+    with pytest.raises(FileError, match=r"resume = .*a damaged one; begin again with another file"):
+        compared(arrays["p"], arrays["q"], resume=state)
+    # The helper above forges what is taken where nothing is wrong.
+    state.write_bytes(fuzz_states.forged(header, records))
+    assert compared(arrays["p"], arrays["q"], resume=state) == compared(arrays["p"], arrays["q"])
+
+
+def test_more_records_than_rows_are_refused(arrays, tmp_path):
+    state = tmp_path / "state"
+    header, records = fuzz_states.records_of(stopped(arrays["p"], arrays["q"], state, ROWS))
+    short = write_csv(tmp_path / "short", arrays["p"][:300])  # whose rows nobody knows before the end
+    for given in ((arrays["p"], arrays["q"]), (short, short)):
+        if given[0] is short:
+            header, records = fuzz_states.records_of(stopped(*given, state, 300))
+        state.write_bytes(fuzz_states.forged(header, [*records, {**records[0], "worst": []}]))
+        with pytest.raises(FileError, match="a damaged one"):
+            compared(*given, resume=state)
+        state.unlink()
+
+
+def test_records_of_another_place_are_refused(arrays, tmp_path):
+    state = tmp_path / "state"
+    header, *lines = stopped(arrays["p"], arrays["q"], state).splitlines(keepends=True)
+    for order in ([*lines[1:]], [lines[1], lines[0]], [lines[0], lines[0]]):
+        state.write_bytes(header + b"".join(order))
+        with pytest.raises(FileError, match="a damaged one"):
+            compared(arrays["p"], arrays["q"], resume=state)
+
+
+def test_a_state_without_end_is_not_read_whole(arrays, tmp_path, monkeypatch):
+    p, q, state = Probs(torch.full((4, 3), 1 / 3)), Probs(torch.full((4, 3), 1 / 3)), tmp_path / "state"
+    stopped(p, q, state, 1, representation=None)
+    with state.open("r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.truncate(file.tell() + (8 << 30))  # zeros that take no room on the disk
+    asked: list[int] = []
+    monkeypatch.setattr(checkpoint, "MOST_BYTES_OF_ROW", 16)
+    readline = checkpoint.io.BufferedReader.readline
+
+    class Reader(checkpoint.io.BufferedReader):
+        def readline(self, size: int = -1, /) -> bytes:  # type: ignore[override]
+            asked.append(size)
+            return readline(self, size)
+
+    monkeypatch.setattr(checkpoint.io, "BufferedReader", Reader)
+    with pytest.raises(FileError, match="a damaged one"):
+        compared(p, q, representation=None, resume=state)
+    assert 0 < min(asked) <= max(asked) < 4 << 20
+
+
+# ---- the command: killed, interrupted, without room
+
+
+ENDED = """
+import os, random, signal, sys, time
+from kullback.predictions import compare
+measure, calls = compare.measure, 0
+how, at = sys.argv.pop(1), int(sys.argv.pop(1))
+def counted(*given, **settings):
+    global calls
+    calls += 1
+    if calls == at:
+        os.kill(os.getpid(), getattr(signal, how))
+        time.sleep(60 if how == "SIGKILL" else 0)
+    return measure(*given, **settings)
+compare.measure = counted
+from kullback.cli import main
+main()
+"""
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
+from kullback.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def command(arrays, tmp_path, monkeypatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("p", "q", "labels"):
+        np.save(f"{name}.npy", arrays[name])
+    options = ["--as", "logits", "--labels", "labels.npy", "--bootstrap", "50", "--block-mb", "0.1"]
+    return ["compare", "p.npy", "q.npy", *options, "--resume", "state"]
+
+
+def reports(name: str) -> list[str]:
+    return ["--json", f"{name}.json", "--html", f"{name}.html"]
+
+
+def ran(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    source = Path(sys.modules["kullback"].__file__ or "").parents[1]
+    place = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=place, capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+
+def assert_goes_on(command: list[str]) -> None:
+    """The next run gives the report of a run without `--resume`, and leaves no state."""
+    result = CliRunner().invoke(kullback, [*command, *reports("again")])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(kullback, [*command[:-2], *reports("whole")])
+    assert result.exit_code == 0, result.output
+    for kind in ("json", "html"):
+        assert Path(f"again.{kind}").read_bytes() == Path(f"whole.{kind}").read_bytes()
+    left = {path.name for path in Path().iterdir()}
+    assert left == {"p.npy", "q.npy", "labels.npy", *reports("again")[1::2], *reports("whole")[1::2]}
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "SIGINT"])
+def test_a_killed_command_goes_on(ending, command):
+    at = fuzz.random.Random(f"{ending}").randrange(2, 8)
+    done = ran(ENDED, ending, str(at), *command, *reports("again"))
+    assert done.returncode == (-signal.SIGKILL if ending == "SIGKILL" else 130), done.stderr
+    assert done.stderr == ""
+    assert not Path("again.json").exists()
+    _, records = fuzz_states.records_of(Path("state").read_bytes())
+    assert len(records) in (at - 2, at - 1)  # the signal may come in the next block
+    assert_goes_on(command)
+
+
+def test_a_disk_without_room_is_one_line_and_the_run_goes_on(command):
+    whole = ran("from kullback.cli import main; main()", *command, "--json", "x.json")
+    assert whole.returncode == 0, whole.stderr
+    Path("x.json").unlink()
+    done = ran(LIMITED, "100000", *command, *reports("again"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("kullback: cannot write state: File too large; ")
+    assert done.stderr.count("\n") == 1
+    assert 0 < Path("state").stat().st_size <= 100_000
+    assert_goes_on(command)
+
+
+def test_the_state_stays_until_the_reports_are_written(command, monkeypatch):
+    def full(*_: object) -> None:
+        raise FileError("cannot write again.json: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kullback.cli.outputs.write_all", full)
+        result = CliRunner().invoke(kullback, [*command, *reports("again")])
+    assert result.exit_code == 2
+    with monkeypatch.context() as patch:  # no row is measured again
+        patch.setattr(compare, "measure", None)
+        result = CliRunner().invoke(kullback, [*command, *reports("again")])
+    assert result.exit_code == 0, result.output
+    assert not Path("state").exists()
+    assert_goes_on(command)
+
+
+@pytest.mark.parametrize("name", ["p.npy", "labels.npy", "again.json", "link"])
+def test_a_state_that_is_another_file_is_refused(name, command):
+    os.link("q.npy", "link")
+    before = Path("q.npy").read_bytes()
+    result = CliRunner().invoke(kullback, [*command[:-1], name, *reports("again")])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"kullback: cannot write {name}: it is one of the other files")
+    assert result.stderr.count("\n") == 1
+    assert Path("q.npy").read_bytes() == before
+    assert not Path("again.json").exists()
+
+
+@pytest.mark.parametrize("name", ["/dev/full", "/dev/stdin", "missing/state", "."])
+def test_a_state_that_cannot_be_written_is_refused_before_the_work(name, command, monkeypatch):
+    monkeypatch.setattr(compare, "measure", None)
+    result = CliRunner().invoke(kullback, [*command[:-1], name, *reports("again")])
+    assert result.exit_code == 2
+    assert name in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_tables_have_no_state(command):
+    result = CliRunner().invoke(kullback, ["compare", "a.csv", "b.csv", "--as", "table", "--resume", "state"])
+    assert result.exit_code == 2
+    assert "--resume is for comparing predictions and models; leave it out" in result.stderr
