@@ -200,6 +200,27 @@ def test_a_run_that_is_ended_leaves_no_file_and_never_the_status_of_a_gate(predi
     assert {path.name for path in Path().iterdir()} - before <= ({"x.kld"} if status == 0 else set())
 
 
+HANGUP = """
+import signal, sys
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv.pop(1)))
+from kullback.cli import main
+try:
+    main()
+except SystemExit:
+    signal.raise_signal(signal.SIGHUP)
+    print("goes on")
+"""
+
+
+@pytest.mark.parametrize(("before", "status"), [("SIG_DFL", 129), ("SIG_IGN", 0)])
+def test_what_nohup_started_survives_the_terminal(before, status):
+    done = subprocess.run(
+        [sys.executable, "-c", HANGUP, before, "--version"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert ("goes on" in done.stdout) == (status == 0)
+
+
 def opened(pid: int) -> list[str]:
     """The files that a process has open."""
     found = []

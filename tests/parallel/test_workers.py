@@ -351,14 +351,25 @@ def test_what_a_killed_worker_ended_goes_on(killed, tmp_path, monkeypatch):
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
-@pytest.mark.parametrize("arguments", [["a.csv", "b.csv", "--as", "table"], ["a", "b", "--text", "c.txt"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "a.csv", "b.csv", "--as", "table"],
+        ["compare", "a", "b", "--text", "c.txt"],
+        ["record", "a", "--text", "c.txt", "-o", "a.klref"],
+        ["watch", "a.csv"],
+        ["convert", "a.npy", "a.kld", "--tokens", "t.npy", "--n-ctx", "4"],
+        ["fit", "Normal", "--to", "a.npy"],
+    ],
+)
 def test_what_workers_do_not_share_is_refused(arguments, monkeypatch):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     assert worker_count() == 2
-    result = CliRunner().invoke(kullback, ["compare", *arguments], obj=True)
+    result = CliRunner().invoke(kullback, arguments, obj=True)
     assert result.exit_code == 2
-    assert "torchrun started 2 workers, which share the rows of predictions" in result.output
-    as_script = CliRunner().invoke(kullback, ["compare", *arguments])  # which is never a worker
+    assert "torchrun started 2 workers, which share the rows of predictions" in result.stderr
+    assert result.stderr.count("\n") == 1
+    as_script = CliRunner().invoke(kullback, arguments)  # which is never a worker
     assert "workers" not in as_script.output
     assert "no such file" in as_script.output.lower()

@@ -178,6 +178,31 @@ def test_the_statistics_do_not_depend_on_how_many_rows_come_at_a_time():
     assert answers == answers[:1] * 3
 
 
+@pytest.mark.parametrize("how", ["shrinks", "grows", "goes", "is replaced"])
+@pytest.mark.parametrize("write", WRITERS[:-1], ids=lambda each: each.__name__)
+def test_a_file_that_changes_while_it_is_read_is_one_error_or_the_same_report(write, how, arrays, tmp_path):
+    p, q = (write(tmp_path / name, arrays[name]) for name in ("p", "q"))
+    whole, held = compared(p, q, bootstrap=0), p.read_bytes()
+
+    def change(done: int, _total: int | None) -> None:
+        if done != 2 * PART:
+            return
+        if how in ("goes", "is replaced"):
+            p.unlink()
+        if how == "shrinks":
+            os.truncate(p, len(held) // 3)
+        elif how != "goes":
+            with p.open("ab") as file:
+                file.write(held[len(held) // 2 :] if how == "grows" else b"hello")
+
+    try:
+        assert compared(p, q, bootstrap=0, progress=change) == whole
+    except FileError as error:
+        text = str(error)
+        assert "\n" not in text
+        assert "got ;" not in text
+
+
 # ---- what a state is of
 
 

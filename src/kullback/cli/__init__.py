@@ -24,8 +24,9 @@ def main(*, may_have_workers: bool = False) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character of a name
     for number in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, number):
-            signal.signal(getattr(signal, number), _end)
+        found = getattr(signal, number, None)
+        if found is not None and signal.getsignal(found) is not signal.SIG_IGN:  # as nohup asks
+            signal.signal(found, _end)
     try:
         from kullback.cli.commands import kullback
     except ModuleNotFoundError as error:

@@ -15,7 +15,7 @@ import click
 
 from kullback.cli.backends import backends
 from kullback.cli.calc import calc
-from kullback.cli.compare import compare
+from kullback.cli.compare import compare, refuse_workers
 from kullback.cli.convert import convert
 from kullback.cli.fit import fit
 from kullback.cli.pairs import pairs
@@ -91,6 +91,8 @@ def kullback(ctx: click.Context) -> None:
     kullback COMMAND --help says more. The exit status is 0 where all is well, 1 where a gate fails, 2 on an error and
     130 after Ctrl-C.
     """
+    if ctx.obj is True and ctx.invoked_subcommand not in (None, compare.name):
+        refuse_workers(f"kullback {ctx.invoked_subcommand} is")
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

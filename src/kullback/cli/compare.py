@@ -35,7 +35,7 @@ from kullback.errors import ArgumentValueError
 if TYPE_CHECKING:
     from kullback.words import RepresentationName
 
-__all__ = ["compare"]
+__all__ = ["compare", "refuse_workers"]
 
 TABLE = "table"
 # The options of some comparisons, which are refused for the others.
@@ -212,7 +212,8 @@ def compare(
     gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
     is_worker = ctx.obj is True
     if representation == TABLE:
-        _refuse_workers(is_worker, "tables")
+        if is_worker:
+            refuse_workers("tables are")
         _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS), TABLE)
         cluster = settings["cluster"]
         table_gates = [parse_table_gate(text, side) for side, text in limits]
@@ -230,7 +231,8 @@ def compare(
         )
     elif of_models["text"] is not None or _names_model((p, *others), hub=of_models["hub"]):
         _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster"), "models")
-        _refuse_workers(is_worker, "models")
+        if is_worker:
+            refuse_workers("models are")
         from kullback.cli.models import run_model_comparison
 
         failures = run_model_comparison(
@@ -267,16 +269,14 @@ def compare(
     finish(failures)
 
 
-def _refuse_workers(is_worker: bool, compared: str) -> None:
-    """Refuse several processes where they would all do the same."""
-    if not is_worker:
-        return
+def refuse_workers(what: str) -> None:
+    """Refuse several processes that torchrun started where they would all do the same."""
     from kullback.parallel.workers import worker_count
 
     if worker_count() > 1:
         raise ArgumentValueError(
-            f"torchrun started {worker_count()} workers, which share the rows of predictions; {compared} are compared "
-            "by one process: kullback compare ..."
+            f"torchrun started {worker_count()} workers, which share the rows of predictions; {what} for one process. "
+            "Write: kullback ... without torchrun"
         )
 
 

@@ -158,7 +158,8 @@ class BytesReader(Reader):
                     break
                 done += count
         except READ_ERRORS as error:
-            raise self.ref.truncated(wanted="an array that can be read to its end", got=str(error)) from None
+            got = str(error) or "its end before that"
+            raise self.ref.truncated(wanted="an array that can be read to its end", got=got) from None
         if done < len(view):
             wanted = f"{self._array.end:,} bytes"
             raise self.ref.truncated(wanted=wanted, got="the end of the file before that")

@@ -184,7 +184,8 @@ class RowSource(Closes):
         return block
 
     def _first_rows(self) -> Tensor:
-        return self._reader.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS))
+        with self.ref.decoding(f"a {self.format} file"):
+            return self._reader.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS))
 
     def _settle_representation(self, representation: RepresentationName | None) -> RepresentationName:
         known = self._reader.representation
