@@ -130,19 +130,19 @@ def write(path: PathLike, text: str) -> None:
     write_all({path: text})
 
 
-def write_all(texts: Mapping[PathLike, str]) -> None:
-    """Write several text files as `write` does, all of them or none.
+def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
+    """Write several files as `write` does, texts in UTF-8, all of them or none.
 
     Raises:
         FileError: one cannot be written; then all files are as they were.
     """
     with ExitStack() as stack:
         outputs: list[_Output] = []
-        for path, text in texts.items():
+        for path, content in contents.items():
             with _refusals(path):
                 outputs.append(_Output(path))
                 stack.callback(outputs[-1].discard)
-                outputs[-1].file.write(text.encode())
+                outputs[-1].file.write(content.encode() if isinstance(content, str) else content)
                 outputs[-1].finish()
         done: list[_Output] = []
         try:

@@ -92,3 +92,15 @@ def test_errors_are_one_line_and_leave_no_file(table: Path) -> None:
     broken = table.with_name("broken.csv")
     broken.write_text("x\n1\n\n3\n")
     assert_one_line_error(run("fit", "Normal", "--to", str(broken)), "missing values")
+
+
+@pytest.mark.parametrize("full", ["--plot", "--json"])
+def test_of_the_files_of_one_fit_all_are_written_or_none(full: str, tmp_path: Path) -> None:
+    (tmp_path / "device.svg").symlink_to("/dev/full")
+    names = {"--plot": tmp_path / "plot.svg", "--json": tmp_path / "fit.json", full: tmp_path / "device.svg"}
+    options = [str(part) for pair in names.items() for part in pair]
+    result = CliRunner().invoke(kullback, ["fit", "Normal", "--to", "Gamma(3, 1)", *options])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"kullback: cannot write {tmp_path / 'device.svg'}: No space left")
+    assert result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["device.svg"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,13 +83,13 @@ def fit(
     for path in written:
         check_writable(path)
     found = _fitted(q, to, is_file, column, weights, kind, fixed or [], starts, seed, not no_progress)
-    if plot is not None:
-        _draw(found, plot)
+    contents: dict[str | os.PathLike[str], str | bytes] = {} if plot is None else {plot: _drawn(found, plot)}
+    if json_path not in (None, STANDARD_OUTPUT):
+        contents[Path(json_path)] = found.to_json()
+    write_all(contents)
     if json_path == STANDARD_OUTPUT:
         click.echo(found.to_json(), nl=False)
         return
-    if json_path is not None:
-        write_all({Path(json_path): found.to_json()})
     from rich.console import Console
 
     from kullback.report.fits.terminal import render
@@ -195,9 +196,10 @@ def _draws_of_table(path: Path, column: str | None, weights: str | None) -> Any:
     return Samples(values.to_numpy() if is_number else values.to_pylist(), weights=weighted)
 
 
-def _draw(found: Fit, path: Path) -> None:
-    """Write the plot, whole or not at all."""
-    from kullback.files import open_output
+def _drawn(found: Fit, path: Path) -> bytes:
+    """Return the plot in the format that the name of its file says."""
+    from io import BytesIO
 
-    with open_output(path) as file:
-        found.plot().savefig(file, format=path.suffix.lower().lstrip("."))
+    file = BytesIO()
+    found.plot().savefig(file, format=path.suffix.lower().lstrip("."))
+    return file.getvalue()
