@@ -356,6 +356,8 @@ FORGERIES: dict[str, Callable[[Any], Any]] = {
     },
     "a negative divergence": lambda r: fuzz_states.with_value(r, 2, 0, -1.0),
     "a divergence that is no number": lambda r: fuzz_states.with_value(r, 2, 3, np.nan),
+    "half an agreement": lambda r: fuzz_states.with_value(r, 2, 5, 0.5),
+    "a total variation beyond 1": lambda r: fuzz_states.with_value(r, 2, 3, 1.5),
     "a row outside": lambda r: worst_with(r, row=10**6),
     "a row before": lambda r: worst_with(r, row=-1),
     "a row that is no number": lambda r: worst_with(r, row="1"),

@@ -55,7 +55,9 @@ def _passage(held: Any) -> Passage:
     tokens = [
         ReadToken(
             decoded_whole(each["index"]),
-            *(decoded_number(each[name]) for name in ("kl", "p", "q")),
+            decoded_number(each["kl"]),
+            decoded_number(each["p"]),
+            decoded_number(each["q"]),
             decoded_tops(each["top"]),
         )
         for each in held["tokens"]

@@ -38,6 +38,7 @@ __all__ = [
     "encoded_rows",
     "file_stamp",
     "fingerprint",
+    "tensor_bytes",
 ]
 
 SCHEMA = "kullback.checkpoint/2"
@@ -71,10 +72,15 @@ def fingerprint(**settings: Any) -> str:
     for name, value in sorted({**settings, "by": [own, torch.__version__, is_available()]}.items()):
         digest.update(name.encode() + b"\0")
         if isinstance(value, Tensor):
-            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor_bytes(value))
         else:
             digest.update(json.dumps(value, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def tensor_bytes(x: Tensor) -> Any:
+    """Return the memory of a tensor as what a digest takes."""
+    return x.detach().cpu().reshape(-1).view(torch.uint8).numpy()
 
 
 def file_stamp(path: Path) -> tuple[int, int, str]:

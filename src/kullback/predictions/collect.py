@@ -74,6 +74,7 @@ NAMES = {
     "delta_prob_squared": "its mean square",
     PERPLEXITY_DIFFERENCE: "the difference of the perplexities",
 }
+ROUNDING = 1e-6
 # Rows that the statistics take in at a time.
 TABLE_ROWS = 4096
 
@@ -127,6 +128,20 @@ class Collector:
     def width(self) -> int:
         """The number of columns of its tables."""
         return len(self._columns)
+
+    def is_possible(self, table: Tensor) -> bool:
+        """Tell whether a table that was not measured here is one of rows, up to rounding."""
+        if table.shape[1] != self.width:
+            return False
+        columns = dict(zip(self._columns, table.unbind(-1), strict=True))
+        within = [
+            (columns[name] >= low - ROUNDING) & (columns[name] <= high + ROUNDING)
+            for name, (low, high) in BOUNDS.items()
+            if name in columns and name != "difference"  # which is NaN between two infinities
+        ]
+        flags = [columns[name] for name in (*BINARY, "labeled") if name in columns]
+        within += [(flag == 0) | (flag == 1) for flag in flags]
+        return bool(torch.stack([*within, columns["confidence"] >= 0]).all())
 
     def require_values_up_to(self, stop: int) -> None:
         """Refuse labels or clusters that end before row `stop`."""

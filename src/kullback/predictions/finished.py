@@ -17,9 +17,9 @@ from kullback.predictions.checkpoint import (
     encoded_rows,
     file_stamp,
     fingerprint,
+    tensor_bytes,
 )
 from kullback.predictions.collect import Collector
-from kullback.predictions.measure import COLUMNS
 from kullback.predictions.result import WorstRow
 
 __all__ = ["add_finished", "encoded_block", "identity"]
@@ -42,7 +42,7 @@ def _content(side: RowSource) -> Any:
         return file_stamp(side.path)
     digest = hashlib.sha256(str(side.dtype).encode())
     for block in side.blocks():
-        digest.update(block.contiguous().view(torch.uint8).numpy())
+        digest.update(tensor_bytes(block))
     return digest.hexdigest()
 
 
@@ -80,11 +80,10 @@ def add_finished(
         stop = first + len(table)
         if (
             len(table) > max(part, most_rows)
-            or table.shape[1] != collector.width
             or first % part  # after the last rows, which may be fewer
             or stop > (collector.rows or stop)
             or (stop % part and stop != (collector.rows or stop))
-            or not bool((table[:, : len(COLUMNS)] >= 0).all())
+            or not collector.is_possible(table)
             or any(each.index >= classes for row in worst for each in row.top)
         ):
             raise ValueError
