@@ -118,7 +118,7 @@ def kl_divergence(
     return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
 
 
-_DEFAULTS: dict[str, Any] = kl_divergence.__kwdefaults__
+_DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
 
 
 def divergence(
