@@ -46,7 +46,9 @@ EXPLANATIONS = {
     "overhead": "Forward and backward of logits so small that only the call costs; microseconds a call.",
     "scaling": "KL, forward and backward, in float32; milliseconds.",
     "head": "KL, forward and backward to the student's hidden states and head. `products` are the four matrix products "
-    "alone, in one piece. Memory is beyond the weight's gradient.",
+    "alone, in one piece. Memory is beyond the weight's gradient. When autograd makes that, of whole logits only their "
+    "own gradient is left: where logits are small beside the head, as at 512 × 32000, the rest does not show, and "
+    "chunks, which add to the gradient as they go, save nothing.",
     "head_top_k": "KL of the student's head from the 64 most probable classes of a stored teacher, the others as one, "
     "forward and backward to hidden states and head. `products` are the three matrix products alone. Memory is beyond "
     "the weight's gradient.",

@@ -5,24 +5,62 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Some rows of P and of Q, one after the other, and what is wanted of them.
+// Rows that are computed next to each other.
+constexpr int64_t kRowLanes = 8;
+
+// Some rows of P and of Q, and what is wanted of them: one row after the other, or, if `by_class`, one class of all rows
+// after the other, so that sums over short rows run over several of them at once. There `rows` fills up whole vectors.
 struct RowBlock {
   int64_t rows, classes;
+  bool by_class;
   const double *p, *q;
   double *value, *by_p, *by_q;
 };
 
-static void sum_rows(const RowBlock& block, const double* x, double* sums) {
-  for (int64_t i = 0; i < block.rows; ++i) {
-    double sum = 0;
-    for (int64_t k = 0; k < block.classes; ++k) sum += x[i * block.classes + k];
-    sums[i] = sum;
+// Several partial results at once, as one alone would wait for the one before.
+template <class Combine>
+KULLBACK_INLINE void reduce_rows(const RowBlock& block, const double* x, double start, double* to, Combine combine) {
+  const int64_t lanes = block.by_class ? block.rows : block.classes, whole = lanes - lanes % kRowLanes;
+  double totals[kRowLanes];
+  if (block.by_class) {
+    for (int64_t first = 0; first < whole; first += kRowLanes) {
+      for (double& total : totals) total = start;
+      for (int64_t k = 0; k < block.classes; ++k) {
+        const double* from = x + k * lanes + first;
+#pragma omp simd
+        for (int64_t i = 0; i < kRowLanes; ++i) totals[i] = combine(totals[i], from[i]);
+      }
+      for (int64_t i = 0; i < kRowLanes; ++i) to[first + i] = totals[i];
+    }
+    return;
+  }
+  for (int64_t row = 0; row < block.rows; ++row, x += lanes) {
+    for (double& total : totals) total = start;
+    for (int64_t first = 0; first < whole; first += kRowLanes) {
+#pragma omp simd
+      for (int64_t i = 0; i < kRowLanes; ++i) totals[i] = combine(totals[i], x[first + i]);
+    }
+    for (int64_t i = whole; i < lanes; ++i) totals[i - whole] = combine(totals[i - whole], x[i]);
+    for (int64_t n = kRowLanes / 2; n > 0; n /= 2) {
+      for (int64_t i = 0; i < n; ++i) totals[i] = combine(totals[i], totals[i + n]);
+    }
+    to[row] = totals[0];
   }
 }
 
+static void sum_rows(const RowBlock& block, const double* x, double* sums) {
+  reduce_rows(block, x, 0.0, sums, [](double total, double number) { return total + number; });
+}
+
 static void repeat_rows(const RowBlock& block, const double* rows, double* to) {
-  for (int64_t i = 0; i < block.rows; ++i) {
-    for (int64_t k = 0; k < block.classes; ++k) to[i * block.classes + k] = rows[i];
+  if (!block.by_class) {
+    for (int64_t i = 0; i < block.rows; ++i) {
+      for (int64_t k = 0; k < block.classes; ++k) to[i * block.classes + k] = rows[i];
+    }
+    return;
+  }
+  for (int64_t k = 0; k < block.classes; ++k) {
+    for (int64_t i = 0; i < block.rows; ++i) to[k * block.rows + i] = rows[i];
   }
 }
 
@@ -109,14 +147,7 @@ struct CategoricalLogitsForm {
   static void normalize(const RowBlock& block, const double* x, double* probabilities, double* shifts) {
     const int64_t n = block.rows * block.classes;
     double peaks[kElements], sums[kElements], inverses[kElements];
-    for (int64_t i = 0; i < block.rows; ++i) {
-      double peak = -kInfinity;
-      for (int64_t k = 0; k < block.classes; ++k) {
-        const double number = x[i * block.classes + k];
-        peak = number > peak ? number : peak;
-      }
-      peaks[i] = peak;
-    }
+    reduce_rows(block, x, -kInfinity, peaks, [](double peak, double x) { return x > peak ? x : peak; });
     repeat_rows(block, peaks, shifts);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
@@ -205,13 +236,29 @@ struct CategoricalProbsForm {
   }
 };
 
+// Rows to columns of `lanes`, the last row also where there are more lanes than rows; and back.
+static void gather_rows(int64_t rows, int64_t lanes, int64_t classes, const double* from, double* to) {
+  for (int64_t i = 0; i < lanes; ++i) {
+    const double* row = from + (i < rows ? i : rows - 1) * classes;
+    for (int64_t k = 0; k < classes; ++k) to[k * lanes + i] = row[k];
+  }
+}
+
+static void scatter_rows(int64_t rows, int64_t lanes, int64_t classes, const double* from, double* to) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t k = 0; k < classes; ++k) to[i * classes + k] = from[k * lanes + i];
+  }
+}
+
 template <class Form, bool with_derivatives>
 static bool run_rows(const FormRowTask& task) {
-  alignas(64) double buffer_p[kElements], buffer_q[kElements];
+  alignas(64) double buffer_p[kElements], buffer_q[kElements], columns_p[kElements], columns_q[kElements];
   alignas(64) double values[kElements], by_p[kElements], by_q[kElements];
-  const int64_t most = kElements / task.classes;
+  const bool are_short = task.classes <= 2 * kRowLanes && task.rows >= kRowLanes;
+  const int64_t fitting = kElements / task.classes, most = are_short ? fitting / kRowLanes * kRowLanes : fitting;
   for (int64_t start = 0; start < task.rows; start += most) {
     const int64_t rows = task.rows - start < most ? task.rows - start : most;
+    const int64_t lanes = (rows + kRowLanes - 1) / kRowLanes * kRowLanes;
     const int64_t first = start * task.classes, n = rows * task.classes;
     const int64_t offset = first * size_of(task.dtype);
     const double* p = load(task.dtype, static_cast<const char*>(task.p) + offset, 1, n, buffer_p);
@@ -220,7 +267,16 @@ static bool run_rows(const FormRowTask& task) {
 #pragma omp simd reduction(+ : faults)
     for (int64_t i = 0; i < n; ++i) faults += Form::is_inside(p[i]) & Form::is_inside(q[i]) ? 0 : 1;
     if (faults) return false;
-    Form::template sweep<with_derivatives>({rows, task.classes, p, q, values, by_p, by_q});
+    if (are_short) {
+      gather_rows(rows, lanes, task.classes, p, columns_p);
+      gather_rows(rows, lanes, task.classes, q, columns_q);
+      Form::template sweep<with_derivatives>(
+          {lanes, task.classes, true, columns_p, columns_q, values, buffer_p, buffer_q});
+      if (task.by_p) scatter_rows(rows, lanes, task.classes, buffer_p, by_p);
+      if (task.by_q) scatter_rows(rows, lanes, task.classes, buffer_q, by_q);
+    } else {
+      Form::template sweep<with_derivatives>({rows, task.classes, false, p, q, values, by_p, by_q});
+    }
     faults += store(task.dtype, true, rows, values, task.values, start);
     if (task.by_p) faults += store(task.dtype, false, n, by_p, task.by_p, first);
     if (task.by_q) faults += store(task.dtype, false, n, by_q, task.by_q, first);

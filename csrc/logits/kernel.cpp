@@ -91,11 +91,13 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   return sweep_as_wanted<Real, kMixtureForm>(row, t);
 }
 
-// How many classes are computed with: a short row is filled up with classes without mass to whole vectors.
+// How many classes are computed with: a row that is short, or converted anyway, is filled up with classes without mass to
+// whole vectors, as a loop's rest is computed number by number.
 template <class Real>
-KULLBACK_INLINE int64_t padded(int64_t classes) {
+KULLBACK_INLINE int64_t padded(int64_t classes, const RowViews& v) {
   constexpr int64_t lanes = 64 / sizeof(Real);
-  return classes < kShortRow ? (classes + lanes - 1) / lanes * lanes : classes;
+  const bool converts = v.p.dtype != kDtypeOf<Real> || v.q.dtype != kDtypeOf<Real>;
+  return converts || classes < kShortRow ? (classes + lanes - 1) / lanes * lanes : classes;
 }
 
 template <class Real>
@@ -141,7 +143,7 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
 // Logits of another dtype are converted into scratch, which then takes the gradient before it is rounded once.
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
-  const int64_t classes = t.classes, n = padded<Real>(classes);
+  const int64_t classes = t.classes, n = padded<Real>(classes, v);
   const auto target = [&](const RowView& out, Real* buffer) -> Real* {
     if (!out.data) return nullptr;
     return out.dtype == kDtypeOf<Real> && n == classes ? static_cast<Real*>(out.data) : buffer;

@@ -53,6 +53,37 @@ KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inv
   return {peak, sum};
 }
 
+// The same of both sides in one sweep, whose steps do not wait for one another.
+template <class Real>
+KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Real inverse_temperature, Statistics& p,
+                                            Statistics& q) {
+  const Real *x = row.p, *y = row.q;
+  Real *e = row.exp_p, *f = row.exp_q;
+  Real peak_p = -kInf<Real>, peak_q = -kInf<Real>;
+#pragma omp simd reduction(max : peak_p, peak_q)
+  for (int64_t i = 0; i < n; ++i) {
+    peak_p = x[i] > peak_p ? x[i] : peak_p;
+    peak_q = y[i] > peak_q ? y[i] : peak_q;
+  }
+  p = {peak_p, 0};
+  q = {peak_q, 0};
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part_p = 0, part_q = 0;
+#pragma omp simd reduction(+ : part_p, part_q)
+    for (int64_t i = start; i < stop; ++i) {
+      const Real a = exp_of_negative((x[i] - peak_p) * inverse_temperature);
+      const Real b = exp_of_negative((y[i] - peak_q) * inverse_temperature);
+      e[i] = a;
+      f[i] = b;
+      part_p += a;
+      part_q += b;
+    }
+    p.sum += part_p;
+    q.sum += part_q;
+  }
+}
+
 template <class Real>
 static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
 #pragma omp simd
@@ -75,8 +106,7 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
   const int64_t n = t.classes;
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
   Normalized<Real> r;
-  r.p = normalize(row.p, row.exp_p, n, inverse_temperature);
-  r.q = normalize(row.q, row.exp_q, n, inverse_temperature);
+  normalize_both_at_once(row, n, inverse_temperature, r.p, r.q);
   const Real peak_p = static_cast<Real>(r.p.peak), peak_q = static_cast<Real>(r.q.peak);
   constexpr double huge = kIsDouble<Real> ? 1e300 : 1e30;
   Real from_p = 0, from_q = 0;

@@ -71,7 +71,7 @@ inline bool in_float64(const RowViews& row, DivergenceCode divergence) {
          divergence == DivergenceCode::kPower || divergence == DivergenceCode::kRenyi;
 }
 
-// Shorter rows are filled up to whole vectors, of at most this many numbers.
+// Shorter rows, and those that are converted, are filled up to whole vectors, of at most this many numbers.
 constexpr int64_t kShortRow = 256, kMostLanes = 16;
 
 // How many numbers `scratch` holds, in the format that is computed in.

@@ -31,7 +31,7 @@ Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
 # The methods that serve two finite distributions.
 _FINITE_METHODS = ("auto", "summation")
-_DEFAULTS = (0.0, 10_000, 10_000)  # of atol, max_evaluations and draws
+_OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # those without labels of classes
 
 
 def kl_divergence(
@@ -95,24 +95,19 @@ def kl_divergence(
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
-    numbers = (atol, max_evaluations, draws)
+    # The defaults themselves, as comparing what may be anything takes longer.
     is_default = (
-        isinstance(method, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-        and method == "auto"
+        method is _DEFAULTS["method"]
         and base is rtol is generator is None
-        and type(atol) is float
-        and type(max_evaluations) is type(draws) is int
-        and numbers == _DEFAULTS
+        and atol is _DEFAULTS["atol"]
+        and max_evaluations is _DEFAULTS["max_evaluations"]
+        and draws is _DEFAULTS["draws"]
     )
     if is_default:
         # At once: for a small batch, checking the options takes longer.
         value = None
-        if type(p) is Logits and type(q) is Logits and p.dim == q.dim == -1:
-            value = fused_divergence_of_logits(p.tensor, q.tensor)
-        if value is not None:
-            return value
-        if _are_rows_of_one_shape(p, q):
-            value = row_divergence(_KL, cast(Representation, p), cast(Representation, q))
+        if type(p) is type(q) and type(p) in _OF_CLASSES:
+            value = _value_of_rows(cast(Representation, p), cast(Representation, q))
         else:
             value = fused_divergence(p, q)
         if value is not None:
@@ -121,6 +116,9 @@ def kl_divergence(
         "kl_divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False
     )._replace(try_native=not is_default)
     return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
+
+
+_DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
 
 
 def divergence(
@@ -437,13 +435,16 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
     return math.log(base)
 
 
-def _are_rows_of_one_shape(p: object, q: object) -> bool:
-    """Tell whether two representations have the same type, shape, dtype and device, and no labels."""
-    if type(p) is not type(q) or type(p) not in (Logits, LogProbs, Probs):
-        return False
-    left, right = cast(Representation, p), cast(Representation, q)
-    a, b = left.tensor, right.tensor
-    return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and left.dim == right.dim
+def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
+    """Return KL between two representations of one type; None unless they have one shape, dtype and device."""
+    a, b = p.tensor, q.tensor
+    if type(p) is Logits and p.dim == q.dim == -1:
+        value = fused_divergence_of_logits(a, b)
+        if value is not None:
+            return value
+    if a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and p.dim == q.dim:
+        return row_divergence(_KL, p, q)
+    return None
 
 
 def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:

@@ -50,6 +50,7 @@ _POSITIVE = {
     **dict.fromkeys((HalfNormal, HalfCauchy), _reader("base_dist.scale")),
 }
 _UNIT = {Beta: _reader("concentration1", "concentration0"), ContinuousBernoulli: _reader("_param")}
+_UNIT_OF_Q = {**_UNIT, Beta: _reader("_dirichlet.concentration")}  # both, without a view of each
 _LATER = {Pareto: _reader("scale", "alpha")}  # begins above 0
 _FINITE = {Uniform: _reader("low", "high")}
 _COUNTS = {Poisson: _reader("rate")}
@@ -59,9 +60,9 @@ _AT_MOST = {Bernoulli: _reader("_param"), Binomial: _reader("total_count", "_par
 ALWAYS_INFINITE: dict[TypePair, tuple[Read, Read]] = {
     (p, q): (read_p, read_q)
     for these, those in (
-        (_REAL, _POSITIVE | _LATER | _UNIT | _FINITE),
-        (_POSITIVE, _LATER | _UNIT | _FINITE),
-        (_LATER, _UNIT | _FINITE),
+        (_REAL, _POSITIVE | _LATER | _UNIT_OF_Q | _FINITE),
+        (_POSITIVE, _LATER | _UNIT_OF_Q | _FINITE),
+        (_LATER, _UNIT_OF_Q | _FINITE),
         (_UNIT, _LATER),
         (_COUNTS, _AT_MOST),
     )
@@ -72,15 +73,18 @@ ALWAYS_INFINITE: dict[TypePair, tuple[Read, Read]] = {
 def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
     """Return +inf, with a gradient of 0, for a pair of `ALWAYS_INFINITE`; None where it has to be looked at longer."""
     read_p, read_q = ALWAYS_INFINITE[types]
-    parameters = read_p(p) + read_q(q)
+    parameters = *read_p(p), *read_q(q)
     first = parameters[0]
-    shape, dtype = first.shape, first.dtype
+    if not first.shape == p._batch_shape == q._batch_shape:  # noqa: SLF001 - faster than the property
+        return None
+    dtype, requires_grad = first.dtype, False
     for x in parameters:
-        if x.dtype is not dtype or x.shape != shape:
+        if x.dtype is not dtype:
             return None
+        requires_grad = requires_grad or x.requires_grad
     if has_user_rules() and find_user_rule("kl_divergence", *types) is not None:
         return None
-    if types[0] is Poisson and not (can_inspect(first) and first.numel() and bool(first.amin() > 0)):
+    if types[0] is Poisson and not (can_inspect(first) and first.numel() and first.min().item() > 0):
         return None
     # Parameters that torch has checked are no NaN.
     if (
@@ -89,9 +93,13 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
         and any(bool(x.isnan().any()) for x in parameters)
     ):
         return None
-    value = torch.full_like(first, torch.inf, requires_grad=False)
-    if torch.is_grad_enabled():
-        for x in parameters:
-            if x.requires_grad:
-                value = torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, x)
+    value = torch.full_like(first, torch.inf)
+    return _with_gradients_of_0(value, parameters) if requires_grad and torch.is_grad_enabled() else value
+
+
+def _with_gradients_of_0(value: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
+    for x in parameters:
+        if x.requires_grad:
+            beside = x if x.shape == value.shape else x[..., 0]  # Beta's are in one tensor
+            value = torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, beside)
     return value

@@ -292,9 +292,11 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
     if torch.compiler.is_compiling():
         return None
     types = type(p), type(q)
-    if types in ALWAYS_INFINITE:
-        return infinite_divergence(types, p, q)
-    pair = _PAIRS.get(types) or _other_pair(types, p, q)
+    pair = _PAIRS.get(types)
+    if pair is None:
+        if types in ALWAYS_INFINITE:
+            return infinite_divergence(types, p, q)
+        pair = _other_pair(types, p, q)
     if pair is None:
         return _of_dimensions(p, q) if types == (Independent, Independent) else None
     if not _is_ordinary_call(types):
