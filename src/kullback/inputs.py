@@ -51,12 +51,12 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
 def number_from(x: object) -> float:
     """Return a real number as a float; NaN, which no check of a range passes, for whatever is none.
 
-    A tensor is none: it may require a gradient, which a number has not.
+    A tensor is none: it may require a gradient, which a number has not. Nor is True, which would count as 1.
     """
     if type(x) is float:
         return x
     try:
-        return float(x) if isinstance(x, Real) else math.nan
+        return float(x) if isinstance(x, Real) and not isinstance(x, bool) else math.nan
     except OverflowError:  # an integer beyond floats
         return math.nan
 

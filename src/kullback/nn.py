@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kullback.errors import invalid_value
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
-from kullback.functional.linear import EachSide
+from kullback.functional.linear import EachSide, check_head_settings
 from kullback.functional.positions import (
     Vocabulary,
     check_classes,
+    check_ignore_index,
     check_kind,
     check_label_weight,
     check_temperature,
@@ -159,7 +160,7 @@ class DistillationLoss(torch.nn.Module):
         this order; a gradient for the second alone says that they were exchanged, and is refused.
 
     Raises:
-        KullbackError: an invalid kind, temperature, reduction or vocabulary; at the call, see `distillation_loss`.
+        KullbackError: a setting is invalid; at the call, see `distillation_loss`.
 
     Gradient:
         That of `distillation_loss`.
@@ -197,6 +198,7 @@ class DistillationLoss(torch.nn.Module):
         check_label_weight("DistillationLoss", label_weight)
         check_flag("DistillationLoss", "temperature_squared", temperature_squared)
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
+        check_ignore_index("DistillationLoss", ignore_index)
         self.temperature = temperature
         self.reduction: Reduction = reduction
         self.temperature_squared = temperature_squared
@@ -274,7 +276,7 @@ class LinearDistillationLoss(torch.nn.Module):
         labels and the biases; a gradient for the teacher's side alone is then refused.
 
     Raises:
-        KullbackError: an invalid kind, temperature or vocabulary; at the call, see `linear_distillation_loss`.
+        KullbackError: a setting is invalid; at the call, see `linear_distillation_loss`.
 
     Gradient:
         That of `linear_distillation_loss`.
@@ -316,6 +318,8 @@ class LinearDistillationLoss(torch.nn.Module):
         check_label_weight("LinearDistillationLoss", label_weight)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
+        check_ignore_index("LinearDistillationLoss", ignore_index)
+        check_head_settings("LinearDistillationLoss", softcap, logit_scale, chunk_bytes)
         self.temperature = temperature
         self.reduction: Reduction = reduction
         self.temperature_squared = temperature_squared

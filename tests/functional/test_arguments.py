@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,16 @@ def test_a_float32_normalizer_of_float64_logits_divides_in_float64() -> None:
         ({"temperature": "2"}, "temperature", "temperature=2.0"),
         ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels", "labels=labels[..., 1:]"),
         ({"mask": [True, False]}, "mask", "mask=torch.as_tensor(mask)"),
+        ({"mask": torch.tensor([1, 0])}, "mask", "mask=mask != 0"),
+        ({"normalizer": torch.tensor(1j)}, "normalizer", "clamp"),
+        ({"normalizer": True}, "normalizer", "clamp"),
+        ({"temperature": True}, "temperature", "temperature=2.0"),
+        ({"label_weight": True, "labels": torch.zeros(2, dtype=torch.int64)}, "label_weight", "0.5"),
+        ({"student": [[0.0, 1.0, 2.0]] * 2}, "student", "student=torch.tensor(student)"),
+        ({"student": torch.zeros(2, 3).numpy()}, "student", "student=torch.tensor(student)"),
+        ({"teacher": SimpleNamespace(logits=torch.zeros(2, 3))}, "teacher", "teacher=teacher.logits"),
+        ({"student": torch.zeros(2, 0), "teacher": torch.zeros(2, 0)}, "student", "last dimension"),
+        ({"teacher": torch.zeros(2, 0), "vocabulary": "mask"}, "teacher", "last dimension"),
     ],
     ids=str,
 )
@@ -98,7 +109,7 @@ def test_what_would_be_a_wrong_loss_is_refused_with_its_remedy(
 ) -> None:
     student, teacher = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(1))
     with pytest.raises(KullbackError, match=rf"\({argument}=") as caught:
-        distillation_loss(student=student, teacher=teacher, **change)
+        distillation_loss(**{"student": student, "teacher": teacher, **change})
     assert remedy in str(caught.value)
 
 
@@ -118,8 +129,50 @@ def test_the_remedies_work() -> None:
         weight = torch.tensor([1.0, wrong]).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         assert loss(weight=weight) == loss(mask=torch.tensor([True, False]))
     mask = torch.tensor([1, 0])
-    assert loss(mask=mask.bool()) == loss(weight=mask)
+    assert loss(mask=mask != 0) == loss(weight=mask)
+    lists = {"student": torch.tensor(student.tolist()), "teacher": torch.tensor(teacher.numpy())}
+    torch.testing.assert_close(distillation_loss(**lists), loss())
     assert loss(normalizer=(mask * 0).sum().clamp(min=1), mask=mask == 2) == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), (3,), (1, 3), (3, 2, 1)], ids=str)
+def test_the_remedy_for_a_mask_of_another_shape_keeps_each_value_at_its_position(
+    shape: tuple[int, ...],
+) -> None:
+    student, teacher = torch.randn(2, 2, 3, 5, generator=torch.Generator().manual_seed(1))
+    right = torch.tensor([[True, False, True], [True, False, True]])
+    if shape in ((6,), (2, 3, 1), (3, 2)):
+        right = torch.tensor([[True, False, True], [False, False, True]])
+    mask = (
+        right.T if shape[:2] == (3, 2) else right[:1] if right.numel() > math.prod(shape) else right
+    ).reshape(shape)
+    with pytest.raises(KullbackError, match=r"\(mask=") as caught:
+        distillation_loss(student=student, teacher=teacher, mask=mask)
+    remedy = str(caught.value).partition("Write: mask")[2]
+    if shape == (3, 2, 1):  # what was meant cannot be told
+        assert remedy == " of shape (2, 3)"
+        return
+    assert torch.equal(eval(remedy.removeprefix("="), {"mask": mask}), right)  # noqa: S307
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"student_weight": torch.zeros(0, 3)}, "student_weight"),
+        ({"teacher_weight": torch.zeros(0, 3), "vocabulary": "mask"}, "teacher_weight"),
+        ({"softcap": True}, "softcap"),
+        ({"logit_scale": (True, 1.0)}, "logit_scale"),
+        ({"chunk_bytes": True}, "chunk_bytes"),
+    ],
+    ids=str,
+)
+def test_heads_without_classes_and_flags_for_numbers_are_refused(
+    change: dict[str, Any], argument: str
+) -> None:
+    hidden, weight = torch.zeros(2, 3), torch.eye(3)
+    arguments = {"student": hidden, "student_weight": weight, "teacher": hidden, "teacher_weight": weight}
+    with pytest.raises(KullbackError, match=rf"^linear_distillation_loss\({argument}="):
+        linear_distillation_loss(**{**arguments, **change})
 
 
 def test_a_teacher_made_in_inference_mode_teaches() -> None:
@@ -188,12 +241,24 @@ def test_tensors_that_are_not_dense_are_refused_in_one_line(
         {"temperature": 0},
         {"temperature": "1"},
         {"vocabulary": "cut"},
+        {"ignore_index": "x"},
+        {"classes": 0},
+        {"label_weight": 2},
+        {"temperature_squared": 1},
     ],
     ids=str,
 )
 def test_wrong_settings_fail_where_the_module_is_made(module: type, change: dict[str, Any]) -> None:
     with pytest.raises(KullbackError, match=rf"^{module.__name__}\({next(iter(change))}="):
         module(**change)
+
+
+@pytest.mark.parametrize(
+    "change", [{"softcap": -1}, {"logit_scale": 0}, {"chunk_bytes": -1}, {"float32_logits": "no"}], ids=str
+)
+def test_wrong_settings_of_heads_fail_where_the_module_is_made(change: dict[str, Any]) -> None:
+    with pytest.raises(KullbackError, match=rf"^LinearDistillationLoss\({next(iter(change))}="):
+        LinearDistillationLoss(**change)
 
 
 def test_a_wrong_reduction_fails_where_the_drop_in_is_made() -> None:

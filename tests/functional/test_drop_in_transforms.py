@@ -179,8 +179,24 @@ def test_bad_calls_raise_torchs_class_of_error_and_say_what_to_write(case):
 
 def test_sparse_tensors_are_refused_by_name():
     log_q, log_p = rows(3, 4)
-    with pytest.raises(KullbackError, match=r"target=.*dense.*sparse_coo"):
+    with pytest.raises(KullbackError, match=r"target=.*dense.*sparse_coo.*with target.to_dense\(\)"):
         kl_div(log_q, log_p.exp().to_sparse())
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy], ids=["lists", "arrays"])
+def test_data_that_is_no_tensor_is_converted_as_the_error_says(convert):
+    log_q, log_p = rows(3, 4)
+    wanted = kl_div(log_q, log_p.exp(), reduction="sum")
+    for input, target in ((convert(log_q), log_p.exp()), (log_q, convert(log_p.exp()))):
+        with pytest.raises(
+            KullbackError, match=r"Write: kl_div\(torch.as_tensor\(input\), torch.as_tensor\(target\)\)$"
+        ):
+            kl_div(input, target)
+        dtype = torch.float64
+        found = kl_div(
+            torch.as_tensor(input, dtype=dtype), torch.as_tensor(target, dtype=dtype), reduction="sum"
+        )
+        assert found == wanted
 
 
 def test_a_shape_error_shows_both_shapes():

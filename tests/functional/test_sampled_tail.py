@@ -13,6 +13,7 @@ from mpmath import mpf
 from torch import Tensor
 
 from kullback import KL, Divergence, JensenShannon, Renyi, TotalVariation, errors
+from kullback.errors import KullbackError
 from kullback.functional import SampledTail, TopK, distillation_loss, sampled_tail_divergence
 from kullback.io import Reference, ReferenceWriter, Windows
 from kullback.nn import DistillationLoss
@@ -269,3 +270,36 @@ def test_the_remedy_for_another_temperature() -> None:
     got = sampled_tail_divergence(KL(), teacher, student / 2)
     want = distillation_loss(student=student, teacher=base, temperature=2.0, reduction="none")
     torch.testing.assert_close(got, want, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("logits", "change", "argument"),
+    [
+        (torch.zeros(2, 5), {"k": 0}, "k"),
+        (torch.zeros(2, 5), {"k": 2.0}, "k"),
+        (torch.zeros(2, 5), {"draws": -1}, "draws"),
+        (torch.zeros(2, 5), {"generator": 0}, "generator"),
+        (torch.zeros(2, 5, device="meta"), {}, "logits"),
+        (torch.zeros(2, 0), {}, "logits"),
+        (torch.zeros(2, 5, dtype=torch.int64), {}, "logits"),
+        ([[0.0, 1.0]], {}, "logits"),
+        *((torch.tensor([[0.0, 1.0], [0.0, wrong]]), {}, "logits") for wrong in (math.nan, math.inf)),
+        (torch.tensor([[0.0, 1.0], [-math.inf, -math.inf]]), {}, "logits"),
+    ],
+    ids=str,
+)
+def test_what_no_teacher_can_be_drawn_from_is_refused(logits, change, argument):
+    with pytest.raises(KullbackError, match=rf"^SampledTail.draw\({argument}="):
+        SampledTail.draw(logits, **change)
+
+
+def test_positions_without_a_distribution_are_left_out_as_the_error_says():
+    logits = torch.tensor([[0.0, 1.0], [0.0, math.nan]])
+    mask = logits.amax(-1).isfinite()
+    assert SampledTail.draw(logits[mask], k=1, draws=2).top.indices.tolist() == [[1]]
+
+
+def test_no_positions_give_a_teacher_of_no_positions():
+    teacher = SampledTail.draw(torch.zeros(0, 3, 5), k=2, draws=4)
+    assert teacher.top.indices.shape == (0, 3, 2)
+    assert sampled_tail_divergence(KL(), teacher, torch.zeros(0, 3, 5)).shape == (0, 3)

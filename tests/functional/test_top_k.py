@@ -338,3 +338,18 @@ def test_errors_name_the_argument_and_the_remedy(call: Any, message: str) -> Non
 
 def test_unchecked_values_are_not_read() -> None:
     assert TopK(TWO - 9, -HALVES, validate=False).largest_index == -1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_indices_may_be_unsigned(dtype):
+    student = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    log_probs, indices = student.flip(0).log_softmax(-1).topk(2)
+    found = top_k_divergence(KL(), TopK(indices.to(dtype), log_probs), student)
+    assert torch.equal(found, top_k_divergence(KL(), TopK(indices, log_probs), student))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, "float32", torch.float8_e4m3fn], ids=str)
+def test_a_result_is_of_a_floating_point_dtype(dtype):
+    teacher = TopK(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1))
+    with pytest.raises(errors.KullbackError, match=r"^top_k_divergence\(dtype="):
+        top_k_divergence(KL(), teacher, torch.zeros(1, 2), dtype=dtype)

@@ -25,7 +25,7 @@ from kullback import (
     TotalVariation,
     divergence,
 )
-from kullback.errors import ArgumentTypeError, ArgumentValueError
+from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError
 from kullback.functional import TopK, top_k_divergence_bounds
 from kullback.generators import Divergence
 from kullback.io import open_top_k
@@ -280,3 +280,19 @@ def test_arguments_are_checked() -> None:
     logits = {"logits": torch.zeros(1, 1, 3), "indices": torch.arange(3).view(1, 1, 3)}
     with pytest.raises(ArgumentValueError, match="got logits of the listed classes alone"):
         top_k_divergence_bounds(p, next(open_top_k(logits).blocks()), KL())
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.5, "3", True])
+def test_a_number_of_classes_that_is_none_is_refused(classes):
+    top = TopK(torch.tensor([[0, 2]]), torch.tensor([[0.5, 0.25]]).log())
+    with pytest.raises(KullbackError, match=r"\(classes="):
+        top_k_divergence_bounds(top, top, KL(), classes=classes)
+
+
+@pytest.mark.parametrize("side", ["p", "q"])
+def test_an_index_beyond_the_classes_is_refused(side):
+    tops = {name: TopK(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.25]]).log()) for name in "pq"}
+    tops[side] = TopK(torch.tensor([[0, 3]]), torch.tensor([[0.5, 0.25]]).log())
+    with pytest.raises(KullbackError, match=rf"\({side}=.*index 3. Write: classes=4"):
+        top_k_divergence_bounds(tops["p"], tops["q"], KL(), classes=3)
+    assert top_k_divergence_bounds(tops["p"], tops["q"], KL(), classes=4).upper > 0

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_value
 from kullback.functional.positions import (
     LossSettings,
     Vocabulary,
+    check_any_class,
     check_classes,
     check_labels,
+    check_logits,
     divided,
     hard_labels,
     named_kind,
@@ -28,7 +30,7 @@ from kullback.functional.sampled_tail import (
 from kullback.functional.sharded import agreed, attempt, local_logits, requires_gradient
 from kullback.functional.top_k import TopK, check_top_k_indices, check_top_k_pair, result_dtype, top_k_values
 from kullback.generators import KL, Divergence
-from kullback.inputs import check_dense, check_flag, recordable
+from kullback.inputs import check_flag, recordable
 from kullback.kernels import row_divergence, weighted_total
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
@@ -178,6 +180,7 @@ def distillation_loss(
         _check_indices(teacher, student.shape[-1])
         weights = position_weights(_CALL, student.shape[:-1], *counted, student.device, dtype)
         hard = hard_labels(_CALL, labels, label_weight, weights, scale)
+        check_any_class(_CALL, "student", student.shape[-1])
         check_labels(_CALL, hard, student.shape[:-1], student.shape[-1])
         values = _stored_values(teacher, student, settings, dtype, hard)
         return _reduce(values * scale if hard is None else values, weights, word, normalizer)
@@ -191,6 +194,8 @@ def distillation_loss(
         teacher, student = _without_padding(teacher, classes), _without_padding(student, classes)
     hard = hard_labels(_CALL, labels, label_weight, weights, scale)
     known = min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
+    for name, x in (("student", student), ("teacher", teacher)):
+        check_any_class(_CALL, name, x.shape[-1])
     check_labels(_CALL, hard, positions, known)
     scale = scale if hard is None else 1.0
     teacher, student = _same_vocabulary(teacher, student, vocabulary)
@@ -261,6 +266,7 @@ def _sharded_loss(
         classes=settings.classes,
         vocabulary=settings.vocabulary,
     )
+    check_any_class(_CALL, "student", sides.student[-1][1])
     check_labels(_CALL, hard, student.shape[:-1], sides.student[-1][1])
     student = sides.padded(sides.student_part(recordable(student)))
     shard = Shard(ranks, sides.own[0], sides.classes)
@@ -404,18 +410,8 @@ def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -
 
 
 def _check_logits(student: Tensor, teacher: Tensor) -> None:
-    for name, x in (("student", student), ("teacher", teacher)):
-        if isinstance(x, Tensor):
-            check_dense(_CALL, name, x)
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
-            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise invalid_type(
-                _CALL,
-                name,
-                wanted="a floating-point tensor of logits, shape (..., classes)",
-                got=got,
-                instead=f"{name}=model(inputs).logits",
-            )
+    check_logits(_CALL, "student", student)
+    check_logits(_CALL, "teacher", teacher)
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(
             _CALL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
@@ -14,6 +15,7 @@ from kullback.reduction import Reduction, reduce_terms, torch_reduction
 
 __all__ = ["kl_div"]
 
+_INPUT_REMEDY = "kl_div(logits.log_softmax(dim=-1), target)"
 _TARGET_REMEDY = (
     "kl_div(input, counts / counts.sum(dim=-1, keepdim=True)), "
     "or torch.nn.functional.cross_entropy(logits, target) for class indices"
@@ -97,7 +99,7 @@ def kl_div(
     input, target = (recordable(x) if isinstance(x, Tensor) else x for x in (input, target))
     if size_average is None and reduce is None and isinstance(log_target, bool) and _is_native(input, target):
         return _native(input, target, torch_reduction(reduction, None, None), log_target)
-    _check_tensor("input", input, instead="kl_div(logits.log_softmax(dim=-1), target)")
+    _check_tensor("input", input, instead=_INPUT_REMEDY)
     _check_tensor("target", target, instead=_TARGET_REMEDY)
     _check_log_target(log_target)
     batch_size = input.size(0) if input.dim() else 1
@@ -146,12 +148,18 @@ def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
 def _check_tensor(name: str, value: object, *, instead: str) -> None:
     if not isinstance(value, Tensor):
         got = type(value).__name__
-        raise invalid_type("kl_div", name, wanted="a tensor", got=got, instead=instead)
+        as_tensor = "kl_div(torch.as_tensor(input), torch.as_tensor(target))"
+        is_data = isinstance(value, list | tuple | float | np.ndarray)
+        raise invalid_type(
+            "kl_div", name, wanted="a tensor", got=got, instead=as_tensor if is_data else instead
+        )
     if value.is_nested and value.layout is not torch.jagged:
         check_dense("kl_div", name, value)
-    if not value.is_floating_point() or value.layout not in (torch.strided, torch.jagged):
+    is_dense = value.layout in (torch.strided, torch.jagged)
+    if not is_dense or not value.is_floating_point():
         wanted = "a dense tensor of real floating-point numbers"
         got = f"{_described(value)} and layout {value.layout}"
+        instead = instead if is_dense else f"kl_div(input, target) with {name}.to_dense()"
         raise IncompatibleTensorError(explain("kl_div", name, wanted=wanted, got=got, instead=instead))
     if not value.is_nested:
         check_dense("kl_div", name, value)

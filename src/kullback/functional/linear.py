@@ -23,6 +23,7 @@ from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadSpe
 from kullback.functional.positions import (
     LossSettings,
     Vocabulary,
+    check_any_class,
     check_classes,
     check_labels,
     divided,
@@ -46,7 +47,7 @@ from kullback.representations import can_inspect
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["EachSide", "linear_distillation_loss"]
+__all__ = ["EachSide", "check_head_settings", "linear_distillation_loss"]
 
 EachSide: TypeAlias = float | tuple[float | None, float | None] | None
 
@@ -406,6 +407,13 @@ def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:
     return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]
 
 
+def check_head_settings(call: str, softcap: EachSide, logit_scale: EachSide, chunk_bytes: int | None) -> None:
+    """Raise in the name of `call` unless these go with heads."""
+    _each_side("softcap", softcap, 30.0, call)
+    _each_side("logit_scale", logit_scale, 0.0625, call)
+    _check_bytes(chunk_bytes, call)
+
+
 def _heads(softcap: EachSide, logit_scale: EachSide, float32_logits: bool) -> list[Head]:
     caps, scales = _each_side("softcap", softcap, 30.0), _each_side("logit_scale", logit_scale, 0.0625)
     return [
@@ -414,15 +422,14 @@ def _heads(softcap: EachSide, logit_scale: EachSide, float32_logits: bool) -> li
     ]
 
 
-def _each_side(name: str, given: EachSide, example: float) -> tuple[float | None, float | None]:
+def _each_side(
+    name: str, given: EachSide, example: float, call: str = CALL
+) -> tuple[float | None, float | None]:
     """Return a number for the student and one for the teacher."""
     pair = given if isinstance(given, tuple) else (given, given)
-    good = len(pair) == 2 and all(
-        x is None or (isinstance(x, int | float) and 0 < number_from(x) < math.inf) for x in pair
-    )
-    if not good:
+    if len(pair) != 2 or not all(x is None or 0 < number_from(x) < math.inf for x in pair):
         raise invalid_value(
-            CALL,
+            call,
             name,
             wanted="a positive number or None, or a pair of these for student and teacher",
             got=safe_repr(given),
@@ -431,10 +438,10 @@ def _each_side(name: str, given: EachSide, example: float) -> tuple[float | None
     return pair
 
 
-def _check_bytes(chunk_bytes: int | None) -> None:
-    if chunk_bytes is not None and (not isinstance(chunk_bytes, int) or chunk_bytes <= 0):
+def _check_bytes(chunk_bytes: int | None, call: str = CALL) -> None:
+    if chunk_bytes is not None and (type(chunk_bytes) is not int or chunk_bytes <= 0):
         raise invalid_value(
-            CALL,
+            call,
             "chunk_bytes",
             wanted="a positive number of bytes, or None",
             got=safe_repr(chunk_bytes),
@@ -446,6 +453,8 @@ def _same_vocabulary(
     tensors: list[Tensor | None], vocabulary: Vocabulary, classes: int | None
 ) -> list[Tensor | None]:
     sizes = [x.shape[0] for x in tensors[1::3] if x is not None]
+    for name, size in zip(NAMES[1::3], sizes, strict=False):
+        check_any_class(CALL, name, size)
     if classes is not None:
         check_classes(CALL, classes, min(sizes))
         return [x if x is None or i % 3 == 0 else x[:classes] for i, x in enumerate(tensors)]

@@ -6,6 +6,7 @@ import math
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +20,15 @@ from kullback.representations import can_inspect, first_of
 __all__ = [
     "LossSettings",
     "Vocabulary",
+    "check_any_class",
     "check_classes",
+    "check_ignore_index",
     "check_kind",
     "check_label_weight",
     "check_labels",
+    "check_logits",
     "check_normalizer",
+    "check_result_dtype",
     "check_temperature",
     "check_vocabulary",
     "divided",
@@ -34,6 +39,8 @@ __all__ = [
 
 # Logits divided by less, and the square of more, leave the range of float32.
 _COLDEST = 1e-16
+
+RESULT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
@@ -92,6 +99,50 @@ def named_kind(kind: Divergence | str) -> Divergence:
     with suppress(KullbackError):
         return as_divergence("kind", kind)
     return cast("Divergence", kind)
+
+
+def check_logits(call: str, name: str, x: object) -> None:
+    """Raise unless `x` is a dense tensor of logits."""
+    if isinstance(x, Tensor):
+        check_dense(call, name, x)
+        if x.is_floating_point() and x.ndim > 0:
+            return
+    instead = f"{name}=model(inputs).logits"
+    if hasattr(x, "logits"):
+        instead = f"{name}={name}.logits"
+    elif isinstance(x, list | tuple | np.ndarray):
+        instead = f"{name}=torch.tensor({name})"
+    raise invalid_type(
+        call,
+        name,
+        wanted="a floating-point tensor of logits, shape (..., classes)",
+        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        instead=instead,
+    )
+
+
+def check_any_class(call: str, name: str, classes: int) -> None:
+    """Raise where there is no class, of which there is no distribution."""
+    if classes == 0:
+        raise invalid_value(
+            call,
+            name,
+            wanted="one class or more",
+            got="none",
+            instead=f"{name}= with the classes in its {'first' if name.endswith('weight') else 'last'} dimension",
+        )
+
+
+def check_result_dtype(call: str, dtype: object) -> None:
+    """Raise unless `dtype` is one that a divergence can have, or None."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in RESULT_DTYPES):
+        raise invalid_type(
+            call,
+            "dtype",
+            wanted="a floating-point dtype of torch, or None",
+            got=safe_repr(dtype),
+            instead="dtype=torch.float64",
+        )
 
 
 def check_temperature(call: str, temperature: object) -> None:
@@ -158,12 +209,14 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
         )
     if isinstance(normalizer, Tensor):
         check_dense(call, "normalizer", normalizer)
-        known = can_inspect(normalizer) and normalizer.is_cpu  # an accelerator would have to be waited for
-        good = normalizer.numel() == 1 and (not known or 0 < normalizer.item() < math.inf)
+        # An accelerator would have to be waited for.
+        known = can_inspect(normalizer) and normalizer.is_cpu and not normalizer.is_complex()
+        one = normalizer.numel() == 1 and not normalizer.is_complex()
+        good = one and (not known or 0 < normalizer.item() < math.inf)
         got = (
             f"{normalizer.item()}"
             if known and normalizer.numel() == 1
-            else f"shape {tuple(normalizer.shape)}"
+            else f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
         )
     else:
         good, got = 0 < number_from(normalizer) < math.inf, safe_repr(normalizer)
@@ -201,10 +254,10 @@ def position_weights(
             "mask",
             wanted="a boolean tensor",
             got=f"dtype {mask.dtype}",
-            instead="mask=mask.bool(), or weight=mask",
+            instead="mask=mask != 0",
         )
     if labels is not None:
-        _check_ignore_index(call, ignore_index)
+        check_ignore_index(call, ignore_index)
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
@@ -265,7 +318,7 @@ def check_labels(call: str, hard: HardLabels | None, positions: torch.Size, clas
         )
 
 
-def _check_ignore_index(call: str, ignore_index: object) -> None:
+def check_ignore_index(call: str, ignore_index: object) -> None:
     """Raise unless `ignore_index` is an integer that labels can have."""
     if not isinstance(ignore_index, int) or not -(2**63) <= ignore_index < 2**63:
         raise invalid_type(
@@ -330,9 +383,17 @@ def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
         a in (1, b) for a, b in zip(reversed(given.shape), reversed(positions), strict=False)
     ):
         return f"{name}={name}.expand({tuple(positions)})"
-    if given.numel() == positions.numel():
+    if given.shape == positions[::-1]:
+        return f"{name}={name}.T"
+    # Of other shapes with as many entries, reshape would give positions the values of others.
+    if given.numel() == positions.numel() and (given.ndim == 1 or _long(given.shape) == _long(positions)):
         return f"{name}={name}.reshape({tuple(positions)})"
     return f"{name} of shape {tuple(positions)}"
+
+
+def _long(shape: torch.Size) -> list[int]:
+    """Return the sizes other than 1."""
+    return [size for size in shape if size != 1]
 
 
 def divided(

@@ -9,8 +9,14 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
-from kullback.functional.positions import check_kind, check_temperature
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.functional.positions import (
+    check_any_class,
+    check_kind,
+    check_logits,
+    check_result_dtype,
+    check_temperature,
+)
 from kullback.functional.top_k import TopK
 from kullback.generators import Divergence, FinitePair
 from kullback.inputs import check_dense, recordable
@@ -20,7 +26,7 @@ from kullback.kernels.labels import HardLabels
 from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
 from kullback.parallel.selected import Shard, ShardedClasses
-from kullback.representations import SUM_TOLERANCE, can_inspect
+from kullback.representations import SUM_TOLERANCE, can_inspect, first_of
 
 __all__ = [
     "SampledRows",
@@ -93,7 +99,12 @@ class SampledTail:
 
         Returns:
             a `SampledTail` on the device of the logits, float32.
+
+        Raises:
+            ArgumentTypeError: `logits` is no floating-point tensor with values, or `generator` none of the CPU.
+            ArgumentValueError: `k` or `draws` is too small, or a position has NaN, +inf or only -inf.
         """
+        _check_drawing(logits, k, draws, generator)
         rows = logits.detach().reshape(-1, logits.shape[-1])
         uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64)
         labels = torch.zeros(len(rows), dtype=torch.int64)
@@ -102,9 +113,10 @@ class SampledTail:
             summarize_rows(accurate, labels, top=k, uniforms=uniforms), device=logits.device
         )
         shape = logits.shape[:-1]
-        top = TopK(
-            found.top.indices.reshape(*shape, -1), found.top.log_probs.reshape(*shape, -1), validate=False
+        indices, log_probs = (
+            x.reshape(*shape, x.shape[-1]) for x in (found.top.indices, found.top.log_probs)
         )
+        top = TopK(indices, log_probs, validate=False)
         return cls(
             top,
             found.tail_indices.reshape(*shape, draws),
@@ -188,6 +200,7 @@ def sampled_tail_divergence(
         Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
     """
     kind = check_kind(_CALL, kind)
+    check_result_dtype(_CALL, dtype)
     check_sampled_pair(kind, teacher, student, temperature)
     check_sampled_indices(_CALL, teacher, student.shape[-1])
     return sampled_tail_values(kind, teacher, student, dtype=dtype)
@@ -328,6 +341,43 @@ def _check_form(teacher: SampledTail) -> None:
             )
 
 
+def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> None:
+    call = "SampledTail.draw"
+    check_logits(call, "logits", logits)
+    check_any_class(call, "logits", logits.shape[-1])
+    for name, value, least in (("k", k, 1), ("draws", draws, 0)):
+        if type(value) is not int or value < least:
+            wanted = f"a whole number of {least} or more"
+            raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=f"{name}=32")
+    if generator is not None and not (
+        isinstance(generator, torch.Generator) and generator.device.type == "cpu"
+    ):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            call,
+            "generator",
+            wanted="a torch.Generator of the CPU, or None",
+            got=safe_repr(generator),
+            instead="generator=torch.Generator().manual_seed(0)",
+        )
+    if not can_inspect(logits):
+        raise invalid_type(
+            call,
+            "logits",
+            wanted="a tensor with values, outside torch.compile and torch.func",
+            got=f"one on {logits.device}" if logits.is_meta else "another",
+            instead="the call outside the compiled or transformed function",
+        )
+    wrong = ~logits.detach().amax(-1).isfinite()
+    if bool(wrong.any()):
+        raise invalid_value(
+            call,
+            "logits",
+            wanted="numbers, or -inf for some of a position's classes",
+            got=f"positions with NaN, +inf or only -inf, {first_of(wrong)}",
+            instead="SampledTail.draw(logits[mask]) of the positions that have a distribution",
+        )
+
+
 def _check_values(teacher: SampledTail) -> None:
     log_probs, mass = upcast(teacher.tail_log_probs.detach()), upcast(teacher.tail_log_mass.detach())
     tolerance = SUM_TOLERANCE.get(teacher.top.log_probs.dtype, 4e-2)
@@ -367,16 +417,7 @@ def check_sampled_pair(kind: Divergence, teacher: SampledTail, student: Tensor, 
     if not isinstance(teacher, SampledTail):  # pyright: ignore[reportUnnecessaryIsInstance]
         wanted, instead = "a SampledTail", "teacher=SampledTail.draw(logits)"
         raise invalid_type(_CALL, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)
-    if isinstance(student, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        check_dense(_CALL, "student", student)
-    if not isinstance(student, Tensor) or not student.is_floating_point() or student.ndim == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            _CALL,
-            "student",
-            wanted="a floating-point tensor of logits, shape (..., classes)",
-            got=f"dtype {student.dtype}" if isinstance(student, Tensor) else type(student).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
-            instead="student=model(inputs).logits",
-        )
+    check_logits(_CALL, "student", student)
     positions = teacher.top.indices.shape[:-1]
     if student.shape[:-1] != positions or student.device != teacher.top.indices.device:
         raise invalid_value(

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional.positions import check_kind, check_temperature
+from kullback.functional.positions import (
+    check_kind,
+    check_logits,
+    check_result_dtype,
+    check_temperature,
+)
 from kullback.generators import Divergence
 from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence
@@ -78,7 +83,7 @@ class TopK:
         if validate and can_inspect(self.indices) and can_inspect(self.log_probs):
             _check_values(self)
             if self.indices.numel():
-                object.__setattr__(self, "_largest", int(self.indices.max()))
+                object.__setattr__(self, "_largest", int(self.indices.long().max()))
 
     @property
     def largest_index(self) -> int:
@@ -157,6 +162,7 @@ def top_k_divergence(
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
     kind = check_kind(_CALL, kind)
+    check_result_dtype(_CALL, dtype)
     check_top_k_pair(kind, teacher, student, temperature)
     check_top_k_indices(_CALL, teacher, student.shape[-1])
     return top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype)
@@ -404,21 +410,7 @@ def check_top_k_pair(kind: Divergence, teacher: TopK, student: Tensor, temperatu
             got=type(teacher).__name__,
             instead="teacher=TopK(indices, log_probs)",
         )
-    if isinstance(student, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        check_dense(_CALL, "student", student)
-    if not isinstance(student, Tensor) or not student.is_floating_point() or student.ndim == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        got = (
-            f"dtype {student.dtype}, shape {tuple(student.shape)}"
-            if isinstance(student, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-            else type(student).__name__
-        )
-        raise invalid_type(
-            _CALL,
-            "student",
-            wanted="a floating-point tensor of logits, shape (..., classes)",
-            got=got,
-            instead="student=model(inputs).logits",
-        )
+    check_logits(_CALL, "student", student)
     if student.shape[:-1] != teacher.indices.shape[:-1]:
         raise invalid_value(
             _CALL,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.functional.positions import check_kind
+from kullback.functional.positions import check_classes, check_kind
 from kullback.functional.top_k import TopK
 from kullback.generators import Divergence, FinitePair
 from kullback.io.top_k.block import NO_LABEL, TopKBlock, log_tail_mass
@@ -72,7 +72,7 @@ def top_k_divergence_bounds(
     Raises:
         ArgumentTypeError: `p` or `q` is neither, or `kind` no divergence.
         ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is not
-            known; or `kind` is no sum over classes.
+            known; an index is not below `classes`; or `kind` is no sum over classes.
 
     Example:
         >>> import torch
@@ -100,11 +100,15 @@ def top_k_divergence_bounds(
     _check(p, "p")
     _check(q, "q")
     _check_positions(p, q)
+    check_classes(_CALL, classes)
     if classes is None:
         found = [x.classes for x in (p, q) if isinstance(x, TopKBlock) and x.classes is not None]
         classes = found[0] if found else None
     shape = p.indices.shape[:-1]
     side_p, side_q = _Side.of(p, classes, _PADDING_P), _Side.of(q, classes, _PADDING_Q)
+    if classes is not None:
+        _check_indices("p", side_p.indices, classes)
+        _check_indices("q", torch.where(side_q.indices == _PADDING_Q, -1, side_q.indices), classes)
     bounds = _bounds(side_p, side_q, kind, classes)
     return DivergenceBounds(*(x.reshape(shape) for x in bounds))
 
@@ -255,6 +259,18 @@ def _check(x: object, name: str) -> None:
             wanted="a file that tells the mass outside the list",
             got="logits of the listed classes alone",
             instead="log-probabilities among all classes, stored as 'indices' and 'log_probs'",
+        )
+
+
+def _check_indices(name: str, indices: Tensor, classes: int) -> None:
+    largest = int(indices.max()) if indices.numel() else -1
+    if largest >= classes:
+        raise invalid_value(
+            _CALL,
+            name,
+            wanted=f"indices below the number of classes, {classes}",
+            got=f"an index {largest}",
+            instead=f"classes={largest + 1} or more, the number of all classes",
         )
 
 

@@ -337,7 +337,7 @@ def top_classes(x: Tensor, k: int) -> Tensor:
     row, index = (x >= least).nonzero().unbind(-1)
     counts = torch.bincount(row, minlength=rows)
     place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
-    most = int(counts.max())
+    most = int(counts.max()) if rows else k
     candidates = torch.zeros(rows, most, dtype=torch.int64, device=x.device)
     candidates[row, place] = index
     values = torch.full((rows, most), -torch.inf, dtype=x.dtype, device=x.device)
