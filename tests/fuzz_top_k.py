@@ -35,7 +35,8 @@ def write_seeds(folder: Path) -> list[Path]:
     from safetensors.torch import save_file
 
     save_file({"indices": indices, "log_probs": log_probs}, folder / "plain.safetensors", {"classes": "20"})
-    labels, tail = indices[..., 0].clone(), torch.zeros(2, 4, dtype=torch.float64)
+    labels = indices[..., 0].clone()
+    tail = torch.log1p(-log_probs.double().exp().sum(-1))
     torch.save(
         {"indices": indices, "log_probs": log_probs, "labels": labels, "log_tail": tail}, folder / "plain.pt"
     )

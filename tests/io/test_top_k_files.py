@@ -255,13 +255,20 @@ def test_nemo_rl_batches_have_labels_from_the_next_token_and_end_where_the_text_
             assert source.skipped == 2
         assert block.sequences.tolist() == [0, 0, 0, 0, 1, 1]
         assert block.positions.tolist() == [1, 2, 3, 4, 1, 2]
-        assert block.labels.tolist() == [1, 2, 3, -100, 5, 6]
+        # The last position of a text has no next token; what follows is padding.
+        assert block.labels.tolist() == [1, 2, 3, -100, 5, -100]
         assert bool(block.label_log_probs.isnan().all())
         torch.testing.assert_close(block.log_probs[4], values[1, 0].log_softmax(-1))
     with open_top_k(held) as source:
         assert [tokens.tolist() for tokens in source.token_ids()] == [[0, 1, 2, 3], [4, 5]]
-    held["input_lengths"] = torch.tensor([0, 9])
+    held["input_lengths"] = torch.tensor([0, 4])
     assert read(held).sequences.tolist() == [1] * 4
+    for wrong in (-1, 5):
+        held["input_lengths"] = torch.tensor([2, wrong])
+        with pytest.raises(
+            FileError, match=f"input_lengths from 0 to 4, the length of the batch; got {wrong}"
+        ):
+            open_top_k(held)
 
 
 def test_nemo_rl_labels_survive_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ BLOCK_BYTES = 16 * 1024 * 1024
 )
 @click.option(
     "--floor",
-    type=FiniteRange(0, min_open=True),
+    type=FiniteRange(0, 100, min_open=True),
     default=16.0,
     show_default=True,
     help="Nats below a row's largest that are kept: 16 for llama.cpp, 24 for ik_llama.cpp.",

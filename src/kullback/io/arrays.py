@@ -176,8 +176,16 @@ def open_npy(ref: FileReference, key: str | None) -> Reader:
     refuse_key(ref, key, "a single array")
     with ExitStack() as stack:
         file = stack.enter_context(ref.open())
-        reader = BytesReader(ref, file, _numpy_layout(ref, file), format="npy")
-        reader.check_size(ref.path.stat().st_size)
+        layout = _numpy_layout(ref, file)
+        reader = BytesReader(ref, file, layout, format="npy")
+        size = ref.path.stat().st_size
+        reader.check_size(size)
+        if size > layout.end:
+            raise ref.error(
+                wanted=f"one array: {layout.end:,} bytes for shape {layout.shape} of {dtype_name(layout.dtype)}",
+                got=f"{size:,} bytes, as where numpy.save was called more than once on an open file",
+                instead="save numpy.concatenate(arrays), or each to a file of its own",
+            )
         stack.pop_all()
     return reader
 
@@ -302,7 +310,7 @@ class TorchReader(Reader):
             raise ref.error(
                 wanted="a dense tensor of float16, bfloat16, float32, float64 or integers",
                 got=_described(tensor),
-                instead="save x.detach().cpu().to_dense().float()",
+                instead=_made_dense(tensor),
             )
         self.shape = tuple(tensor.shape)
         self.rows, self.classes = flat_shape(ref, self.shape)
@@ -330,6 +338,22 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not odd
 
 
+def _made_dense(tensor: Tensor) -> str:
+    if tensor.is_meta:
+        return "save a tensor with values, which this one never had"
+    if tensor.is_nested:
+        return "save x.to_padded_tensor(padding) without the rows that are padding"
+    if tensor.is_quantized:
+        return "save x.dequantize()"
+    if tensor.is_complex():
+        return "save its real part, x.real.contiguous(), if that is what is meant"
+    return (
+        "save x.to_dense()"
+        if tensor.layout is not torch.strided
+        else "save x.float(), or x.long() for counts"
+    )
+
+
 def _described(tensor: Tensor) -> str:
     odd = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "on the meta device": tensor.is_meta}
     return ", ".join([str(tensor.layout), str(tensor.dtype), *(name for name, found in odd.items() if found)])
@@ -343,6 +367,13 @@ def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
     except pickle.UnpicklingError:
         held = None
     except (RuntimeError, EOFError, OSError, ValueError) as error:
+        with ref.open() as file:
+            if file.read(2) not in (b"", b"PK"):
+                raise ref.error(
+                    wanted="a file of torch.save, in its zip format",
+                    got="another, perhaps that of torch before 1.6",
+                    instead="convert it: torch.save(torch.load(path, weights_only=True), path)",
+                ) from None
         reason = str(error).split("\n")[0]
         raise ref.truncated(wanted="a file of torch.save, in its zip format", got=reason) from None
     if isinstance(held, Tensor):

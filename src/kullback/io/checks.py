@@ -128,7 +128,10 @@ def _explain_row(
     if representation == "log-probs":
         above = row > tolerance(row.dtype)
         faults.append((above, "log-probabilities, at most 0", _remedy(row, representation, "logits")))
-    if representation in ("probs", "counts"):
+    if not row.is_floating_point():
+        written = "write the file as floating point if these are no counts, for integers are read as such"
+        faults.append((row < 0, "counts, none negative", written))
+    elif representation in ("probs", "counts"):
         faults.append((row < 0, f"{representation}, none negative", _remedy(row, representation, "logits")))
     for bad, wanted, instead in faults:
         if bool(bad.any()):

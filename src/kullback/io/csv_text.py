@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
 
     from kullback.errors import FileError
 
-__all__ = ["CsvReader", "header_of"]
+__all__ = ["CsvReader", "header_of", "is_whole"]
 
 TEXT_BLOCK = 1 << 20
+WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 def header_of(ref: FileReference) -> tuple[list[str], bool]:
@@ -50,6 +53,9 @@ def _first_line(raw: Any) -> bytes:
 
 
 def _is_number(text: str) -> bool:
+    """Tell whether a field is a number as Arrow reads one; Python reads 1_000 and digits of other scripts too."""
+    if not text.isascii() or "_" in text:
+        return False
     try:
         float(text)
     except ValueError:
@@ -57,8 +63,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _is_whole(text: str) -> bool:
-    return text.strip().lstrip("+-").isdigit()
+def is_whole(text: str) -> bool:
+    """Tell whether a field is a whole number."""
+    return WHOLE.fullmatch(text.strip()) is not None
 
 
 class CsvReader(Reader):
@@ -81,24 +88,37 @@ class CsvReader(Reader):
         self._csv = load("pyarrow.csv", "reading a .csv file")
         self._names, self._headed = header_of(ref)
         self.classes = len(self._names)
-        self._refuse_index()
-        whole = all(map(_is_whole, self._first_values(skip=int(self._headed))))
+        self._refuse_doubtful_header()
+        whole = all(map(is_whole, self._first_values(skip=int(self._headed))))
         self.dtype = torch.int64 if whole and not named else torch.float64
 
-    def _refuse_index(self) -> None:
-        """Refuse a table saved with its row numbers, and a first line that may be a header or numbers."""
+    def _refuse_doubtful_header(self) -> None:
+        """Refuse a table saved with its row numbers, and a first line that may be names or numbers."""
         if "" in self._names:
             raise self.ref.error(
                 wanted="a name for every column",
                 got=f"none for column {self._names.index('')}, as when a table is saved with its row numbers",
                 instead="save it without them (index=False)",
             )
-        if not self._headed and self._first_values(skip=0) == [str(index) for index in range(self.classes)]:
+        first, second = self._first_values(skip=0), self._first_values(skip=1)
+        seen = ""
+        if not self._headed and first == [str(index) for index in range(self.classes)]:
+            seen = f"0 to {self.classes - 1} in order"
+        elif not self._headed and all(map(is_whole, first)) and not all(map(is_whole, second)):
+            seen = "whole numbers above others"
+        elif self._headed and all(map(_is_number, first)) and self._is_quoted(1):
+            seen = "numbers in quotation marks, as the next line has"
+        if seen:
             raise self.ref.error(
                 wanted="a first line that is either names or numbers",
-                got=f"0 to {self.classes - 1} in order, which may be either",
+                got=f"{seen}, which may be either",
                 instead="name the columns, as c0,c1,...",
             )
+
+    def _is_quoted(self, number: int) -> bool:
+        """Tell whether a line has quotation marks."""
+        with self.ref.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+            return any('"' in line for line in islice(text, number, number + 1))
 
     def _first_values(self, *, skip: int) -> list[str]:
         """Return the fields of the line after the first `skip`."""
@@ -175,7 +195,7 @@ class CsvReader(Reader):
                         instead="complete that line; the file may be truncated",
                     )
                 for name, field in zip(self._names, fields, strict=True):
-                    if not _is_number(field) or (whole and not _is_whole(field)):
+                    if not _is_number(field) or (whole and not is_whole(field)):
                         got = f"{field!r} in column {name!r}, line {lines.line_num}"
                         return self.ref.error(wanted=wanted, got=got, instead=instead)
         return self.ref.error(wanted="a CSV file of numbers", got=reason, instead="check the file's text")

@@ -9,6 +9,7 @@ uint16 code for each class (and one more if V is odd): log p = smallest + scale 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
@@ -19,15 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, safe_repr
 from kullback.files import open_output
+from kullback.inputs import number_from
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.checks import PART, check_rows
 from kullback.io.files import LLAMA_MAGIC, FileReference, refuse_key
 from kullback.io.reader import Reader, StoredMass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["LlamaBaseFile", "Layout", "stored_log_probs", "write_llama_base"]
 
@@ -35,6 +37,7 @@ CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
 PREFIX = 4  # the uint16 numbers that hold a row's two float32
 STEPS = 65535
+MOST_FLOOR = 100  # e^-100 is below float32, and a step of the codes then 0.0015 nats
 
 
 @dataclass(frozen=True)
@@ -278,14 +281,16 @@ def write_llama_base(
     """
     ref = FileReference(Path(path), "path")
     numbers = _check_tokens(tokens, n_ctx)
-    if not 0 < floor < float("inf"):
+    if not 0 < number_from(floor) <= MOST_FLOOR:
         raise invalid_value(
             CALL,
             "floor",
-            wanted="a positive number of nats",
-            got=str(floor),
+            wanted=f"a positive number of nats, at most {MOST_FLOOR}: the codes are 65535ths of it",
+            got=safe_repr(floor),
             instead="floor=16.0, as llama.cpp",
         )
+    if isinstance(rows, np.ndarray) or not isinstance(rows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _no_rows(rows)
     blocks = iter([rows] if isinstance(rows, Tensor) else rows)
     first = next(blocks, None)
     if first is None:
@@ -319,9 +324,9 @@ def _check_tokens(tokens: object, n_ctx: int) -> Tensor:
     if numbers is None or numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         got = type(tokens).__name__ if numbers is None else str(numbers.dtype)
         raise invalid_type(CALL, "tokens", wanted="integers", got=got, instead="tokens=ids.long()")
-    if n_ctx < 3:
-        wanted = "3 or more, so that a window has a scored position"
-        raise invalid_value(CALL, "n_ctx", wanted=wanted, got=str(n_ctx), instead="n_ctx=512")
+    if type(n_ctx) is not int or n_ctx < 3:
+        wanted = "3 or more, a whole number, so that a window has a scored position"
+        raise invalid_value(CALL, "n_ctx", wanted=wanted, got=safe_repr(n_ctx), instead="n_ctx=512")
     if numbers.numel() == 0 or numbers.numel() % n_ctx:
         raise invalid_value(
             CALL,
@@ -346,7 +351,19 @@ def _check_vocabulary(tokens: Tensor, layout: Layout) -> None:
         )
 
 
+def _no_rows(given: object) -> ArgumentTypeError:
+    return invalid_type(
+        CALL,
+        "rows",
+        wanted="a tensor of logits, or an iterable of such blocks",
+        got=type(given).__name__,
+        instead="rows=torch.as_tensor(logits)",
+    )
+
+
 def _check_block(block: Tensor, classes: int | None) -> None:
+    if not isinstance(block, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _no_rows(block)
     if not block.is_floating_point():
         raise invalid_type(
             CALL,

@@ -69,10 +69,22 @@ class ParquetReader(Reader):
             self._names, types = [self.key], [schema.field(self.key).type.value_type]
         else:
             self._names, types = list(schema.names), list(schema.types)
+            self._refuse_index(schema.pandas_metadata)
         self.dtype = self._common_dtype(self._names, types)
         rows = self._file.metadata.num_rows
         self.shape = (rows, self._first_length() if self.key is not None and rows else len(self._names))
         self.rows, self.classes = flat_shape(self.ref, self.shape)
+
+    def _refuse_index(self, pandas_metadata: Any) -> None:
+        """Refuse a column that is no class, but the index of a data frame."""
+        index = (pandas_metadata or {}).get("index_columns") or []
+        named = [name for name in index if isinstance(name, str) and name in self._names]
+        if named:
+            raise self.ref.error(
+                wanted="columns of numbers, one for each class",
+                got=f"the index of a pandas DataFrame as column {named[0]!r}",
+                instead="save it without the index: to_parquet(path, index=False)",
+            )
 
     def _first_length(self) -> int:
         column = next(self._batches(0, 1))[1].column(self.key)

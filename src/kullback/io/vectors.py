@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kullback.errors import FileError
 from kullback.io.arrays import READ_ERRORS, load_tensors
-from kullback.io.csv_text import header_of
+from kullback.io.csv_text import header_of, is_whole
 from kullback.io.files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.optional import load
@@ -124,7 +125,9 @@ def _read_vector(
                 instead="write one value for every row of the distributions, in their order",
             )
         if values.dtype.kind not in kinds:
-            got = f"{values.dtype.name} such as {values[0].item()!r}"
+            first = next((x for x in values if not (isinstance(x, str) and is_whole(x))), values[0])
+            name = type(first).__name__ if values.dtype.kind in "OU" else values.dtype.name
+            got = f"{name.removesuffix('_')} such as {first.item() if isinstance(first, np.generic) else first!r}"
             raise ref.error(wanted=wanted, got=got, instead=instead)
     return values
 
@@ -140,6 +143,12 @@ def _numpy_file(ref: FileReference, key: str | None) -> Any:
         except FileError:
             raise
         except (ValueError, *READ_ERRORS) as error:
+            if "allow_pickle" in str(error):
+                raise ref.error(
+                    wanted="a NumPy array of numbers or text",
+                    got="Python objects, which are never unpickled",
+                    instead="write x.astype('int64'), or x.astype(str) for ids that are text",
+                ) from None
             raise _damaged(ref, "a NumPy array of numbers or text", error) from None
 
 
@@ -181,10 +190,11 @@ def _csv_file(ref: FileReference, key: str | None) -> Any:
     chosen = choose_key(ref, names, key, what="column")
     try:
         read = table.ReadOptions(column_names=names, skip_rows=int(headed))
-        convert = table.ConvertOptions(include_columns=[chosen])
-        return _column(
-            ref, table.read_csv(ref.path, read_options=read, convert_options=convert).column(chosen)
-        )
+        # As text: Arrow would take ids that look like dates, numbers or true and false for such.
+        types = {chosen: arrow.string()}
+        convert = table.ConvertOptions(include_columns=[chosen], column_types=types)
+        held = table.read_csv(ref.path, read_options=read, convert_options=convert).column(chosen)
+        return _whole_or_text([line.strip() for line in held.to_pylist()])
     except arrow.ArrowException as error:
         raise _damaged(ref, "a CSV file", error) from None
 
@@ -196,7 +206,7 @@ def _column(ref: FileReference, column: Any) -> Any:
         raise ref.error(
             wanted="a value in every row",
             got=f"none in row {values.index(None)}",
-            instead="fill it, or write -100 for no label",
+            instead="fill it; a row without a label has -100",
         )
     return np.array(values)
 
@@ -213,10 +223,15 @@ def _text_file(ref: FileReference, key: str | None) -> Any:
             got=f"nothing on line {lines.index('') + 1}",
             instead="remove that line, or fill it",
         )
-    try:
-        return np.array([int(line) for line in lines], dtype="int64")
-    except (ValueError, OverflowError):
-        return np.array(lines)
+    return _whole_or_text(lines)
+
+
+def _whole_or_text(lines: list[str]) -> Any:
+    """Return lines as integers if all are, else as text."""
+    if all(map(is_whole, lines)):
+        with suppress(OverflowError):
+            return np.array([int(line) for line in lines], dtype="int64")
+    return np.array(lines)
 
 
 def _llama_file(ref: FileReference, key: str | None) -> Any:

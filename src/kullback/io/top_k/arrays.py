@@ -163,7 +163,14 @@ class ArraysReader(TopKReader):
         lengths = tensors.get("input_lengths")
         self._lengths = None if lengths is None else lengths.read(0, self._sequences, 1).view(-1).tolist()
         if self._lengths is not None:
-            self.rows = sum(min(max(int(each), 0), self._length) for each in self._lengths)
+            wrong = [each for each in self._lengths if not 0 <= each <= self._length]
+            if wrong:
+                raise ref.error(
+                    wanted=f"input_lengths from 0 to {self._length}, the length of the batch",
+                    got=f"{wrong[0]}",
+                    instead="store how many of each sequence's tokens are no padding",
+                )
+            self.rows = sum(self._lengths)
 
     def _check_shapes(self) -> None:
         indices, values = (self._tensors[name] for name in self._names[:2])
@@ -206,22 +213,29 @@ class ArraysReader(TopKReader):
         step = max(1, PIECE_BYTES // width)
         for sequence in range(self._sequences):
             first = sequence * self._length
-            end = (
-                self._length if self._lengths is None else min(max(self._lengths[sequence], 0), self._length)
-            )
+            end = self._length if self._lengths is None else self._lengths[sequence]
             for start in range(0, max(end, 1), step):
                 stop = min(start + step, end)
-                piece = self._piece(sequence, first + start, first + stop, start)
+                piece = self._piece(sequence, first + start, first + stop, first + end)
                 if start == 0 and "input_ids" in self._tensors:
                     piece = piece._replace(tokens=self._column("input_ids", first, first + end))
                 yield piece if stop < end else piece._replace(skipped=self._length - end)
 
-    def _piece(self, sequence: int, start: int, stop: int, position: int) -> Positions:
+    def _piece(self, sequence: int, start: int, stop: int, last: int) -> Positions:
+        """Return rows `start` to `stop` of a sequence that ends at row `last`."""
+        position = start - sequence * self._length
         of = self._names
         indices = self._tensors[of.indices].read(start, stop, self._k).long()
         values = self._tensors[of.values].read(start, stop, self._k)
         positions = torch.arange(position, position + stop - start)
         if not of.logits:
+            log_tail = self._column("log_tail", start, stop)
+            if log_tail is not None and bool(log_tail.isnan().any()):
+                raise self.ref.error(
+                    wanted="log_tail of numbers, the log of the mass outside the list",
+                    got=f"nan in row {start + int(log_tail.isnan().nonzero()[0])}",
+                    instead="write -inf where no mass is left, or leave log_tail out: it follows from log_probs",
+                )
             return Positions(
                 sequence,
                 positions,
@@ -229,13 +243,12 @@ class ArraysReader(TopKReader):
                 values,
                 self._column("labels", start, stop),
                 self._column("label_log_probs", start, stop),
-                self._column("log_tail", start, stop),
+                log_tail,
             )
         log_probs = values.double().log_softmax(-1)
         labels = None
         if "input_ids" in self._tensors:
             # Those of the next positions; after the last one of a sequence there is none.
-            last = (sequence + 1) * self._length
             following = self._column("input_ids", start + 1, min(stop + 1, last))
             labels = torch.cat([following, torch.full((stop - start - len(following),), NO_LABEL)])
         return Positions(

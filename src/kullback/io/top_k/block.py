@@ -193,6 +193,13 @@ def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
     if bool(bad.any()):
         wanted = f"probabilities that sum to at most 1 within {limit:g} ({dtype_name(rounding)})"
         raise _refused(block, ref, bad, masses, wanted, _NOT_LOG_PROBS)
+    totals = masses + block.log_tail.double().exp()
+    # NaN where the mass outside the list is not known.
+    bad = (totals - 1).abs() > limit
+    if bool(bad.any()):
+        wanted = f"probabilities that with the mass outside the list sum to 1 within {limit:g} ({dtype_name(rounding)})"
+        instead = "store log-probabilities among all classes, and no other number of classes than there are"
+        raise _refused(block, ref, bad, totals, wanted, instead)
     places = torch.arange(1, block.indices.shape[-1] + 1)
     ordered = torch.where(kept, block.indices, -places).sort(-1).values
     bad = ordered[:, 1:] == ordered[:, :-1]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.files import check_input
 from kullback.io.files import FileReference
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl, vllm
@@ -96,9 +96,21 @@ def open_top_k(
             got=repr(format),
             instead="leave format= out, and it is recognized",
         )
-    if classes is not None and (isinstance(classes, bool) or classes <= 0):
+    if classes is not None and (type(classes) is not int or classes <= 0):
         raise invalid_value(
-            "open_top_k", "classes", wanted="a positive number", got=repr(classes), instead="classes=32000"
+            "open_top_k",
+            "classes",
+            wanted="a positive whole number",
+            got=safe_repr(classes),
+            instead="classes=32000",
+        )
+    if tokens is not None and not isinstance(tokens, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            "open_top_k",
+            "tokens",
+            wanted="a mapping from the tokens' text or bytes to their ids",
+            got=f"a {type(tokens).__name__}",
+            instead="tokens={text: id for id, text in enumerate(tokens)}",
         )
     ids = cast("Tokens | None", tokens)
     if not isinstance(source, str | os.PathLike):

@@ -84,13 +84,20 @@ def _rows(found: Any, place: Place) -> list[dict[int, Any]]:
             continue
         if not isinstance(row, Mapping):
             raise place.at(f"position {position}").malformed("a mapping from token ids", row)
-        try:
-            rows.append({int(token): entry for token, entry in cast("Mapping[Any, Any]", row).items()})
-        except (TypeError, ValueError):
-            raise place.at(f"position {position}").malformed(
-                "token ids as keys", next(iter(cast("Mapping[Any, Any]", row)))
-            ) from None
+        here = place.at(f"position {position}")
+        rows.append({_id(token, here): entry for token, entry in cast("Mapping[Any, Any]", row).items()})
     return rows
+
+
+def _id(key: Any, place: Place) -> int:
+    """Return the token id that a key is; in JSON as text, written as Python does, so that no two keys are one id."""
+    try:
+        number = int(key)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or (isinstance(key, str) and key != str(number)):
+        raise place.malformed("token ids as keys", key)
+    return number
 
 
 def _flat_rows(found: Any, place: Place) -> list[dict[int, Any]]:
