@@ -113,8 +113,12 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
   if (std::fabs(peak_p) > huge || std::fabs(peak_q) > huge) {  // a - b might overflow
     from_p = peak_p;
     from_q = peak_q;
-  } else if (std::fabs(peak_p - peak_q) > 4) {  // a - b would lose digits of small logits
-    from_p = peak_p - peak_q;
+  } else if (std::fabs(peak_p - peak_q) > 4) {  // a - b would lose digits: the side that lies far from 0 is moved
+    if (std::fabs(peak_p) > std::fabs(peak_q)) {
+      from_p = peak_p - peak_q;
+    } else {
+      from_q = peak_q - peak_p;
+    }
   }
   r.a = from_p == 0 ? row.p : shifted(row.p, from_p, row.spare_p, n);
   r.b = from_q == 0 ? row.q : shifted(row.q, from_q, row.spare_q, n);

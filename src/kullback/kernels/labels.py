@@ -73,6 +73,9 @@ def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
 def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
     """Return the same by operations on the whole tensor, which are not to be differentiated."""
     accurate, index = upcast(logits), classes.unsqueeze(-1)
+    peak = accurate.amax(-1, keepdim=True)
+    # Logits far from 0 would leave no digits for the logarithm of their sum.
+    accurate = accurate - torch.where(peak.isfinite(), peak, 0)
     others = accurate.scatter(-1, index, -torch.inf).logsumexp(-1)
     behind = others - accurate.gather(-1, index).squeeze(-1)
     return torch.logaddexp(torch.zeros_like(behind), behind)

@@ -30,6 +30,8 @@ __all__ = [
 
 # Elements in a block: its few temporaries then stay in a core's cache.
 _BLOCK = 1 << 17
+# How far apart the largest logits of two sides may be, by which differences lose few digits; as in csrc/logits/rows.h.
+_FAR = 4.0
 
 
 def finite_pair(p: Representation, q: Representation, *, at: Tensor | None = None) -> FinitePair:
@@ -52,8 +54,14 @@ def pair_from_weights(
     and nearly equal, from their difference, so that it keeps its digits.
     """
     side_p, side_q = _normalize(p, p_in_logs, at), _normalize(q, q_in_logs, at)
-    # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
-    log_ratio = (side_p.log_weights - side_q.log_weights) - (side_p.peak - side_q.peak)
+    # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly. Where
+    # the peaks lie apart, digits of the smaller logits would be lost: those far from 0 are moved to the others first.
+    apart = side_p.peak - side_q.peak
+    apart = torch.where(apart.abs() > _FAR, apart, 0)
+    p_is_far = side_p.peak.abs() > side_q.peak.abs()
+    from_p, from_q = torch.where(p_is_far, apart, 0), torch.where(p_is_far, 0, -apart)
+    log_ratio = (side_p.log_weights - from_p) - (side_q.log_weights - from_q)
+    log_ratio = log_ratio - ((side_p.peak - from_p) - (side_q.peak - from_q))
     log_ratio_of_sums = side_p.log_sum - side_q.log_sum
     if not p_in_logs and not q_in_logs:
         log_ratio = _log_quotient(_at(p, at), _at(q, at), log_ratio)
