@@ -19,9 +19,11 @@ from kullback.special import itakura_saito
 
 __all__ = [
     "Covariance",
+    "Mixed",
     "Relative",
     "covariance_of",
     "factors_of",
+    "mixed_with_one",
     "of_low_rank",
     "of_matrix",
     "of_root",
@@ -69,6 +71,15 @@ class Relative(NamedTuple):
     def divergence(self) -> Tensor:
         """Return KL of two normal distributions of the same mean."""
         return (self.itakura_saito_terms().sum(-1) + (self.below**2).sum((-2, -1))) / 2
+
+
+class Mixed(NamedTuple):
+    """The Cholesky factor T of a matrix, what it is relative to 1, log det of the matrix, and where T exists."""
+
+    root: Tensor
+    relative: Relative
+    log_det: Tensor
+    exists: Tensor
 
 
 def of_root(root: Tensor) -> Covariance:
@@ -174,6 +185,18 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
     close = Relative((1 + shift) ** 2, shift * (2 + shift), small.tril(-1))
     marks = (near[..., None], near[..., None], near[..., None, None])
     return Relative(*(torch.where(m, a, b) for m, a, b in zip(marks, close, far, strict=True)))
+
+
+def mixed_with_one(m: Relative, share: float) -> Mixed:
+    """Return 1 - share times the identity plus share M M^T; where that is not positive, the identity."""
+    step = torch.diag_embed(m.squares_minus_one / (1 + torch.sqrt(m.squares))) + m.below
+    change = share * (step + step.mT + step @ step.mT)
+    exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
+    change = torch.where(exists[..., None, None], change, 0)
+    root = torch.linalg.cholesky(_plus_one(change))
+    squares = root.diagonal(dim1=-2, dim2=-1) ** 2
+    found = _nearer(Relative(squares, squares - 1, root.tril(-1)), change)
+    return Mixed(root, found, torch.log1p(found.squares_minus_one).sum(-1), exists)
 
 
 def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance, bool]:
