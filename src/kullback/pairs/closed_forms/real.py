@@ -46,8 +46,8 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     gap = (upcast(p.loc) - upcast(q.loc)).abs()
     # y may overflow, and r, where r y does not
     y = clamped_quotient(gap, scale_p, 1000)
-    far = gap / scale_q + torch.expm1(-y) * scale_p / scale_q
-    return itakura_saito(scale_p, scale_q) + torch.where(y > 2, far, expm1mx(-y) * scale_p / scale_q)
+    excess = torch.where(y > 2, gap + torch.expm1(-y) * scale_p, expm1mx(-y) * scale_p)
+    return itakura_saito(scale_p, scale_q) + excess / scale_q
 
 
 @closed_form(Cauchy, Cauchy)

@@ -35,7 +35,7 @@ from torch.distributions import (
 )
 
 from kullback.numeric import upcast
-from kullback.pairs.closed_forms.dirichlet import dirichlet_divergence
+from kullback.pairs.closed_forms.dirichlet import concentrations, dirichlet_divergence
 from kullback.pairs.closed_forms.multivariate_normal import moments, rounding_error
 from kullback.pairs.closed_forms.positive import gamma_divergence
 from kullback.pairs.numerics.bernoulli import generalized_kl
@@ -95,7 +95,7 @@ def _of_gamma(d: Any) -> tuple[Tensor, Tensor]:
 
 def _of_dirichlets(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return the divergence of Dirichlet distributions; those over two classes are Betas."""
-    a, b = _concentrations(p), _concentrations(q)
+    a, b = concentrations(p), concentrations(q)
     c = a + rest * (b - a)
     finite = (c > 0).all(-1)
     there = finite.unsqueeze(-1)
@@ -104,12 +104,6 @@ def _of_dirichlets(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     to_p = dirichlet_divergence(c, a, -rest * more)
     to_q = dirichlet_divergence(c, b, alpha * more)
     return _by_kl(to_p, to_q, finite, alpha, rest)
-
-
-def _concentrations(d: Any) -> Tensor:
-    if isinstance(d, Dirichlet):
-        return upcast(d.concentration)
-    return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
 
 
 def _of_poissons(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
