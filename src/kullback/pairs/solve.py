@@ -337,9 +337,8 @@ def _log_classes(d: Distribution) -> Tensor | None:
         return None
     if given_logits(part):
         return upcast(part.logits).log_softmax(-1)
-    probs = upcast(part.probs)
-    empty = probs == 0
-    return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, probs)))
+    probs = upcast(part.probs)  # which sum to one but for the rounding of their dtype
+    return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))
 
 
 def _by_renyi(
