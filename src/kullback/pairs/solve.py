@@ -48,7 +48,7 @@ _TINY = 1e-15
 _OVERFLOW = 8e307
 _LARGEST = 709.0
 # How often a closed form between two families is computed again to see its rounding, and how much larger that may be.
-_MOVES, _SAFETY = 6, 8.0
+_MOVES, _SAFETY = 8, 32.0
 
 # Answers for a pair by one rule, None where the rule does not serve the pair.
 Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]

@@ -20,6 +20,7 @@ from torch.distributions import (
     Kumaraswamy,
     Laplace,
     LogNormal,
+    MultivariateNormal,
     Normal,
     Weibull,
 )
@@ -155,3 +156,28 @@ def test_derivatives_that_overflow_are_infinite() -> None:
     assert math.isfinite(value.item())
     assert gradient[3] == -math.inf
     assert all(bool(x.isfinite()) for x in gradient[:3])
+
+
+@pytest.mark.parametrize(("first", "second"), [(1e200, 1.0), (1.0, 1e200), (1e-200, 1.0), (1e200, 1e-200)])
+def test_factors_of_covariances_whose_squares_are_no_floats(first: float, second: float) -> None:
+    one = torch.ones((), dtype=torch.float64)
+    p, q = (
+        MultivariateNormal(torch.zeros(2).double(), scale_tril=torch.diag(torch.stack([x * one, one])))
+        for x in (first, second)
+    )
+    expected = kl_divergence(Normal(0 * one, first * one), Normal(0 * one, second * one))
+    torch.testing.assert_close(kl_divergence(p, q), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (lambda x: Normal(0 * x, x, validate_args=False), -1.0),
+        (lambda x: Gamma(x, 1 + 0 * x, validate_args=False), -1.0),
+        (lambda x: Exponential(x, validate_args=False), -1.0),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_unchecked_parameters_out_of_range_give_nan(p: Build, q: float, shape: tuple[int, ...]) -> None:
+    wrong, right = (torch.full(shape, x, dtype=torch.float64) for x in (q, 1.0))
+    assert bool(kl_divergence(p(wrong), p(right)).isnan().all())
