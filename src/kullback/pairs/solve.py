@@ -31,6 +31,7 @@ from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_l
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction, find_user_rule, is_narrower
+from kullback.pairs.rounding import rounding_error
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
 from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
@@ -41,14 +42,8 @@ __all__ = ["as_kl", "estimate"]
 
 # Pairs of types that no parameters make infinite.
 _ALWAYS_FINITE: set[tuple[type, type]] = set()
-# What a closed form of KL may lose to rounding, relatively and in all: the audit holds it to this.
-_ROUNDING = 1e-12
-_TINY = 1e-15
 # Formulas with an exponential saturate at e^709.
-_OVERFLOW = 8e307
-_LARGEST = 709.0
-# How often a closed form between two families is computed again to see its rounding, and how much larger that may be.
-_MOVES, _SAFETY = 8, 32.0
+_OVERFLOW, _LARGEST = 8e307, 709.0
 
 # Answers for a pair by one rule, None where the rule does not serve the pair.
 Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]
@@ -206,38 +201,9 @@ def _with_error(
     error = None
     if options.wants_error:
         fixed = value.detach()
-        error = _rounding_error(form, p, q, fixed) if form.error is None else form.error(p, q, fixed)
+        error = rounding_error(form, p, q, fixed) if form.error is None else form.error(p, q, fixed)
         error = torch.where(fixed.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
-
-
-def _rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Return what rounding may change in the value of a closed form.
-
-    Between two members of one family no term is negative. Between two families large terms may cancel: by how much is
-    seen in the values at parameters that are moved as rounding moves their logarithms (stochastic arithmetic).
-
-    A stochastic arithmetic for reliable scientific computation (Vignes, 1993)
-    """
-    if type(p) is type(q):
-        return _ROUNDING * value + _TINY
-    value = upcast(value)
-    generator = torch.Generator().manual_seed(0)
-
-    def moved(_owner: object, _name: str, x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            return x
-        x = upcast(x.detach())
-        signs = torch.randint(-1, 2, x.shape, generator=generator).to(x)
-        return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + safe_log(x.abs()).clamp(min=-_LARGEST).abs()))
-
-    spread = torch.zeros_like(value)
-    with torch.no_grad():
-        for _ in range(_MOVES):
-            found = form.function(*in_common_unit(with_tensors(p, moved), with_tensors(q, moved)))
-            if found is not None:
-                spread = torch.maximum(spread, (found - value).abs().nan_to_num(nan=0.0))
-    return _ROUNDING * (1 + value) + _SAFETY * spread
 
 
 def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:

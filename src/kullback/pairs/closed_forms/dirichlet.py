@@ -26,11 +26,11 @@ def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> T
     return 1e-12 * value + 1e-14 * stirling_bregman(p_totals, q_totals) + 1e-15
 
 
-def concentrations(d: Beta | Dirichlet) -> Tensor:
+def concentrations(d: Any) -> Tensor:
     """Return the concentrations of a Dirichlet distribution, or of a Beta as one over two parts."""
-    if isinstance(d, Dirichlet):
-        return upcast(d.concentration)
-    return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
+    if hasattr(d, "concentration0"):
+        return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
+    return upcast(d.concentration)
 
 
 @closed_form(Beta, Beta, error=rounding_error)
