@@ -16,6 +16,8 @@ from torch.distributions import (
     Distribution,
     Exponential,
     Gamma,
+    Gumbel,
+    HalfNormal,
     InverseGamma,
     Kumaraswamy,
     Laplace,
@@ -28,6 +30,10 @@ from torch.distributions import (
 from kullback import kl_divergence, kl_estimate
 
 Build = Callable[..., Distribution]
+
+
+def number(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64)
 
 
 def normal(m: mpf, s: mpf, n: mpf, t: mpf) -> mpf:
@@ -181,3 +187,27 @@ def test_factors_of_covariances_whose_squares_are_no_floats(first: float, second
 def test_unchecked_parameters_out_of_range_give_nan(p: Build, q: float, shape: tuple[int, ...]) -> None:
     wrong, right = (torch.full(shape, x, dtype=torch.float64) for x in (q, 1.0))
     assert bool(kl_divergence(p(wrong), p(right)).isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (Exponential(number(4.5e-84)), Laplace(number(2.4e266), number(2.5e-158))),
+        (Laplace(number(-1.2e168), number(5.3e-178)), Gumbel(number(-1.1e168), number(7.5e-178))),
+        (HalfNormal(number(2e11)), Gumbel(number(9.1e119), number(9.7e-196))),
+        (Normal(number(1e250), number(1e200)), Laplace(number(0.0), number(1e-150))),
+        (Gumbel(number(1e300), number(1e150)), Gumbel(number(0.0), number(1e-160))),
+    ],
+    ids=str,
+)
+def test_terms_that_overflow_do_not_cancel(p: Distribution, q: Distribution) -> None:
+    assert kl_divergence(p, q) == math.inf
+
+
+def test_a_mean_too_small_for_floats_beside_a_laplace() -> None:
+    value = kl_divergence(Exponential(number(1.4e260)), Laplace(number(0.0), number(1.25e240)))
+    with mpmath.workdps(600):
+        rate, scale = mpf(1.4e260), mpf(1.25e240)
+        assert value.item() == pytest.approx(
+            float(mp.log(2 * scale * rate) - 1 + 1 / (rate * scale)), rel=1e-13
+        )

@@ -35,6 +35,7 @@ from kullback.special import (
     scaled_expm1mx,
     stirling_bregman,
     stirling_remainder,
+    within_floats,
 )
 
 __all__: list[str] = []
@@ -178,8 +179,8 @@ def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Te
 def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Tensor) -> Tensor:
     scale, concentration = upcast(p.scale), upcast(p.concentration)
     c = _below(concentration, 0.5)
-    size = scale / scale_q / (1 - c)
-    shift = (upcast(p.loc) - loc_q) / scale_q + size
+    size = within_floats(scale / scale_q / (1 - c))
+    shift = within_floats((upcast(p.loc) - loc_q) / scale_q) + size
     squares = shift * shift + size * size / (1 - 2 * c)
     return log_ratio(scale_q, scale) - concentration - 1 + HALF_LOG_2PI + squares / 2
 
