@@ -79,7 +79,7 @@ LAYERS = {
     ),
     "kullback.pairs": (
         {"clone", "numerics", "options", "registry", "torch_registry"},
-        {"sampling"},
+        {"rounding", "sampling"},
         {"densities"},
         {"closed_forms", "scipy_adapter", "support"},
         {"coverage", "integration"},

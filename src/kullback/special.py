@@ -46,6 +46,7 @@ __all__ = [
     "trigamma_decrease",
     "trigamma_minus_inverse",
     "with_derivatives_of",
+    "within_floats",
 ]
 
 EULER_GAMMA = 0.57721566490153286061
@@ -125,6 +126,11 @@ def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
 def bounded_exp(x: Tensor) -> Tensor:
     """Return e^x; +inf, with derivative 0, beyond e^709."""
     return torch.where(x > _LARGEST, torch.inf, torch.exp(x.clamp(max=_LARGEST)))
+
+
+def within_floats(x: Tensor) -> Tensor:
+    """Return x, or the largest numbers where it overflows, so that infinite terms of a sum do not cancel."""
+    return x.clamp(-1e308, 1e308)
 
 
 def clamped_quotient(a: Tensor, b: Tensor, limit: float) -> Tensor:

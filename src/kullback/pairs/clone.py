@@ -103,7 +103,7 @@ def are_valid(d: Distribution) -> bool:
 def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
     """Tell which numbers, or whole tensors of them, keep to a constraint."""
     inside = constraint.check(x)
-    return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim))
+    return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside
 
 
 def zero_of_parameters(*distributions: Distribution) -> Tensor:

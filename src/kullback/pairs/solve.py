@@ -21,7 +21,7 @@ from kullback.errors import ConvergenceError, NoRuleError, explain, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.numeric import upcast
-from kullback.pairs.clone import are_valid, parameters_of, with_tensors, zero_of_parameters
+from kullback.pairs.clone import are_valid, parameters_of, upcast_copy, with_tensors, zero_of_parameters
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
@@ -31,20 +31,19 @@ from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_l
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction, find_user_rule, is_narrower
+from kullback.pairs.rounding import rounding_error
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
 from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
 from kullback.representations import can_inspect
+from kullback.special import safe_log
 
 __all__ = ["as_kl", "estimate"]
 
 # Pairs of types that no parameters make infinite.
 _ALWAYS_FINITE: set[tuple[type, type]] = set()
-# What a closed form of KL may lose to rounding, relatively and in all: the audit holds it to this.
-_ROUNDING = 1e-12
-_TINY = 1e-15
 # Formulas with an exponential saturate at e^709.
-_OVERFLOW = 8e307
+_OVERFLOW, _LARGEST = 8e307, 709.0
 
 # Answers for a pair by one rule, None where the rule does not serve the pair.
 Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]
@@ -202,7 +201,7 @@ def _with_error(
     error = None
     if options.wants_error:
         fixed = value.detach()
-        error = _ROUNDING * fixed + _TINY if form.error is None else form.error(p, q, fixed)
+        error = rounding_error(form, p, q, fixed) if form.error is None else form.error(p, q, fixed)
         error = torch.where(fixed.isinf(), 0, error)
     return _finished(p, q, value, error, form.method)
 
@@ -304,43 +303,67 @@ def _log_classes(d: Distribution) -> Tensor | None:
         return None
     if given_logits(part):
         return upcast(part.logits).log_softmax(-1)
-    probs = upcast(part.probs)
-    empty = probs == 0
-    return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, probs)))
+    probs = upcast(part.probs)  # which sum to one but for the rounding of their dtype
+    return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))
 
 
 def _by_renyi(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
     """Compute powers of p / q from Renyi's divergence in closed form."""
-    order = power_order(kind)
-    alpha = kind.alpha if isinstance(kind, Renyi) else order[0] if order else None
+    power = power_order(kind)
+    alpha = kind.alpha if isinstance(kind, Renyi) else power[0] if power else None
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
         return None
     if options.method not in ("auto", "closed_form"):
         return None
-    if alpha < 0 and isinstance(p, Independent):  # Renyi's divergence, of which these are sums, begins at 0
+    rest, is_small = 1 - alpha, alpha < 0.5
+    if is_small:  # what P and Q exchanged have at order 1 - alpha
+        p, q, alpha, rest = q, p, rest, alpha
+    found = _renyi(call, p, q, alpha, rest, options)
+    if found is None:
         return None
-    found = _renyi(call, p, q, alpha, options)
-    if found is None or order is None or found.error is None:
-        return found
-    value = order[1] * torch.expm1((alpha - 1) * found.value) / (alpha * (alpha - 1))
-    derivative = torch.exp((alpha - 1) * found.value.detach())
-    error = torch.where(value.isinf(), 0, order[1] * found.error * derivative / abs(alpha))
-    return Estimate(value, error, found.method)
+    value, error, method = found
+    if power is not None:
+        value, error = _power_of_renyi(value, error, alpha, rest, power[1])
+    elif is_small:
+        value, error = value * (rest / alpha), error * (rest / alpha)
+    return _finished(p, q, value, error, method)
 
 
-def _renyi(call: str, p: Distribution, q: Distribution, alpha: float, options: Options) -> Estimate | None:
-    """Return Renyi's divergence, which of independent dimensions is the sum of theirs."""
-    if isinstance(p, Independent) and isinstance(q, Independent):
-        if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
-            return None
-        each = estimate(call, p.base_dist, q.base_dist, options, Renyi(alpha))
-        return sum_of_dimensions(each, p.reinterpreted_batch_ndims)
-    value = renyi_in_closed_form(*in_common_unit(p, q), alpha)
-    if value is None:
+def _power_of_renyi(
+    renyi: Tensor, error: Tensor, alpha: float, rest: float, times: float
+) -> tuple[Tensor, Tensor]:
+    """Return so many times (1 - e^(-rest R)) / (alpha rest), or +inf without a gradient where too large; its error."""
+    exponent = -rest * renyi
+    beyond = exponent > _LARGEST
+    value = -times / (alpha * rest) * torch.expm1(torch.where(beyond, 0, exponent))
+    error = times / alpha * error * torch.exp(exponent.detach())
+    return torch.where(beyond, torch.inf, value), torch.where(beyond, 0, error)
+
+
+def _renyi(
+    call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: Options
+) -> tuple[Tensor, Tensor, str] | None:
+    """Return Renyi's divergence of order alpha = 1 - rest, its error and method; dimensions add theirs."""
+    if not (isinstance(p, Independent) and isinstance(q, Independent)):
+        found = renyi_in_closed_form(*in_common_unit(p, q), alpha, rest)
+        return None if found is None else (*found, "closed_form")
+    dimensions = p.reinterpreted_batch_ndims
+    if dimensions != q.reinterpreted_batch_ndims:
         return None
-    return _finished(p, q, value, _rounding(value, 1e-13), "closed_form")
+    bases = upcast_copy(p.base_dist), upcast_copy(q.base_dist)
+    each = _renyi(call, *bases, alpha, rest, options)
+    if each is None:
+        other = estimate(call, *bases, options, as_kl(Renyi(alpha)))
+        each = (
+            other.value,
+            torch.zeros_like(other.value) if other.error is None else other.error,
+            other.method,
+        )
+    shape = batch_shape_of(*bases)
+    value, error = (sum_of_dimensions(x.expand(shape), dimensions) for x in each[:2])
+    return value, error, each[2]
 
 
 def _rounding(value: Tensor, relative: float) -> Tensor:
@@ -384,7 +407,7 @@ def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | N
     dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
     if error is not None:
         size = torch.where(value.isinf(), 0, value.detach().abs())
-        rounding = 0 if dtype == value.dtype else torch.finfo(dtype).eps * size
+        rounding = 0 if dtype == torch.float64 else torch.finfo(dtype).eps * size
         error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)

@@ -18,8 +18,11 @@ from torch.distributions import (
     Exponential,
     Gamma,
     HalfNormal,
+    Independent,
     InverseGamma,
+    Laplace,
     LogNormal,
+    MultivariateNormal,
     Normal,
     Poisson,
 )
@@ -240,3 +243,87 @@ def test_equal_distributions_are_at_0_with_gradient_0(name: str) -> None:
 def test_next_to_order_1_it_is_kl() -> None:
     p, q = Gamma(torch.tensor(2.0).double(), 3.0), Gamma(torch.tensor(0.7).double(), 1.0)
     assert divergence(p, q, Renyi(1 + 1e-12)).item() == pytest.approx(kl_divergence(p, q).item(), rel=1e-11)
+
+
+NEXT_TO = (1e-18, 1e-9, 1e-3, 1 - 1e-6, 1 - 1e-12, 1 + 1e-12)
+
+
+@pytest.mark.parametrize("alpha", NEXT_TO)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_orders_next_to_0_and_1_keep_all_digits(name: str, alpha: float) -> None:
+    family, integral, pairs = FAMILIES[name]
+    for first, second in pairs:
+        at = [torch.tensor(x, dtype=torch.float64) for x in (first, second)]
+        value = divergence(family(at[0]), family(at[1]), Renyi(alpha)).item()
+        with mpmath.workdps(90):
+            true = truth(integral, alpha, *([mpf(x) for x in side] for side in (first, second)))
+            assert value == math.inf if mp.isinf(true) else abs(value - true) <= 1e-11 * true, (first, second)
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ((1e200, 1e200), (0.0, 1.0)),
+        ((0.0, 1e-200), (0.0, 1e200)),
+        ((0.0, 1e200), (0.0, 1e-200)),
+        ((5e199, 1e-200), (0.0, 1e200)),
+    ],
+)
+def test_scales_whose_squares_are_no_floats(p: tuple[float, float], q: tuple[float, float]) -> None:
+    at = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (*p, *q)]
+    for alpha in (1e-3, 0.5, 1 - 1e-9):
+        value = divergence(Normal(*at[:2]), Normal(*at[2:]), Renyi(alpha))
+        with mpmath.workdps(900):
+            true = truth(normal, alpha, [mpf(x) for x in p], [mpf(x) for x in q])
+            assert value.item() == math.inf if true > 1.7e308 else abs(value.item() - true) <= 1e-12 * true
+        assert not any(bool(x.isnan()) for x in torch.autograd.grad(value, at))
+
+
+def test_a_power_too_large_for_floats_is_infinite_without_a_gradient() -> None:
+    loc, scale = (torch.tensor(x, requires_grad=True) for x in (100.0, 1.0))
+    value = divergence(Normal(0.0, scale), Normal(loc, 1.0), ChiSquared())
+    assert value == math.inf
+    assert torch.autograd.grad(value, (loc, scale)) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 1 - 1e-9, 2.0])
+@pytest.mark.parametrize("condition", [1.0, 1e4, 1e6])
+def test_covariances_as_they_were_given(alpha: float, condition: float, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=generator))[0]
+    c = (turn * torch.tensor([1.0, condition**-0.5, 1 / condition])) @ turn.mT
+    c = ((c + c.mT) / 2).to(dtype)
+    k = (c * 1.1 + torch.eye(3) / 10).to(dtype)
+    m, n = torch.tensor([0.3, -0.2, 1.0], dtype=dtype), torch.tensor([0.2, 0.0, 0.9], dtype=dtype)
+    p, q = MultivariateNormal(m, c, validate_args=False), MultivariateNormal(n, k, validate_args=False)
+    found = estimate("divergence", p, q, Options(), Renyi(alpha))
+    with mpmath.workdps(50):
+        a = mpf(alpha)
+        first, second, shift = mp.matrix(c.tolist()), mp.matrix(k.tolist()), mp.matrix((m - n).tolist())
+        both = a * second + (1 - a) * first
+        logs = mp.log(mp.det(both)) - (1 - a) * mp.log(mp.det(first)) - a * mp.log(mp.det(second))
+        true = a / 2 * (shift.T * mp.inverse(both) * shift)[0] + logs / (2 * (1 - a))
+        assert found.error is not None
+        assert abs(found.value.item() - true) <= found.error.item()
+        assert found.error.item() <= (1e-9 if dtype == torch.float64 else 2e-7) * true
+
+
+@pytest.mark.parametrize("kind", [ChiSquared(), SquaredHellinger(), Renyi(0.3), Alpha(-0.2)], ids=repr)
+def test_independent_normals_beside_multivariate_ones(kind: Renyi) -> None:
+    loc, scale = torch.tensor([0.3, -1.0]).double(), torch.tensor([1.0, 2.0]).double()
+    other = torch.tensor([0.0, -0.5]).double(), torch.tensor([1.2, 1.9]).double()
+    p, q = Independent(Normal(loc, scale), 1), Independent(Normal(*other), 1)
+    full_p, full_q = (MultivariateNormal(m, torch.diag(s * s)) for m, s in ((loc, scale), other))
+    expected = divergence(p, q, kind)
+    for a, b in ((p, full_q), (full_p, q), (full_p, full_q)):
+        torch.testing.assert_close(divergence(a, b, kind), expected, rtol=1e-12, atol=0)
+
+
+def test_negative_orders_of_independent_dimensions() -> None:
+    p, q = (
+        Laplace(torch.tensor(m).double(), torch.tensor([1.0, 1.1]).double()) for m in ([0.0, 0.0], [0.1, 0.2])
+    )
+    each = divergence(p, q, Alpha(-0.2))
+    together = divergence(Independent(p, 1), Independent(q, 1), Alpha(-0.2))
+    torch.testing.assert_close(together, ((1 + 0.24 * each).prod() - 1) / 0.24, rtol=1e-9, atol=0)

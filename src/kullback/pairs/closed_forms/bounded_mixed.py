@@ -39,6 +39,7 @@ from kullback.special import (
     polynomial,
     scaled_expm1mx,
     stirling_remainder,
+    within_floats,
 )
 
 __all__: list[str] = []
@@ -123,7 +124,7 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     """Return log(s / w) + E z + E e^-z, where E e^-z = e^-z_low (1 - e^-y) / y with y = w / s."""
     start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
-    low, width = (start - upcast(q.loc)) / scale, (end - start) / scale
+    low, width = within_floats((start - upcast(q.loc)) / scale), (end - start) / scale
     return low + width / 2 + bounded_exp(log_mean_decay(width) - low) - log_ratio(end - start, scale)
 
 

@@ -14,18 +14,29 @@ from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
 from kullback.special import log_ratio, scaled_expm1mx, stirling_bregman
 
-__all__ = ["beta_divergence", "dirichlet_divergence"]
+__all__ = ["beta_divergence", "concentrations", "dirichlet_divergence"]
 
 # Concentrations in a block: the series for lgamma takes hundreds of numbers for each.
 _BLOCK = 2**15
 
 
-@closed_form(Beta, Beta)
+def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
+    """Bound the rounding error of KL by the only term that is subtracted."""
+    p_totals, q_totals = (concentrations(d).detach().sum(-1) for d in (p, q))
+    return 1e-12 * value + 1e-14 * stirling_bregman(p_totals, q_totals) + 1e-15
+
+
+def concentrations(d: Any) -> Tensor:
+    """Return the concentrations of a Dirichlet distribution, or of a Beta as one over two parts."""
+    if hasattr(d, "concentration0"):
+        return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
+    return upcast(d.concentration)
+
+
+@closed_form(Beta, Beta, error=rounding_error)
 def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
     """Return KL of Dirichlet distributions over two parts."""
-    return beta_divergence(
-        upcast(p.concentration1), upcast(p.concentration0), upcast(q.concentration1), upcast(q.concentration0)
-    )
+    return dirichlet_divergence(concentrations(p), concentrations(q))
 
 
 def beta_divergence(a_p: Tensor, b_p: Tensor, a_q: Tensor, b_q: Tensor) -> Tensor:
@@ -35,13 +46,13 @@ def beta_divergence(a_p: Tensor, b_p: Tensor, a_q: Tensor, b_q: Tensor) -> Tenso
     return dirichlet_divergence(p, q)
 
 
-@closed_form(Dirichlet, Dirichlet)
+@closed_form(Dirichlet, Dirichlet, error=rounding_error)
 def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
     """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `stirling_bregman`.
 
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
-    return dirichlet_divergence(upcast(p.concentration), upcast(q.concentration))
+    return dirichlet_divergence(concentrations(p), concentrations(q))
 
 
 def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:

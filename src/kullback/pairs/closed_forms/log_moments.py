@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.special import (
+    bounded_exp,
     digamma,
     harmonic_number,
     lgamma_bregman,
@@ -21,6 +22,10 @@ from kullback.special import (
 )
 
 __all__ = ["Exact", "Factor", "GammaProduct", "KumaraswamyLog", "LogMoments", "NormalLog"]
+
+
+# Beyond this e^x - 1 is e^x.
+_WIDE = 40.0
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,9 @@ class KumaraswamyLog(LogMoments):
 
 def _mean_and_variance(log_mean: Tensor, log_square: Tensor) -> tuple[Tensor, Tensor]:
     """Return E X and Var X from log E X and log E X^2 - 2 log E X; infinity where one of them overflows."""
-    large = (log_square > 700) | (log_mean > 350) | (2 * log_mean + log_square > 700)
-    mean = torch.exp(torch.where(large, 0, log_mean))
-    variance = torch.expm1(torch.where(large, 1, log_square))
-    return mean, torch.where(large, torch.inf, mean * mean * variance)
+    wide = log_square > _WIDE
+    mean = bounded_exp(log_mean)
+    finite = torch.where(mean.isinf(), 0, mean)
+    near = finite * torch.expm1(torch.where(wide, 0, log_square)) * finite
+    far = bounded_exp(2 * log_mean + torch.where(wide, log_square, 0))
+    return mean, torch.where(wide | mean.isinf(), far, near)

@@ -39,10 +39,11 @@ def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
     first, second, _ = factors_of(p, q)
     m = relative(first, second)
     df_p, df_q = (upcast(d.df).unsqueeze(-1) for d in (p, q))
-    order = torch.arange(m.squares.shape[-1], dtype=m.squares.dtype, device=m.squares.device)
+    squares = m.diagonal**2
+    order = torch.arange(squares.shape[-1], dtype=squares.dtype, device=squares.device)
     a, b = (df_p - order) / 2, (df_q - order) / 2
     change = (df_p - df_q) / 2 + a * m.squares_minus_one
-    gammas = stirling_bregman(a, b) + b * itakura_saito(a * m.squares, b, change)
+    gammas = stirling_bregman(a, b) + b * itakura_saito(a * squares, b, change)
     diagonal = (gammas + order / 2 * m.itakura_saito_terms()).sum(-1)
     return diagonal + df_p.squeeze(-1) / 2 * (m.below**2).sum((-2, -1))
 

@@ -42,7 +42,7 @@ _NEAR = 0.00125
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
 
 
-def rounding_error(p: Gaussian, q: Gaussian, value: Tensor) -> Tensor:
+def rounding_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     """Bound the rounding error of KL between multivariate normals by the condition numbers of their covariances."""
     spreads = [moments(d) for d in (p, q)]
     if spreads[0] is None or spreads[1] is None:

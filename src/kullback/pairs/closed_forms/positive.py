@@ -34,6 +34,8 @@ from kullback.special import (
     log_ratio,
     scaled_expm1mx,
     stirling_bregman,
+    stirling_remainder,
+    within_floats,
 )
 
 __all__: list[str] = []
@@ -104,24 +106,25 @@ def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus a part of the shapes that is 0 at k = a = 1.
+    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a part of the shapes that is 0 at k = a = 1.
 
     With y = 1 / k: a B(1 -> y) + R(1 -> a) + (a - 1) log y, with B and R the Bregman divergences of lgamma and of its
-    Stirling remainder.
+    Stirling remainder; for large k it is a B(1 -> 1 + y) + R(a) + log k - 1 - gamma, where no large terms cancel.
     Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
     """
     a, k, scale, rate = upcast(q.concentration), upcast(p.concentration), upcast(p.scale), upcast(q.rate)
     one = torch.ones_like(k)
     k = k.clamp(min=1e-300)  # of which E X overflows as well
     y = one / k
-    gap = torch.lgamma(1 + y)
+    sharp = k > 2
+    near, z, few = torch.where(sharp, 1, k), torch.where(sharp, 1, y), torch.where(sharp, y, 0)
+    beyond = lgamma_bregman(one, 1 + few, few)
+    gap = torch.where(sharp, beyond - EULER_GAMMA * few, torch.lgamma(1 + y))  # log E X / scale
     means = scaled_expm1mx(a, log_product(scale, rate, a) + gap, log_product(scale, rate) + gap)
-    sharp = k > 2  # where log y, which the rest cancels, may be all of B
-    near, z = torch.where(sharp, 1, k), torch.where(sharp, 1, y)
     shapes = a * lgamma_bregman(one, z, (1 - near) / near) - (a - 1) * log_ratio(near, one)
-    far = a * (gap + EULER_GAMMA * (y - 1)) + log_ratio(k, one)
-    shapes = torch.where(sharp, far, shapes)
-    return (means + shapes + stirling_bregman(torch.ones_like(a), a)).clamp(min=0)
+    shapes = shapes + stirling_bregman(torch.ones_like(a), a)
+    far = a * beyond + stirling_remainder(a) + log_ratio(k, one) - (1 + EULER_GAMMA)
+    return (means + torch.where(sharp, far, shapes)).clamp(min=0)
 
 
 @closed_form(HalfNormal, HalfNormal)
@@ -176,8 +179,8 @@ def kl_generalized_pareto_half_normal(p: GeneralizedPareto, q: HalfNormal) -> Te
 def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Tensor) -> Tensor:
     scale, concentration = upcast(p.scale), upcast(p.concentration)
     c = _below(concentration, 0.5)
-    size = scale / scale_q / (1 - c)
-    shift = (upcast(p.loc) - loc_q) / scale_q + size
+    size = within_floats(scale / scale_q / (1 - c))
+    shift = within_floats((upcast(p.loc) - loc_q) / scale_q) + size
     squares = shift * shift + size * size / (1 - 2 * c)
     return log_ratio(scale_q, scale) - concentration - 1 + HALF_LOG_2PI + squares / 2
 

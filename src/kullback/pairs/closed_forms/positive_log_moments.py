@@ -53,6 +53,7 @@ from kullback.special import (
     log_ratio,
     scaled_expm1mx,
     stirling_remainder,
+    within_floats,
 )
 
 __all__ = ["log_moments_of"]
@@ -315,7 +316,7 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
 
 def _to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
     """Return KL from E X / s and log E e^(-x / s)."""
-    start = loc / scale
+    start = within_floats(loc / scale)
     return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy
 
 
@@ -325,7 +326,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     scale = upcast(q.scale)
     rate = upcast(p.rate)
     spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
-    start = upcast(q.loc) / scale
+    start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
-    distance = 2 * inside - start - spread + 2 * spread * torch.exp(-inside / spread)
+    distance = 2 * inside - start - spread + 2 * spread * torch.exp(-inside / spread.clamp(min=1e-308))
     return distance + log_product(rate, scale) + (math.log(2) - 1)

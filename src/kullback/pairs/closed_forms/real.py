@@ -24,6 +24,7 @@ from kullback.special import (
     polynomial,
     scaled_e1_from_2,
     stirling_remainder,
+    within_floats,
 )
 
 __all__: list[str] = []
@@ -46,8 +47,8 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     gap = (upcast(p.loc) - upcast(q.loc)).abs()
     # y may overflow, and r, where r y does not
     y = clamped_quotient(gap, scale_p, 1000)
-    far = gap / scale_q + torch.expm1(-y) * scale_p / scale_q
-    return itakura_saito(scale_p, scale_q) + torch.where(y > 2, far, expm1mx(-y) * scale_p / scale_q)
+    excess = torch.where(y > 2, gap + torch.expm1(-y) * scale_p, expm1mx(-y) * scale_p)
+    return itakura_saito(scale_p, scale_q) + excess / scale_q
 
 
 @closed_form(Cauchy, Cauchy)
@@ -80,7 +81,7 @@ def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -
 def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
     """Return `gumbel_divergence` at ratio s_p / s_q and shift (m_q - m_p) / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
-    return gumbel_divergence((upcast(q.loc) - upcast(p.loc)) / scale_q, scale_p, scale_q)
+    return gumbel_divergence(within_floats((upcast(q.loc) - upcast(p.loc)) / scale_q), scale_p, scale_q)
 
 
 @closed_form(Weibull, Weibull)
@@ -140,8 +141,8 @@ def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     distance = upcast(p.loc) - upcast(q.loc)
     shift = clamped_quotient(distance, scale_p, 1000)
-    near = scale_p / scale_q * (math.sqrt(2 / math.pi) * torch.exp(-shift * shift / 2))
-    folded = near + distance / scale_q * torch.erf(shift * math.sqrt(0.5))
+    near = scale_p * (math.sqrt(2 / math.pi) * torch.exp(-shift * shift / 2))
+    folded = (near + distance * torch.erf(shift * math.sqrt(0.5))) / scale_q
     return folded - log_ratio(scale_p, scale_q) + (math.log(2) - HALF_LOG_2PI - 0.5)
 
 
@@ -159,7 +160,7 @@ def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
     """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
-    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
+    shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)
     return shift + bounded_exp(ratio * ratio / 2 - shift) - log_ratio(scale_p, scale_q) - (HALF_LOG_2PI + 0.5)
 
 
@@ -179,7 +180,7 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     light = ratio < 1
-    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
+    shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)
     room = torch.where(light, (1 - ratio) * (1 + ratio), 1)
     return shift + bounded_exp(-shift - torch.log(room)) - log_ratio(scale_p, scale_q) - (1 + math.log(2))
 

@@ -30,16 +30,9 @@ __all__ = ["sum_of_dimensions"]
 SolvePair = Callable[[Distribution, Distribution], Estimate]
 
 
-def sum_of_dimensions(estimate: Estimate, dimensions: int) -> Estimate:
-    """Return the estimate of a product of independent dimensions, the last ones of the batch."""
-    if dimensions == 0:
-        return estimate
-
-    def total(x: Tensor) -> Tensor:
-        return x.flatten(-dimensions).sum(-1) if x.ndim else x
-
-    error = None if estimate.error is None else total(estimate.error)
-    return Estimate(total(estimate.value), error, estimate.method)
+def sum_of_dimensions(x: Tensor, dimensions: int) -> Tensor:
+    """Return the sum over the last dimensions of a batch."""
+    return x.flatten(-dimensions).sum(-1) if dimensions and x.ndim else x
 
 
 @reduction(Independent, Independent)
@@ -48,7 +41,9 @@ def kl_independent_independent(
 ) -> Estimate:
     """Return the sum over the dimensions that are event dimensions of both; the others stay wrapped."""
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
-    return sum_of_dimensions(kl(_unwrapped(p, shared), _unwrapped(q, shared)), shared)
+    found = kl(_unwrapped(p, shared), _unwrapped(q, shared))
+    error = None if found.error is None else sum_of_dimensions(found.error, shared)
+    return Estimate(sum_of_dimensions(found.value, shared), error, found.method)
 
 
 def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:

@@ -1,11 +1,13 @@
-"""Renyi divergences in closed form: of normal distributions, and of other exponential families from their KL.
+"""Renyi divergences in closed form, of orders from 1/2 on: the others follow from these with P and Q exchanged.
 
 For R in proportion to p^a q^(1 - a) it is KL(R || Q) + a / (1 - a) KL(R || P), at every order a but 0 and 1: no
 log-normalizer stands alone in it, so that nearly equal P and Q keep their digits. The natural parameters of R are
 a times those of P plus 1 - a times those of Q; where these are not valid parameters, the integral of p^a q^(1 - a) is
 infinite.
 
-Rényi Divergence and Kullback-Leibler Divergence (van Erven and Harremoës, 2014), theorem 30
+Each formula gets the order `alpha` and `rest` = 1 - alpha, which has all its digits where alpha is next to 1.
+
+Rényi Divergence and Kullback-Leibler Divergence (van Erven and Harremoës, 2014), proposition 2 and theorem 30
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch.distributions import (
     Exponential,
     Gamma,
     HalfNormal,
+    Independent,
     InverseGamma,
     LogNormal,
     LowRankMultivariateNormal,
@@ -32,45 +35,57 @@ from torch.distributions import (
 )
 
 from kullback.numeric import upcast
-from kullback.pairs.closed_forms.dirichlet import dirichlet_divergence
+from kullback.pairs.closed_forms.dirichlet import concentrations, dirichlet_divergence
+from kullback.pairs.closed_forms.multivariate_normal import moments, rounding_error
 from kullback.pairs.closed_forms.positive import gamma_divergence
-from kullback.special import expm1mx, log1pmx, log_ratio
+from kullback.pairs.numerics.bernoulli import generalized_kl
+from kullback.pairs.numerics.cholesky import mixed_with_one, relative, whitened
+from kullback.representations import can_inspect
+from kullback.special import log1pmx, log_ratio
 
 __all__ = ["renyi_in_closed_form"]
 
+# A ratio of scales of which the square is no number of use.
+_WIDE = 1e150
+_LARGEST = 709.0
+_ROUNDING = 1e-13
 
-def renyi_in_closed_form(p: Distribution, q: Distribution, alpha: float) -> Tensor | None:
-    """Return Renyi's divergence of an order other than 0 and 1, None where there is no formula.
 
-    Below order 0 it is not positive, and -inf where the integral is infinite.
-    """
+def renyi_in_closed_form(
+    p: Distribution, q: Distribution, alpha: float, rest: float
+) -> tuple[Tensor, Tensor] | None:
+    """Return Renyi's divergence of an order from 1/2 on other than 1, and its error; None where there is no formula."""
     for families, rule in _RULES:
         if isinstance(p, families) and isinstance(q, families):
-            return rule(p, q, alpha)
+            value = rule(p, q, alpha, rest)
+            if value is None:
+                return None
+            fixed = value.detach()
+            error = rounding_error(p, q, fixed) if rule is _of_gaussians else _ROUNDING * (1 + fixed)
+            return value, torch.where(fixed.isinf(), 0, error)
     return None
 
 
-def _by_kl(to_p: Tensor, to_q: Tensor, finite: Tensor, alpha: float) -> Tensor:
+def _by_kl(to_p: Tensor, to_q: Tensor, finite: Tensor, alpha: float, rest: float) -> Tensor:
     """Return the divergence from KL(R || P) and KL(R || Q)."""
-    return _with_sign(to_q + alpha / (1 - alpha) * to_p, finite, alpha)
+    return _where_finite(finite, to_q + alpha / rest * to_p)
 
 
-def _mixed(a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """Return alpha a + (1 - alpha) b, which is a where b is."""
-    return a + (1 - alpha) * (b - a) if alpha > 0.5 else b + alpha * (a - b)
+def _where_finite(finite: Tensor, value: Tensor) -> Tensor:
+    return torch.where(finite, value.clamp(min=0), torch.inf)
 
 
-def _of_gammas(p: Any, q: Any, alpha: float) -> Tensor:
+def _of_gammas(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return the divergence of Gamma distributions, or of the inverses of such variables."""
     (a, rate_p), (b, rate_q) = _of_gamma(p), _of_gamma(q)
-    c, rate = _mixed(a, b, alpha), _mixed(rate_p, rate_q, alpha)
+    c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)
     c, rate = torch.where(finite, c, 1), torch.where(finite, rate, 1)
     more, faster = torch.where(finite, b - a, 0), torch.where(finite, rate_q - rate_p, 0)
     a, b, rate_p, rate_q = (torch.where(finite, x, 1) for x in (a, b, rate_p, rate_q))
-    to_p = gamma_divergence(c, rate, a, rate_p, (1 - alpha) * more, (1 - alpha) * faster)
+    to_p = gamma_divergence(c, rate, a, rate_p, rest * more, rest * faster)
     to_q = gamma_divergence(c, rate, b, rate_q, -alpha * more, -alpha * faster)
-    return _by_kl(to_p, to_q, finite, alpha)
+    return _by_kl(to_p, to_q, finite, alpha, rest)
 
 
 def _of_gamma(d: Any) -> tuple[Tensor, Tensor]:
@@ -78,107 +93,99 @@ def _of_gamma(d: Any) -> tuple[Tensor, Tensor]:
     return (torch.ones_like(rate) if isinstance(d, Exponential) else upcast(d.concentration)), rate
 
 
-def _of_dirichlets(p: Any, q: Any, alpha: float) -> Tensor:
+def _of_dirichlets(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return the divergence of Dirichlet distributions; those over two classes are Betas."""
-    a, b = _concentrations(p), _concentrations(q)
-    c = _mixed(a, b, alpha)
+    a, b = concentrations(p), concentrations(q)
+    c = a + rest * (b - a)
     finite = (c > 0).all(-1)
     there = finite.unsqueeze(-1)
     c, more = torch.where(there, c, 1), torch.where(there, b - a, 0)
     a, b = torch.where(there, a, 1), torch.where(there, b, 1)
-    to_p = dirichlet_divergence(c, a, (alpha - 1) * more)
+    to_p = dirichlet_divergence(c, a, -rest * more)
     to_q = dirichlet_divergence(c, b, alpha * more)
-    return _by_kl(to_p, to_q, finite, alpha)
+    return _by_kl(to_p, to_q, finite, alpha, rest)
 
 
-def _concentrations(d: Any) -> Tensor:
-    if isinstance(d, Dirichlet):
-        return upcast(d.concentration)
-    return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
+def _of_poissons(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
+    """Return the sum of the two KL, where R has the rate m_P^alpha m_Q^(1 - alpha).
 
-
-def _of_poissons(p: Any, q: Any, alpha: float) -> Tensor:
-    """Return m (e(a d) - a e(d)) / (a - 1) with m the mean of Q, d = log(m_P / m_Q) and e(x) = e^x - 1 - x.
-
-    Means of 0 have their limits: alone of P it leaves m, alone of Q nothing, or +inf from order 1 on.
+    Means of 0 have their limits: alone of P it leaves m, alone of Q a part of P's, or +inf from order 1 on.
     """
     rate_p, rate_q = upcast(p.rate), upcast(q.rate)
     empty = (rate_p == 0) | (rate_q == 0)
     mean_p, mean_q = torch.where(empty, 1, rate_p), torch.where(empty, 1, rate_q)
     d = log_ratio(mean_p, mean_q)
-    small = d.clamp(-1, 1)
-    near = mean_q * (expm1mx(alpha * small) - alpha * expm1mx(small)) / (alpha - 1)
-    mixed = torch.exp(alpha * torch.log(mean_p) + (1 - alpha) * torch.log(mean_q))
-    far = (mixed - alpha * mean_p - (1 - alpha) * mean_q) / (alpha - 1)
-    value = torch.where(small == d, near, far)
-    limit = rate_q + alpha / (1 - alpha) * rate_p
-    gone = (rate_q == 0) & (rate_p > 0) if alpha > 1 else (rate_p == 0) & (rate_q > 0) if alpha < 0 else None
-    finite = torch.ones((), dtype=torch.bool, device=rate_p.device) if gone is None else ~gone
-    return _with_sign(torch.where(empty, limit, value), finite, alpha)
+    finite = torch.log(mean_p) - rest * d < _LARGEST
+    d = torch.where(finite, d, 0)
+    half = torch.exp(-rest / 2 * d)
+    mean = mean_p * half * half
+    to_p, to_q = generalized_kl(mean, mean_p, -rest * d), generalized_kl(mean, mean_q, alpha * d)
+    limit = rate_q + (alpha / rest * rate_p if alpha < 1 else torch.where(rate_p > 0, torch.inf, 0))
+    return torch.where(empty, limit, _by_kl(to_p, to_q, finite, alpha, rest))
 
 
-def _of_normals(p: Any, q: Any, alpha: float) -> Tensor:
+def _of_normals(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return the divergence of Normal distributions, or of variables whose logarithms are."""
-    shift = (upcast(p.loc) - upcast(q.loc)) / upcast(q.scale)
-    return _of_scales(upcast(p.scale), upcast(q.scale), shift, alpha)
+    return _of_scales(upcast(p.scale), upcast(q.scale), upcast(p.loc) - upcast(q.loc), alpha, rest)
 
 
-def _of_half_normals(p: Any, q: Any, alpha: float) -> Tensor:
+def _of_half_normals(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return the divergence of the Normal distributions with mean 0."""
     scale_q = upcast(q.scale)
-    return _of_scales(upcast(p.scale), scale_q, torch.zeros_like(scale_q), alpha)
+    return _of_scales(upcast(p.scale), scale_q, torch.zeros_like(scale_q), alpha, rest)
 
 
-def _of_scales(a: Tensor, b: Tensor, shift: Tensor, alpha: float) -> Tensor:
-    """Return the same as `_of_gaussians` for one dimension, where nearly equal variances keep their digits.
+def _of_scales(a: Tensor, b: Tensor, shift: Tensor, alpha: float, rest: float) -> Tensor:
+    """Return alpha shift^2 / 2 S + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
 
-    With r = Sp / Sq - 1, y = (1 - alpha) r and g(x) = x - log(1 + x) the logarithms are
-    (g(r) + g(y) / (alpha - 1)) / 2.
-    """
-    r = (a - b) / b * ((a + b) / b)
-    y = (1 - alpha) * r
-    finite, near = 1 + y > 0, r.abs() < 0.5 / (1 + abs(alpha))
-    small, shared = torch.where(near, r, 0), torch.where(finite, 1 + y, 1)
-    close = (-log1pmx(small) - log1pmx((1 - alpha) * small) / (alpha - 1)) / 2
-    far = torch.log(b / a) - torch.log(shared) / (2 * (alpha - 1))
-    value = alpha / 2 * shift**2 / shared + torch.where(near, close, far)
-    return _with_sign(value, finite, alpha)
-
-
-def _of_gaussians(p: Any, q: Any, alpha: float) -> Tensor:
-    """Return alpha/2 m' S^-1 m - log(|S| / |Sp|^(1 - alpha) |Sq|^alpha) / 2 (alpha - 1), S = alpha Sq + (1 - alpha) Sp.
-
-    With Sq = L L' and e the eigenvalues of L^-1 Sp L^-T it is a sum over dimensions; +inf where S is not positive.
+    With r = (a / b)^2 - 1 and g(x) = x - log(1 + x) the logarithms are (g(r) - g(rest r) / rest) / 2.
 
     Rényi divergence measures for commonly used univariate continuous distributions (Gil, Alajaji and Linder, 2013)
     """
-    chol_p, chol_q = (upcast(d.scale_tril) for d in (p, q))
-    whitened = torch.linalg.solve_triangular(chol_q, chol_p, upper=False)
-    difference = upcast(p.loc) - upcast(q.loc)
-    difference = torch.linalg.solve_triangular(chol_q, difference.unsqueeze(-1), upper=False).squeeze(-1)
-    covariance = whitened @ whitened.mT
-    mixed = (1 - alpha) * covariance + alpha * torch.eye(covariance.shape[-1], dtype=covariance.dtype)
-    factor, info = torch.linalg.cholesky_ex(mixed)
-    finite = info == 0
-    safe = torch.where(
-        finite[..., None, None], mixed, torch.eye(covariance.shape[-1], dtype=covariance.dtype)
-    )
-    factor = torch.linalg.cholesky(safe)
-    shift = torch.linalg.solve_triangular(factor, difference.unsqueeze(-1), upper=False).squeeze(-1)
-    log_mixed = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    log_p = whitened.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    value = alpha / 2 * (shift**2).sum(-1) - (log_mixed - (1 - alpha) * log_p) / (alpha - 1)
-    return _with_sign(value, finite, alpha)
+    wide = a > _WIDE * b
+    narrow = torch.where(wide, b, a)
+    r = (narrow - b) / b * ((narrow + b) / b)
+    finite = (1 + rest * r > 0) & ~(wide & (rest < 0))
+    grown = torch.where(finite, rest * r, 0)
+    near = ~wide & (r.abs() < 0.5 / (1 + alpha))
+    small = torch.where(near, r, 0)
+    close = (log1pmx(rest * small) / rest - log1pmx(small)) / 2
+    log = log_ratio(a, b)
+    log_shared = torch.where(wide, 2 * log + math.log(abs(rest)), torch.log1p(grown))
+    logs = torch.where(near, close, log_shared / (2 * rest) - log)
+    root = torch.where(wide, a * math.sqrt(abs(rest)), b * torch.sqrt(1 + grown))
+    finite = finite & (shift.abs() < _WIDE * root)
+    z = torch.where(finite, shift, 0) / root
+    return _where_finite(finite, alpha / 2 * z * z + logs)
 
 
-def _with_sign(value: Tensor, finite: Tensor, alpha: float) -> Tensor:
-    """Give Renyi's divergence its sign, which is that of the order, and its infinities."""
-    sign = math.copysign(1.0, alpha)
-    return sign * torch.where(finite, (sign * value).clamp(min=0), torch.inf)
+def _of_gaussians(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
+    """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha + rest M M^T.
+
+    M = K^-1 L and v = K^-1 (m_P - m_Q) are those of KL. As tr T T^T - d = rest (tr M M^T - d), the logarithms are
+    those of KL less 1 / rest times the same of T, which small ones are taken from. None where M M^T is too large.
+    """
+    left, right = moments(p), moments(q)
+    if left is None or right is None:
+        return None
+    m = relative(left[1], right[1])
+    found = mixed_with_one(m, rest)
+    size = torch.maximum(m.diagonal.detach().amax(-1), m.below.detach().abs().amax((-2, -1)))
+    if can_inspect(size) and not bool((size < _WIDE).all()):
+        return None
+    steps = whitened((left[0] - right[0]).unsqueeze(-1), right[1])
+    steps = torch.linalg.solve_triangular(found.root, steps, upper=False)
+    near = (m.squares_minus_one.detach() ** 2).sum(-1) + (m.below.detach() ** 2).sum((-2, -1)) < 0.5
+    close = m.divergence() - found.relative.divergence() / rest
+    far = found.log_det / rest - 2 * torch.log(m.diagonal).sum(-1)
+    logs = torch.where(near, close, far / 2)
+    return _where_finite(found.exists, alpha / 2 * (steps**2).sum((-2, -1)) + logs)
 
 
-_RULES: tuple[tuple[tuple[type[Distribution], ...], Callable[[Any, Any, float], Tensor]], ...] = (
-    ((MultivariateNormal, LowRankMultivariateNormal), _of_gaussians),
+_RULES: tuple[
+    tuple[tuple[type[Distribution], ...], Callable[[Any, Any, float, float], Tensor | None]], ...
+] = (
+    ((MultivariateNormal, LowRankMultivariateNormal, Independent), _of_gaussians),
     ((Normal,), _of_normals),
     ((LogNormal,), _of_normals),
     ((HalfNormal,), _of_half_normals),

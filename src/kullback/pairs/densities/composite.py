@@ -140,6 +140,7 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
 def log_weights_of(d: MixtureSameFamily) -> Tensor:
     """Return the logarithms of the weights of a mixture."""
     weights: Categorical = d.mixture_distribution
-    return (
-        upcast(weights.logits).log_softmax(-1) if given_logits(weights) else safe_log(upcast(weights.probs))
-    )
+    if given_logits(weights):
+        return upcast(weights.logits).log_softmax(-1)
+    probs = upcast(weights.probs)  # which sum to one but for the rounding of their dtype
+    return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))

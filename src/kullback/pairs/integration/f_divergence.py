@@ -267,7 +267,7 @@ def _first_panels(
     diverges = _runs_away(log_size, there) | _runs_away(log_size.flip(-1), there.flip(-1))
     diverges = diverges & (not terms.is_bounded)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
-    kept = log_size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE
+    kept = _matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     lost = (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges
     start, stop = span(v, kept)
@@ -317,8 +317,14 @@ def _bisected(piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tenso
     return upper
 
 
+def _matters(log_size: Tensor, either: Tensor) -> Tensor:
+    """Tell which terms, or masses of one of the two, are not negligible."""
+    return (log_size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE) | (either > -NEGLIGIBLE)
+
+
 def _runs_away(log_size: Tensor, there: Tensor) -> Tensor:
     """Tell where the terms do not fall up to the last point at which a density can be told."""
+    log_size = torch.where(there, log_size, -torch.inf)
     count = there.shape[-1]
     last = count - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
     end, before = (log_size.gather(-1, (last - k).clamp(min=0)).squeeze(-1) for k in (0, 12))
@@ -383,10 +389,11 @@ def _window(
     )
     x = torch.minimum(torch.maximum(x, least), most).sort(-1).values
     log_p, log_q = _log_masses_at(p, q, x, None)
-    there = torch.maximum(log_p, log_q) > -torch.inf
+    either = torch.maximum(log_p, log_q)
+    there = either > -torch.inf
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
     diverges = _runs_away(log_size, there & (x < 1e14)) & most.isinf().squeeze(-1) & (not terms.is_bounded)
-    before, after = span(x, log_size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE)
+    before, after = span(x, _matters(log_size, either))
     cap = 20 * max(target.max_evaluations, 100)
     count = int(torch.where(diverges.unsqueeze(-1), 0, after - before).amax().clamp(max=cap - 1)) + 1
     cut_off = (after - before).squeeze(-1) >= count

@@ -19,9 +19,11 @@ from kullback.special import itakura_saito
 
 __all__ = [
     "Covariance",
+    "Mixed",
     "Relative",
     "covariance_of",
     "factors_of",
+    "mixed_with_one",
     "of_low_rank",
     "of_matrix",
     "of_root",
@@ -31,6 +33,8 @@ __all__ = [
 
 # Nearer than this, by the squared norm of the whitened difference, M is made from that difference.
 _NEAR = 0.02
+# Ratios whose squares are normal floats.
+_SMALLEST, _LARGEST = 1e-150, 1e150
 
 
 class Covariance(NamedTuple):
@@ -56,19 +60,38 @@ class Covariance(NamedTuple):
 
 
 class Relative(NamedTuple):
-    """M: the squares of its diagonal, these minus 1 to full precision, and the entries below the diagonal."""
+    """M: its diagonal, the squares of that minus 1 to full precision, and the entries below the diagonal."""
 
-    squares: Tensor
+    diagonal: Tensor
     squares_minus_one: Tensor
     below: Tensor
 
     def itakura_saito_terms(self) -> Tensor:
-        """Return m_ii^2 - 1 - log m_ii^2."""
-        return itakura_saito(self.squares, torch.ones_like(self.squares), self.squares_minus_one)
+        """Return m_ii^2 - 1 - log m_ii^2, also where the square leaves the range of floats."""
+        small, usual = self.diagonal < _SMALLEST, (self.diagonal >= _SMALLEST) & (self.diagonal <= _LARGEST)
+        squares = torch.where(usual, self.diagonal, 1) ** 2
+        terms = itakura_saito(
+            squares, torch.ones_like(squares), torch.where(usual, self.squares_minus_one, 0)
+        )
+        far = torch.where(small, -1 - 2 * torch.log(torch.where(small, self.diagonal, 1)), torch.inf)
+        return torch.where(usual, terms, far)
 
     def divergence(self) -> Tensor:
         """Return KL of two normal distributions of the same mean."""
-        return (self.itakura_saito_terms().sum(-1) + (self.below**2).sum((-2, -1))) / 2
+        huge = (self.diagonal > _LARGEST).any(-1)
+        below = torch.where(huge[..., None, None], 0, self.below)
+        return torch.where(
+            huge, torch.inf, (self.itakura_saito_terms().sum(-1) + (below**2).sum((-2, -1))) / 2
+        )
+
+
+class Mixed(NamedTuple):
+    """The Cholesky factor T of a matrix, what it is relative to 1, log det of the matrix, and where T exists."""
+
+    root: Tensor
+    relative: Relative
+    log_det: Tensor
+    exists: Tensor
 
 
 def of_root(root: Tensor) -> Covariance:
@@ -141,7 +164,7 @@ def relative(p: Covariance, q: Covariance) -> Relative:
     step = p.root - q.root
     diagonal_p, diagonal_q, shift = (x.diagonal(dim1=-2, dim2=-1) for x in (p.root, q.root, step))
     ratio = diagonal_p / diagonal_q
-    far = Relative(ratio * ratio, shift / diagonal_q * (1 + ratio), whitened(step, q).tril(-1))
+    far = Relative(ratio, shift / diagonal_q * (1 + ratio), whitened(step, q).tril(-1))
     change = _whitened_difference(p, q)
     return far if change is None else _nearer(far, change)
 
@@ -171,9 +194,21 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
         change - first @ first.mT
     )  # one step of Newton's method gives the digits that 1 + N lost
     shift = small.diagonal(dim1=-2, dim2=-1)
-    close = Relative((1 + shift) ** 2, shift * (2 + shift), small.tril(-1))
+    close = Relative(1 + shift, shift * (2 + shift), small.tril(-1))
     marks = (near[..., None], near[..., None], near[..., None, None])
     return Relative(*(torch.where(m, a, b) for m, a, b in zip(marks, close, far, strict=True)))
+
+
+def mixed_with_one(m: Relative, share: float) -> Mixed:
+    """Return 1 - share times the identity plus share M M^T; where that is not positive, the identity."""
+    step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
+    change = share * (step + step.mT + step @ step.mT)
+    exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
+    change = torch.where(exists[..., None, None], change, 0)
+    root = torch.linalg.cholesky(_plus_one(change))
+    diagonal = root.diagonal(dim1=-2, dim2=-1)
+    found = _nearer(Relative(diagonal, diagonal**2 - 1, root.tril(-1)), change)
+    return Mixed(root, found, torch.log1p(found.squares_minus_one).sum(-1), exists)
 
 
 def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance, bool]:
