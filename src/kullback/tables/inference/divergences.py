@@ -4,8 +4,8 @@ Let :math:`\hat p, \hat q` be the proportions of the bins. Every divergence here
 double zero at p = q, where its plug-in :math:`\hat D` follows a scaled chi-square distribution, not a normal one:
 :math:`\hat D / c \sim \chi'^2_\nu(D / c)`, with as many degrees of freedom :math:`\nu` as bins less one. Away from
 p = q the same distribution with :math:`c = \sigma^2 / 4 D` has the delta method's variance :math:`\sigma^2`; the two
-scales agree where both hold, so one family of distributions gives intervals everywhere. Where the test of p = q does not
-reject, they begin at 0.
+scales agree where both hold, so one family of distributions gives intervals everywhere. Where the test of p = q
+does not reject, they begin at 0.
 
 References:
     Some aspects of the statistical use of divergence: Asymptotic distribution of (h, phi)-entropies
