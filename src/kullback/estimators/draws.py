@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "numpy_of",
     "shares_of",
     "variance_of_sum",
+    "with_weight",
 ]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -45,10 +47,10 @@ class Draws:
     @classmethod
     def of(cls, samples: Samples) -> Draws:
         """Return the draws of `samples` on the CPU, those of weight 0 left out."""
+        samples = with_weight(samples)
         weights = None if samples.weights is None else samples.weights.cpu().numpy()
         cluster = None if samples.cluster is None else samples.cluster.cpu().numpy()
-        draws = cls(numpy_of(samples), weights, cluster)
-        return draws if weights is None or bool((weights > 0).all()) else draws.taken(np.flatnonzero(weights))
+        return cls(numpy_of(samples), weights, cluster)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -86,6 +88,18 @@ class Draws:
         """Return the variance of a sum to which each draw adds its influence."""
         cluster = None if self.cluster is None else torch.from_numpy(self.cluster)
         return float(variance_of_sum(torch.from_numpy(influence), cluster))
+
+
+def with_weight(samples: Samples) -> Samples:
+    """Leave out the draws of weight 0, which must not count as seen, nor their clusters as clusters."""
+    if samples.weights is None or bool((samples.weights > 0).all()):
+        return samples
+    kept = samples.weights > 0
+    found = copy.copy(samples)
+    found.tensor, found.weights = samples.tensor[kept.to(samples.tensor.device)], samples.weights[kept]
+    if samples.cluster is not None:
+        found.cluster = torch.unique(samples.cluster[kept.to(samples.cluster.device)], return_inverse=True)[1]
+    return found
 
 
 def numpy_of(samples: Samples) -> Array:

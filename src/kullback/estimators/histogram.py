@@ -22,7 +22,7 @@ from kullback.estimators.discrete import point
 from kullback.estimators.discrete.api import describe
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
-from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
+from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
 from kullback.estimators.normal_interval import note_on_sign
 from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
 from kullback.samples import Samples
@@ -131,6 +131,7 @@ def histogram(
         2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
     _check("histogram", p, q, confidence, bins)
+    p, q = with_weight(p), with_weight(q)
     first, second = _sorted(p), _sorted(q)
     if bins is None:
         bins = _number_of_bins(_independent_draws(p, q, first, second))

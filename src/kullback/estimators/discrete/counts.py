@@ -11,7 +11,14 @@ from torch import Tensor
 from kullback.errors import invalid_value
 from kullback.estimators.checks import check_samples
 from kullback.estimators.discrete import point
-from kullback.estimators.draws import clusters_in, effective_number, few_clusters, shares_of, variance_of_sum
+from kullback.estimators.draws import (
+    clusters_in,
+    effective_number,
+    few_clusters,
+    shares_of,
+    variance_of_sum,
+    with_weight,
+)
 from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.samples import Samples
 
@@ -53,6 +60,7 @@ def count_categories(call: str, p: Samples, q: Samples) -> CategoryCounts:
             got=f"{p!r} and {q!r}",
             instead="Samples(x.long()) for categories, or method='nearest_neighbors' for numbers",
         )
+    p, q = with_weight(p), with_weight(q)
     codes_p, codes_q, categories = _codes(p, q)
     return tabulate(codes_p, codes_q, categories, p, q)
 
