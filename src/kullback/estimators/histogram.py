@@ -98,9 +98,9 @@ def histogram(
 ) -> Estimate:
     r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins.
 
-    The edges are quantiles of P and Q together, half the weight each, and wide gaps; the outer bins are open. Where Q has no draw in a
-    bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest neighbors do:
-    the bin, of width w, adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
+    The edges are quantiles of P and Q together, half the weight each, and wide gaps; the outer bins are open. Where Q
+    has no draw in a bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest
+    neighbors do: the bin, of width w, adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
 
     The interval is that of the counts (`kl_interval`). Its upper end is moved out by what twice as wide bins lose, an
     estimate of what these do, and to where finer bins in P's tails have theirs.
