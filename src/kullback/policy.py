@@ -73,7 +73,9 @@ class FixedKLController:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on from a saved state."""
         wanted = sorted(self.state_dict())
-        numbers = {name: number_from(value) for name, value in state.items()} if isinstance(state, dict) else {}
+        numbers = (
+            {name: number_from(value) for name, value in state.items()} if isinstance(state, dict) else {}
+        )
         if sorted(numbers) != wanted or any(map(math.isnan, numbers.values())):
             raise invalid_value(
                 f"{type(self).__name__}.load_state_dict",

@@ -454,3 +454,29 @@ def test_draws_of_weight_0_are_not_there(against):
     for one, same in zip(found[::2], found[1::2], strict=True):
         assert float(one.value) == pytest.approx(float(same.value), rel=1e-9)
         assert [*map(float, one.interval)] == pytest.approx([*map(float, same.interval)], rel=1e-9)
+
+
+def test_the_variance_between_clusters_is_right_whatever_their_sizes():
+    rng = np.random.default_rng(2)
+    sizes = np.array([400, *[10] * 30, *[50] * 3])
+    cluster = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
+    found = []
+    for _ in range(400):
+        x = torch.from_numpy(rng.standard_normal(len(sizes)))[cluster]
+        found.append(float(variance_of_sum((x - x.mean()) / len(x), cluster)))
+    assert np.mean(found) == pytest.approx(np.square(sizes / sizes.sum()).sum(), rel=0.1)
+
+
+def test_intervals_hold_with_clusters_of_very_unequal_sizes():
+    rng, missed = np.random.default_rng(9), 0
+    probabilities = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+
+    def drawn():
+        sizes = np.ceil(rng.lognormal(2, 1.2, 60)).astype(int)
+        own = rng.dirichlet(9 * probabilities, 60)
+        x = np.concatenate([rng.choice(5, size, p=each) for size, each in zip(sizes, own, strict=True)])
+        return Samples(x, cluster=np.repeat(np.arange(60), sizes))
+
+    for _ in range(120):
+        missed += float(coverage_adjusted(drawn(), drawn()).interval[0]) > 0
+    assert missed <= 12  # 6 expected

@@ -16,6 +16,7 @@ __all__ = [
     "Array",
     "Draws",
     "Integers",
+    "cluster_correction",
     "clusters_in",
     "effective_number",
     "few_clusters",
@@ -133,20 +134,32 @@ def clusters_in(samples: Samples) -> int | None:
 def variance_of_sum(terms: Tensor, cluster: Tensor | None = None) -> Tensor:
     r"""Return the variance of a sum of terms with mean 0, those of one cluster dependent on each other.
 
-    .. math:: \frac{C}{C - 1} \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
+    .. math:: f \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
 
-    It is infinite for fewer than two terms or clusters. Longitudinal data analysis using generalized linear models
-    (Liang and Zeger, 1986)
+    with f the `cluster_correction` of the clusters' sizes, :math:`C / (C - 1)` where these are equal. It is infinite
+    for fewer than two terms or clusters. Longitudinal data analysis using generalized linear models (Liang and Zeger,
+    1986)
     """
-    count = terms.numel()
+    sizes = torch.ones_like(terms)
     if cluster is not None:
         cluster = cluster.to(terms.device)
-        sizes = torch.bincount(cluster)
+        sizes = torch.bincount(cluster).to(terms.dtype)
         terms = terms.new_zeros(len(sizes)).index_add(0, cluster, terms)
-        count = int((sizes > 0).sum())
-    if count < 2:
+    if int((sizes > 0).sum()) < 2:
         return torch.full_like(terms.sum(), torch.inf)
-    return terms.square().sum() * (count / (count - 1))
+    return terms.square().sum() * cluster_correction(sizes)
+
+
+def cluster_correction(sizes: Any) -> float:
+    r"""Return by what to multiply the squared deviations of clusters from a mean that they are part of.
+
+    With their shares :math:`s_c` of the draws, it is
+    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`; infinite for one cluster.
+    """
+    shares = sizes / sizes.sum()
+    squares = shares**2
+    rest = float((squares * (1 - 2 * shares + squares.sum())).sum())
+    return float(squares.sum()) / rest if rest > 0 else float("inf")
 
 
 def number_from_scores(scores: Array, draws: Draws) -> float:
