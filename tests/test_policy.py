@@ -106,7 +106,18 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", CONTROLLERS)
-@pytest.mark.parametrize("state", [{}, {"beta": 1.0}, None, {"coefficient": 1.0, "more": 2.0}], ids=repr)
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"beta": 1.0},
+        None,
+        {"coefficient": 1.0, "more": 2.0},
+        {"coefficient": math.nan},
+        {"coefficient": "a"},
+    ],
+    ids=repr,
+)
 def test_a_state_of_something_else(make: Any, state: Any) -> None:
     with pytest.raises(KullbackError, match="load_state_dict") as caught:
         make().load_state_dict(state)

@@ -73,7 +73,10 @@ class FixedKLController:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on from a saved state."""
         wanted = sorted(self.state_dict())
-        if not isinstance(state, dict) or sorted(state) != wanted:
+        numbers = (
+            {name: number_from(value) for name, value in state.items()} if isinstance(state, dict) else {}
+        )
+        if sorted(numbers) != wanted or any(map(math.isnan, numbers.values())):
             raise invalid_value(
                 f"{type(self).__name__}.load_state_dict",
                 "state",
@@ -81,8 +84,7 @@ class FixedKLController:
                 got=safe_repr(state),
                 instead=f"state={type(self).__name__}(...).state_dict()",
             )
-        for name, value in state.items():
-            setattr(self, name, float(value))
+        vars(self).update(numbers)
 
 
 class AdaptiveKLController(FixedKLController):

@@ -284,3 +284,15 @@ def test_the_same_draws_give_the_same_estimate_in_any_order_and_precision():
 def test_what_cannot_be_counted_is_refused(p, q, options, message):
     with pytest.raises(ArgumentValueError, match=message):
         histogram(p, q, **options)
+
+
+def test_a_gap_divides_a_bin():
+    """A few draws far from all others must not share a bin with the last of these."""
+
+    def drawn(share, seed):
+        rng = np.random.default_rng(seed)
+        return Samples(np.where(rng.random(2000) < share, 8 + rng.random(2000), rng.standard_normal(2000)))
+
+    values = [float(histogram(drawn(0.03, seed), drawn(0.003, 1000 + seed)).value) for seed in range(60)]
+    truth = 0.03 * math.log(10) + 0.97 * math.log(0.97 / 0.997)
+    assert np.mean(values) == pytest.approx(truth, abs=0.004)

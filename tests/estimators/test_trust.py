@@ -429,3 +429,54 @@ def test_no_estimate_changes_the_global_random_states():
     assert float(first.value) == float(second.value)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert (np.random.get_state()[1] == legacy).all()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("against", ["numbers", "categories", "a density", "a critic"])
+def test_draws_of_weight_0_are_not_there(against):
+    random = np.random.default_rng(4)
+    x, group = random.random(600), np.repeat(np.arange(60), 10)
+    kept = (x < 0.9) & (group < 30)
+    y = Samples(random.random(600))
+    if against == "categories":
+        x, y = (10 * x).astype(int), Samples((10 * y.tensor).long())
+
+    def estimate(p, q):
+        if against == "a critic":
+            return variational_estimate(p, q, lambda at: 1 - at)
+        return kl_estimate(p, q, generator=seeded())
+
+    other = Uniform(0.0, 1.0) if against == "a density" else y
+    weighted = Samples(x, weights=kept.astype(float), cluster=group)
+    sides = [(weighted, other), (Samples(x[kept], cluster=group[kept]), other)]
+    if against != "a density":
+        sides += [(y, weighted), (y, Samples(x[kept], cluster=group[kept]))]
+    found = [estimate(p, q) for p, q in sides]
+    for one, same in zip(found[::2], found[1::2], strict=True):
+        assert float(one.value) == pytest.approx(float(same.value), rel=1e-9)
+        assert [*map(float, one.interval)] == pytest.approx([*map(float, same.interval)], rel=1e-9)
+
+
+def test_the_variance_between_clusters_is_right_whatever_their_sizes():
+    rng = np.random.default_rng(2)
+    sizes = np.array([400, *[10] * 30, *[50] * 3])
+    cluster = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
+    found = []
+    for _ in range(400):
+        x = torch.from_numpy(rng.standard_normal(len(sizes)))[cluster]
+        found.append(float(variance_of_sum((x - x.mean()) / len(x), cluster)))
+    assert np.mean(found) == pytest.approx(np.square(sizes / sizes.sum()).sum(), rel=0.1)
+
+
+def test_intervals_hold_with_clusters_of_very_unequal_sizes():
+    rng, missed = np.random.default_rng(9), 0
+    probabilities = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+
+    def drawn():
+        sizes = np.ceil(rng.lognormal(2, 1.2, 60)).astype(int)
+        own = rng.dirichlet(9 * probabilities, 60)
+        x = np.concatenate([rng.choice(5, size, p=each) for size, each in zip(sizes, own, strict=True)])
+        return Samples(x, cluster=np.repeat(np.arange(60), sizes))
+
+    for _ in range(120):
+        missed += float(coverage_adjusted(drawn(), drawn()).interval[0]) > 0
+    assert missed <= 12  # 6 expected

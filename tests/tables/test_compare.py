@@ -241,6 +241,16 @@ def test_clusters_of_joint_columns(tables):
     assert found.joint[0].p_adjusted < 0.001
 
 
+def test_uneven_weights_make_no_difference_of_equal_tables():
+    random = np.random.default_rng(5)
+
+    def table(rows: int) -> pa.Table:
+        return pa.table({"x": random.standard_normal(rows), "w": np.exp(1.5 * random.standard_normal(rows))})
+
+    p_values = [compare(table(1000), table(10_000), weights="w").columns[0].p_value for _ in range(200)]
+    assert np.mean(np.array(p_values) <= 0.05) < 0.095  # three standard errors
+
+
 def test_weights_and_clusters_are_no_columns(tables):
     found = compare(*tables, weights="weight", cluster="user")
     assert {"weight", "user"}.isdisjoint(each.name for each in found.columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = [
     "Array",
     "Draws",
     "Integers",
+    "cluster_correction",
     "clusters_in",
     "effective_number",
     "few_clusters",
@@ -22,6 +24,7 @@ __all__ = [
     "numpy_of",
     "shares_of",
     "variance_of_sum",
+    "with_weight",
 ]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -45,10 +48,10 @@ class Draws:
     @classmethod
     def of(cls, samples: Samples) -> Draws:
         """Return the draws of `samples` on the CPU, those of weight 0 left out."""
+        samples = with_weight(samples)
         weights = None if samples.weights is None else samples.weights.cpu().numpy()
         cluster = None if samples.cluster is None else samples.cluster.cpu().numpy()
-        draws = cls(numpy_of(samples), weights, cluster)
-        return draws if weights is None or bool((weights > 0).all()) else draws.taken(np.flatnonzero(weights))
+        return cls(numpy_of(samples), weights, cluster)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -88,6 +91,18 @@ class Draws:
         return float(variance_of_sum(torch.from_numpy(influence), cluster))
 
 
+def with_weight(samples: Samples) -> Samples:
+    """Leave out the draws of weight 0, which must not count as seen, nor their clusters as clusters."""
+    if samples.weights is None or bool((samples.weights > 0).all()):
+        return samples
+    kept = samples.weights > 0
+    found = copy.copy(samples)
+    found.tensor, found.weights = samples.tensor[kept.to(samples.tensor.device)], samples.weights[kept]
+    if samples.cluster is not None:
+        found.cluster = torch.unique(samples.cluster[kept.to(samples.cluster.device)], return_inverse=True)[1]
+    return found
+
+
 def numpy_of(samples: Samples) -> Array:
     """Return the draws as a float64 array of shape (n, d) on the CPU."""
     return samples.tensor.detach().to("cpu", torch.float64).numpy()
@@ -119,20 +134,32 @@ def clusters_in(samples: Samples) -> int | None:
 def variance_of_sum(terms: Tensor, cluster: Tensor | None = None) -> Tensor:
     r"""Return the variance of a sum of terms with mean 0, those of one cluster dependent on each other.
 
-    .. math:: \frac{C}{C - 1} \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
+    .. math:: f \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
 
-    It is infinite for fewer than two terms or clusters. Longitudinal data analysis using generalized linear models
-    (Liang and Zeger, 1986)
+    with f the `cluster_correction` of the clusters' sizes, :math:`C / (C - 1)` where these are equal. It is infinite
+    for fewer than two terms or clusters. Longitudinal data analysis using generalized linear models (Liang and Zeger,
+    1986)
     """
-    count = terms.numel()
+    sizes = torch.ones_like(terms)
     if cluster is not None:
         cluster = cluster.to(terms.device)
-        sizes = torch.bincount(cluster)
+        sizes = torch.bincount(cluster).to(terms.dtype)
         terms = terms.new_zeros(len(sizes)).index_add(0, cluster, terms)
-        count = int((sizes > 0).sum())
-    if count < 2:
+    if int((sizes > 0).sum()) < 2:
         return torch.full_like(terms.sum(), torch.inf)
-    return terms.square().sum() * (count / (count - 1))
+    return terms.square().sum() * cluster_correction(sizes)
+
+
+def cluster_correction(sizes: Any) -> float:
+    r"""Return by what to multiply the squared deviations of clusters from a mean that they are part of.
+
+    With their shares :math:`s_c` of the draws, it is
+    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`; infinite for one cluster.
+    """
+    shares = sizes / sizes.sum()
+    squares = shares**2
+    rest = float((squares * (1 - 2 * shares + squares.sum())).sum())
+    return float(squares.sum()) / rest if rest > 0 else float("inf")
 
 
 def number_from_scores(scores: Array, draws: Draws) -> float:

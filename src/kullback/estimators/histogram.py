@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Integral
 
 import numpy as np
@@ -22,7 +23,7 @@ from kullback.estimators.discrete import point
 from kullback.estimators.discrete.api import describe
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
-from kullback.estimators.draws import Array, Integers, effective_number, numpy_of
+from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
 from kullback.estimators.normal_interval import note_on_sign
 from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
 from kullback.samples import Samples
@@ -35,6 +36,9 @@ _MOST_BINS = 1_000_000
 
 # P's draws in its outermost bins at least, where its tails are looked into.
 _DRAWS_IN_A_TAIL = 5
+
+# Draws on either side of a gap that is an edge.
+_DRAWS_BESIDE_A_GAP = 5
 
 # How many quantiles of each side stand in for its draws, for every bin, when the edges are laid.
 _QUANTILES_IN_A_BIN = 4
@@ -94,9 +98,9 @@ def histogram(
 ) -> Estimate:
     r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins.
 
-    The edges are quantiles of P and Q together, half the weight each; the outer bins are open. Where Q has no draw in a
-    bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest neighbors do:
-    the bin, of width w, adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
+    The edges are quantiles of P and Q together, half the weight each, and wide gaps; the outer bins are open. Where Q
+    has no draw in a bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest
+    neighbors do: the bin, of width w, adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
 
     The interval is that of the counts (`kl_interval`). Its upper end is moved out by what twice as wide bins lose, an
     estimate of what these do, and to where finer bins in P's tails have theirs.
@@ -131,10 +135,11 @@ def histogram(
         2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
     _check("histogram", p, q, confidence, bins)
+    p, q = with_weight(p), with_weight(q)
     first, second = _sorted(p), _sorted(q)
     if bins is None:
         bins = _number_of_bins(_independent_draws(p, q, first, second))
-    edges = _edges(first, second, bins)
+    edges = _with_gaps(first, second, _edges(first, second, bins))
     table = _count(p, q, first, second, edges)
     estimate = point.zhang_grabchak(table.a, table.b)
     corrected = point.coverage_correction(table.a, table.b).shrunken
@@ -230,6 +235,22 @@ def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
     together = (first.shares(candidates) + second.shares(candidates)) / 2
     chosen = np.searchsorted(together, np.arange(1, bins) / bins * (1 - 1e-12))
     return candidates[np.unique(np.minimum(chosen, len(candidates) - 1))]
+
+
+def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
+    """Add an edge in every bin that a gap divides into two parts, which are too unlike for one."""
+    values = np.sort(np.concatenate([first.values, second.values]), kind="stable")
+    ends = np.concatenate([[0], np.searchsorted(values, edges, side="right"), [len(values)]])
+    added: list[float] = []
+    for start, stop in pairwise(ends.tolist()):
+        x = (
+            values[start + _DRAWS_BESIDE_A_GAP - 1 : stop - _DRAWS_BESIDE_A_GAP + 1] / 2
+        )  # whose range is finite
+        if len(x) > 1:
+            widest = int(np.diff(x).argmax())
+            if x[widest + 1] - x[widest] > (x[-1] - x[0]) / 2:
+                added.append(2 * float(x[widest]))
+    return np.unique(np.concatenate([edges, added]))
 
 
 def _with_tails(values: Array, edges: Array) -> Array:

@@ -15,7 +15,7 @@ from kullback.special import HALF_LOG_2PI
 
 __all__ = ["FlatError", "category_surprise", "local_log_density", "neighbor_numbers"]
 
-# Degrees of dof of Student's t among which a coordinate's tails are matched; the last is the Gaussian.
+# Degrees of freedom of Student's t among which a coordinate's tails are matched; the last is the Gaussian.
 _DOFS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
 _ENOUGH_TO_MATCH = 10_000
 _BLOCK = 20_000
@@ -133,7 +133,7 @@ def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Arra
 
 
 def _log_student(u: Array, dof: float) -> Array:
-    """Return the log-density of Student's t, the Gaussian with infinitely many degrees of dof."""
+    """Return the log-density of Student's t, the Gaussian with infinitely many degrees of freedom."""
     if np.isinf(dof):
         return -(u**2) / 2 - HALF_LOG_2PI
     special = load("scipy.special", "from_density")

@@ -21,7 +21,7 @@ from torch.distributions.constraints import Constraint
 from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, seed_of, seeded
-from kullback.estimators.draws import Array, Draws, clusters_in, numpy_of
+from kullback.estimators.draws import Array, Draws, clusters_in, numpy_of, with_weight
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
 from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
 from kullback.estimators.tails import tail_allowance
@@ -101,7 +101,8 @@ def from_density(
             f"{int(outside.sum())} of {len(p)} draws lie where Q has no density, the first at index "
             f"{int(outside.argmax())}: KL is infinite",
         )
-    draws, log_q = Draws.of(p), log_q[used]
+    p, log_q = with_weight(p), log_q[used]
+    draws = Draws.of(p)
     if discrete:
         return _from_counts(p, draws, log_q, confidence)
     return _from_neighbors(p, q, draws, log_q, confidence, generator)
@@ -338,6 +339,7 @@ def _check_shapes(call: str, p: Samples, q: Distribution) -> None:
 
 def _check_draws(call: str, p: Samples, *, discrete: bool) -> None:
     check_finite(call, "p", p)
+    p = with_weight(p)
     number, d = clusters_in(p) or len(p), p.tensor.shape[1]
     fewest = 2 if discrete else max(_FEWEST, 2 * d + 2)
     if number < fewest:

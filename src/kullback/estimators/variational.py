@@ -20,7 +20,14 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
-from kullback.estimators.draws import clusters_in, effective_number, few_clusters, shares_of, variance_of_sum
+from kullback.estimators.draws import (
+    clusters_in,
+    effective_number,
+    few_clusters,
+    shares_of,
+    variance_of_sum,
+    with_weight,
+)
 from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.representations import can_inspect, first_of
 from kullback.samples import Samples
@@ -144,6 +151,7 @@ def variational_estimate(
     call = "variational_estimate"
     _check(call, p, q, bound)
     check_confidence(call, confidence)
+    p, q = with_weight(p), with_weight(q)
     for name, side in (("p", p), ("q", q)):
         _check_number(call, name, side)
     with torch.no_grad():

@@ -197,5 +197,7 @@ def _without_empty(begins: set[int], p: ColumnProfile, q: ColumnProfile | None) 
 
 
 def _beginning(cut: int, center: float) -> float:
-    low, high = bucket_ends(cut, center)
-    return low if cut >= 0 else min(low, high)
+    """Return the smallest number of a bucket: not its lower end where it is below the center or right above it."""
+    low = bucket_ends(cut, center)[0]
+    holds_low = cut == 0 or (low > center if cut > 0 else low == center)
+    return low if holds_low else float(np.nextafter(low, np.inf))

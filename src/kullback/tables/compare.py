@@ -67,8 +67,9 @@ def compare_tables(
 ) -> TableComparison:
     r"""Compare two tables column by column.
 
-    The bins of numbers end at quantiles of P, the first and the last are open-ended; each category, missing values, NaN
-    and the infinities have bins of their own. With the proportions p and q of the bins,
+    The bins of numbers end at quantiles of P (with uneven weights or clusters, of both tables), the first and the last
+    are open-ended; each category, missing values, NaN and the infinities have bins of their own. With the proportions p
+    and q of the bins,
 
     .. math:: \mathrm{KL}(P \| Q) = \sum_i p_i \log \frac{p_i}{q_i}, \quad
         \mathrm{PSI} = \sum_i (p_i - q_i) \log \frac{p_i}{q_i}, \quad
@@ -280,7 +281,9 @@ def _all_compared(
     """Compare each shared column and each group of them, and correct the p-values for their number."""
     findings = settings.findings(shared)
     number = settings.number_of_bins()
-    bins = {name: column_bins(p, q, name, number, settings.sizes) for name in shared}
+    uneven = any(size < 0.99 * side.rows for size, side in zip(settings.sizes, (p, q), strict=True))
+    together = uneven or cluster is not None
+    bins = {name: column_bins(p, q, name, number, settings.sizes, together=together) for name in shared}
     counted: dict[tuple[str, ...], Pair] = {}
     if joint_counting is not None and cluster is not None and shared:
         counted = joint_counting.count(bins, [(name,) for name in shared])
@@ -312,7 +315,7 @@ def _all_compared(
             continue
         assert joint_counting is not None  # noqa: S101 - there is one where there are groups
         number = settings.number_of_bins(len(group))
-        coarse = {name: column_bins(p, q, name, number, settings.sizes) for name in group}
+        coarse = {name: column_bins(p, q, name, number, settings.sizes, together=together) for name in group}
         pair = joint_counting.count(coarse, [group])[group]
         table = joint_contingency(group, coarse, pair, clustered=cluster is not None)
         parts, remarks = divergences(table, settings, pair if cluster is not None else None, group)

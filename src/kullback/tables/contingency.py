@@ -13,7 +13,7 @@ from kullback.findings import Finding
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
-from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
 from kullback.tables.engines.base import JointCounts
 from kullback.tables.findings import finding
@@ -126,7 +126,9 @@ class ContingencyTable:
     bins: Bins | None = None
 
 
-def column_bins(p: Profile, q: Profile, name: str, number: int, sizes: tuple[float, float]) -> Bins:
+def column_bins(
+    p: Profile, q: Profile, name: str, number: int, sizes: tuple[float, float], *, together: bool
+) -> Bins:
     """Return the bins of one column; neighboring bins of numbers that are rare are joined.
 
     Arguments:
@@ -135,13 +137,26 @@ def column_bins(p: Profile, q: Profile, name: str, number: int, sizes: tuple[flo
         name: the column.
         number: how many bins numbers get.
         sizes: the effective numbers of rows.
+        together: whether the bins end at quantiles of both tables, each half of the weight, and not of P alone. Rows
+            that weigh much, and clusters, have edges laid around them, which tells P from Q where they are the same.
     """
     before, after = p.columns[name], q.columns[name]
-    bins = choose_bins(before, after, number, row_weight=p.weight / max(p.rows, 1))
+    reference = _average(before, after) if together and before.buckets and after.buckets else before
+    bins = choose_bins(reference, after, number, row_weight=p.weight / max(p.rows, 1))
     if not (bins.gridded and bins.cuts):
         return bins
     expected = expected_rows(bin_counts(before, bins), bin_counts(after, bins), sizes)
     return _neighbors_joined(bins, expected, before.merged(after))
+
+
+def _average(p: ColumnProfile, q: ColumnProfile) -> ColumnProfile:
+    """Return P's profile with the mean of both distributions of finite numbers."""
+    share = sum(p.buckets.values()) / sum(q.buckets.values())
+    half = (
+        {bucket: weight * part / 2 for bucket, weight in side.buckets.items()}
+        for side, part in ((p, 1), (q, share))
+    )
+    return replace(p, buckets=combined(*half))
 
 
 def column_contingency(p: Profile, q: Profile, name: str, bins: Bins) -> ContingencyTable:

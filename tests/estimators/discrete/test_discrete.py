@@ -191,15 +191,18 @@ def test_intervals_hold_the_divergence_as_often_as_they_say(name, n, m, least):
 
 @pytest.mark.parametrize("n", [50, 100])
 @pytest.mark.parametrize(
-    ("p", "q"), [(0.3, 0.5), (0.5, 0.3), (0.4, 0.5), (0.5, 0.5), (0.05, 0.2), (0.1, 0.5)]
+    ("p", "q"),
+    [(0.3, 0.5), (0.5, 0.3), (0.4, 0.5), (0.5, 0.5), (0.05, 0.2), (0.1, 0.5), (0.001, 0.02), (0.01, 0.05)],
 )
 def test_two_categories_are_covered_by_enumeration(n, p, q):
-    """Every outcome of few draws with its binomial probability: nothing is random."""
+    """Every outcome of few draws that shows both categories, with its probability: nothing is random."""
     count = torch.arange(n + 1.0, dtype=torch.float64)
     each = torch.stack([count, n - count], 1)
     low, high = kl_interval(each[:, None], each[None])
     kl = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     probability = np.outer(*(scipy.stats.binom.pmf(np.arange(n + 1), n, x) for x in (p, q)))
+    probability[0, 0] = probability[n, n] = 0
+    probability /= probability.sum()
     held = ((low <= kl) & (kl <= high)).numpy()
     assert probability[held].sum() >= 0.93
     assert probability[(high < kl).numpy()].sum() < 0.025

@@ -132,6 +132,35 @@ def test_intervals_cover_as_often_as_they_say(p, q, n, m):
         assert times / repetitions <= 0.99 or name == "tv", name
 
 
+@pytest.mark.parametrize(
+    ("p", "q", "n", "m"),
+    [
+        (0.015, 0.015, 100, 5000),
+        (0.001, 0.001, 1000, 1000),
+        (0.01, 0.05, 100, 5000),
+        (0.03, 0.003, 300, 300),
+        (0.01, 0.03, 50, 50),
+    ],
+)
+def test_intervals_cover_where_a_bin_has_next_to_no_rows(p, q, n, m):
+    random, repetitions = generator(8), 250
+    p, q = np.array([p, 1 - p]), np.array([q, 1 - q])
+    expected, missed = truth(p, q), dict.fromkeys(QUANTITIES, 0)
+    for _ in range(repetitions):
+        a, b = random.multinomial(n, p), random.multinomial(m, q)
+        found = compare_counts(a.astype(float), b.astype(float), (n, m), random=random)
+        for name in QUANTITIES:
+            low, high = getattr(found, name).interval or (0, np.inf)
+            missed[name] += not low <= expected[name] <= high
+            assert low == 0 or found.p_value <= 0.05, name
+    for name, times in missed.items():
+        assert times / repetitions <= 0.095, name
+
+
+def test_total_variation_of_equal_counts_may_be_more_than_0():
+    assert 0.1 < compared([30, 70], [30, 70]).tv.interval[1] < 0.2
+
+
 @pytest.mark.parametrize("q", [TEN, TILTED])
 def test_intervals_cover_where_rows_come_in_clusters(q):
     random, repetitions, expected = generator(3), 100, truth(TEN, q)

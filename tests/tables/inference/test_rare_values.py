@@ -63,7 +63,7 @@ def test_replaced_shops_are_found_and_measured(replaced):
     assert low <= replaced <= high
     assert low > 0
     assert column.tv.value == pytest.approx(replaced, abs=0.04)
-    assert column.psi.interval[0] > 0.3
+    assert column.psi.interval[0] > 0.25
     assert column.p_value < 1e-3
 
 

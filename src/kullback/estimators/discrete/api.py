@@ -105,8 +105,8 @@ def coverage_adjusted(
         value, standard error and interval in nats. The interval's upper end is infinite where Q never showed the
         categories of more than 5 % of P's draws, or of significantly more than categories that Q showed once or twice
         have (or two draws that matter, where Q showed no category so rarely); a finite one assumes that what Q has not
-        shown is like what it has shown so rarely. There is no interval where no category has 10 draws of P and Q
-        together.
+        shown is like what it has shown so rarely. There is no interval where no category has five
+        expected draws on both sides, were P and Q the same.
 
     Raises:
         ArgumentValueError: the draws are numbers, not categories, or of different shapes.
@@ -314,7 +314,7 @@ def describe(
     if interval[1].isfinite() and singletons > MOST_UNSEEN:
         notes.append(
             f"{100 * singletons:.3g} % of P's draws are in {categories} that it showed once: the interval's lower end "
-            f"takes all {categories} with fewer than {FEWEST_DRAWS} draws for one."
+            f"takes all {categories} with fewer than {FEWEST_DRAWS // 2} expected draws on a side for one."
         )
     if finite and not interval[0] <= value <= interval[1]:
         notes.append(
@@ -344,6 +344,6 @@ def _refusal(table: CategoryCounts, variance: Tensor, categories: str) -> str:
     if number == 1:
         return f"All draws are in one of the {categories}: there is no interval, as nothing is known of any other."
     return (
-        f"There is no interval: none of the {number} {categories} has the {FEWEST_DRAWS} draws of P and Q together "
-        "that an interval takes."
+        f"There is no interval: none of the {number} {categories} has the {FEWEST_DRAWS // 2} expected draws on both "
+        "sides that an interval takes."
     )

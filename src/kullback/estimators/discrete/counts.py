@@ -11,7 +11,15 @@ from torch import Tensor
 from kullback.errors import invalid_value
 from kullback.estimators.checks import check_samples
 from kullback.estimators.discrete import point
-from kullback.estimators.draws import clusters_in, effective_number, few_clusters, shares_of, variance_of_sum
+from kullback.estimators.draws import (
+    cluster_correction,
+    clusters_in,
+    effective_number,
+    few_clusters,
+    shares_of,
+    variance_of_sum,
+    with_weight,
+)
 from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.samples import Samples
 
@@ -53,6 +61,7 @@ def count_categories(call: str, p: Samples, q: Samples) -> CategoryCounts:
             got=f"{p!r} and {q!r}",
             instead="Samples(x.long()) for categories, or method='nearest_neighbors' for numbers",
         )
+    p, q = with_weight(p), with_weight(q)
     codes_p, codes_q, categories = _codes(p, q)
     return tabulate(codes_p, codes_q, categories, p, q)
 
@@ -99,10 +108,12 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, 
             )
             table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
-            own = errors.T @ errors * (clusters / max(clusters - 1, 1))
-            # Eigenvalues that are estimated from few clusters spread by chance as well.
-            squares -= float(torch.trace(own)) ** 2 / clusters
-            factor = max(factor, few_clusters(clusters, standard_normal_quantile(0.95)) ** 2)
+            sizes = table.sum(1)
+            own = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
+            # Eigenvalues that are estimated from few clusters, or few large ones, spread by chance as well.
+            alike = effective_number(sizes, clusters)
+            squares -= float(torch.trace(own)) ** 2 / alike
+            factor = max(factor, few_clusters(max(alike, 2.0), standard_normal_quantile(0.95)) ** 2)
         covariance += own
     trace = float(torch.trace(covariance))
     squares += float(covariance.square().sum())
@@ -145,9 +156,9 @@ def _effective_counts(codes: Tensor, categories: int, samples: Samples) -> Tenso
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
     r"""Return how many independent draws would tell the proportions as well, by Rao and Scott's mean design effect.
 
-    With the weight :math:`A_{ci}` of cluster c in category i, and :math:`A_c` of all of it, it is
-    :math:`(K - 1) / \frac{C}{C - 1} (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. The analysis of categorical data from
-    complex sample surveys (Rao and Scott, 1981)
+    With the weight :math:`A_{ci}` of cluster c in category i, :math:`A_c` of all of it and f their
+    `cluster_correction`, it is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. The analysis of
+    categorical data from complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)
     dof = int((proportions > 0).sum()) - 1
@@ -156,7 +167,8 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
     pairs, place = torch.unique(cluster * proportions.numel() + codes, return_inverse=True)
     weight = torch.bincount(place, shares)
     spread = (weight.square() / proportions[pairs % proportions.numel()]).sum()
-    between = float(spread - torch.bincount(cluster, shares).square().sum()) * clusters / (clusters - 1)
+    sizes = torch.bincount(cluster, shares)
+    between = float(spread - sizes.square().sum()) * cluster_correction(sizes)
     return min(dof / between, n) if between > 0 else float(n)
 
 

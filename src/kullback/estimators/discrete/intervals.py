@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kullback.estimators.discrete.point import (
+    CoverageCorrection,
     coverage_correction,
     first_order,
     second_order,
@@ -20,7 +21,8 @@ __all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "has_upper_end", "kl_interv
 # categories that P showed once, the lower end is that of a coarser alphabet.
 MOST_UNSEEN = 0.05
 
-# Categories with fewer draws of P and Q together are one category of the coarser alphabet.
+# Categories with fewer draws of P and Q together, or half as many expected ones on the smaller side, are one category
+# of the coarser alphabet.
 FEWEST_DRAWS = 10
 
 # How many times the bias that an estimate corrects upwards its upper end allows for on top.
@@ -72,7 +74,8 @@ def kl_interval(
     with V and S of `kl_variance`: a variance that grows with t is right from P = Q, where T is distributed as
     :math:`\chi^2`, to where it is normal. c is not let far below that of P near Q, :math:`2 (\frac1n + \frac1m)`. Each
     end is moved out by the bias that T corrects in its direction, the upper one by half as much again, as little is
-    known of categories that Q has not shown.
+    known of categories that Q has not shown. The lower end is no higher than with half a draw of P in what Q alone
+    showed.
 
     Where `has_upper_end` says no, the upper end is infinite: the probability under Q of what it never showed may be as
     small as it likes. With more than 5 % of P's draws in such categories, or in ones drawn once, the lower end is that
@@ -102,14 +105,36 @@ def kl_interval(
     unseen, singletons = unseen_shares(a, b)
     change = coverage_correction(a, b)
     estimate = zhang_grabchak(a, b) + change.shrunken
-    low, high = _not_rejected(estimate, a, b, z, inflation, spread, change.variance)
-    low, high = low + change.predicted.clamp(max=0), high + _CAUTION * change.predicted.clamp(min=0)
-    coarse_a, coarse_b = coarser(a, b)
-    bound, _ = _not_rejected(
-        zhang_grabchak(coarse_a, coarse_b), coarse_a, coarse_b, z, inflation, spread, 0 * estimate
-    )
+    limits = z, inflation, spread
+    high = _not_rejected(estimate, a, b, *limits, change.variance)[1]
+    low = _lower_end(a, b, *limits, change) + change.predicted.clamp(max=0)
+    high = high + _CAUTION * change.predicted.clamp(min=0)
+    bound = _lower_end(*coarser(a, b), *limits)
     low = torch.where(torch.maximum(unseen, singletons) > MOST_UNSEEN, bound, low)
     return low.clamp(min=0), torch.where(has_upper_end(a, b, (high - low) / 2, bins=bins), high, torch.inf)
+
+
+def _lower_end(
+    a: Tensor,
+    b: Tensor,
+    z: float,
+    inflation: tuple[float, float],
+    spread: float,
+    change: CoverageCorrection | None = None,
+) -> Tensor:
+    """Return the least divergence not rejected, also with half a draw of P in all that Q alone showed.
+
+    That half is the continuity correction of none: no draw of P there is next to no variance, too.
+    """
+    only_q = (a == 0) & (b > 0)
+    half = torch.cat([a, 0.5 * only_q.any(-1, keepdim=True)], -1)
+    ends: list[Tensor] = []
+    for x, y in ((a, b), (half, _merged(b, only_q))):
+        estimate = zhang_grabchak(x, y)
+        more = torch.zeros_like(estimate) if change is None else change.variance
+        estimate = estimate if change is None else estimate + change.shrunken
+        ends.append(_not_rejected(estimate, x, y, z, inflation, spread, more)[0])
+    return torch.minimum(*ends)
 
 
 def _not_rejected(

@@ -21,6 +21,7 @@ from kullback.inputs import number_from
 from kullback.special import scaled_e1
 
 __all__ = [
+    "CoverageCorrection",
     "augmented_plugin",
     "coverage_adjusted",
     "coverage_correction",

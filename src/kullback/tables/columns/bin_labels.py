@@ -49,7 +49,10 @@ def interval_labels(
     if edges:
         written = write(edges)
         inner = [f"{low} to {high}" for low, high in pairwise(written)]
-        labels = [f"< {written[0]}", *inner, f"≥ {written[-1]}"]
+        # Below the grid's center, and right above it, a bin begins beyond its edge.
+        beyond = [cut < 0 or cut == 1 for cut in (begins[0], begins[-1])]
+        first, last = "≤" if beyond[0] else "<", ">" if beyond[1] else "≥"
+        labels = [f"{first} {written[0]}", *inner, f"{last} {written[-1]}"]
     for index, buckets in occupied.items():
         if buckets == (0, 0):
             labels[index] = _exact(column)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kullback.estimators.draws import cluster_correction
+
 __all__ = ["ClusteredRows", "IndependentRows", "RowsWithRareValues", "SamplingError", "multinomial_variance"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -215,9 +217,8 @@ def _variance_under(proportion: Array, gradient: Array) -> float:
 def _errors_by_cluster(counts: Array) -> Array:
     """Return each cluster's part of the errors of the proportions, scaled so that squares add up to the variance."""
     sizes, total = counts.sum(1), counts.sum()
-    clusters = int((sizes > 0).sum())
     errors = (counts - sizes[:, None] * (counts.sum(0) / total)) / total
-    return errors * np.sqrt(clusters / max(clusters - 1, 1))
+    return errors * np.sqrt(cluster_correction(sizes)) if (sizes > 0).sum() > 1 else errors
 
 
 def _errors_by_value(
