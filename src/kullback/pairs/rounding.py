@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Uniform
 
 from kullback.numeric import upcast
 from kullback.pairs.clone import with_tensors
@@ -35,17 +37,20 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
     value = upcast(value)
     generator = torch.Generator().manual_seed(0)
 
-    def moved(_owner: object, _name: str, x: Tensor) -> Tensor:
+    def moved(owner: object, name: str, x: Tensor, high: int) -> Tensor:
         if not x.is_floating_point():
             return x
         x = upcast(x.detach())
         signs = torch.randint(-1, 2, x.shape, generator=generator).to(x)
+        if isinstance(owner, Uniform) and name in ("low", "high"):  # P stays where Q is
+            signs = (high if name == "high" else -high) * signs.abs() * x.sign()
         return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + safe_log(x.abs()).clamp(min=-_LARGEST).abs()))
 
     spread = torch.zeros_like(value)
     with torch.no_grad():
         for _ in range(_MOVES):
-            found = form.function(*in_common_unit(with_tensors(p, moved), with_tensors(q, moved)))
+            near_p, near_q = with_tensors(p, partial(moved, high=-1)), with_tensors(q, partial(moved, high=1))
+            found = form.function(*in_common_unit(near_p, near_q))
             if found is not None:
                 spread = torch.maximum(spread, (found - value).abs().nan_to_num(nan=0.0))
     return _ROUNDING * (1 + value) + _SAFETY * spread

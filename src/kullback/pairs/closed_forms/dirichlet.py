@@ -22,8 +22,11 @@ _BLOCK = 2**15
 
 def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
     """Bound the rounding error of KL by the only term that is subtracted."""
-    p_totals, q_totals = (concentrations(d).detach().sum(-1) for d in (p, q))
-    return 1e-12 * value + 1e-14 * stirling_bregman(p_totals, q_totals) + 1e-15
+    totals = [concentrations(d).detach() for d in (p, q)]
+    # Of huge totals that term depends on their ratio alone: smaller ones do not overflow.
+    shrunk = torch.where(torch.maximum(*(x.amax(-1) for x in totals)) > 1e290, 1e-10, 1.0)
+    p_total, q_total = ((x * shrunk.unsqueeze(-1)).sum(-1) for x in totals)
+    return 1e-12 * value + 1e-14 * stirling_bregman(p_total, q_total) + 1e-15
 
 
 def concentrations(d: Any) -> Tensor:
