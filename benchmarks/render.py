@@ -118,8 +118,8 @@ the loss's own {bf16_loss:.1f} are no small share.
 VECTORS = """ For 16 classes of
 float32 the AVX-512 loops of KL hold 69 vector instructions that compute: 31 in the sweep, 19 for the peak and the
 exponentials of each side. Intel's cores begin at most two in a cycle: 0.83 ns a class at 2.6 GHz is the least there.
-Zen 5 begins four, two of them additions or multiplications, at 4.1 GHz; of these our loops begin somewhat more than two,
-and so are not at its limit."""
+Zen 5 begins four, two of them additions or multiplications, at 4.1 GHz; our loops begin somewhat more than two, and so
+are not at its limit."""
 
 
 def limits(document: Result) -> str:
