@@ -312,6 +312,10 @@ def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path, monkeypatch:
     assert "cannot be told; the first is" in shown
     assert "near.klref is closer cannot be told: of" in shown
     assert "the order is clear" not in shown
+    found = compare_models(Bytes("base", p), [Bytes("near", near), of_near], WORDS, context=CONTEXT)
+    shown = " ".join(str(found).split())
+    assert shown.startswith("Which of 2 candidates is closest to base cannot be told")
+    assert "which of the two is closer cannot be told" in shown
     found = compare_models(of_p, [of_near, of_far])
     assert found.differences[0].interval is None
     assert found.differences[0].reason == "not bounded"

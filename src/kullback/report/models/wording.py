@@ -148,12 +148,17 @@ def outcome(found: ModelComparison) -> str:
             f"{_ends(kl)}; both choose the same token in {same} of positions."
         )
     told = f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
-    if best.is_open_above:
+    if best.is_open_above or not _is_clear(found.differences[0]):
         return (
             f"Which of {len(found.candidates)} candidates is closest to {found.base.name} cannot be told; the first is "
             f"{best.model.name}: {told}"
         )
     return f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: {told}"
+
+
+def _is_clear(difference: Mean) -> bool:
+    """Whether the second of two neighbors is certainly farther from the base than the first."""
+    return difference.interval is not None and difference.interval[0] > 0
 
 
 def _least(candidate: Candidate) -> str:
@@ -193,9 +198,8 @@ def differences(found: ModelComparison) -> list[str]:
         if mean.interval is None:
             told += "; its error cannot be told"
         else:
-            clear = mean.interval[0] > 0
             told += f" (95% CI {interval_text(mean)}): " + (
-                "the order is clear" if clear else "which of the two is closer cannot be told"
+                "the order is clear" if _is_clear(mean) else "which of the two is closer cannot be told"
             )
         sentences.append(told + ".")
     return sentences
