@@ -274,9 +274,11 @@ class Collector:
     def _perplexities(self) -> tuple[float, float, float]:
         """Return P's and Q's perplexity and their difference, which keeps its digits where they are close."""
         of_p, of_q = (_exp(float(self._moments[f"cross_entropy_{side}"].mean)) for side in "pq")
-        if math.isinf(of_p) or math.isinf(of_q):
+        difference = float(self._moments["difference"].mean)
+        # Beyond 700 nothing cancels; expm1 overflows from 710 on, which only a forged state of `resume` can ask for.
+        if math.isinf(of_p) or math.isinf(of_q) or difference > 700:
             return of_p, of_q, of_q - of_p
-        return of_p, of_q, of_p * math.expm1(float(self._moments["difference"].mean))
+        return of_p, of_q, of_p * math.expm1(difference)
 
     def _perplexity_weights(self) -> dict[int, float] | None:
         """Return the derivatives of the perplexities' difference by two columns' means; None if it is infinite."""
