@@ -67,7 +67,6 @@ BENCHMARK = Benchmark(
     least=3,
     most=7,
     seconds=120,
-    warm_up=0,  # a round takes a minute; the median passes over a slow first one
     notes=lambda: [] if has_liger() else ["liger_kernel is not installed, so Liger's loss was not run."],
 )
 

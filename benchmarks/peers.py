@@ -109,6 +109,29 @@ ROW_LOSSES: dict[str, RowLoss] = {
 }
 
 
+def short_formulas(kind: str) -> RowLoss:
+    """The other kinds in a line or two of torch, each straight from its definition, as users write them."""
+
+    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+        s, t = student.float().log_softmax(-1), teacher.float().log_softmax(-1)
+        return SHORT_FORMULAS[kind](t, s).mean()
+
+    return loss
+
+
+# By the log-probabilities of P, the teacher, and of Q.
+SHORT_FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Jeffreys": lambda p, q: ((p.exp() - q.exp()) * (p - q)).sum(-1),
+    "skew KL 0.1": lambda p, q: (p.exp() * (p - torch.log(0.1 * p.exp() + 0.9 * q.exp()))).sum(-1),
+    "total variation": lambda p, q: (p.exp() - q.exp()).abs().sum(-1) / 2,
+    "Hellinger": lambda p, q: 1 - ((p + q) / 2).exp().sum(-1),
+    "chi-squared": lambda p, q: (2 * p - q).exp().sum(-1) - 1,
+    "alpha 0.7": lambda p, q: ((0.7 * p + 0.3 * q).exp().sum(-1) - 1) / (0.7 * -0.3),
+    "Renyi 0.5": lambda p, q: -2 * ((p + q) / 2).logsumexp(-1),
+    "Renyi 2": lambda p, q: (2 * p - q).logsumexp(-1),
+}
+
+
 def materialized(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tensor) -> Tensor:
     """KL from whole logits, in float32."""
     return in_float32(eager_kl)(h @ weight.T, teacher_h @ teacher_weight.T)

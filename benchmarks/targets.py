@@ -81,6 +81,24 @@ def of_rows(result: Result) -> Iterator[Judgment]:
     yield from small(result, "KL in place, memory", f"{ours} in place", 0)
 
 
+def of_kinds(result: Result) -> Iterator[Judgment]:
+    """The kind that is slowest beside eager torch is judged, for all."""
+    names = {name.removesuffix(": kullback") for name in result["steps"] if name.endswith(": kullback")}
+    found = [
+        judgment
+        for name in sorted(names)
+        for judgment in at_most(
+            result,
+            f"every kind against eager torch; the slowest, {name}",
+            f"{name}: kullback",
+            f"{name}: eager",
+            1.2,
+        )
+    ]
+    if found:
+        yield max(found, key=lambda x: float(x.found.removesuffix("×")))
+
+
 def of_overhead(result: Result) -> Iterator[Judgment]:
     yield from at_most(result, "call overhead against eager torch", "KL: kullback", "KL: eager", 1)
 
@@ -144,6 +162,7 @@ def of_neighbors(result: Result) -> Iterator[Judgment]:
 
 RULES: dict[str, Callable[[Result], Iterator[Judgment]]] = {
     "rows": of_rows,
+    "kinds": of_kinds,
     "overhead": of_overhead,
     "head": of_head,
     "head_top_k": of_head_top_k,

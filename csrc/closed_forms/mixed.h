@@ -276,15 +276,15 @@ struct BetaGammaForm {
     const StirlingRemainder of_total = stirling_remainder(total), of_c = stirling_remainder(c);
     const double mean = a / total * rate, log_means = log_quotient(mean, c, mean - c).value();
     const Exponential e = exponential_of_log_means(log_means);
-    const double gap = of_total.derivative - of_a.derivative;  // log E X - E log X
+    const double jensen_gap = of_total.derivative - of_a.derivative;  // log E X - E log X
     // The entropy of log X; digamma(b) - digamma(total) is that of the remainders, plus log(b / total).
     const double entropy = (of_a.value - a * of_a.derivative) + (of_b.value - (b - 1.0) * of_b.derivative) -
                            (of_total.value - (total - 1.0) * of_total.derivative) + log_of(b / total);
     const double curvature = (total - 1.0 - c) * stirling_curvature(total), by_mean = c / total * e.expm1;
-    return {c * e.expm1_minus_x + c * gap + of_c.value - entropy,
+    return {c * e.expm1_minus_x + c * jensen_gap + of_c.value - entropy,
             {by_mean * b / a + 1.0 / total + (a - c) * stirling_curvature(a) - curvature,
              1.0 / total - 1.0 / b - by_mean + (b - 1.0) * stirling_curvature(b) - curvature,
-             of_c.derivative - log_means + gap, c * e.expm1 / rate}};
+             of_c.derivative - log_means + jensen_gap, c * e.expm1 / rate}};
   }
 };
 
@@ -321,11 +321,12 @@ struct ParetoGammaForm {
     const StirlingRemainder of_c = stirling_remainder(c);
     const double mean = scale * tail * inverse * rate, log_means = log_quotient(mean, c, mean - c).value();
     const Exponential e = exponential_of_log_means(log_means);
-    const double gap = log1p_of(-reciprocal).x_minus_log1p(-reciprocal), by_mean = c * e.expm1;  // log E X - E log X
-    const double value = c * e.expm1_minus_x + c * gap + of_c.value - 1.0 + log_of(tail);
+    const double jensen_gap = log1p_of(-reciprocal).x_minus_log1p(-reciprocal);  // log E X - E log X
+    const double by_mean = c * e.expm1;
+    const double value = c * e.expm1_minus_x + c * jensen_gap + of_c.value - 1.0 + log_of(tail);
     return {infinite ? kInfinity : value,
             {infinite ? 0.0 : by_mean / scale, infinite ? 0.0 : reciprocal - (by_mean + c * reciprocal) * reciprocal * inverse,
-             infinite ? 0.0 : of_c.derivative - log_means + gap, infinite ? 0.0 : by_mean / rate}};
+             infinite ? 0.0 : of_c.derivative - log_means + jensen_gap, infinite ? 0.0 : by_mean / rate}};
   }
 };
 

@@ -35,6 +35,17 @@ KULLBACK_INLINE Real polynomial(const Real (&coefficients)[n], Real x) {
   return total;
 }
 
+// The same for an odd number of coefficients, in pairs, so that half as many steps wait for one another.
+template <class Real, int n>
+KULLBACK_INLINE Real polynomial_in_pairs(const Real (&coefficients)[n], Real x) {
+  static_assert(n % 2 == 1);
+  const Real square = x * x;
+  Real total = coefficients[n - 1];
+#pragma GCC unroll 16
+  for (int i = n - 3; i >= 0; i -= 2) total = total * square + (coefficients[i] + coefficients[i + 1] * x);
+  return total;
+}
+
 // The constants of a format. log 2 is log2_high + log2_low, the former of so few digits that its multiples are exact.
 template <class Real>
 struct Format;
@@ -57,32 +68,37 @@ struct Format<double> {
   static constexpr double least_exp = -708.0;
 };
 
-// The sum of x^(n - from) / n! over n = from ... to.
-template <int from, int to, class Real>
-KULLBACK_INLINE Real exp_series(Real x) {
-  constexpr Real coefficient = [] {
-    double factorial = 1;
-    for (int i = 2; i <= from; ++i) factorial *= i;
-    return static_cast<Real>(1 / factorial);
-  }();
-  if constexpr (from == to) {
-    return coefficient;
-  } else {
-    return coefficient + x * exp_series<from + 1, to>(x);
-  }
+// e^x - 1 - x for |x| < 0.7, by Chebyshev fits of its quotient by x^2, whose series is 1 / 2 + x / 6 + x^2 / 24 + ...
+KULLBACK_INLINE float expm1_minus_x(float x) {
+  constexpr float series[] = {0.500000000575f,   0.166666701773f,    0.0416666489116f, 0.0083327553582f,
+                              0.00138894721227f, 0.000200780475315f, 2.48799707078e-5f};
+  return polynomial_in_pairs(series, x) * (x * x);
 }
 
-// e^x - 1 - x for |x| < 0.7.
-template <class Real>
-KULLBACK_INLINE Real expm1_minus_x(Real x) {
-  return exp_series<2, kIsDouble<Real> ? 18 : 10>(x) * x * x;
+KULLBACK_INLINE double expm1_minus_x(double x) {
+  constexpr double series[] = {0.5,
+                               0.16666666666666663368,
+                               0.041666666666666714719,
+                               0.008333333333335231019,
+                               0.0013888888888878108995,
+                               0.00019841269838155937419,
+                               0.000024801587310083004972,
+                               2.7557321410967474481e-6,
+                               2.7557316473985170921e-7,
+                               2.5051362524524332483e-8,
+                               2.0877038729736493164e-9,
+                               1.6180995946545754434e-10,
+                               1.1496019419747299621e-11};
+  return polynomial_in_pairs(series, x) * (x * x);
 }
 
 // The same for |x| < 0.35, from fewer terms.
-KULLBACK_INLINE float small_expm1_minus_x(float x) { return exp_series<2, 7>(x) * x * x; }
+KULLBACK_INLINE float small_expm1_minus_x(float x) {
+  constexpr float series[] = {0.500000006566f, 0.166665380717f, 0.0416662667544f, 0.00836723928958f, 0.0013947582254f};
+  return polynomial_in_pairs(series, x) * (x * x);
+}
 
 KULLBACK_INLINE double small_expm1_minus_x(double x) {
-  // 1 / 2 + x / 6 + x^2 / 24 + ..., economized.
   constexpr double series[] = {0.5,
                                0.1666666666666667104,
                                0.04166666666666666979,
@@ -94,7 +110,7 @@ KULLBACK_INLINE double small_expm1_minus_x(double x) {
                                2.755727343657048581e-7,
                                2.5105337244665210221e-8,
                                2.091477283224808965e-9};
-  return polynomial(series, x) * x * x;
+  return polynomial_in_pairs(series, x) * (x * x);
 }
 
 // e^x = 2^n e^r with |r| < 0.347. The low bits of `rounded` are n.
@@ -110,12 +126,12 @@ KULLBACK_INLINE ReducedExponent<Real> reduce_exponent(Real x) {
   return {n, (x - n * F::log2_high) - n * F::log2_low, rounded};
 }
 
-// e^x for x <= 0; 0 below the smallest normal number.
+// e^x for x <= 0; 0 below the smallest normal number, where the steps may be NaN.
 template <class Real>
 KULLBACK_INLINE Real exp_of_negative(Real x) {
   using Bits = typename Format<Real>::Bits;
   const bool is_tiny = x < Format<Real>::least_exp;
-  const ReducedExponent<Real> e = reduce_exponent(is_tiny ? Format<Real>::least_exp : x);
+  const ReducedExponent<Real> e = reduce_exponent(x);
   const Real mantissa = small_expm1_minus_x(e.r) + e.r + Real(1);
   const Bits power = bits_as<Bits>(e.rounded) << Format<Real>::digits;
   return is_tiny ? Real(0) : bits_as<Real>(bits_as<Bits>(mantissa) + power);

@@ -47,7 +47,7 @@ KULLBACK_INLINE PowerTerm power_term(double p, double q, double log_p, double lo
   const double small = small_expm1_minus_x(e.r) + e.r, power = scale_by_power(small + 1.0, e);
   const double change = is_large ? power - p : p * (e.n == 0 ? small : power - 1.0);
   const double difference = difference_of(p, q, d), box_cox = change * c.by_exponent;
-  const double value = near ? q * polynomial(c.series, x) * x * x : (box_cox + difference) * c.by_order;
+  const double value = near ? q * polynomial_in_pairs(c.series, x) * (x * x) : (box_cox + difference) * c.by_order;
   // A class that makes the value infinite has no derivatives; sums of large ones stay finite.
   const bool is_infinite = d >= c.infinite_from;
   const double bounded = is_infinite ? 0.0 : (change > 1e290 ? 1e290 : change);

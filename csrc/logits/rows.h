@@ -53,8 +53,8 @@ KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inv
   return {peak, sum};
 }
 
-// The same of both sides in one sweep, whose steps do not wait for one another.
-template <class Real>
+// The same of both sides in one sweep, whose steps do not wait for one another. `at_one`: the temperature is 1.
+template <bool at_one, class Real>
 KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Real inverse_temperature, Statistics& p,
                                             Statistics& q) {
   const Real *x = row.p, *y = row.q;
@@ -72,8 +72,9 @@ KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Rea
     Real part_p = 0, part_q = 0;
 #pragma omp simd reduction(+ : part_p, part_q)
     for (int64_t i = start; i < stop; ++i) {
-      const Real a = exp_of_negative((x[i] - peak_p) * inverse_temperature);
-      const Real b = exp_of_negative((y[i] - peak_q) * inverse_temperature);
+      const Real below_p = x[i] - peak_p, below_q = y[i] - peak_q;
+      const Real a = exp_of_negative(at_one ? below_p : below_p * inverse_temperature);
+      const Real b = exp_of_negative(at_one ? below_q : below_q * inverse_temperature);
       e[i] = a;
       f[i] = b;
       part_p += a;
@@ -106,7 +107,11 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
   const int64_t n = t.classes;
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
   Normalized<Real> r;
-  normalize_both_at_once(row, n, inverse_temperature, r.p, r.q);
+  if (inverse_temperature == 1) {
+    normalize_both_at_once<true>(row, n, inverse_temperature, r.p, r.q);
+  } else {
+    normalize_both_at_once<false>(row, n, inverse_temperature, r.p, r.q);
+  }
   const Real peak_p = static_cast<Real>(r.p.peak), peak_q = static_cast<Real>(r.q.peak);
   constexpr double huge = kIsDouble<Real> ? 1e300 : 1e30;
   Real from_p = 0, from_q = 0;

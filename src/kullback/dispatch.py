@@ -97,11 +97,11 @@ def kl_divergence(
     """
     # The defaults themselves, as comparing what may be anything takes longer.
     is_default = (
-        method is _DEFAULTS["method"]
+        method is _METHOD
         and base is rtol is generator is None
-        and atol is _DEFAULTS["atol"]
-        and max_evaluations is _DEFAULTS["max_evaluations"]
-        and draws is _DEFAULTS["draws"]
+        and atol is _ATOL
+        and max_evaluations is _MAX_EVALUATIONS
+        and draws is _DRAWS
     )
     if is_default:
         # At once: for a small batch, checking the options takes longer.
@@ -118,7 +118,10 @@ def kl_divergence(
     return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
 
 
-_DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
+_METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = (
+    cast("dict[str, Any]", kl_divergence.__kwdefaults__)[name]
+    for name in ("method", "atol", "max_evaluations", "draws")
+)
 
 
 def divergence(

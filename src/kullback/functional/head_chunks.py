@@ -26,8 +26,9 @@ __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
 # gradient; in half precision, whose products are faster, twice as many ...
 _ROWS = {"cpu": 256}
 _ROWS_ELSEWHERE = 512
-# ... and at most as many as take these bytes, if that is more.
+# ... and at most as many as take these bytes, or this part of the bytes of the head, if that is more.
 _BYTES = 32 << 20
+_PART_OF_HEAD = 4
 # Bytes of a weight's tile in float32: it should stay in a core's cache.
 _TILE_BYTES = 8 << 20
 # Up to so many chunks are summed in half precision, where the rounding of the sum is no more than of one product.
@@ -60,6 +61,10 @@ class Head(NamedTuple):
                 out[:, tile].copy_(hidden32 @ part.t())
         elif out.dtype != weight.dtype:
             out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
+        elif weight.is_cpu and weight.dtype == torch.float32:
+            # A product of few positions is up to a third faster by tiles than in one piece.
+            for tile in _tiles(weight):
+                torch.mm(hidden, weight[tile].t(), out=out[:, tile])
         else:
             torch.mm(hidden, weight.t(), out=out)
         if bias is not None:
@@ -131,10 +136,13 @@ class HeadSpec(NamedTuple):
         )
         return weights * (factor * self.scale)
 
-    def chunk_rows(self, positions: int, row_bytes: int, item_bytes: int, device: str) -> int:
+    def chunk_rows(
+        self, positions: int, row_bytes: int, head_bytes: int, item_bytes: int, device: str
+    ) -> int:
         """Return the number of positions in a chunk; chunks are of nearly equal size."""
         if self.chunk_bytes is None:
-            most = max(_ROWS.get(device, _ROWS_ELSEWHERE) * 4 // min(item_bytes, 4), _BYTES // row_bytes)
+            least = _ROWS.get(device, _ROWS_ELSEWHERE) * 4 // min(item_bytes, 4)
+            most = max(least, max(_BYTES, head_bytes // _PART_OF_HEAD) // row_bytes)
         else:
             most = max(1, self.chunk_bytes // row_bytes)
         return -(-positions // max(1, -(-positions // most)))
@@ -161,8 +169,10 @@ def sweep(
             p_side = _TeacherHead(spec.teacher, teacher, wanted[3:], classes)
         else:
             p_side = _SparseTeacher(spec.teacher, teacher[0], wanted[3])
-        row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * (spec.widest or classes))
-        rows = spec.chunk_rows(positions, row_bytes, q_side.dtype.itemsize, values.device.type)
+        width = spec.widest or classes
+        row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * width)
+        head_bytes = width * q_side.weight.shape[1] * q_side.weight.dtype.itemsize
+        rows = spec.chunk_rows(positions, row_bytes, head_bytes, q_side.dtype.itemsize, values.device.type)
         q_side.prepare(rows, positions, spec.shards is not None)
         p_side.prepare(rows, positions, spec.shards is not None)
         for start in range(0, positions, max(rows, 1)):

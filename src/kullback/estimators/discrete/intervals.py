@@ -98,7 +98,7 @@ def kl_interval(
         (tensor([0.0117, 0.1264], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
-        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+        Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)

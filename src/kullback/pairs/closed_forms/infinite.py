@@ -72,16 +72,19 @@ ALWAYS_INFINITE: dict[TypePair, tuple[Read, Read]] = {
 
 def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
     """Return +inf, with a gradient of 0, for a pair of `ALWAYS_INFINITE`; None where it has to be looked at longer."""
+    # What follows is written to be short: torch looks up a constant in the time of ten such lines.
     read_p, read_q = ALWAYS_INFINITE[types]
-    parameters = *read_p(p), *read_q(q)
+    parameters = read_p(p) + read_q(q)
     first = parameters[0]
-    if not first.shape == p._batch_shape == q._batch_shape:  # noqa: SLF001 - faster than the property
+    shape = p._batch_shape  # noqa: SLF001 - faster than the property
+    if shape != q._batch_shape or shape != first.shape:  # noqa: SLF001
         return None
     dtype, requires_grad = first.dtype, False
     for x in parameters:
         if x.dtype is not dtype:
             return None
-        requires_grad = requires_grad or x.requires_grad
+        if x.requires_grad:
+            requires_grad = True
     if has_user_rules() and find_user_rule("kl_divergence", *types) is not None:
         return None
     if types[0] is Poisson and not (can_inspect(first) and first.numel() and first.min().item() > 0):

@@ -119,8 +119,8 @@ def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
     sharp = k > 2
     near, z, few = torch.where(sharp, 1, k), torch.where(sharp, 1, y), torch.where(sharp, y, 0)
     beyond = lgamma_bregman(one, 1 + few, few)
-    gap = torch.where(sharp, beyond - EULER_GAMMA * few, torch.lgamma(1 + y))  # log E X / scale
-    means = scaled_expm1mx(a, log_product(scale, rate, a) + gap, log_product(scale, rate) + gap)
+    log_mean = torch.where(sharp, beyond - EULER_GAMMA * few, torch.lgamma(1 + y))  # of X / scale
+    means = scaled_expm1mx(a, log_product(scale, rate, a) + log_mean, log_product(scale, rate) + log_mean)
     shapes = a * lgamma_bregman(one, z, (1 - near) / near) - (a - 1) * log_ratio(near, one)
     shapes = shapes + stirling_bregman(torch.ones_like(a), a)
     far = a * beyond + stirling_remainder(a) + log_ratio(k, one) - (1 + EULER_GAMMA)

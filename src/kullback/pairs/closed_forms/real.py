@@ -44,11 +44,11 @@ def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
-    gap = (upcast(p.loc) - upcast(q.loc)).abs()
+    distance = (upcast(p.loc) - upcast(q.loc)).abs()
     # y may overflow, and r, where r y does not
-    y = clamped_quotient(gap, scale_p, 1000)
-    excess = torch.where(y > 2, gap + torch.expm1(-y) * scale_p, expm1mx(-y) * scale_p)
-    return itakura_saito(scale_p, scale_q) + excess / scale_q
+    y = clamped_quotient(distance, scale_p, 1000)
+    scaled = torch.where(y > 2, distance + torch.expm1(-y) * scale_p, expm1mx(-y) * scale_p)
+    return itakura_saito(scale_p, scale_q) + scaled / scale_q
 
 
 @closed_form(Cauchy, Cauchy)
