@@ -44,10 +44,13 @@ inline Matrix read_only(const Tensor& x) {
   return {static_cast<char*>(data), x.stride(0) * size, x.stride(1), dtype_of(x), x.size(0), x.size(1)};
 }
 
-// Half the time of writing a fresh gradient is the kernel handing out its pages; large ones are fewer.
+// Half the time of writing a fresh gradient is the kernel handing out its pages; large ones are fewer. Of many at once it
+// has to make some, which takes longer than small ones do.
 inline void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
 #ifdef __linux__
   constexpr uintptr_t page = 1 << 21;
+  constexpr int64_t most = 1 << 27;
+  if (bytes > most) return;
   const uintptr_t start = (reinterpret_cast<uintptr_t>(data) + page - 1) & ~(page - 1);
   const uintptr_t stop = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) & ~(page - 1);
   if (stop > start) madvise(reinterpret_cast<void*>(start), stop - start, MADV_HUGEPAGE);  // advice: it may fail

@@ -269,21 +269,30 @@ main(may_have_workers=True)
 """
 
 
-@pytest.mark.parametrize("how", ["killed", "missing"])
-def test_a_worker_that_fails_ends_all_in_one_line(tmp_path, how):
-    arguments = write(tmp_path)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+def run_workers(
+    arguments: list[str],
+    folders: list[Path],
+    killed: int | None = None,
+    **given: str,
+) -> tuple[list[int], list[str]]:
+    """Run a command with a worker in each folder; return their exit codes and what they wrote to standard error.
+
+    Arguments:
+        arguments: of the command.
+        folders: where each worker runs.
+        killed: which of them is killed, in the call after as many as KULLBACK_TEST_CALLS.
+        given: further variables of their environment.
+    """
     port = free_port()
     started: list[subprocess.Popen[str]] = []
-    for rank in (0, 1):
-        given = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        program = ["-c", KILLED] if how == "killed" and rank == 1 else ["-m", "kullback"]
+    for rank, folder in enumerate(folders):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(len(folders)), "MASTER_PORT": port}
+        program = ["-c", KILLED] if rank == killed else ["-m", "kullback"]
         started.append(
             subprocess.Popen(
-                [sys.executable, *program, *arguments, "--json", "out.json"],
-                cwd=elsewhere if how == "missing" and rank == 1 else tmp_path,
-                env=environment(**given),
+                [sys.executable, *program, *arguments],
+                cwd=folder,
+                env=environment(MASTER_ADDR="127.0.0.1", **place, **given),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -294,14 +303,24 @@ def test_a_worker_that_fails_ends_all_in_one_line(tmp_path, how):
     finally:
         for process in started:
             process.kill()
+    return [process.returncode for process in started], errors
+
+
+@pytest.mark.parametrize("how", ["killed", "missing"])
+def test_a_worker_that_fails_ends_all_in_one_line(tmp_path, how):
+    arguments = [*write(tmp_path), "--json", "out.json"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folders = [tmp_path, elsewhere if how == "missing" else tmp_path]
+    codes, errors = run_workers(arguments, folders, killed=1 if how == "killed" else None)
     lines = [[line for line in text.splitlines() if line.startswith("kullback: ")] for text in errors]
-    assert started[0].returncode == 2, errors
+    assert codes[0] == 2, errors
     assert len(lines[0]) == 1
     assert not (tmp_path / "out.json").exists()
     if how == "killed":
         assert "wanted an answer from all 2 workers; worker 0 has none" in lines[0][0]
     else:
-        assert started[1].returncode == 2
+        assert codes[1] == 2
         assert lines[0] == lines[1]
         assert "p.npy" in lines[0][0]
 
@@ -311,39 +330,19 @@ def test_what_a_killed_worker_ended_goes_on(killed, tmp_path, monkeypatch):
     """Each worker is killed in its third block; then all start again, one more of them."""
     arguments = [*write(tmp_path), "--resume", "state"]
     for size in (2, 3):
-        port = free_port()
-        started: list[subprocess.Popen[str]] = []
-        for rank in range(size):
-            given = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            }
-            is_killed = size == 2 and rank == killed
-            program = ["-c", KILLED] if is_killed else ["-m", "kullback"]
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, *program, *arguments, "--json", "again.json"],
-                    cwd=tmp_path,
-                    env=environment(**given, KULLBACK_TEST_CALLS="2"),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        try:
-            errors = [process.communicate(timeout=SECONDS)[1] for process in started]
-        finally:
-            for process in started:
-                process.kill()
+        codes, errors = run_workers(
+            [*arguments, "--json", "again.json"],
+            [tmp_path] * size,
+            killed=killed if size == 2 else None,
+            KULLBACK_TEST_CALLS="2",
+        )
         if size == 2:
-            assert started[1 - killed].returncode == 2, errors
+            assert codes[1 - killed] == 2, errors
             assert not (tmp_path / "again.json").exists()
             # Two rounds of two blocks were finished.
             assert (tmp_path / "state").read_bytes().count(b"\n") == 1 + 4
         else:
-            assert [process.returncode for process in started] == [0] * size, errors
+            assert codes == [0] * size, errors
     assert not (tmp_path / "state").exists()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(kullback, [*arguments[:-2], "--json", "whole.json"])

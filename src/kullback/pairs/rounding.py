@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from functools import partial
 
 import torch
@@ -35,13 +37,13 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
     if type(p) is type(q):
         return _ROUNDING * value + _TINY
     value = upcast(value)
-    generator = torch.Generator().manual_seed(0)
+    patterns = itertools.count()
 
     def moved(owner: object, name: str, x: Tensor, high: int) -> Tensor:
         if not x.is_floating_point():
             return x
         x = upcast(x.detach())
-        signs = torch.randint(-1, 2, x.shape, generator=generator).to(x)
+        signs = _signs(next(patterns), x)
         if isinstance(owner, Uniform) and name in ("low", "high"):  # P stays where Q is
             signs = (high if name == "high" else -high) * signs.abs() * x.sign()
         return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + safe_log(x.abs()).clamp(min=-_LARGEST).abs()))
@@ -54,3 +56,10 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
             if found is not None:
                 spread = torch.maximum(spread, (found - value).abs().nan_to_num(nan=0.0))
     return _ROUNDING * (1 + value) + _SAFETY * spread
+
+
+def _signs(pattern: int, x: Tensor) -> Tensor:
+    """Return numbers of -1, 0 and 1 for each element, which look random: drawing some is refused under `torch.vmap`."""
+    places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
+    mixed = (places + 40_503 * (pattern + 1)) * 2_654_435_761 % (1 << 32)
+    return ((mixed >> 15) % 3 - 1).to(x.dtype)

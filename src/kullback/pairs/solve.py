@@ -225,7 +225,7 @@ def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
     """Put +inf, without a gradient, where a formula overflowed; None if it gave no number, for other rules to try."""
     if not can_inspect(value):
-        return value
+        return torch.where(value >= _OVERFLOW, torch.inf, value)
     lost = ~(value.detach() < _OVERFLOW)
     if not bool(lost.any()):
         return value
@@ -355,12 +355,12 @@ def _renyi(
     bases = upcast_copy(p.base_dist), upcast_copy(q.base_dist)
     each = _renyi(call, *bases, alpha, rest, options)
     if each is None:
-        other = estimate(call, *bases, options, as_kl(Renyi(alpha)))
-        each = (
-            other.value,
-            torch.zeros_like(other.value) if other.error is None else other.error,
-            other.method,
-        )
+        try:
+            other = estimate(call, *bases, options, as_kl(Renyi(alpha)))
+        except NoRuleError:  # which would name an order and a pair that the user did not give
+            return None
+        error = torch.full_like(other.value, math.inf) if other.error is None else other.error
+        each = other.value, error, other.method
     shape = batch_shape_of(*bases)
     value, error = (sum_of_dimensions(x.expand(shape), dimensions) for x in each[:2])
     return value, error, each[2]
@@ -447,8 +447,8 @@ def _no_rule(call: str, p: Distribution, q: Distribution, kind: Divergence, opti
             explain(
                 call,
                 "p, q, kind",
-                wanted="two distributions of numbers or of classes, or a power divergence of MultivariateNormal, "
-                "Dirichlet or Independent",
+                wanted="two distributions of numbers or of classes, or a power divergence of MultivariateNormal (with "
+                "scales of P below 1e150 times those of Q), Dirichlet or Independent",
                 got=f"{kind!r} of {names} by {options.method}",
                 instead="KL(), ReverseKL() or Jeffreys(), which more pairs have",
             )

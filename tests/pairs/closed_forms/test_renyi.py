@@ -28,6 +28,7 @@ from torch.distributions import (
 )
 
 from kullback import Alpha, ChiSquared, Renyi, SquaredHellinger, divergence, kl_divergence
+from kullback.errors import NoRuleError
 from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
 
@@ -327,3 +328,17 @@ def test_negative_orders_of_independent_dimensions() -> None:
     each = divergence(p, q, Alpha(-0.2))
     together = divergence(Independent(p, 1), Independent(q, 1), Alpha(-0.2))
     torch.testing.assert_close(together, ((1 + 0.24 * each).prod() - 1) / 0.24, rtol=1e-9, atol=0)
+
+
+def test_a_refusal_names_what_was_given() -> None:
+    p = Independent(Laplace(torch.zeros(2), torch.ones(2)), 1)
+    with pytest.raises(
+        NoRuleError, match=r"Alpha\(alpha=0.3\) of \(Independent, Independent\) by closed_form"
+    ):
+        divergence(p, p, Alpha(0.3), method="closed_form")
+    roots = torch.diag_embed(torch.tensor([[1.0, 1.0], [1e160, 1.0]], dtype=torch.float64))
+    wide, one = (
+        MultivariateNormal(torch.zeros(2, dtype=torch.float64), scale_tril=x) for x in (roots, roots[:1])
+    )
+    with pytest.raises(NoRuleError, match="scales of P below 1e150 times those of Q"):
+        divergence(wide, one, Renyi(0.5))

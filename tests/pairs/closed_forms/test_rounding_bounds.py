@@ -228,3 +228,45 @@ def test_a_mean_too_small_for_floats_beside_a_laplace() -> None:
         assert value.item() == pytest.approx(
             float(mp.log(2 * scale * rate) - 1 + 1 / (rate * scale)), rel=1e-13
         )
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [(1e156, 1.0, 1.0), (3e105, 9e94, 1.0), (1e300, -5.0, 1e-10), (1e308, 1e-300, 1.0), (2.0, 0.7, 3.0)],
+)
+def test_gradients_of_exponential_and_laplace_at_the_ends(parameters: tuple[float, float, float]) -> None:
+    def exact(rate: mpf, loc: mpf, scale: mpf) -> mpf:
+        beyond = 2 * mp.exp(-rate * loc) / rate if loc > 0 else 2 * (1 / rate - loc)
+        return mp.log(2 * scale * rate) - 1 + (loc - 1 / rate + beyond) / scale
+
+    given = [number(x).requires_grad_() for x in parameters]
+    value = kl_divergence(Exponential(given[0]), Laplace(*given[1:]))
+    found = torch.autograd.grad(value, given)
+    with mp.workdps(700):
+        at = [mpf(x) for x in parameters]
+        assert abs(value.item() - exact(*at)) <= 1e-12 * abs(exact(*at))
+        for i, (x, derivative) in enumerate(zip(at, found, strict=True)):
+            step = abs(x) * mpf(10) ** -200
+            moved = [[*at[:i], x + sign * step, *at[i + 1 :]] for sign in (1, -1)]
+            truth = (exact(*moved[0]) - exact(*moved[1])) / (2 * step)
+            assert abs(derivative.item() - truth) <= 1e-10 * abs(truth) + mpf(10) ** -320
+
+
+def test_under_vmap_bounds_are_the_same_and_overflow_is_infinite() -> None:
+    a = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+
+    def estimated(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        found = kl_estimate(Weibull(number(1.0), number(2.0)), Gamma(x, number(1.0), validate_args=False))
+        return found.value, found.error
+
+    values, errors = torch.func.vmap(estimated)(a)
+    each = [estimated(x) for x in a]
+    torch.testing.assert_close(values, torch.stack([x[0] for x in each]), rtol=1e-14, atol=0)
+    assert errors is not None
+    assert bool((errors < 1e-11).all())
+
+    def far(x: Tensor) -> Tensor:
+        p, q = ((x, 1.0), (-x, 1e-200))
+        return kl_divergence(*(Gumbel(loc, number(s), validate_args=False) for loc, s in (p, q)))
+
+    assert torch.func.vmap(far)(number(1e200).reshape(1)).tolist() == [math.inf]

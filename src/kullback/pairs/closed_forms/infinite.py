@@ -87,7 +87,7 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
             requires_grad = True
     if has_user_rules() and find_user_rule("kl_divergence", *types) is not None:
         return None
-    if types[0] is Poisson and not (can_inspect(first) and first.numel() and first.min().item() > 0):
+    if types[0] is Poisson and not (can_inspect(first) and first.numel() and _least(first) > 0):
         return None
     # Parameters that torch has checked are no NaN.
     if (
@@ -98,6 +98,11 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
         return None
     value = torch.full_like(first, torch.inf)
     return _with_gradients_of_0(value, parameters) if requires_grad and torch.is_grad_enabled() else value
+
+
+def _least(x: Tensor) -> float:
+    # `amin` takes a third of the time of `min`, but begins later.
+    return (x.amin() if x.numel() > 10_000 else x.min()).item()
 
 
 def _with_gradients_of_0(value: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:

@@ -45,6 +45,7 @@ from kullback.special import (
     EULER_GAMMA,
     HALF_LOG_2PI,
     bounded_exp,
+    clamped_quotient,
     digamma,
     digamma_minus_log,
     expm1mx,
@@ -328,5 +329,9 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
     start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
-    distance = 2 * inside - start - spread + 2 * spread * torch.exp(-inside / spread.clamp(min=1e-308))
+    # A smaller spread adds nothing to the logarithms, and its quotient has no derivative in floats.
+    is_seen = spread > 1e-300
+    seen = torch.where(is_seen, spread, 1)
+    decay = torch.where(is_seen, 2 * seen * torch.exp(-clamped_quotient(inside, seen, 745)), 0)
+    distance = 2 * inside - start - spread + decay
     return distance + log_product(rate, scale) + (math.log(2) - 1)
