@@ -193,6 +193,29 @@ def test_an_output_that_is_an_input_is_refused_by_whatever_name(tmp_path, name):
     refuse_overwriting([tmp_path / "new", tmp_path / "newer"], [path])
 
 
+def test_an_output_in_an_input_folder_is_refused_by_whatever_name(tmp_path):
+    folder, blobs = tmp_path / "model", tmp_path / "blobs"
+    (folder / "inner").mkdir(parents=True)
+    blobs.mkdir()
+    (folder / "config.json").write_text("{}")
+    (blobs / "weights").write_text("")
+    (folder / "weights").symlink_to("../blobs/weights")
+    (tmp_path / "same").symlink_to("model")
+    (tmp_path / "soft").symlink_to("model/config.json")
+    (tmp_path / "hard").hardlink_to(folder / "config.json")
+    outputs = (
+        folder, folder / "config.json", folder / "new", folder / "inner" / "new", tmp_path / "same" / "new",
+        tmp_path / "soft", tmp_path / "hard", blobs / "weights", tmp_path / "blobs" / ".." / "model" / "new",
+    )  # fmt: skip
+    for source in (folder, tmp_path / "same", str(folder)):
+        for path in outputs:
+            with pytest.raises(
+                FileError, match=r"cannot write .*, a folder to read; name a file in another folder"
+            ):
+                refuse_overwriting([tmp_path / "new", path], [None, source])
+        refuse_overwriting([tmp_path / "new", tmp_path / "model2", blobs / "new"], [source])
+
+
 def test_pipes_devices_and_loops_are_no_inputs(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")

@@ -6,8 +6,11 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.distributed
@@ -15,11 +18,25 @@ from torch import Tensor, distributions as td
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kullback
-from kullback import KL, Counts, Estimate, Logits, LogProbs, Probs, Renyi, Samples, divergence, kl_estimate
+from kullback import (
+    KL,
+    Counts,
+    Estimate,
+    Logits,
+    LogProbs,
+    Probs,
+    Renyi,
+    Samples,
+    compare_predictions,
+    compare_tables,
+    divergence,
+    kl_estimate,
+)
 from kullback.errors import KullbackError
-from kullback.estimators import histogram, nearest_neighbors
+from kullback.estimators import histogram, nearest_neighbors, two_sample_test
 from kullback.estimators.discrete import point
 from kullback.functional import (
+    SampledTail,
     TopK,
     distillation_loss,
     kl_div,
@@ -29,8 +46,18 @@ from kullback.functional import (
     top_k_divergence,
     top_k_divergence_bounds,
 )
+from kullback.io import ReferenceWriter, Windows, open_top_k, write_llama_base
 from kullback.metrics import KLDivergence
-from kullback.nn import DistillationLoss, KLDivLoss, LinearDistillationLoss
+from kullback.metrics.functional import kl_divergence
+from kullback.nn import (
+    CyclicalSchedule,
+    DistillationLoss,
+    KLDivLoss,
+    KLRegularizer,
+    LinearDistillationLoss,
+    LinearSchedule,
+    kl_per_dimension,
+)
 
 Change = Callable[[Tensor], Tensor]
 
@@ -687,3 +714,150 @@ def test_fewer_draws_than_dimensions_have_an_answer_or_a_refusal():
         found = answer_or_line(partial(kl_estimate, Samples(x[:n]), Samples(y[:n])))
         if not isinstance(found, str):
             assert_answered(found)
+
+
+# Whole numbers. Those of NumPy's small types would overflow if they were counted with.
+
+
+def reference_file(path: Path, **numbers: Any) -> bytes:
+    windows = Windows(torch.arange(5), torch.tensor([0, 5]), torch.arange(5) > 0)
+    with ReferenceWriter(path / "a.klref", windows, **numbers) as writer:
+        writer.add(normal(4, 9))
+    return (path / "a.klref").read_bytes()
+
+
+def llama_base(path: Path, n_ctx: int) -> bytes:
+    write_llama_base(path / "a.kld", torch.tensor([0, 1, 2, 0]), normal(1, 3), n_ctx=n_ctx)
+    return (path / "a.kld").read_bytes()
+
+
+def top_k_classes(classes: int) -> list[int | None]:
+    record = [{"prompt": [None, {"11": {"logprob": -0.5}}]}]
+    with open_top_k(record, format="vllm", classes=classes) as source:
+        return [source.classes]
+
+
+def schedule(period: int, cycles: int) -> list[float]:
+    return [
+        CyclicalSchedule(0.0, 1.0, period=period, cycles=cycles)(step)
+        + LinearSchedule(0.0, 1.0, steps=period)(step)
+        for step in range(0, 1000, 50)
+    ]
+
+
+def drawn(**numbers: int) -> list[list[int]]:
+    teacher = SampledTail.draw(LOGITS, **numbers, generator=torch.Generator().manual_seed(0))
+    return [*teacher.top.indices.tolist(), *teacher.tail_indices.tolist()]
+
+
+def between_tables(bins: int) -> list[int]:
+    p, q = (pa.table({"x": normal(4000, 1 + i)[:, 0].numpy()}) for i in range(2))
+    return [len(column.bins) for column in compare_tables(p, q, bins=bins).columns]
+
+
+def regularized(batch_dims: int, group_dims: int) -> list[float]:
+    p = td.Normal(normal(3, 4, 5), 1.0)
+    in_groups = KLRegularizer(batch_dims=batch_dims, group_dims=(group_dims,), free_nats=0.2)(p)
+    return [*kl_per_dimension(p, batch_dims=batch_dims).tolist(), float(in_groups)]
+
+
+def between_predictions(worst: int, bootstrap: int, block_bytes: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    found = compare_predictions(
+        Logits(LOGITS),
+        Logits(OTHER),
+        worst=worst,
+        bootstrap=bootstrap,
+        block_bytes=block_bytes,
+        generator=generator,
+    )
+    return [
+        found.divergences["kl_pq"].mean,
+        found.divergences["kl_pq"].interval,
+        [each.row for each in found.worst],
+    ]
+
+
+def p_value(permutations: int) -> float:
+    generator = torch.Generator().manual_seed(0)
+    return two_sample_test(
+        Samples(DRAWS), Samples(DRAWS + 1), permutations=permutations, generator=generator
+    ).p_value
+
+
+WHOLE: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
+    "SampledTail.draw": (drawn, {"k": 2, "draws": 3}),
+    "Logits": (lambda dim: divergence(Logits(LOGITS, dim), Logits(OTHER, dim), KL()).tolist(), {"dim": 0}),
+    "kl_per_dimension, KLRegularizer": (regularized, {"batch_dims": 1, "group_dims": 0}),
+    "CyclicalSchedule, LinearSchedule": (schedule, {"period": 200, "cycles": 3}),
+    "compare_tables": (between_tables, {"bins": 200}),
+    "compare_predictions": (between_predictions, {"worst": 2, "bootstrap": 200, "block_bytes": 250}),
+    "open_top_k": (top_k_classes, {"classes": 200}),
+    "histogram": (
+        lambda bins: float(histogram(Samples(DRAWS[:, 0]), Samples(DRAWS[:, 1]), bins=bins).value),
+        {"bins": 20},
+    ),
+    "nearest_neighbors": (
+        lambda k: float(nearest_neighbors(Samples(DRAWS), Samples(DRAWS + 1), k=k).value),
+        {"k": 20},
+    ),
+    "two_sample_test": (
+        p_value,
+        {"permutations": 250},
+    ),
+}
+
+
+@pytest.mark.parametrize("whole", [np.uint8, np.array, np.int64], ids=["uint8", "0-d array", "int64"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_of_numpy_are_whole_numbers(name: str, whole: Callable[[int], Any]) -> None:
+    call, numbers = WHOLE[name]
+    assert call(**{argument: whole(value) for argument, value in numbers.items()}) == call(**numbers)
+
+
+@pytest.mark.parametrize(
+    "given", [True, np.True_, 2.0, "2", torch.tensor(True), torch.zeros(1, device="meta")], ids=repr
+)
+@pytest.mark.parametrize("name", WHOLE)
+def test_flags_and_fractions_are_no_whole_numbers(name: str, given: Any) -> None:
+    call, numbers = WHOLE[name]
+    for argument in numbers:
+        with pytest.raises(KullbackError, match=rf"\({argument}=\.\.\.\): wanted .*; got "):
+            call(**{**numbers, argument: given})
+
+
+def test_whole_numbers_of_numpy_in_files(tmp_path: Path) -> None:
+    numbers = {"top": 3, "tail_draws": 4, "seed": 250}
+    want = reference_file(tmp_path, **numbers)
+    assert reference_file(tmp_path, **{name: np.uint8(value) for name, value in numbers.items()}) == want
+    assert llama_base(tmp_path, cast("Any", np.uint8(4))) == llama_base(tmp_path, 4)
+    for name in numbers:
+        with pytest.raises(KullbackError, match=rf"\({name}=.*a whole number.*; got True\. Write: {name}=32"):
+            reference_file(tmp_path, **{name: True})
+    assert reference_file(tmp_path, top=32, tail_draws=32, seed=32)
+    with pytest.raises(KullbackError, match=r"\(n_ctx=.*; got True\. Write: n_ctx=512"):
+        llama_base(tmp_path, True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [list(PROBS), PROBS.tolist(), PROBS.numpy(), [[3, 1, 2]], (torch.tensor([3, 1, 2]),)],
+    ids=["tensors", "numbers", "array", "counts", "counts in tensors"],
+)
+def test_metrics_name_what_makes_a_tensor_of_the_data(given: Any) -> None:
+    other = torch.ones(np.shape(given[0]))[None]
+    kl = kl_divergence
+    for name in ("p", "q"):
+        one = {"p": other.expand(len(given), -1), "q": other.expand(len(given), -1), name: given}
+        with pytest.raises(KullbackError, match=rf"\({name}=\.\.\.\): wanted a tensor") as caught:
+            kl(**one)
+        remedy = str(caught.value).partition("Write: ")[2]
+        assert eval(remedy, {"torch": torch, "kl_divergence": kl, **one}).isfinite()  # noqa: S307
+
+
+def test_representations_name_what_makes_a_tensor_of_tensors() -> None:
+    x: Any = list(LOGITS)
+    with pytest.raises(KullbackError, match=r"^Logits\(x=") as caught:
+        Logits(x)
+    remedy = str(caught.value).partition("Write: ")[2]
+    assert torch.equal(eval(remedy, {"torch": torch, "Logits": Logits, "x": x}).tensor, LOGITS)  # noqa: S307

@@ -105,7 +105,6 @@ def kl_divergence(
     )
     if is_default:
         # At once: for a small batch, checking the options takes longer.
-        value = None
         if type(p) is type(q) and type(p) in _OF_CLASSES:
             value = _value_of_rows(cast(Representation, p), cast(Representation, q))
         else:
@@ -118,10 +117,8 @@ def kl_divergence(
     return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
 
 
-_METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = (
-    cast("dict[str, Any]", kl_divergence.__kwdefaults__)[name]
-    for name in ("method", "atol", "max_evaluations", "draws")
-)
+_DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
+_METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = map(_DEFAULTS.get, ("method", "atol", "max_evaluations", "draws"))
 
 
 def divergence(

@@ -36,13 +36,20 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
-    """Refuse an output that is an input, a file that an input with ``*`` stands for, or another output.
+    """Refuse an output that is an input, of the files of one with ``*``, in an input folder, or another output.
 
     Raises:
         FileError: there is such an output.
     """
     taken: list[PathLike] = [each for path in inputs if path is not None for each in _matched(path)]
+    folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for what is no path
     for path in outputs:
+        for folder in folders:
+            if _lies_in(path, folder):
+                raise FileError(
+                    f"cannot write {printable(path)}: it is in {printable(folder)}, a folder to read; name a file in "
+                    "another folder"
+                )
         if any(same_file(path, other) for other in taken):
             raise FileError(
                 f"cannot write {printable(path)}: it is one of the other files to read or to write; name another one"
@@ -251,6 +258,15 @@ def _matched(path: PathLike) -> list[Path]:
     """Return the files that a pattern stands for; any other path stands for itself."""
     names = [] if os.path.lexists(path) else glob.glob(os.fspath(path), recursive=True)  # noqa: PTH207 - as the tables'
     return [Path(name) for name in names] or [Path(path)]
+
+
+def _lies_in(path: PathLike, folder: PathLike) -> bool:
+    """Return whether a path leads into a folder, or to a file elsewhere that a link in the folder leads to."""
+    if _resolved(path).is_relative_to(_resolved(folder)):
+        return True
+    with suppress(OSError):
+        return Path(path).exists() and any(same_file(path, each) for each in Path(folder).iterdir())
+    return False
 
 
 def _mode(path: PathLike) -> int | None:

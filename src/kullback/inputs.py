@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from numbers import Real
 from typing import Any, cast
@@ -24,6 +26,8 @@ __all__ = [
     "number_from",
     "recordable",
     "split_labels",
+    "tensor_remedy",
+    "whole_from",
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -44,7 +48,7 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
             argument,
             wanted="a tensor, a NumPy array or nested lists of numbers",
             got=f"{type(x).__name__} ({error})",
-            instead=f"{call}(torch.tensor(...))",
+            instead=f"{call}({tensor_remedy(argument, x, floating=False) or 'torch.tensor(...)'})",
         ) from None
 
 
@@ -59,6 +63,41 @@ def number_from(x: object) -> float:
         return float(x) if isinstance(x, Real) and not isinstance(x, bool) else math.nan
     except OverflowError:  # an integer beyond floats
         return math.nan
+
+
+def whole_from(x: object) -> int | None:
+    """Return a whole number, NumPy's too, as an int; None for whatever is none, as True is."""
+    if type(x) is int:
+        return x
+    if isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype == torch.bool):
+        return None
+    try:
+        return operator.index(cast("Any", x))
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last for a tensor without values
+        return None
+
+
+def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
+    """Return the expression that makes a tensor, maybe a floating-point one, of the data `name`; None if none does."""
+    if not isinstance(x, list | tuple | float | np.ndarray):
+        return None
+    parts = cast("list[object]", list(x)) if isinstance(x, list | tuple) else []
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors and len(tensors) == len(parts):  # as the scores that models of Hugging Face generate with
+        first = tensors[0]
+        alike = all(each.shape == first.shape and each.device == first.device for each in tensors)
+        cast_too = floating and not all(each.is_floating_point() for each in tensors)
+        return f"torch.stack(tuple({name})){'.float()' if cast_too else ''}" if alike else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a list of arrays takes long
+            found = torch.tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if floating and found.is_complex():
+        return None
+    dtype = ", dtype=torch.float32" if floating and not found.is_floating_point() else ""
+    return f"torch.tensor({name}{dtype})"
 
 
 def check_flag(call: str, argument: str, value: object) -> None:

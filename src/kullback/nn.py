@@ -194,11 +194,11 @@ class DistillationLoss(torch.nn.Module):
         check_temperature("DistillationLoss", temperature)
         check_reduction("DistillationLoss", reduction)
         check_vocabulary("DistillationLoss", vocabulary)
-        check_classes("DistillationLoss", classes)
+        classes = check_classes("DistillationLoss", classes)
         check_label_weight("DistillationLoss", label_weight)
         check_flag("DistillationLoss", "temperature_squared", temperature_squared)
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
-        check_ignore_index("DistillationLoss", ignore_index)
+        ignore_index = check_ignore_index("DistillationLoss", ignore_index)
         self.temperature = temperature
         self.reduction: Reduction = reduction
         self.temperature_squared = temperature_squared
@@ -314,11 +314,11 @@ class LinearDistillationLoss(torch.nn.Module):
         check_temperature("LinearDistillationLoss", temperature)
         check_reduction("LinearDistillationLoss", reduction)
         check_vocabulary("LinearDistillationLoss", vocabulary)
-        check_classes("LinearDistillationLoss", classes)
+        classes = check_classes("LinearDistillationLoss", classes)
         check_label_weight("LinearDistillationLoss", label_weight)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
-        check_ignore_index("LinearDistillationLoss", ignore_index)
+        ignore_index = check_ignore_index("LinearDistillationLoss", ignore_index)
         check_head_settings("LinearDistillationLoss", softcap, logit_scale, chunk_bytes)
         self.temperature = temperature
         self.reduction: Reduction = reduction

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.functional.positions import position_weights
-from kullback.inputs import check_flag, number_from
+from kullback.inputs import check_flag, number_from, whole_from
 from kullback.schedules import AdaptiveCoefficient, Schedule, check_number, scheduled
 
 __all__ = ["KLRegularizer", "active_units", "kl_per_dimension"]
@@ -62,7 +62,7 @@ def kl_per_dimension(
     References:
         Auto-Encoding Variational Bayes (Kingma and Welling, 2014)
     """
-    _check_batch_dims("kl_per_dimension", batch_dims)
+    batch_dims = _check_batch_dims("kl_per_dimension", batch_dims)
     posterior, prior = _both("kl_per_dimension", posterior, prior)
     kl, weights = _of_examples("kl_per_dimension", posterior, prior, mask, weight, batch_dims)
     total, count = _total(kl, weights)
@@ -213,7 +213,7 @@ class KLRegularizer(torch.nn.Module):
         super().__init__()
         call = "KLRegularizer"
         check_number(call, "free_nats", free_nats)
-        _check_batch_dims(call, batch_dims)
+        batch_dims = _check_batch_dims(call, batch_dims)
         check_flag(call, "per_example", per_example)
         check_flag(call, "sync", sync)
         if capacity is not None and free_nats > 0:
@@ -446,7 +446,7 @@ def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _dims(given: object) -> tuple[int, ...]:
     dims = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
-    kept = tuple(dim for dim in dims if isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0)
+    kept = tuple(dim for dim in map(whole_from, dims) if dim is not None and dim >= 0)
     if len(kept) < len(dims):
         wanted = "None, an integer from 0 on or a tuple of these"
         raise invalid_value(
@@ -455,12 +455,14 @@ def _dims(given: object) -> tuple[int, ...]:
     return kept
 
 
-def _check_batch_dims(call: str, batch_dims: object) -> None:
-    if not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0:
+def _check_batch_dims(call: str, batch_dims: object) -> int:
+    number = whole_from(batch_dims)
+    if number is None or number < 0:
         got = safe_repr(batch_dims)
         raise invalid_value(
             call, "batch_dims", wanted="an integer from 0 on", got=got, instead="batch_dims=1"
         )
+    return number
 
 
 def _no_distribution(call: str, name: str, given: object) -> Exception:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.inputs import as_tensor, check_flag, is_fake, number_from, split_labels
+from kullback.inputs import as_tensor, check_flag, is_fake, number_from, split_labels, whole_from
 from kullback.numeric import accurate_dtype, upcast
 from kullback.words import RepresentationName
 
@@ -115,7 +115,8 @@ class Representation(ABC):
                 got="a single number",
                 instead=f"{self._call}(torch.stack([...])) with one entry for each class",
             )
-        if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
+        number = whole_from(dim)
+        if number is None or not -x.ndim <= number < x.ndim:
             raise invalid_value(
                 self._call,
                 "dim",
@@ -123,15 +124,15 @@ class Representation(ABC):
                 got=safe_repr(dim),
                 instead=f"{self._call}(x, dim=-1) when the last dimension holds the classes",
             )
-        if x.shape[dim] == 0:
+        if x.shape[number] == 0:
             raise invalid_value(
                 self._call,
                 "x",
                 wanted="at least one class",
-                got=f"shape {tuple(x.shape)} with no entry along dim={dim}",
+                got=f"shape {tuple(x.shape)} with no entry along dim={number}",
                 instead=f"{self._call}(x, dim=...) with the dimension that holds the classes",
             )
-        return dim - x.ndim if dim >= 0 else dim
+        return number - x.ndim if number >= 0 else number
 
     @abstractmethod
     def _check(self, x: Tensor) -> None:

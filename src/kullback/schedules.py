@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.inputs import number_from
+from kullback.inputs import number_from, whole_from
 
 __all__ = [
     "AdaptiveCoefficient",
@@ -61,7 +61,7 @@ class LinearSchedule:
     def __post_init__(self) -> None:
         check_number("LinearSchedule", "start", self.start)
         check_number("LinearSchedule", "stop", self.stop)
-        _check_count("LinearSchedule", "steps", self.steps)
+        object.__setattr__(self, "steps", _count("LinearSchedule", "steps", self.steps))
 
     def __call__(self, step: int) -> float:
         """Return the value after so many steps."""
@@ -106,14 +106,14 @@ class CyclicalSchedule:
     def __post_init__(self) -> None:
         check_number("CyclicalSchedule", "start", self.start)
         check_number("CyclicalSchedule", "stop", self.stop)
-        _check_count("CyclicalSchedule", "period", self.period)
+        object.__setattr__(self, "period", _count("CyclicalSchedule", "period", self.period))
         if not 0 < number_from(self.ramp) <= 1:
             got = safe_repr(self.ramp)
             raise invalid_value(
                 "CyclicalSchedule", "ramp", wanted="a share above 0, at most 1", got=got, instead="ramp=0.5"
             )
         if self.cycles is not None:
-            _check_count("CyclicalSchedule", "cycles", self.cycles)
+            object.__setattr__(self, "cycles", _count("CyclicalSchedule", "cycles", self.cycles))
 
     def __call__(self, step: int) -> float:
         """Return the value after so many steps."""
@@ -188,8 +188,11 @@ def check_number(call: str, name: str, value: object) -> None:
         )
 
 
-def _check_count(call: str, name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+def _count(call: str, name: str, value: object) -> int:
+    """Return a number of steps or periods, or raise."""
+    number = whole_from(value)
+    if number is None or number < 1:
         raise invalid_value(
             call, name, wanted="an integer, 1 or more", got=safe_repr(value), instead=f"{name}=1000"
         )
+    return number

@@ -402,6 +402,11 @@ def test_convert_takes_logarithms_where_the_source_has_none(windows, kind):
             ("one of the other files",),
         ),
         (("scored.npy", "x.kld", "--n-ctx", "8"), ("--tokens",)),
+        (
+            ("scored.npy", "out.npy", "--tokens", "tokens.npy", "--n-ctx", "8"),
+            ("DST = out.npy", "ends in .kld", "Write: out.kld"),
+        ),
+        (("scored.npy", "out.GGUF"), ("DST = out.GGUF", "got .gguf, another format", "Write: out.kld")),
     ],
 )
 def test_what_cannot_be_converted_is_one_line_and_writes_nothing(windows, arguments, words):

@@ -104,3 +104,83 @@ def test_of_the_files_of_one_fit_all_are_written_or_none(full: str, tmp_path: Pa
     assert result.stderr.startswith(f"kullback: cannot write {tmp_path / 'device.svg'}: No space left")
     assert result.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["device.svg"]
+
+
+NORMAL = ("fit", "Normal", "--to")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("x\n1.5\n2.5\nabc\n100.0\n", (), ("--column 'x' of 'x.csv'", "'abc' in row 2", "Categorical")),
+        ("x,x\n1,1\n2,1\n", ("--column", "x"), ("--column 'x'", "the name of one column", "that of 2")),
+        (
+            "x,w\n1,1\n2,b\n",
+            ("--column", "x", "--weights", "w"),
+            ("--weights 'w'", "'b' in row 1", "leave --weights out"),
+        ),
+        ("x\n2020-01-01\n2020-01-03\n", (), ("wanted numbers", "a column of type date32[day]")),
+        ("x\n", (), ("at least one draw", "without rows")),
+        ("x,w\n1,1\n,2\n", ("--column", "x"), ("missing values", "the first in row 1")),
+    ],
+    ids=["typo", "two of a name", "text as weights", "dates", "no rows", "missing"],
+)
+def test_a_column_that_holds_no_draws_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    options: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text(text)
+    assert_one_line_error(run(*NORMAL, "x.csv", *options), *words)
+
+
+def test_text_in_an_array_and_in_a_column_is_for_classes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.array(["1", "b", "b"]))
+    pl.DataFrame({"x": ["1", "b", "b"], "y": ["1", "2", "3"]}).write_parquet("x.parquet")
+    for arguments in (("x.npy",), ("x.parquet", "--column", "x")):
+        assert_one_line_error(run(*NORMAL, *arguments), "wanted numbers", "'b' in row 1")
+        for family in ("Categorical([1, 1])", "Logits([0, 0])"):
+            found = json.loads(run("fit", family, "--to", *arguments, "--json").stdout)
+            assert found["value"] == pytest.approx(np.log(3) - 2 / 3 * np.log(2))
+    assert_one_line_error(run(*NORMAL, "x.parquet", "--column", "y"), "text, each a number")
+    np.save("dates.npy", np.array(["2020-01-01"], dtype="M8[D]"))
+    assert_one_line_error(run(*NORMAL, "dates.npy"), "wanted numbers", "datetime64[D]")
+
+
+def test_decimals_vectors_and_a_blank_last_line_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vectors = [[1.0, 0.0], [0.0, 3.0], [2.0, 0.5]]
+    frame = pl.DataFrame({"x": ["1.5", "2.5", "3.5"], "v": vectors}).with_columns(
+        pl.col("x").cast(pl.Decimal(4, 1))
+    )
+    frame.write_parquet("x.parquet")
+    found = json.loads(run(*NORMAL, "x.parquet", "--column", "x", "--json").stdout)
+    assert found["parameters"]["loc"] == 2.5
+    family = "Independent(Normal([0, 0], [1, 1]), 1)"
+    found = json.loads(run("fit", family, "--to", "x.parquet", "--column", "v", "--json").stdout)
+    assert found["parameters"]["loc"] == pytest.approx([1.0, 7 / 6])
+    Path("two.csv").write_text("x,w\n1,1\n2,1\n4,2\n\n")
+    found = json.loads(run(*NORMAL, "two.csv", "--column", "x", "--weights", "w", "--json").stdout)
+    assert found["parameters"]["loc"] == pytest.approx(2.75)
+
+
+def test_a_folder_without_tables_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dd.parquet").mkdir()
+    assert_one_line_error(
+        run(*NORMAL, str(tmp_path / "dd.parquet"), "--column", "a"), "got a folder without tables"
+    )
+
+
+def test_a_first_line_of_numbers_is_a_draw(tmp_path: Path) -> None:
+    path = tmp_path / "draws.csv"
+    path.write_text("1.5\n2.5\n3.5\n4.0\n7\n")
+    found = json.loads(run(*NORMAL, str(path), "--json").stdout)
+    assert found["parameters"]["loc"] == pytest.approx(3.7)

@@ -116,6 +116,26 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
         assert not page.exists()
 
 
+@pytest.mark.parametrize("output", ["--json", "--html", "--markdown", "--resume", "record"])
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "new"])
+def test_no_output_goes_into_the_folder_of_a_model(
+    words: Path, tmp_path: Path, output: str, file: str
+) -> None:
+    import shutil
+
+    model = tmp_path / "model"
+    shutil.copytree(folders.int8(), model)
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    if output == "record":
+        runs = [("record", model, "--text", words, "-o", model / file)]
+    else:
+        sides = (folders.base(), model), (model, folders.base()), (folders.base(), folders.bf16(), model)
+        runs = [("compare", *names, "--text", words, output, model / file) for names in sides]
+    for arguments in runs:
+        assert "a folder to read" in one_line(run(*arguments))
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
 def test_options_of_models_are_refused_without_them(tmp_path: Path) -> None:
     data = Path(__file__).parents[2] / "examples" / "data"
     files = data / "float32.npy", data / "int8.npy"

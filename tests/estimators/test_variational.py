@@ -11,6 +11,7 @@ from torch.distributions import Normal
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError
+from kullback.estimators import plugin
 from kullback.estimators.variational import variational_bound, variational_estimate
 
 BOUNDS = ("donsker_varadhan", "nwj")
@@ -249,3 +250,11 @@ def test_other_dimensions_and_single_draws_are_refused():
         variational_estimate(Samples([0.5]), Samples([0.5, 1.0]), lambda z: z)
     with pytest.raises(ArgumentValueError, match="between 0 and 1"):
         variational_estimate(Samples([0.5, 2.0]), Samples([0.5, 1.0]), lambda z: z, confidence=1)
+
+
+def test_text_is_refused_as_its_codes_may_differ_between_p_and_q():
+    p, q = Samples(["a", "b", "b"]), Samples(["b", "c", "c"])
+    for call in (variational_bound, variational_estimate):
+        with pytest.raises(ArgumentTypeError, match=r"text such as 'a'.*plugin\(p, q\)"):
+            call(p, q, lambda z: z[:, 0])
+    assert math.isfinite(plugin(Samples(["a", "b"]), Samples(["b", "a"])).value)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def test_a_float32_normalizer_of_float64_logits_divides_in_float64() -> None:
         ({"kind": SkewKL(alpha=1)}, "kind", "SkewKL(alpha=0.9)"),
         ({"temperature": "2"}, "temperature", "temperature=2.0"),
         ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels", "labels=labels[..., 1:]"),
-        ({"mask": [True, False]}, "mask", "mask=torch.as_tensor(mask)"),
+        ({"mask": [True, False]}, "mask", "mask=torch.tensor(mask)"),
         ({"mask": torch.tensor([1, 0])}, "mask", "mask=mask != 0"),
         ({"normalizer": torch.tensor(1j)}, "normalizer", "clamp"),
         ({"normalizer": True}, "normalizer", "clamp"),
@@ -133,6 +134,113 @@ def test_the_remedies_work() -> None:
     lists = {"student": torch.tensor(student.tolist()), "teacher": torch.tensor(teacher.numpy())}
     torch.testing.assert_close(distillation_loss(**lists), loss())
     assert loss(normalizer=(mask * 0).sum().clamp(min=1), mask=mask == 2) == 0
+
+
+def tensors_of(x: Tensor) -> list[Tensor]:
+    return list(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tensors_of,
+        lambda x: tuple(tensors_of(x.int())),
+        lambda x: x.tolist(),
+        lambda x: x.int().tolist(),
+        lambda x: x.numpy(),
+        lambda x: x.int().numpy(),
+        lambda x: [row.numpy() for row in x],
+    ],
+    ids=["tensors", "integer tensors", "numbers", "integers", "array", "integer array", "arrays"],
+)
+@pytest.mark.parametrize("argument", ["student", "teacher", "input", "target"])
+@pytest.mark.filterwarnings("ignore:Creating a tensor from a list")
+def test_the_remedy_for_data_that_is_no_tensor_works_as_written(
+    argument: str, make: Callable[[Tensor], Any]
+) -> None:
+    x = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])
+    is_loss = argument in ("student", "teacher")
+    call = distillation_loss if is_loss else partial(kl_div, reduction="sum")
+    of: dict[str, Any] = dict.fromkeys(("student", "teacher") if is_loss else ("input", "target"), x)
+    given = {**of, argument: make(x)}
+    with pytest.raises(KullbackError, match=rf"\({argument}=\.\.\.\)") as caught:
+        call(**given)
+    remedy = str(caught.value).partition("Write: ")[2]
+    names = {"torch": torch, "kl_div": call, **given}
+    if is_loss:
+        made = eval(remedy.removeprefix(f"{argument}="), names)  # noqa: S307
+        found = call(**{**of, argument: made})
+    else:
+        found = eval(remedy, names)  # noqa: S307
+    assert found == call(**of)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[torch.zeros(2, 3), torch.zeros(1, 3)], [[torch.zeros(3)]], [[0.0, 1.0], [0.0]], [1j]],
+    ids=["ragged tensors", "nested", "ragged", "complex"],
+)
+def test_no_remedy_is_named_that_would_fail(given: Any) -> None:
+    x = torch.zeros(2, 3)
+    with pytest.raises(KullbackError, match=r"Write: student=model\(inputs\)\.logits"):
+        distillation_loss(student=given, teacher=x)
+    with pytest.raises(KullbackError, match=r"Write: kl_div\(logits\.log_softmax\(dim=-1\), target\)"):
+        kl_div(given, x)
+
+
+def test_the_remedy_for_a_list_of_weights_works_as_written() -> None:
+    student, teacher = torch.randn(2, 2, 3, 5, generator=torch.Generator().manual_seed(1))
+    right = torch.tensor([[True, False, True], [False, False, True]])
+    for mask in (right.tolist(), list(right), right.numpy()):
+        with pytest.raises(KullbackError, match=r"\(mask=") as caught:
+            distillation_loss(student=student, teacher=teacher, mask=cast("Any", mask))
+        remedy = str(caught.value).partition("Write: mask=")[2]
+        assert torch.equal(eval(remedy, {"torch": torch, "mask": mask}), right)  # noqa: S307
+    with pytest.raises(KullbackError, match=r"Write: mask of shape \(2, 3\)$"):
+        distillation_loss(student=student, teacher=teacher, mask=cast("Any", "all"))
+
+
+def test_labels_in_reverse_order_of_three_dimensions_are_not_told_to_be_transposed() -> None:
+    student, teacher = torch.zeros(2, 2, 4, 3, 5)
+    labels = torch.zeros(3, 4, 2, dtype=torch.int64)
+    with pytest.raises(KullbackError, match=r"Write: labels of shape \(2, 4, 3\)$"):
+        distillation_loss(student=student, teacher=teacher, labels=labels)
+
+
+@pytest.mark.parametrize(
+    "whole", [np.int64, np.int8, np.array, torch.tensor], ids=["int64", "int8", "0-d array", "tensor"]
+)
+def test_whole_numbers_of_every_type_are_taken(whole: Callable[[int], Any]) -> None:
+    student, teacher = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([1, 2, 3, 5])
+    head = torch.eye(6)
+    of: dict[str, Any] = {"student": student, "teacher": teacher, "labels": labels}
+    for arguments in ({"classes": 5}, {"ignore_index": 3}):
+        given = {name: whole(value) for name, value in arguments.items()}
+        want = distillation_loss(**of, **arguments)
+        assert distillation_loss(**of, **given) == want
+        assert DistillationLoss(**given)(**of) == want
+    heads = {"student_weight": head, "teacher_weight": head}
+    for size in (100, 1):
+        found = linear_distillation_loss(**of, **heads, classes=whole(5), chunk_bytes=whole(size))
+        assert found == linear_distillation_loss(**of, **heads, classes=5, chunk_bytes=size)
+
+
+@pytest.mark.parametrize("given", [True, np.True_, torch.tensor(True), 5.0, "5", torch.tensor(5.0)], ids=repr)
+def test_what_is_no_whole_number_is_refused_and_the_remedy_works(given: Any) -> None:
+    x = torch.zeros(2, 6)
+    of: dict[str, Any] = {"student": x, "teacher": x, "labels": torch.tensor([1, -100])}
+    for argument, remedy in (
+        ("classes", "classes=len(tokenizer), or None"),
+        ("ignore_index", "ignore_index=-100"),
+    ):
+        with pytest.raises(KullbackError, match=rf"\({argument}=") as caught:
+            distillation_loss(**of, **{argument: given})
+        assert f"Write: {remedy}" in str(caught.value)
+    with pytest.raises(KullbackError, match=r"\(chunk_bytes=.*whole number.*Write: chunk_bytes=64 << 20$"):
+        LinearDistillationLoss(chunk_bytes=given)
+    assert distillation_loss(**of, classes=len(range(6)), ignore_index=-100) == 0
+    assert LinearDistillationLoss(chunk_bytes=64 << 20).chunk_bytes == 1 << 26
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), (3,), (1, 3), (3, 2, 1)], ids=str)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import mpmath
 import pytest
@@ -24,7 +26,9 @@ from kullback import (
     divergence as dense_divergence,
     errors,
 )
+from kullback.functional import distillation_loss
 from kullback.functional.top_k import TopK, top_k_divergence
+from kullback.kernels.native import selected
 from tests.oracles import truth
 
 INF = math.inf
@@ -201,6 +205,42 @@ def test_a_row_of_padding_has_all_its_mass_in_the_bucket() -> None:
     got = top_k_divergence(KL(), teacher, student)
     assert got.tolist() == [0.0, 0.0]
     assert (torch.autograd.grad(got.sum(), student)[0] == 0).all()
+
+
+@TAILS
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("shift", [2.0**20, 2.0**27, -(2.0**27), 2.0**40])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 3.0])
+def test_a_student_far_from_0_keeps_its_digits(
+    tail: Any, native: bool, shift: float, temperature: float
+) -> None:
+    """A divergence does not change when all logits do by a number that leaves them exact."""
+    if temperature != 1 and tail != "renormalize":
+        pytest.skip("the mass outside is unknown at another temperature")
+    if native and not selected.serves(torch.zeros(1)):
+        pytest.skip("no native kernels")
+    student, logits = pair(4, 9)
+    student = torch.round(student.detach() * 2**12) / 2**12
+    log_probs, indices = logits.log_softmax(-1).topk(9)
+    log_probs[1:, 4:] = -INF  # of the first row all classes are kept
+    teacher = TopK(indices, log_probs, tail)
+    labels = torch.tensor([0, 3, 8, -100])
+
+    def found(student: Tensor) -> list[Tensor]:
+        leaf = student.clone().requires_grad_()
+        values = top_k_divergence(JensenShannon(), teacher, leaf, temperature=temperature)
+        mixed = distillation_loss(
+            student=leaf, teacher=teacher, temperature=temperature, labels=labels, label_weight=0.3
+        )
+        total = (values * torch.tensor([1.0, -2.0, 0.5, 3.0])).sum() + mixed
+        (plain,) = torch.autograd.grad(total, leaf, retain_graph=True)
+        (by,) = torch.autograd.grad(total, leaf, create_graph=True)
+        (curvature,) = torch.autograd.grad(by.square().sum(), leaf)
+        return [values.detach(), mixed.detach(), plain, curvature]
+
+    with nullcontext() if native else mock.patch.object(selected, "serves", return_value=False):
+        for got, want in zip(found(student + shift), found(student), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 @TAILS

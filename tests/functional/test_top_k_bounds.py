@@ -290,6 +290,33 @@ def test_a_number_of_classes_that_is_none_is_refused(classes):
 
 
 @pytest.mark.parametrize("side", ["p", "q"])
+def test_mass_outside_a_list_of_all_classes_is_refused(side):
+    part, whole = listing([0.5, 0.3, 0.2], [0, 1]), listing([0.6, 0.4], [1, 0])
+    sides = {"p": whole, "q": whole, side: part}
+    message = (
+        rf"\({side}=\.\.\., classes=\.\.\.\): wanted no mass outside a list of all 2 classes, within 1e-06 "
+        r"\(torch\.float64\); got 0\.2 outside that of row 0, the first of 1\. Write: classes=3 or more"
+    )
+    with pytest.raises(ArgumentValueError, match=message):
+        top_k_divergence_bounds(sides["p"], sides["q"], KL(), classes=2)
+    for remedy in (3, None):
+        found = top_k_divergence_bounds(sides["p"], sides["q"], JensenShannon(), classes=remedy)
+        assert 0 < found.lower.item() <= found.upper.item() < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_what_rounding_leaves_of_a_list_of_all_classes_is_none(dtype):
+    log_probs = torch.tensor([[0.55, 0.45]], dtype=torch.float64).log()
+    rounded = TopK(torch.tensor([[0, 1]]), log_probs.mul(1 + torch.finfo(dtype).eps).to(dtype))
+    assert top_k_divergence_bounds(rounded, rounded, KL(), classes=2).lower.item() == 0
+    # Padding is no class: of these two one is listed, so that what is left is the other's.
+    one = TopK(torch.tensor([[0, 0]]), torch.tensor([[0.55, 0.0]], dtype=torch.float64).log().to(dtype))
+    found = top_k_divergence_bounds(one, rounded, TotalVariation(), classes=2)
+    assert found.lower.item() == 0
+    assert found.upper.item() < 0.1
+
+
+@pytest.mark.parametrize("side", ["p", "q"])
 def test_an_index_beyond_the_classes_is_refused(side):
     tops = {name: TopK(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.25]]).log()) for name in "pq"}
     tops[side] = TopK(torch.tensor([[0, 3]]), torch.tensor([[0.5, 0.25]]).log())

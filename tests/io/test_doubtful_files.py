@@ -88,6 +88,49 @@ def test_clusters_that_differ_as_text_are_not_merged_as_numbers(tmp_path: Path, 
         read_labels(path)
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".csv"])
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (["007", "7", "08", "8", "+8"], 5),
+        (["a ", " a", "a"], 3),
+        (["7", "7 "], 2),
+        (["-0", "0", "0"], 2),
+        (["9" * 5000, "9" * 5000], 1),
+    ],
+    ids=["zeros", "blanks", "number and blank", "minus zero", "long"],
+)
+def test_clusters_that_differ_in_any_character_are_not_merged(
+    tmp_path: Path, suffix: str, ids: list[str], expected: int
+) -> None:
+    path = tmp_path / f"ids{suffix}"
+    path.write_text("".join(f"{line}\n" for line in (["id"] if suffix == ".csv" else []) + ids))
+    assert read_clusters(path).unique().numel() == expected
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv"])
+def test_labels_may_have_blanks_and_zeros_before_them(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"labels{suffix}"
+    path.write_text(
+        "".join(f"{line}\n" for line in (["y"] if suffix == ".csv" else []) + ["007", " 7", "+8 "])
+    )
+    assert read_labels(path).tolist() == [7, 7, 8]
+
+
+@pytest.mark.parametrize("read_values", [read_clusters, read_labels])
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("id,z\n1,1\n,1\n2,1\n2,2\n", "id"), ("id,z\n1,1\n  ,1\n2,1\n", "id"), ("id\n1\n\n2\n", None)],
+    ids=["empty", "blank", "empty line"],
+)
+def test_a_field_without_a_value_is_named(
+    tmp_path: Path, read_values: Any, text: str, key: str | None
+) -> None:
+    (tmp_path / "ids.csv").write_text(text)
+    with pytest.raises(FileError, match=r"wanted a value in every row; got none in row 1; fill it"):
+        read_values(tmp_path / "ids.csv", key=key)
+
+
 @pytest.mark.parametrize(
     "ids", [["2020-01-01", "2020-01-02"], ["12:30", "12:31"], ["true", "false"], ["1e5", "1e6"]]
 )

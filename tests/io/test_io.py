@@ -855,7 +855,7 @@ def test_a_truncated_file_of_labels_is_an_error(suffix: str, tmp_path: Path) -> 
 
 def test_missing_values_among_labels_are_named(tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("1\n\n2\n")
-    with pytest.raises(FileError, match="nothing on line 2"):
+    with pytest.raises(FileError, match="a value in every line; got none in line 2"):
         read_labels(tmp_path / "v.txt")
     pyarrow.parquet.write_table(pa.table({"v": [1, None]}), tmp_path / "v.parquet")
     with pytest.raises(FileError, match="a value in every row; got none in row 1"):

@@ -157,6 +157,9 @@ def test_convert_writes_it(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     with Reference(target) as reference:
         assert reference.rows == 2 * (LENGTH - 1)
+    shouted = tmp_path / "base.KLREF"
+    assert run(kullback, ["convert", str(source), str(shouted), "--classes", str(CLASSES)]).exit_code == 0
+    assert shouted.read_bytes() == target.read_bytes()
     for arguments, words in (
         ([str(source), str(target)], "--classes 128256"),
         (

@@ -401,7 +401,19 @@ def test_no_gate_passes_on_a_lower_bound(tmp_path: Path) -> None:
     assert gated(*paths, "--fail-below", f"tv.mean={low * 1.01}")[0] == 1
     assert gated(*paths, "--fail-below", f"acceptance={1 - low - 0.01}")[0] == 1
     assert gated(*paths, "--fail-below", f"acceptance={1 - high - 0.01}")[0] == 0
-    assert gated(*paths, "--fail-below", "acceptance.lower=0.01")[0] == 1
+    # The ends of the interval are numbers of their own, which what is not known has widened.
+    rate, tv = candidate.comparison.acceptance_rate.interval, candidate.comparison.divergences["tv"].interval
+    assert rate is not None
+    assert tv is not None
+    assert 0.02 < rate[0] < 1 - high
+    for metric, end in {"lower": rate[0], "upper": rate[1]}.items():
+        assert gated(*paths, "--fail-below", f"acceptance.{metric}={end - 0.01}")[0] == 0
+        code, said = gated(*paths, "--fail-below", f"acceptance.{metric}={end + 0.01}")
+        assert code == 1
+        assert f"acceptance.{metric} is {end:.6g}, below" in said
+    assert gated(*paths, "--fail-above", f"tv.upper={tv[1] + 0.01}")[0] == 0
+    assert gated(*paths, "--fail-above", f"tv.upper={tv[1] - 0.01}")[0] == 1
+    assert gated(*paths, "--fail-above", "kl_pq.upper=1000")[0] == 1
     assert gated(*paths, "--fail-below", "top1=0.01", "--fail-above", "ppl_ratio=1000")[0] == 0
 
 

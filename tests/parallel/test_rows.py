@@ -10,7 +10,7 @@ import mpmath
 import pytest
 import torch
 
-from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, TotalVariation
+from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, SquaredHellinger, TotalVariation
 from kullback.errors import ArgumentValueError
 from kullback.functional import SampledTail, distillation_loss, linear_distillation_loss
 from kullback.nn import DistillationLoss
@@ -150,23 +150,60 @@ LOW = {
 }
 
 
-def on_grid(offset: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits that stay exact when the offset is added."""
-    student, teacher = (torch.round(x * 2**20) / 2**20 + offset for x in plain())
+def on_grid(of_student: float, of_teacher: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that stay exact when the offsets are added."""
+    student, teacher = (torch.round(x * 2**20) / 2**20 for x in plain())
     student[1, 3] = -math.inf
-    return student, teacher
+    return student + of_student, teacher + of_teacher
+
+
+def far_top_k(offset: float, tail: str, **options: Any) -> Loss:
+    """A student far from 0, and a teacher of which the top classes are known; of one row all classes."""
+    student, teacher = on_grid(offset, 0.0)
+    kept = top_k(tail, teacher.log_softmax(-1), CLASSES)
+    kept.log_probs[1:, 4:] = -math.inf
+    return Loss(student, kept, {"reduction": "none", **options}, late)
 
 
 # Of the logits near 2^20 alone: those they are compared with are near 0, in one process.
 FAR: dict[str, tuple[Loss, Loss]] = {
     f"far from 0 {kind!r} {temperature:g}": (
-        Loss(*on_grid(2.0**20), options, late),
-        Loss(*on_grid(0.0), options, late),
+        Loss(*on_grid(2.0**20, 2.0**20), options, late),
+        Loss(*on_grid(0.0, 0.0), options, late),
     )
     for kind in (KL(), ReverseKL(), JensenShannon(), TotalVariation(), Renyi(2.0))
     for temperature in (3.0, 0.7)
     for options in [{"kind": kind, "temperature": temperature, "reduction": "none"}]
 }
+# One side far from the other, whose peaks then lie apart.
+FAR |= {
+    f"far apart {offsets} {kind!r} {temperature:g}": (
+        Loss(*on_grid(*offsets), options, late),
+        Loss(*on_grid(0.0, 0.0), options, late),
+    )
+    for offsets in ((2.0**27, 0.0), (0.0, 2.0**27), (-(2.0**27), 2.0**27))
+    for kind in (KL(), JensenShannon(), SquaredHellinger(), Renyi(2.0))
+    for temperature in (1.0, 3.0)
+    for options in [{"kind": kind, "temperature": temperature, "reduction": "none"}]
+}
+FAR |= {
+    f"far top-k {tail} {kind!r} {options}": (
+        far_top_k(2.0**27, tail, kind=kind, **options),
+        far_top_k(0.0, tail, kind=kind, **options),
+    )
+    for tail, options in (
+        ("bucket", {}),
+        ("bucket", LABELED),
+        ("zero", {}),
+        ("renormalize", {}),
+        ("renormalize", {"temperature": 3.0}),
+    )
+    for kind in (KL(), JensenShannon())
+}
+FAR["far sampled tail"] = (
+    Loss(on_grid(2.0**27, 0.0)[0], sampled_loss(KL()).teacher, {"reduction": "none"}, ragged),
+    Loss(on_grid(0.0, 0.0)[0], sampled_loss(KL()).teacher, {"reduction": "none"}, ragged),
+)
 MIXED = Loss(*rows(torch.float32), {"kind": JensenShannon(0.3), "reduction": "none"}, even)
 
 

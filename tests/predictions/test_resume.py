@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from kullback import Logits, Probs, compare_predictions, report
 from kullback.cli.commands import kullback
-from kullback.errors import FileError
+from kullback.errors import ArgumentTypeError, FileError
 from kullback.io import write_llama_base
 from kullback.predictions import checkpoint, compare
 from kullback.predictions.checkpoint import Checkpoint, fingerprint
@@ -551,3 +551,21 @@ def test_tables_have_no_state(command):
     result = CliRunner().invoke(kullback, ["compare", "a.csv", "b.csv", "--as", "table", "--resume", "state"])
     assert result.exit_code == 2
     assert "--resume is for comparing predictions and models; leave it out" in result.stderr
+
+
+@pytest.mark.parametrize("given", [3, b"state", ["state"], True])
+def test_a_state_is_a_path(given, arrays):
+    from kullback.models import compare_models
+
+    said = r"\(resume=...\): wanted the path of a file, or None; got "
+    with pytest.raises(ArgumentTypeError, match=f"compare_predictions{said}"):
+        compare_predictions(Logits(arrays["p"]), Logits(arrays["q"]), resume=given)
+    with pytest.raises(ArgumentTypeError, match=f"compare_models{said}"):
+        compare_models("p.gguf", "q.gguf", "words", resume=given)
+
+
+def test_an_empty_file_that_was_there_is_removed_too(arrays, tmp_path):
+    state = tmp_path / "state"
+    state.touch()
+    compared(arrays["p"], arrays["q"], resume=state)
+    assert not state.exists()

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch.distributions import (
     Beta,
+    Categorical,
     Cauchy,
     Gamma,
     Independent,
+    MixtureSameFamily,
     MultivariateNormal,
     NegativeBinomial,
     Normal,
@@ -25,6 +27,8 @@ from kullback import KL, Counts, ReverseKL, Samples, fit
 from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError, NoRuleError
 
 NORMAL = Normal(0.0, 1.0)
+MODES = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([0.0, 1.0]), torch.ones(2)))
+TEXT = Samples(["a", "b", "zz"])
 
 
 class Empty(nn.Module):
@@ -111,6 +115,10 @@ BAD: list[tuple[Callable[[], Any], type[KullbackError], str]] = [
     ),
     (lambda: fit(NORMAL, to=Poisson(3.0)), ArgumentValueError, r"fit\(q=..., to=...\).*discrete"),
     (lambda: fit(NORMAL, to=Samples(torch.zeros(5, 2))), ArgumentValueError, "vectors of 2 components"),
+    (lambda: fit(Normal, to=TEXT), ArgumentTypeError, "numbers, as Normal gives; got text: 'a', 'b', 'zz'"),
+    (lambda: fit(Poisson(1.0), to=TEXT), ArgumentTypeError, "as Poisson gives"),
+    (lambda: fit(NORMAL, to=TEXT, method="quasi_newton"), ArgumentTypeError, "as Normal gives"),
+    (lambda: fit(MODES, to=TEXT), ArgumentTypeError, "as Normal gives|as MixtureSameFamily gives"),
 ]
 
 
@@ -131,6 +139,7 @@ def test_what_the_errors_say_works() -> None:
     vectors = Samples(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
     fit(Independent(Normal(torch.zeros(2), torch.ones(2)), 1), to=vectors)
     fit(NORMAL, to=lambda x: -(x**2) / 2)
+    assert fit(Categorical(torch.ones(3)), to=TEXT).distribution.probs.tolist() == pytest.approx([1 / 3] * 3)
     fit(NORMAL, to=Uniform(0.0, 1.0))  # the sides exchanged
     assert float(fit(Normal, to=Gamma(4.0, 2.0)).distribution.loc) == pytest.approx(2)
 

@@ -10,6 +10,8 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
+from kullback.cli.streams import open_closed
+
 __all__ = ["main"]
 
 
@@ -20,6 +22,7 @@ def main(*, may_have_workers: bool = False) -> None:
         may_have_workers: whether this is one of the processes that torchrun started, if it did start some. The script
             `kullback` never is: a process that torchrun started may call it.
     """
+    open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character of a name

@@ -20,6 +20,7 @@ from kullback.cli.convert import convert
 from kullback.cli.fit import fit
 from kullback.cli.pairs import pairs
 from kullback.cli.record import record
+from kullback.cli.streams import discard_unwritable, print_error
 from kullback.cli.watch import watch
 from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 
@@ -32,7 +33,7 @@ class _Failure(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"kullback: {printable(self.format_message(), LONGEST_MESSAGE)}", file=file or sys.stderr)
+        print_error(f"kullback: {printable(self.format_message(), LONGEST_MESSAGE)}", file)
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def _errors_in_one_line() -> Generator[None, None, None]:
         raise _Failure(f"{error.format_message()} See: {command} --help") from error
     except BrokenPipeError:
         # Whoever read the output has gone; the interpreter must not try to write the rest at its end.
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        discard_unwritable()
         raise click.exceptions.Exit(_Failure.exit_code) from None
     except KeyboardInterrupt:
         raise click.exceptions.Exit(130) from None
@@ -72,7 +73,8 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _errors_in_one_line():
             result = super().invoke(ctx)
-            sys.stdout.flush()  # so that a closed pipe shows here
+            if sys.stdout is not None:
+                sys.stdout.flush()  # so that a closed pipe shows here
             return result
 
 

@@ -10,7 +10,8 @@ import click
 from click.core import ParameterSource
 
 from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
-from kullback.errors import ArgumentValueError
+from kullback.cli.streams import print_error
+from kullback.errors import LONGEST_NAME, ArgumentValueError, printable
 from kullback.files import check_input, check_writable, refuse_overwriting
 from kullback.progress import progress_bar
 
@@ -23,6 +24,23 @@ if TYPE_CHECKING:
 __all__ = ["convert"]
 
 BLOCK_BYTES = 16 * 1024 * 1024
+# The extensions of formats that convert does not write.
+OTHER_FORMATS = frozenset(
+    (
+        ".npy",
+        ".npz",
+        ".pt",
+        ".pth",
+        ".safetensors",
+        ".parquet",
+        ".csv",
+        ".json",
+        ".jsonl",
+        ".ndjson",
+        ".gguf",
+        ".txt",
+    )
+)
 
 
 @click.command()
@@ -75,17 +93,28 @@ def convert(
     If it ends in .klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
     llama-server, TRL, DistillKit and others) as a reference file for kullback compare.
 
+    With another ending, or with none, DST is a base file as well; the endings of other formats, such as .npy, .csv and
+    .gguf, are refused.
+
     \b
     kullback convert logits.npy base.kld --as logits \\
         --tokens tokens.npy --n-ctx 512 --all-positions
     kullback convert served.jsonl base.klref --classes 128256
     """
-    if target.suffix == ".klref":
+    suffix = target.suffix.lower()
+    if suffix == ".klref":
         _refuse_options(
             context, ("representation", "tokens", "tokens_key", "n_ctx", "all_positions", "floor"), ".kld"
         )
         _write_reference(source, target, key, classes, no_progress)
         return
+    refuse_overwriting([target], [source, tokens])
+    if suffix in OTHER_FORMATS:
+        raise click.UsageError(
+            f"DST = {printable(target, LONGEST_NAME)}: wanted a file that ends in .kld, a base file of llama.cpp, or "
+            f"in .klref, a reference file; got {suffix}, another format. Write: "
+            f"{printable(target.with_suffix('.kld'), LONGEST_NAME)}"
+        )
     _refuse_options(context, ("classes",), ".klref")
     if tokens is None or n_ctx is None:
         raise click.UsageError(
@@ -95,7 +124,6 @@ def convert(
 
     for path, name in ((source, "SRC"), (tokens, "--tokens")):
         check_input(path, name)
-    refuse_overwriting([target], [source, tokens])
     check_writable(target)
     with (
         open_rows(source, representation=representation, key=key, name="SRC") as rows,
@@ -134,7 +162,7 @@ def _write_reference(
     ):
         notes = write_top_k_reference(opened, target, progress=progress)
     for note in notes:
-        click.echo(note, err=True)
+        print_error(note)
 
 
 def _log_weights(

@@ -116,7 +116,7 @@ def _fitted(
 
     warnings.simplefilter("ignore")  # of torch's, on parameters at the edge
     family = parse_family(q)
-    target: Any = _draws(Path(to), column, weights) if is_file else parse_distribution(to)
+    target: Any = _draws(Path(to), column, weights, family) if is_file else parse_distribution(to)
     try:
         return projection.fit(
             family,
@@ -141,25 +141,77 @@ def _kinds() -> dict[str, Any]:
     return dict(zip(KINDS, found, strict=True))
 
 
-def _draws(path: Path, column: str | None, weights: str | None) -> Any:
-    """Read the draws of a file."""
+def _draws(path: Path, column: str | None, weights: str | None, family: Any) -> Any:
+    """Read the draws of a file, in which text is for a family of classes alone."""
     import numpy as np
 
+    from kullback.projection.objective import is_categorical
     from kullback.samples import Samples
 
-    if path.suffix.lower() == ".npy":
-        if column or weights:
-            raise ArgumentValueError("--column and --weights are for tables; a .npy file has no columns")
-        try:
-            return Samples(np.load(path, allow_pickle=False))
-        except (OSError, ValueError, EOFError) as error:
-            raise ArgumentValueError(f"{quoted(path)} is no array of numbers: {error}") from None
-    return _draws_of_table(path, column, weights)
+    of_classes = is_categorical(family)
+    if path.suffix.lower() != ".npy":
+        return _draws_of_table(path, column, weights, of_classes)
+    if column or weights:
+        raise ArgumentValueError("--column and --weights are for tables; a .npy file has no columns")
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ArgumentValueError(f"{quoted(path)} is no array of numbers: {error}") from None
+    if values.dtype.kind in "UT" and not of_classes:
+        raise _text_in(f"--to {quoted(path)}", values.reshape(-1).tolist())
+    if values.dtype.kind not in "biufUT":
+        raise ArgumentValueError(
+            f"--to {quoted(path)}: wanted numbers; got an array of {values.dtype}; convert it first"
+        )
+    return Samples(values)
 
 
-def _draws_of_table(path: Path, column: str | None, weights: str | None) -> Any:
+def _draws_of_table(path: Path, column: str | None, weights: str | None, of_classes: bool) -> Any:
+    from kullback.samples import Samples
+
+    table = _table(path)
+    names: list[str] = table.column_names
+    if not names:
+        what = "a folder without tables" if path.is_dir() else "no column in it"
+        raise ArgumentValueError(
+            f"--to {quoted(path)}: wanted a table of draws; got {what}; name a file of draws"
+        )
+    if not table.num_rows:
+        raise ArgumentValueError(
+            f"--to {quoted(path)}: wanted at least one draw; got a table without rows; add some"
+        )
+    listed = ", ".join(map(quoted, names[:20]))
+    if column is None and len(names) == 1:
+        column = names[0]
+    if column is None:
+        raise ArgumentValueError(f"{quoted(path)} has {len(names)} columns; name one with --column: {listed}")
+    chosen = {"--column": column} if weights is None else {"--column": column, "--weights": weights}
+    for option, name in chosen.items():
+        if name not in names:
+            raise ArgumentValueError(f"{quoted(path)} has no column {quoted(name)}; it has {listed}")
+        if names.count(name) > 1:
+            raise ArgumentValueError(
+                f"{option} {quoted(name)}: wanted the name of one column of {quoted(path)}; got that of "
+                f"{names.count(name)}; give each a name of its own"
+            )
+        if table[name].null_count:
+            row = table[name].is_null().index(True).as_py()
+            raise ArgumentValueError(
+                f"{option} {quoted(name)}: wanted a value in every row of {quoted(path)}; got missing values, the "
+                f"first in row {row}, counted from 0; drop these first"
+            )
+    values = _values(f"--column {quoted(column)} of {quoted(path)}", table[column], of_classes=of_classes)
+    weighted = None
+    if weights is not None:
+        weighted = _values(f"--weights {quoted(weights)} of {quoted(path)}", table[weights]).astype("float64")
+    return Samples(values, weights=weighted)
+
+
+def _table(path: Path) -> Any:
+    """Read a table with Arrow."""
+    from kullback.io.csv_text import header_of
+    from kullback.io.files import FileReference
     from kullback.optional import load
-    from kullback.samples import Samples
 
     readers = {
         ".parquet": ("parquet", "read_table"),
@@ -171,29 +223,70 @@ def _draws_of_table(path: Path, column: str | None, weights: str | None) -> Any:
         raise ArgumentValueError(f"{quoted(path)} is no file of draws: wanted one of {', '.join(TABLES)}")
     module, reader = readers[path.suffix.lower()]
     arrow, read = (load(name, "reading a table") for name in ("pyarrow", f"pyarrow.{module}"))
-    # An empty line of a single column is a missing value.
-    options = {"parse_options": read.ParseOptions(ignore_empty_lines=False)} if module == "csv" else {}
+    options = {}
     try:
-        table = getattr(read, reader)(str(path), **options)
+        if module == "csv":
+            names, headed = header_of(FileReference(path, "--to"))
+            options["read_options"] = read.ReadOptions(column_names=names, skip_rows=int(headed))
+            # An empty line of a single column is a missing value.
+            options["parse_options"] = read.ParseOptions(ignore_empty_lines=len(names) > 1)
+        return getattr(read, reader)(str(path), **options)
     except (arrow.ArrowException, OSError) as error:
         raise ArgumentValueError(f"{quoted(path)} cannot be read: {' '.join(str(error).split())}") from None
-    names: list[str] = table.column_names
-    listed = ", ".join(map(quoted, names[:20]))
-    if column is None and len(names) == 1:
-        column = names[0]
-    for name in (column, weights):
-        if name is not None and name not in names:
-            raise ArgumentValueError(f"{quoted(path)} has no column {quoted(name)}; it has {listed}")
-    if column is None:
-        raise ArgumentValueError(f"{quoted(path)} has {len(names)} columns; name one with --column: {listed}")
-    values = table[column]
-    if values.null_count or (weights is not None and table[weights].null_count):
-        raise ArgumentValueError(
-            f"{quoted(path)}: wanted draws; got missing values among them; drop these first"
-        )
-    is_number = arrow.types.is_integer(values.type) or arrow.types.is_floating(values.type)
-    weighted = None if weights is None else table[weights].to_numpy().astype("float64")
-    return Samples(values.to_numpy() if is_number else values.to_pylist(), weights=weighted)
+
+
+def _values(option: str, held: Any, *, of_classes: bool = False) -> Any:
+    """Return a column as an array of numbers or vectors, or as a list of texts where these are classes."""
+    import numpy as np
+
+    from kullback.optional import load
+
+    arrow = load("pyarrow", "reading a table")
+    types = arrow.types
+    if types.is_dictionary(held.type):
+        held = held.cast(held.type.value_type)
+    if types.is_decimal(held.type):
+        held = held.cast(arrow.float64())
+    kind = held.type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return held.to_numpy()
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        texts = held.to_pylist()
+        if of_classes:
+            return texts
+        raise _text_in(option, texts, *(["leave --weights out"] if option.startswith("--weights") else []))
+    if not option.startswith("--weights") and _is_of_vectors(types, kind):
+        try:
+            return np.array(held.to_pylist(), dtype=kind.value_type.to_pandas_dtype())
+        except (TypeError, ValueError):
+            raise ArgumentValueError(
+                f"{option}: wanted vectors of one length; got lists of several, or missing values in them; correct or "
+                "drop these first"
+            ) from None
+    raise ArgumentValueError(
+        f"{option}: wanted numbers; got a column of type {kind}; convert it to numbers first"
+    )
+
+
+def _is_of_vectors(types: Any, kind: Any) -> bool:
+    """Tell whether a column holds lists of numbers."""
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type))
+
+
+def _text_in(
+    option: str, texts: list[str], instead: str = "fit a Categorical, which counts text"
+) -> ArgumentValueError:
+    """Return the error for text in place of numbers, which names the first that is none."""
+    for row, text in enumerate(texts):
+        try:
+            float(text)
+        except ValueError:
+            return ArgumentValueError(
+                f"{option}: wanted numbers; got {quoted(text)} in row {row}, counted from 0; correct or drop it, or "
+                f"{instead}"
+            )
+    return ArgumentValueError(f"{option}: wanted numbers; got text, each a number; write them as numbers")
 
 
 def _drawn(found: Fit, path: Path) -> bytes:

@@ -182,11 +182,12 @@ class Gate:
         first, _, statistic = metric.partition(".")
         name, statistic = (first, statistic) if first in DIVERGENCE_NAMES else (DEFAULT, metric)
         remedy = "; the model itself, or a mean with an upper bound (tv.mean), can be checked"
-        if first == "acceptance" and self.limit.side == "below":
+        if metric == "acceptance" and self.limit.side == "below":
             least = 1 - certain["tv"][1]
-            if metric != first or least < self.limit.limit:
+            if least < self.limit.limit:
                 return f"{metric} is only known to be {least:.6g} to {1 - certain['tv'][0]:.6g}"
-        if statistic not in STATISTICS or self.limit.side == "below":
+        # Ends of an interval take what is not known into account: it reaches up to that of the rows' upper bounds.
+        if statistic not in STATISTICS or statistic == "upper" or self.limit.side == "below":
             return None
         if statistic != "mean":
             return f"{metric} cannot be told, as of each row only a lower bound is known{remedy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,7 @@ def run_model_comparison(
         raise ArgumentValueError(
             f"P = {printable(base)}: models are compared on a text; got none. Write: --text FILE"
         )
-    files = [Path(name) for name in (base, *candidates) if Path(name).is_file()]
+    files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
     require_one_output(outputs, settings["llama_cpp"])
     check_outputs(outputs, [*files, text], state=resume)
     state = None if resume is None else KeptState(resume)

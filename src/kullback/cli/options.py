@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kullback.cli.gates import Side
+from kullback.cli.streams import print_error
 from kullback.errors import LONGEST_MESSAGE, printable
 from kullback.words import REPRESENTATION_NAMES
 
@@ -127,6 +128,6 @@ def given_limits(fail_above: tuple[str, ...], fail_below: tuple[str, ...]) -> li
 def finish(failures: list[str]) -> None:
     """Print the gates that failed, and exit with status 1 if there are any."""
     for failure in failures:
-        click.echo(f"kullback: gate failed: {printable(failure, LONGEST_MESSAGE)}", err=True)
+        print_error(f"kullback: gate failed: {printable(failure, LONGEST_MESSAGE)}")
     if failures:
         raise click.exceptions.Exit(1)

@@ -13,6 +13,7 @@ import torch
 
 from kullback import report
 from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
+from kullback.cli.streams import print_error
 from kullback.errors import ArgumentValueError
 from kullback.io import open_rows, read_tokens
 from kullback.parallel.workers import Workers, torchrun_workers
@@ -146,7 +147,6 @@ def print_llama_cpp(found: Comparison, rows: int) -> None:
     """Print llama.cpp's lines in UTF-8, whatever the terminal's encoding, as they are there."""
     click.echo(llama_cpp_lines.render(found).encode(), nl=False)
     if rows < llama_cpp_lines.FEWEST_ROWS:
-        click.echo(
-            f"kullback: llama.cpp prints no statistics of fewer than {llama_cpp_lines.FEWEST_ROWS} rows",
-            err=True,
+        print_error(
+            f"kullback: llama.cpp prints no statistics of fewer than {llama_cpp_lines.FEWEST_ROWS} rows"
         )

@@ -56,7 +56,7 @@ def record(
     from kullback.models import record_reference
 
     check_input(text, "--text")
-    refuse_overwriting([output], [text, *([Path(model)] if Path(model).is_file() else [])])
+    refuse_overwriting([output], [text, model])
     check_writable(output)
     with progress_bar("tokens", show=not no_progress, patience=0) as progress:
         notes = record_reference(model, text, output, most_windows=windows, progress=progress, **settings)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
 from kullback.estimators.normal_interval import note_on_sign
 from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
+from kullback.inputs import whole_from
 from kullback.samples import Samples
 
 __all__ = ["histogram"]
@@ -134,7 +134,7 @@ def histogram(
         Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
         2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    _check("histogram", p, q, confidence, bins)
+    bins = _check("histogram", p, q, confidence, bins)
     p, q = with_weight(p), with_weight(q)
     first, second = _sorted(p), _sorted(q)
     if bins is None:
@@ -180,7 +180,8 @@ def histogram(
     )
 
 
-def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | None) -> None:
+def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | None) -> int | None:
+    """Return the number of bins, or raise."""
     check_samples(call, p, q)
     check_confidence(call, confidence)
     if p.discrete or p.tensor.shape[1] != 1:
@@ -193,7 +194,8 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
         )
     check_finite(call, "p", p)
     check_finite(call, "q", q)
-    if bins is not None and not (isinstance(bins, Integral) and 2 <= bins <= _MOST_BINS):
+    number = whole_from(bins)
+    if bins is not None and (number is None or not 2 <= number <= _MOST_BINS):
         raise invalid_value(
             call,
             "bins",
@@ -201,6 +203,7 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
             got=safe_repr(bins),
             instead="bins=None for a number that suits n",
         )
+    return number
 
 
 def _sorted(samples: Samples) -> _Sorted:

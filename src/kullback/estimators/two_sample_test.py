@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ from kullback.estimators.permutations import (
     permuted,
 )
 from kullback.generators import KL
+from kullback.inputs import whole_from
 from kullback.optional import load
 from kullback.samples import Samples
 
@@ -146,7 +146,7 @@ def two_sample_test(
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     check_samples(CALL, p, q)
-    _check(p, q, permutations)
+    permutations = _check(p, q, permutations)
     rng = np.random.default_rng(seed_of(generator, CALL))
     found, statistic, method = permutation_test(p, q, permutations, rng)
     effect, notes = _effect(p, q, generator)
@@ -163,7 +163,8 @@ def permutation_test(
     return found, float(observed[best]), statistics.names[best]
 
 
-def _check(p: Samples, q: Samples, permutations: int) -> None:
+def _check(p: Samples, q: Samples, permutations: int) -> int:
+    """Return the number of shuffles, or raise."""
     for name, side in (("p", p), ("q", q)):
         if side.weights is not None:
             raise invalid_value(
@@ -173,7 +174,8 @@ def _check(p: Samples, q: Samples, permutations: int) -> None:
                 got="draws with weights",
                 instead="kl_estimate(p, q), whose interval knows weights",
             )
-    if not (isinstance(permutations, Integral) and 1 <= permutations <= MOST_PERMUTATIONS):
+    number = whole_from(permutations)
+    if number is None or not 1 <= number <= MOST_PERMUTATIONS:
         raise invalid_value(
             CALL,
             "permutations",
@@ -181,6 +183,7 @@ def _check(p: Samples, q: Samples, permutations: int) -> None:
             got=safe_repr(permutations),
             instead="permutations=999",
         )
+    return number
 
 
 def _effect(

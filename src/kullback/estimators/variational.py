@@ -217,6 +217,15 @@ def _moments(side: Samples, shares: Tensor, values: Tensor) -> tuple[Tensor, Ten
 
 def _check(call: str, p: Samples, q: Samples, bound: str) -> None:
     check_samples(call, p, q)
+    for name, side in (("p", p), ("q", q)):
+        if side.labels is not None:
+            raise invalid_type(
+                call,
+                name,
+                wanted="draws that are numbers, which a critic takes",
+                got=f"text such as {safe_repr(side.labels[0])}",
+                instead="plugin(p, q), or Samples of numbers that mean the same in p and q",
+            )
     if bound not in get_args(Bound):
         raise invalid_value(
             call,

@@ -30,7 +30,7 @@ from kullback.functional.sampled_tail import (
 from kullback.functional.sharded import agreed, attempt, local_logits, requires_gradient
 from kullback.functional.top_k import TopK, check_top_k_indices, check_top_k_pair, result_dtype, top_k_values
 from kullback.generators import KL, Divergence
-from kullback.inputs import check_flag, recordable
+from kullback.inputs import check_flag, recordable, whole_from
 from kullback.kernels import row_divergence, weighted_total
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
@@ -162,7 +162,7 @@ def distillation_loss(
         temperature_squared,
         normalizer,
         vocabulary,
-        classes,
+        whole_from(classes) or classes,
     )
     counted = mask, weight, labels, ignore_index
     if group is not None or is_dtensor(student) or is_dtensor(teacher):
@@ -322,8 +322,7 @@ def _stored_values(
 def _without_padding(logits: Tensor, classes: int | None) -> Tensor:
     if classes is None:
         return logits
-    check_classes(_CALL, classes, logits.shape[-1])
-    return logits[..., :classes]
+    return logits[..., : check_classes(_CALL, classes, logits.shape[-1])]
 
 
 def _reduce(

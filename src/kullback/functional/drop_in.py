@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from kullback.errors import IncompatibleTensorError, explain, invalid_type, safe_repr
-from kullback.inputs import check_dense, recordable
+from kullback.inputs import check_dense, recordable, tensor_remedy
 from kullback.kernels import kl_div_terms
 from kullback.kernels.native import terms
 from kullback.reduction import Reduction, reduce_terms, torch_reduction
@@ -148,11 +147,10 @@ def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
 def _check_tensor(name: str, value: object, *, instead: str) -> None:
     if not isinstance(value, Tensor):
         got = type(value).__name__
-        as_tensor = "kl_div(torch.as_tensor(input), torch.as_tensor(target))"
-        is_data = isinstance(value, list | tuple | float | np.ndarray)
-        raise invalid_type(
-            "kl_div", name, wanted="a tensor", got=got, instead=as_tensor if is_data else instead
-        )
+        made = tensor_remedy(name, value, floating=True)
+        if made is not None:
+            instead = f"kl_div({made}, target)" if name == "input" else f"kl_div(input, {made})"
+        raise invalid_type("kl_div", name, wanted="a tensor", got=got, instead=instead)
     if value.is_nested and value.layout is not torch.jagged:
         check_dense("kl_div", name, value)
     is_dense = value.layout in (torch.strided, torch.jagged)

@@ -35,7 +35,7 @@ from kullback.functional.sampled_tail import SampledRows, SampledTail
 from kullback.functional.sharded import agreed, attempt, head_parts, local_heads, requires_gradient
 from kullback.functional.top_k import TopK, TopKRows
 from kullback.generators import KL, Divergence
-from kullback.inputs import check_flag, number_from, recordable
+from kullback.inputs import check_flag, number_from, recordable, whole_from
 from kullback.kernels.labels import HardLabels
 from kullback.numeric import accurate_dtype
 from kullback.parallel.ranks import Ranks, pattern
@@ -213,11 +213,11 @@ def linear_distillation_loss(
             temperature_squared,
             normalizer,
             vocabulary,
-            classes,
+            whole_from(classes) or classes,
         ),
         softcap,
         logit_scale,
-        chunk_bytes,
+        whole_from(chunk_bytes) or chunk_bytes,
         float32_logits,
     )
 
@@ -271,7 +271,7 @@ def linear_distillation_loss(
         dtype,
         constant,
         counted,
-        chunk_bytes,
+        settings.chunk_bytes,
         hard,
     )
     if sides is not None:
@@ -439,11 +439,12 @@ def _each_side(
 
 
 def _check_bytes(chunk_bytes: int | None, call: str = CALL) -> None:
-    if chunk_bytes is not None and (type(chunk_bytes) is not int or chunk_bytes <= 0):
+    number = whole_from(chunk_bytes)
+    if chunk_bytes is not None and (number is None or number <= 0):
         raise invalid_value(
             call,
             "chunk_bytes",
-            wanted="a positive number of bytes, or None",
+            wanted="a positive whole number of bytes, or None",
             got=safe_repr(chunk_bytes),
             instead="chunk_bytes=64 << 20",
         )
@@ -456,7 +457,7 @@ def _same_vocabulary(
     for name, size in zip(NAMES[1::3], sizes, strict=False):
         check_any_class(CALL, name, size)
     if classes is not None:
-        check_classes(CALL, classes, min(sizes))
+        classes = check_classes(CALL, classes, min(sizes))
         return [x if x is None or i % 3 == 0 else x[:classes] for i, x in enumerate(tensors)]
     if len(set(sizes)) == 1 or vocabulary == "mask":
         return tensors

@@ -6,13 +6,20 @@ import math
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.errors import KullbackError, invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
-from kullback.inputs import check_dense, check_flag, dense, number_from, recordable
+from kullback.inputs import (
+    check_dense,
+    check_flag,
+    dense,
+    number_from,
+    recordable,
+    tensor_remedy,
+    whole_from,
+)
 from kullback.kernels.labels import HardLabels
 from kullback.reduction import Reduction, check_reduction
 from kullback.representations import can_inspect, first_of
@@ -110,8 +117,8 @@ def check_logits(call: str, name: str, x: object) -> None:
     instead = f"{name}=model(inputs).logits"
     if hasattr(x, "logits"):
         instead = f"{name}={name}.logits"
-    elif isinstance(x, list | tuple | np.ndarray):
-        instead = f"{name}=torch.tensor({name})"
+    elif (made := tensor_remedy(name, x, floating=True)) is not None:
+        instead = f"{name}={made}"
     raise invalid_type(
         call,
         name,
@@ -181,10 +188,10 @@ def check_vocabulary(call: str, vocabulary: object) -> None:
         )
 
 
-def check_classes(call: str, classes: object, given: int | None = None) -> None:
-    """Raise unless `classes` is None or a positive integer, and at most the number of classes given."""
-    right = classes is None or (isinstance(classes, int) and not isinstance(classes, bool) and classes > 0)
-    if not right or (given is not None and isinstance(classes, int) and classes > given):
+def check_classes(call: str, classes: object, given: int | None = None) -> int | None:
+    """Return `classes`; raise unless it is None or a positive integer, and at most the number of classes given."""
+    number = whole_from(classes)
+    if classes is not None and (number is None or not 0 < number <= (math.inf if given is None else given)):
         most = "" if given is None else f", at most {given}"
         raise invalid_value(
             call,
@@ -193,6 +200,7 @@ def check_classes(call: str, classes: object, given: int | None = None) -> None:
             got=safe_repr(classes),
             instead="classes=len(tokenizer), or None if no class is padding",
         )
+    return number
 
 
 def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) -> None:
@@ -257,7 +265,7 @@ def position_weights(
             instead="mask=mask != 0",
         )
     if labels is not None:
-        check_ignore_index(call, ignore_index)
+        ignore_index = check_ignore_index(call, ignore_index)
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
@@ -318,9 +326,10 @@ def check_labels(call: str, hard: HardLabels | None, positions: torch.Size, clas
         )
 
 
-def check_ignore_index(call: str, ignore_index: object) -> None:
-    """Raise unless `ignore_index` is an integer that labels can have."""
-    if not isinstance(ignore_index, int) or not -(2**63) <= ignore_index < 2**63:
+def check_ignore_index(call: str, ignore_index: object) -> int:
+    """Return `ignore_index`; raise unless it is an integer that labels can have."""
+    number = whole_from(ignore_index)
+    if number is None or not -(2**63) <= number < 2**63:
         raise invalid_type(
             call,
             "ignore_index",
@@ -328,6 +337,7 @@ def check_ignore_index(call: str, ignore_index: object) -> None:
             got=safe_repr(ignore_index),
             instead="ignore_index=-100",
         )
+    return number
 
 
 def _check_weights(call: str, weights: Tensor) -> None:
@@ -349,8 +359,9 @@ def _check_weights(call: str, weights: Tensor) -> None:
 def _of_positions(call: str, name: str, given: object, positions: torch.Size, device: torch.device) -> Tensor:
     """Return a tensor with a value for each position, or raise."""
     if not isinstance(given, Tensor):
-        got, instead = type(given).__name__, f"{name}=torch.as_tensor({name})"
-        raise invalid_type(call, name, wanted="a tensor", got=got, instead=instead)
+        made = tensor_remedy(name, given, floating=False)
+        instead = f"{name} of shape {tuple(positions)}" if made is None else f"{name}={made}"
+        raise invalid_type(call, name, wanted="a tensor", got=type(given).__name__, instead=instead)
     given = dense(call, name, given)
     if given.shape != positions:
         raise invalid_value(
@@ -383,7 +394,7 @@ def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
         a in (1, b) for a, b in zip(reversed(given.shape), reversed(positions), strict=False)
     ):
         return f"{name}={name}.expand({tuple(positions)})"
-    if given.shape == positions[::-1]:
+    if given.ndim == 2 and given.shape == positions[::-1]:
         return f"{name}={name}.T"
     # Of other shapes with as many entries, reshape would give positions the values of others.
     if given.numel() == positions.numel() and (given.ndim == 1 or _long(given.shape) == _long(positions)):

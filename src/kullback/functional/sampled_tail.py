@@ -19,7 +19,7 @@ from kullback.functional.positions import (
 )
 from kullback.functional.top_k import TopK
 from kullback.generators import Divergence, FinitePair
-from kullback.inputs import check_dense, recordable
+from kullback.inputs import check_dense, recordable, whole_from
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
 from kullback.kernels.labels import HardLabels
@@ -104,7 +104,7 @@ class SampledTail:
             ArgumentTypeError: `logits` is no floating-point tensor with values, or `generator` none of the CPU.
             ArgumentValueError: `k` or `draws` is too small, or a position has NaN, +inf or only -inf.
         """
-        _check_drawing(logits, k, draws, generator)
+        k, draws = _check_drawing(logits, k, draws, generator)
         rows = logits.detach().reshape(-1, logits.shape[-1])
         uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64)
         labels = torch.zeros(len(rows), dtype=torch.int64)
@@ -341,14 +341,18 @@ def _check_form(teacher: SampledTail) -> None:
             )
 
 
-def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> None:
+def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
+    """Return `k` and `draws`, or raise."""
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])
+    numbers: list[int] = []
     for name, value, least in (("k", k, 1), ("draws", draws, 0)):
-        if type(value) is not int or value < least:
+        number = whole_from(value)
+        if number is None or number < least:
             wanted = f"a whole number of {least} or more"
             raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=f"{name}=32")
+        numbers.append(number)
     if generator is not None and not (
         isinstance(generator, torch.Generator) and generator.device.type == "cpu"
     ):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -376,6 +380,7 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
             got=f"positions with NaN, +inf or only -inf, {first_of(wrong)}",
             instead="SampledTail.draw(logits[mask]) of the positions that have a distribution",
         )
+    return numbers[0], numbers[1]
 
 
 def _check_values(teacher: SampledTail) -> None:

@@ -12,6 +12,7 @@ from kullback.functional.positions import check_classes, check_kind
 from kullback.functional.top_k import TopK
 from kullback.generators import Divergence, FinitePair
 from kullback.io.top_k.block import NO_LABEL, TopKBlock, log_tail_mass
+from kullback.representations import SUM_TOLERANCE
 
 __all__ = ["DivergenceBounds", "top_k_divergence_bounds"]
 
@@ -72,7 +73,8 @@ def top_k_divergence_bounds(
     Raises:
         ArgumentTypeError: `p` or `q` is neither, or `kind` no divergence.
         ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is not
-            known; an index is not below `classes`; or `kind` is no sum over classes.
+            known; an index is not below `classes`; a list holds all `classes`, but more mass is left than its rounding
+            explains; or `kind` is no sum over classes.
 
     Example:
         >>> import torch
@@ -109,6 +111,8 @@ def top_k_divergence_bounds(
     if classes is not None:
         _check_indices("p", side_p.indices, classes)
         _check_indices("q", torch.where(side_q.indices == _PADDING_Q, -1, side_q.indices), classes)
+        _check_mass("p", p, classes)
+        _check_mass("q", q, classes)
     bounds = _bounds(side_p, side_q, kind, classes)
     return DivergenceBounds(*(x.reshape(shape) for x in bounds))
 
@@ -128,8 +132,7 @@ class _Side(NamedTuple):
         log_probs = x.log_probs.detach().double().reshape(-1, k)
         kept = log_probs != -torch.inf
         indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
-        log_tail = x.log_tail if isinstance(x, TopKBlock) else log_tail_mass(log_probs)
-        tail = log_tail.double().exp()
+        tail = _mass_outside(x)
         # The errors of the listed probabilities add up to less: p (1 + |log p|) is at most p + 1/e.
         rounding = torch.full_like(tail, (k + 1) * eps)
         if classes is not None:
@@ -271,6 +274,31 @@ def _check_indices(name: str, indices: Tensor, classes: int) -> None:
             wanted=f"indices below the number of classes, {classes}",
             got=f"an index {largest}",
             instead=f"classes={largest + 1} or more, the number of all classes",
+        )
+
+
+def _mass_outside(x: TopK | TopKBlock) -> Tensor:
+    """Return the mass outside the list of each position, as it is told or left of one, in float64."""
+    if isinstance(x, TopKBlock):
+        return x.log_tail.double().exp()
+    return log_tail_mass(x.log_probs.detach().double().reshape(-1, x.log_probs.shape[-1])).exp()
+
+
+def _check_mass(name: str, x: TopK | TopKBlock, classes: int) -> None:
+    """Raise where all classes are listed and mass is left: there are more, or these are no probabilities of them."""
+    log_probs = x.log_probs.detach().reshape(-1, x.log_probs.shape[-1])
+    eps = torch.finfo(log_probs.dtype).eps
+    rounding = max((log_probs.shape[-1] + 1) * eps, SUM_TOLERANCE.get(log_probs.dtype, 0.0))
+    tail = _mass_outside(x)
+    wrong = ((log_probs != -torch.inf).sum(-1) >= classes) & (tail > rounding)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise invalid_value(
+            _CALL,
+            f"{name}, classes",
+            wanted=f"no mass outside a list of all {classes} classes, within {rounding:.2g} ({log_probs.dtype})",
+            got=f"{float(tail[row]):.6g} outside that of row {row}, the first of {int(wrong.sum())}",
+            instead=f"classes={classes + 1} or more, the number of all classes, or classes=None if it is not known",
         )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, safe_repr
 from kullback.files import open_output
-from kullback.inputs import number_from
+from kullback.inputs import number_from, whole_from
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.checks import PART, check_rows
 from kullback.io.files import LLAMA_MAGIC, FileReference, refuse_key
@@ -280,7 +280,7 @@ def write_llama_base(
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
     ref = FileReference(Path(path), "path")
-    numbers = _check_tokens(tokens, n_ctx)
+    numbers, n_ctx = _check_tokens(tokens, n_ctx)
     if not 0 < number_from(floor) <= MOST_FLOOR:
         raise invalid_value(
             CALL,
@@ -316,7 +316,7 @@ def write_llama_base(
         ) from None
 
 
-def _check_tokens(tokens: object, n_ctx: int) -> Tensor:
+def _check_tokens(tokens: object, n_ctx: int) -> tuple[Tensor, int]:
     try:
         numbers = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError):
@@ -324,18 +324,19 @@ def _check_tokens(tokens: object, n_ctx: int) -> Tensor:
     if numbers is None or numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         got = type(tokens).__name__ if numbers is None else str(numbers.dtype)
         raise invalid_type(CALL, "tokens", wanted="integers", got=got, instead="tokens=ids.long()")
-    if type(n_ctx) is not int or n_ctx < 3:
+    length = whole_from(n_ctx)
+    if length is None or length < 3:
         wanted = "3 or more, a whole number, so that a window has a scored position"
         raise invalid_value(CALL, "n_ctx", wanted=wanted, got=safe_repr(n_ctx), instead="n_ctx=512")
-    if numbers.numel() == 0 or numbers.numel() % n_ctx:
+    if numbers.numel() == 0 or numbers.numel() % length:
         raise invalid_value(
             CALL,
             "tokens",
-            wanted=f"whole windows of n_ctx={n_ctx}",
+            wanted=f"whole windows of n_ctx={length}",
             got=f"{numbers.numel()} tokens",
             instead="tokens=ids[: len(ids) // n_ctx * n_ctx]",
         )
-    return numbers.reshape(-1)
+    return numbers.reshape(-1), length
 
 
 def _check_vocabulary(tokens: Tensor, layout: Layout) -> None:

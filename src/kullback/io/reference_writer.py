@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.files import open_output
+from kullback.inputs import whole_from
 from kullback.io.checks import check_rows
 from kullback.io.files import FileReference
 from kullback.io.reference import ReferenceBlock
@@ -96,18 +97,21 @@ class ReferenceWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self._ref = FileReference(Path(path), "path")
+        numbers: list[int] = []
         for name, value, least in (("top", top, 1), ("tail_draws", tail_draws, 0), ("seed", seed, 0)):
-            if type(value) is not int or value < least:
+            number = whole_from(value)
+            if number is None or number < least:
                 wanted = f"a whole number of {least} or more"
                 raise invalid_value(
-                    CALL, name, wanted=wanted, got=repr(value), instead=f"{name}={max(least, 32)}"
+                    CALL, name, wanted=wanted, got=safe_repr(value), instead=f"{name}={max(least, 32)}"
                 )
+            numbers.append(number)
         self._metadata = _check_metadata(metadata or {})
         if windows.rows == 0:
             wanted, instead = "a scored token or more", "windows with scored tokens"
             raise invalid_value(CALL, "windows", wanted=wanted, got="none", instead=instead)
         self._windows, self._labels = windows, windows.labels
-        self._top, self._draws, self._seed = top, tail_draws, seed
+        self._top, self._draws, self._seed = numbers
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), windows.scored.cumsum(0)])
         # The first row of each window, and the end of the last.
         self._firsts: list[int] = ends[windows.offsets].unique().tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -90,7 +90,8 @@ def read_clusters(
         name: the argument that the path was passed as, for error messages.
 
     Returns:
-        int64 tensor of shape (rows,): the clusters numbered 0 ... K-1 in the sorted order of their ids.
+        int64 tensor of shape (rows,): the clusters numbered 0 ... K-1 in the sorted order of their ids. Ids in text
+        that differ in any character, as 7 and 007, are different ones.
 
     Raises:
         FileError: the file cannot be read, the ids are neither integers nor text, or there are too many or
@@ -117,7 +118,14 @@ def _read_vector(
     """Return the values of a file as a flat array of `rows` values, whose dtype is one of NumPy's `kinds`."""
     found = find_format(ref, VECTOR_EXTENSIONS)
     with ref.decoding(f"a {found} file"):
-        values = VECTOR_READERS[found](ref, key).reshape(-1)
+        held = VECTOR_READERS[found](ref, key)
+        if isinstance(held, list):
+            held = (
+                _exact_ids(cast("list[str]", held))
+                if "U" in kinds
+                else _whole_or_text(cast("list[str]", held))
+            )
+        values = held.reshape(-1)
         if len(values) == 0 or len(values) != (rows or len(values)):
             raise ref.error(
                 wanted=f"{rows or 'at least one'} value{'' if rows == 1 else 's'}, one for each row",
@@ -190,48 +198,64 @@ def _csv_file(ref: FileReference, key: str | None) -> Any:
     chosen = choose_key(ref, names, key, what="column")
     try:
         read = table.ReadOptions(column_names=names, skip_rows=int(headed))
+        # An empty line of a single column is a missing value.
+        parse = table.ParseOptions(ignore_empty_lines=len(names) > 1)
         # As text: Arrow would take ids that look like dates, numbers or true and false for such.
         types = {chosen: arrow.string()}
         convert = table.ConvertOptions(include_columns=[chosen], column_types=types)
-        held = table.read_csv(ref.path, read_options=read, convert_options=convert).column(chosen)
-        return _whole_or_text([line.strip() for line in held.to_pylist()])
+        held = table.read_csv(ref.path, read_options=read, parse_options=parse, convert_options=convert)
     except arrow.ArrowException as error:
         raise _damaged(ref, "a CSV file", error) from None
+    return _all_filled(ref, held.column(chosen).to_pylist(), "row", 0)
 
 
 def _column(ref: FileReference, column: Any) -> Any:
     """Convert an Arrow column without missing values to an array."""
     values: list[Any] = column.to_pylist()
     if None in values:
-        raise ref.error(
-            wanted="a value in every row",
-            got=f"none in row {values.index(None)}",
-            instead="fill it; a row without a label has -100",
-        )
+        raise _missing(ref, "row", values.index(None))
     return np.array(values)
 
 
 def _text_file(ref: FileReference, key: str | None) -> Any:
     refuse_key(ref, key, "one value on each line")
     try:
-        lines = [line.strip() for line in ref.path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = ref.path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ref.error(wanted="text in UTF-8", got=str(error), instead="convert the file to UTF-8") from None
-    if "" in lines:
-        raise ref.error(
-            wanted="a value on every line",
-            got=f"nothing on line {lines.index('') + 1}",
-            instead="remove that line, or fill it",
-        )
-    return _whole_or_text(lines)
+    return _all_filled(ref, lines, "line", 1)
 
 
-def _whole_or_text(lines: list[str]) -> Any:
-    """Return lines as integers if all are, else as text."""
-    if all(map(is_whole, lines)):
-        with suppress(OverflowError):
-            return np.array([int(line) for line in lines], dtype="int64")
-    return np.array(lines)
+def _all_filled(ref: FileReference, texts: list[str], place: str, first: int) -> list[str]:
+    """Return texts as they are; refuse those without a value, by their row or line, which count from `first`."""
+    for number, text in enumerate(texts, first):
+        if not text.strip():
+            raise _missing(ref, place, number)
+    return texts
+
+
+def _missing(ref: FileReference, place: str, number: int) -> FileError:
+    return ref.error(
+        wanted=f"a value in every {place}",
+        got=f"none in {place} {number}",
+        instead=f"fill it, or remove that {place} and its distributions; a row without a label has {IGNORED}",
+    )
+
+
+def _whole_or_text(texts: list[str]) -> Any:
+    """Return texts as integers if all are, else as text, without the blanks around them."""
+    if all(map(is_whole, texts)):
+        with suppress(OverflowError, ValueError):  # Python reads no 4301 digits
+            return np.array([int(text) for text in texts], dtype="int64")
+    return np.array([text.strip() for text in texts])
+
+
+def _exact_ids(texts: list[str]) -> Any:
+    """Return ids as integers if all are written as Python writes these, so that no two ids are one; else as text."""
+    with suppress(OverflowError, ValueError):
+        if all(is_whole(text) and str(int(text)) == text for text in texts):
+            return np.array([int(text) for text in texts], dtype="int64")
+    return np.array(texts)
 
 
 def _llama_file(ref: FileReference, key: str | None) -> Any:

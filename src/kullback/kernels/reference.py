@@ -18,9 +18,11 @@ from kullback.numeric import upcast
 from kullback.representations import Representation
 
 __all__ = [
+    "Normalized",
     "Rows",
     "finite_pair",
     "pair_from_weights",
+    "pair_of_sides",
     "rounding_error",
     "row_changes",
     "row_divergence",
@@ -54,24 +56,59 @@ def pair_from_weights(
     and nearly equal, from their difference, so that it keeps its digits.
     """
     side_p, side_q = _normalize(p, p_in_logs, at), _normalize(q, q_in_logs, at)
-    # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly. Where
-    # the peaks lie apart, digits of the smaller logits would be lost: those far from 0 are moved to the others first.
-    apart = side_p.peak - side_q.peak
-    apart = torch.where(apart.abs() > _FAR, apart, 0)
-    p_is_far = side_p.peak.abs() > side_q.peak.abs()
-    from_p, from_q = torch.where(p_is_far, apart, 0), torch.where(p_is_far, 0, -apart)
-    log_ratio = (side_p.log_weights - from_p) - (side_q.log_weights - from_q)
-    log_ratio = log_ratio - ((side_p.peak - from_p) - (side_q.peak - from_q))
-    log_ratio_of_sums = side_p.log_sum - side_q.log_sum
-    if not p_in_logs and not q_in_logs:
-        log_ratio = _log_quotient(_at(p, at), _at(q, at), log_ratio)
-        sum_p, sum_q = p.sum(-1, keepdim=True), q.sum(-1, keepdim=True)
-        log_ratio_of_sums = _log_quotient(sum_p, torch.where(sum_q.isinf(), 0, sum_q), log_ratio_of_sums)
-    log_ratio = log_ratio - log_ratio_of_sums
-    log_ratio = torch.where(side_p.empty, -torch.inf, torch.where(side_q.empty, torch.inf, log_ratio))
-    log_ratio = torch.where(side_p.empty & side_q.empty, 0, log_ratio)
-    mass_p, mass_q, log_ratio = torch.broadcast_tensors(side_p.mass, side_q.mass, log_ratio)
-    return FinitePair(mass_p, mass_q, log_ratio, lambda: (side_p.log_mass(), side_q.log_mass()))
+    if p_in_logs or q_in_logs:
+        return pair_of_sides(side_p, side_q)
+    log_ratio = _log_quotient(_at(p, at), _at(q, at), side_p.log_weights - side_q.log_weights)
+    sum_p, sum_q = p.sum(-1, keepdim=True), q.sum(-1, keepdim=True)
+    sum_q = torch.where(sum_q.isinf(), 0, sum_q)
+    return pair_of_sides(
+        side_p, side_q, log_ratio - _log_quotient(sum_p, sum_q, side_p.log_sum - side_q.log_sum)
+    )
+
+
+class Normalized(NamedTuple):
+    """One side of a pair: the logarithm of its sum of weights is peak / temperature + log_sum."""
+
+    mass: Tensor
+    log_weights: Tensor  # 0 where there is no mass; not divided by the temperature
+    peak: Tensor
+    log_sum: Tensor
+    empty: Tensor
+    temperature: float = 1.0
+
+    def scaled(self, log_weights: Tensor) -> Tensor:
+        """Divide log-weights by the temperature."""
+        return log_weights if self.temperature == 1 else log_weights / self.temperature
+
+    def log_mass(self) -> Tensor:
+        """Return the logarithms of the masses, also where these underflow."""
+        log_mass = self.scaled(self.log_weights - self.peak) - self.log_sum
+        return torch.where(self.empty, -torch.inf, log_mass)
+
+
+def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None) -> FinitePair:
+    """Return the pair of two normalized sides of one temperature.
+
+    Arguments:
+        p: P.
+        q: Q.
+        log_ratio: log(p / q) where both have mass, if it is known; left out, it comes from the log-weights.
+    """
+    if log_ratio is None:
+        # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
+        # Where the peaks lie apart, digits of the smaller logits would be lost: those far from 0 are moved to the
+        # others first.
+        apart = p.peak - q.peak
+        apart = torch.where(apart.abs() > _FAR, apart, 0)
+        p_is_far = p.peak.abs() > q.peak.abs()
+        from_p, from_q = torch.where(p_is_far, apart, 0), torch.where(p_is_far, 0, -apart)
+        log_ratio = (p.log_weights - from_p) - (q.log_weights - from_q)
+        log_ratio = log_ratio - ((p.peak - from_p) - (q.peak - from_q))
+        log_ratio = p.scaled(log_ratio) - (p.log_sum - q.log_sum)
+    log_ratio = torch.where(p.empty, -torch.inf, torch.where(q.empty, torch.inf, log_ratio))
+    log_ratio = torch.where(p.empty & q.empty, 0, log_ratio)
+    mass_p, mass_q, ratio = torch.broadcast_tensors(p.mass, q.mass, log_ratio)
+    return FinitePair(mass_p, mass_q, ratio, lambda: (p.log_mass(), q.log_mass()))
 
 
 class Rows(NamedTuple):
@@ -276,25 +313,11 @@ def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
     return torch.where(weights == 0, 0, weights * derivatives)
 
 
-class _Normalized(NamedTuple):
-    """One side of a pair: the logarithm of its sum of weights is peak + log_sum."""
-
-    mass: Tensor
-    log_weights: Tensor  # 0 where there is no mass
-    peak: Tensor
-    log_sum: Tensor
-    empty: Tensor
-
-    def log_mass(self) -> Tensor:
-        """Return the logarithms of the masses, also where these underflow."""
-        return torch.where(self.empty, -torch.inf, self.log_weights - self.peak - self.log_sum)
-
-
 def _at(rows: Tensor, index: Tensor | None) -> Tensor:
     return rows if index is None else rows.gather(-1, index)
 
 
-def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> _Normalized:
+def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
     largest = torch.finfo(weights.dtype).max
     peak = weights.amax(-1, keepdim=True).detach()
     if in_logs:
@@ -306,7 +329,7 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> _Normalized
         weights, peak = _at(weights, at) - shift, peak - shift
         empty = weights == -torch.inf
         mass = _at(unscaled, at) / total
-        return _Normalized(mass, torch.where(empty, 0, weights), peak, torch.log(total), empty)
+        return Normalized(mass, torch.where(empty, 0, weights), peak, torch.log(total), empty)
     # Sums of weights of this size might overflow; the power of two is exact.
     scale = torch.where(peak > largest * 1e-20, torch.full_like(peak, 2.0**-80), 1)
     scaled = weights * scale
@@ -314,7 +337,7 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> _Normalized
     weights, mass = _at(weights, at), _at(scaled, at) / total
     empty = weights == 0
     log_weights = torch.log(torch.where(empty, 1, weights))
-    return _Normalized(mass, log_weights, torch.zeros_like(total), torch.log(total) - torch.log(scale), empty)
+    return Normalized(mass, log_weights, torch.zeros_like(total), torch.log(total) - torch.log(scale), empty)
 
 
 def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from kullback.kernels.native import selected as native
 from kullback.numeric import upcast
 from kullback.representations import can_inspect
 
-__all__ = ["SelectedClasses"]
+__all__ = ["SelectedClasses", "origin_of"]
 
 
 class SelectedClasses(NamedTuple):
@@ -20,7 +20,9 @@ class SelectedClasses(NamedTuple):
 
     The result of `of` and `read` has, for each row, in float64: the selected logits divided by the temperature, -inf
     for padding; the logsumexp at that temperature of all classes, or of those not selected; and, where there are
-    labels, the cross-entropy with the label, at temperature 1.
+    labels, the cross-entropy with the label, at temperature 1. Logits are relative to the row's largest, as those far
+    from 0 would leave no digits for the logarithm of a sum; derivatives take that shift as constant, which those of a
+    function that it does not change may.
     """
 
     indices: Tensor
@@ -32,24 +34,28 @@ class SelectedClasses(NamedTuple):
         """Read the logits, differentiably."""
         return cast("tuple[Tensor, Tensor]", _Selected.apply(logits, *self))[0]
 
-    def read(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Read the logits; return what `write_gradient` needs beside the result."""
+    def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the logits; return what `write_gradient` needs beside the result, which may be nothing."""
         if self._is_native(logits):
             selected, sums = native.statistics(
                 logits, self.indices, self.labels, self.temperature, self.leaves_out
             )
-            log_sum = sums[:, 0] / self.temperature + sums[:, 1]
-            columns = [selected, log_sum.unsqueeze(-1), *([] if self.labels is None else [sums[:, 4:]])]
-            return torch.cat(columns, -1), sums
+            if self.temperature != 1:  # the quotients of logits far from 0 are rounded
+                selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
+                selected = torch.where(self.indices < 0, -torch.inf, selected)
+            peak, log_sum = sums[:, :1], sums[:, 1:2]
+            origin = origin_of(torch.maximum(peak, selected.amax(-1, keepdim=True)))
+            log_sum = (peak - origin) / self.temperature + log_sum
+            columns = [(selected - origin) / self.temperature, log_sum]
+            return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
         width = self.indices.shape[-1] + (1 if self.labels is None else 2)
-        return torch.cat(parts) if parts else upcast(logits.new_empty(0, width)), None
+        nothing = upcast(logits.new_empty(0))
+        return torch.cat(parts) if parts else nothing.new_empty(0, width), nothing
 
-    def write_gradient(
-        self, logits: Tensor, result: Tensor, sums: Tensor | None, grad: Tensor, out: Tensor
-    ) -> None:
+    def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
         """Write the gradient by the logits, from that by the result, to `out`, which may be the logits."""
-        if sums is not None:
+        if sums.numel():
             k = self.indices.shape[-1]
             by_label = None if self.labels is None else grad[:, k + 1]
             by = (grad[:, :k], grad[:, k], by_label)
@@ -70,7 +76,7 @@ class SelectedClasses(NamedTuple):
             result[..., k : k + 1],
         )
         # A selected class may lie above the sum of the others, which no other does.
-        shifted = upcast(logits) / self.temperature - torch.where(log_sum == -torch.inf, 0, log_sum)
+        shifted = self._relative(logits) - torch.where(log_sum == -torch.inf, 0, log_sum)
         # A row whose gradient is 0 gets 0, whatever its logits hold.
         whole = torch.where(by_sum == 0, 0, by_sum * torch.exp(shifted.clamp(max=0)))
         if self.leaves_out:  # exactly 0 before their own gradient is added
@@ -82,7 +88,7 @@ class SelectedClasses(NamedTuple):
 
     def read_block(self, logits: Tensor) -> Tensor:
         """Read the logits by operations on the whole tensor, which are not to be differentiated."""
-        accurate = upcast(logits) / self.temperature
+        accurate = self._relative(logits)
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
         if self.leaves_out:
@@ -94,6 +100,10 @@ class SelectedClasses(NamedTuple):
             columns.append(cross_entropy_of_block(logits, self.labels).unsqueeze(-1))
         return torch.cat(columns, -1)
 
+    def _relative(self, logits: Tensor) -> Tensor:
+        accurate = upcast(logits)
+        return (accurate - origin_of(accurate.amax(-1, keepdim=True).detach())) / self.temperature
+
     def _of_rows(self, block: slice) -> SelectedClasses:
         labels = None if self.labels is None else self.labels[block]
         return self._replace(indices=self.indices[block], labels=labels)
@@ -101,6 +111,11 @@ class SelectedClasses(NamedTuple):
     def _is_native(self, logits: Tensor) -> bool:
         tensors = (logits, self.indices, self.labels)
         return all(x is None or can_inspect(x) for x in tensors) and native.serves(logits)
+
+
+def origin_of(peak: Tensor) -> Tensor:
+    """Return what logits with this peak are taken relative to: 0 where their differences might overflow."""
+    return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)
 
 
 class _Selected(torch.autograd.Function):
@@ -112,8 +127,7 @@ class _Selected(torch.autograd.Function):
     def forward(
         logits: Tensor, indices: Tensor, temperature: float, leaves_out: bool, labels: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        result, sums = SelectedClasses(indices, temperature, leaves_out, labels).read(logits)
-        return result, result.new_empty(0) if sums is None else sums
+        return SelectedClasses(indices, temperature, leaves_out, labels).read(logits)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -130,5 +144,5 @@ class _Selected(torch.autograd.Function):
         if torch.is_grad_enabled() or not all(can_inspect(x) for x in inspected):
             return task.gradient(logits, result, grad).to(logits.dtype), None, None, None, None
         gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        task.write_gradient(logits, result, sums if sums.numel() else None, grad, gradient)
+        task.write_gradient(logits, result, sums, grad, gradient)
         return gradient, None, None, None, None

@@ -17,7 +17,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.generators import KL
-from kullback.inputs import dense
+from kullback.inputs import dense, tensor_remedy
 from kullback.kernels import row_divergence
 from kullback.kernels.native.terms import kl_of_weights
 from kullback.numeric import upcast
@@ -130,7 +130,8 @@ def row_values(
     """Return KL(P || Q) of each row that counts, in float32 or better, and the dtype the caller expects."""
     for name, x in {"p": p, "q": q}.items():
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            got, instead = type(x).__name__, f"{call}(torch.as_tensor(p), torch.as_tensor(q))"
+            made = tensor_remedy(name, x, floating=False) or f"torch.as_tensor({name})"
+            got, instead = type(x).__name__, f"{call}({made}, q)" if name == "p" else f"{call}(p, {made})"
             raise invalid_type(call, name, wanted="a tensor", got=got, instead=instead)
     p, q = dense(call, "p", p), dense(call, "q", q)
     if p.shape != q.shape or p.device != q.device:

@@ -26,7 +26,7 @@ from kullback.models.result import Candidate, ModelComparison
 from kullback.models.run import Run, differences
 from kullback.models.side import DenseSide, ReferenceSide, Side
 from kullback.models.text import Score, Text, take_texts
-from kullback.predictions.checkpoint import checkpoint_of, fingerprint
+from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_state
 from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.sources import Clusters
 from kullback.words import RepresentationName
@@ -111,7 +111,8 @@ def compare_models(
             reference file, in a temporary folder, and each candidate is then compared with that; of a candidate that
             is a reference itself, that gives bounds alone.
         resume: a file that holds the finished windows: a run that was stopped goes on from it, and gives the same
-            result as one that was not. It is removed at the end.
+            result as one that was not. It is removed at the end, whoever made it, also an empty file that was there
+            before.
         llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, as for `compare_predictions`; of sides
             whose logits are all known.
         api_key_env: the name of the environment variable that holds the key of the servers.
@@ -147,6 +148,7 @@ def compare_models(
             got="none",
             instead="candidates=['folder/of/model']",
         )
+    require_state(CALL, resume)
     if one_at_a_time and resume is not None:
         raise invalid_value(
             CALL,

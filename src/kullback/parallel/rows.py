@@ -15,6 +15,7 @@ from torch import Tensor
 from kullback.generators import Divergence, FinitePair
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
+from kullback.kernels.reference import Normalized, pair_of_sides
 from kullback.numeric import upcast
 from kullback.parallel import native_rows
 from kullback.parallel.combine import Merged, RowSums, Rule, rule_of
@@ -186,7 +187,8 @@ class ShardedRows(NamedTuple):
             _top(x, norm.owner == self.ranks.rank) if want else None
             for x, norm, want in zip(logits, norms, wanted, strict=True)
         ]
-        return _finite_pair(logits, norms, self.temperature), tops
+        sides = [_normalized(x, norm, self.temperature) for x, norm in zip(logits, norms, strict=True)]
+        return pair_of_sides(sides[0], sides[1]), tops
 
 
 class _ShardedDivergence(torch.autograd.Function):
@@ -285,38 +287,14 @@ def _top(logits: Tensor, is_here: Tensor) -> Tensor:
     return mask.scatter_(-1, logits.argmax(-1, keepdim=True), is_here.unsqueeze(-1))
 
 
-def _finite_pair(logits: Sequence[Tensor], norms: Sequence[Normalizer], temperature: float) -> FinitePair:
-    """Normalize this rank's classes of both sides; see `kernels.reference.pair_from_weights`."""
-    masses: list[Tensor] = []
-    shifted: list[Tensor] = []
-    empty: list[Tensor] = []
-    peaks: list[Tensor] = []
-    log_totals: list[Tensor] = []
-    largest = torch.finfo(logits[0].dtype).max
-    for side, norm in zip(logits, norms, strict=True):
-        peak, total = norm.peak.unsqueeze(-1), norm.total.unsqueeze(-1)
-        # Differences between logits of the size of the largest number might overflow.
-        shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
-        x, peak = side - shift, peak - shift
-        masses.append(torch.exp((x - peak) / temperature) / total)
-        empty.append(x == -torch.inf)
-        shifted.append(torch.where(empty[-1], 0, x))
-        peaks.append(peak)
-        log_totals.append(torch.log(total))
-    # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
-    log_ratio = ((shifted[0] - shifted[1]) - (peaks[0] - peaks[1])) / temperature
-    log_ratio = log_ratio - (log_totals[0] - log_totals[1])
-    log_ratio = torch.where(empty[0], -torch.inf, torch.where(empty[1], torch.inf, log_ratio))
-    log_ratio = torch.where(empty[0] & empty[1], 0, log_ratio)
-
-    def log_masses() -> tuple[Tensor, Tensor]:
-        p, q = (
-            torch.where(none, -torch.inf, (x - peak) / temperature - log_total)
-            for none, x, peak, log_total in zip(empty, shifted, peaks, log_totals, strict=True)
-        )
-        return p, q
-
-    return FinitePair(masses[0], masses[1], log_ratio, log_masses)
+def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normalized:
+    """Normalize this rank's classes of one side."""
+    peak, total = norm.peak.unsqueeze(-1), norm.total.unsqueeze(-1)
+    # Differences between logits of the size of the largest number might overflow.
+    shift = torch.where(peak.abs() > torch.finfo(logits.dtype).max * 1e-8, peak, 0)
+    x, peak = logits - shift, peak - shift
+    mass, empty = torch.exp((x - peak) / temperature) / total, x == -torch.inf
+    return Normalized(mass, torch.where(empty, 0, x), peak, torch.log(total), empty, temperature)
 
 
 def _by_logits(by: Tensor, mass: Tensor, top: Tensor, sums: RowSums) -> Tensor:

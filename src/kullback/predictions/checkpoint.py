@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kullback.errors import FileError, printable
+from kullback.errors import FileError, invalid_type, printable, safe_repr
 from kullback.kernels.native.library import is_available
 from kullback.predictions.result import TopClass, WorstRow
 
@@ -38,6 +38,7 @@ __all__ = [
     "encoded_rows",
     "file_stamp",
     "fingerprint",
+    "require_state",
     "tensor_bytes",
 ]
 
@@ -93,6 +94,14 @@ def file_stamp(path: Path) -> tuple[int, int, str]:
             file.seek(last * place // (SAMPLES - 1))
             digest.update(file.read(SAMPLE_BYTES))
     return found.st_size, found.st_mtime_ns, digest.hexdigest()
+
+
+def require_state(call: str, resume: object) -> None:
+    """Refuse what is no path of a state, nor None."""
+    if resume is None or (isinstance(resume, str | os.PathLike) and isinstance(os.fspath(resume), str)):
+        return
+    wanted, instead = "the path of a file, or None", "resume='report.state'"
+    raise invalid_type(call, "resume", wanted=wanted, got=safe_repr(resume), instead=instead)
 
 
 class KeptState:

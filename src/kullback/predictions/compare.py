@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
+from kullback.inputs import whole_from
 from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.parallel.workers import Workers
-from kullback.predictions.checkpoint import Checkpoint, checkpoint_of
+from kullback.predictions.checkpoint import Checkpoint, checkpoint_of, require_state
 from kullback.predictions.collect import Collector
 from kullback.predictions.finished import add_finished, encoded_block, identity
 from kullback.predictions.llama_cpp import LlamaCppRows
@@ -99,8 +100,8 @@ def compare_predictions(
         block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
         progress: called with the rows done and the rows in all (None where it is not known before the end).
         resume: a file that holds the finished blocks: a run that was stopped goes on from it, and gives the same
-            result as one that was not. It is removed at the end. Of a group, rank 0 reads and writes it; the number of
-            ranks may change.
+            result as one that was not. It is removed at the end, whoever made it, also an empty file that was there
+            before. Of a group, rank 0 reads and writes it; the number of ranks may change.
         group: a process group of the CPU whose ranks all make this call: each measures some blocks of rows, and all
             return the same, to the last digit what one process returns.
 
@@ -125,9 +126,10 @@ def compare_predictions(
     References:
         Bootstrap Methods and Their Application, sections 3.8 and 5.2 (Davison and Hinkley, 1997)
     """
-    _require_whole("worst", worst, 0)
-    _require_whole("bootstrap", bootstrap, 0, MOST_DRAWS)
-    _require_whole("block_bytes", block_bytes, 1)
+    worst = _whole("worst", worst, 0)
+    bootstrap = _whole("bootstrap", bootstrap, 0, MOST_DRAWS)
+    block_bytes = _whole("block_bytes", block_bytes, 1)
+    require_state(CALL, resume)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(representation)
     keys = _for_each(key)
     workers = Workers(CALL, group)
@@ -294,8 +296,10 @@ def _for_each(value: T | tuple[T | None, T | None] | None) -> tuple[T | None, T 
     return cast("tuple[T | None, T | None]", value) if isinstance(value, tuple) else (value, value)
 
 
-def _require_whole(argument: str, value: object, least: int, most: float = math.inf) -> None:
-    if not isinstance(value, int) or not least <= value <= most:
+def _whole(argument: str, value: object, least: int, most: float = math.inf) -> int:
+    number = whole_from(value)
+    if number is None or not least <= number <= most:
         wanted = f"a whole number of {least} or more" + (f", at most {most:,}" if math.isfinite(most) else "")
         instead = f"{argument}={least if most == math.inf else 1000}"
         raise invalid_value(CALL, argument, wanted=wanted, got=safe_repr(value), instead=instead)
+    return number

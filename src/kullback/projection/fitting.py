@@ -94,7 +94,8 @@ def fit(
         `Samples` the value is the negative log-likelihood per draw, from a log-density the negative ELBO.
 
     Raises:
-        ArgumentTypeError: q is no family, or the target no distribution.
+        ArgumentTypeError: q is no family, or the target no distribution; or draws of text, which only a Categorical
+            can be fitted to.
         ArgumentValueError: the divergence is infinite for every member of the family, nothing is free, a start lies
             outside of its constraint, or a log-density is not finite.
         NoRuleError: no method serves the pair.

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Uniform
+from torch.distributions import Categorical, Distribution, MixtureSameFamily, Uniform
 
 from kullback.dispatch import between_distributions
-from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, invalid_value
+from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, invalid_value, printable
 from kullback.estimate import Estimate
 from kullback.estimators.draws import shares_of, variance_of_sum
 from kullback.generators import KL, Divergence, ReverseKL
@@ -20,9 +20,17 @@ from kullback.numeric import upcast
 from kullback.pairs import Options
 from kullback.pairs.densities.base import Density, Points, density_of
 from kullback.pairs.univariate import divergence_of_densities
+from kullback.representations import Representation
 from kullback.samples import Samples
 
-__all__ = ["DivergenceObjective", "ElboObjective", "LikelihoodObjective", "Objective", "log_prob_of_draws"]
+__all__ = [
+    "DivergenceObjective",
+    "ElboObjective",
+    "LikelihoodObjective",
+    "Objective",
+    "is_categorical",
+    "log_prob_of_draws",
+]
 
 # Draws for a value that has no deterministic rule.
 _DRAWS = 20_000
@@ -113,8 +121,31 @@ class LikelihoodObjective(Objective):
         return torch.stack(errors).reshape(d.shape[1:]) if errors else torch.zeros(d.shape[1:])
 
 
+def is_categorical(q: object) -> bool:
+    """Tell whether a distribution, or a class of them, gives the index of a class, which text can be read as."""
+    if isinstance(q, MixtureSameFamily):
+        return is_categorical(q.component_distribution)
+    return isinstance(q, Categorical | Representation) or (isinstance(q, type) and issubclass(q, Categorical))
+
+
+def _refuse_text(q: Distribution, draws: Samples) -> None:
+    if draws.labels is None or is_categorical(q):
+        return
+    count = len(draws.labels)
+    shown = ", ".join(repr(printable(label, 40)) for label in draws.labels[:3])
+    raise invalid_type(
+        "fit",
+        "q, to",
+        wanted=f"draws that are numbers, as {type(q).__name__} gives",
+        got=f"text: {shown}{', ...' if count > 3 else ''}",
+        instead=f"Samples([float(x) for x in draws]) where the text is numbers, or q=Categorical(torch.ones({count})), "
+        "which counts it",
+    )
+
+
 def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
     """Return the log-densities at draws, shape (n, batch); -inf outside the support."""
+    _refuse_text(q, draws)
     x = draws.tensor
     size = x.shape[-1]
     x = x if isinstance(q, Categorical) and not x.is_floating_point() else upcast(x)

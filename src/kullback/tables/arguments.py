@@ -17,6 +17,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.estimators.checks import check_confidence
+from kullback.inputs import whole_from
 from kullback.optional import load
 
 __all__ = ["check_column", "check_settings", "groups_of", "name_or_none", "names_of", "no_column"]
@@ -86,15 +87,16 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
     return [tuple(names) for names in found if names is not None]
 
 
-def check_settings(call: str, bins: int, confidence: float, generator: torch.Generator | None) -> None:
-    """Refuse bins that are no number of bins, a confidence level that is none, and what is no generator.
+def check_settings(call: str, bins: int, confidence: float, generator: torch.Generator | None) -> int:
+    """Return the number of bins; refuse a wrong one, a confidence level that is none, and what is no generator.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: one of them is wrong.
     """
     load("scipy", "comparing tables")
     check_confidence(call, confidence)
-    if isinstance(bins, bool) or not isinstance(cast("object", bins), int):
+    number = whole_from(bins)
+    if number is None:
         raise invalid_type(
             call,
             "bins",
@@ -102,13 +104,14 @@ def check_settings(call: str, bins: int, confidence: float, generator: torch.Gen
             got=printable(safe_repr(bins), LONGEST_NAME),
             instead="bins=20",
         )
-    if not 2 <= bins <= MOST_BINS:
-        wanted = "2 or more" if bins < 2 else f"at most {MOST_BINS:,}"
+    if not 2 <= number <= MOST_BINS:
+        wanted = "2 or more" if number < 2 else f"at most {MOST_BINS:,}"
         raise invalid_value(call, "bins", wanted=wanted, got=safe_repr(bins), instead="bins=20")
     if generator is not None and not isinstance(cast("object", generator), torch.Generator):
         instead = "generator=torch.Generator().manual_seed(0)"
         got = type(generator).__name__
         raise invalid_type(call, "generator", wanted="a torch.Generator", got=got, instead=instead)
+    return number
 
 
 def no_column(

@@ -116,7 +116,7 @@ def compare_tables(
         Credit Risk Scorecards: Developing and Implementing Intelligent Credit Scoring (Siddiqi, 2005)
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    check_settings(CALL, bins, confidence, generator)
+    bins = check_settings(CALL, bins, confidence, generator)
     columns, groups = names_of(CALL, "columns", columns), groups_of(CALL, joint)
     check_column(CALL, "weights", weights)
     check_column(CALL, "cluster", cluster)
@@ -174,7 +174,7 @@ def compare_profiles(
         >>> compare_profiles(p, q).columns[0].vanished
         ('pear',)
     """
-    check_settings("compare_profiles", bins, confidence, generator)
+    bins = check_settings("compare_profiles", bins, confidence, generator)
     for argument, given in (("p", p), ("q", q)):
         if not isinstance(given, Profile):
             instead = "compare_profiles(profile_table(a), ...)"

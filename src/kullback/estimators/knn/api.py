@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
 from kullback.estimators.spans import common_span
 from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
+from kullback.inputs import whole_from
 from kullback.samples import Samples
 
 __all__ = ["nearest_neighbors"]
@@ -164,7 +164,8 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
     if k is None:
         usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
         k = min(usual, max(most // share, 4), most)
-    if not (isinstance(k, Integral) and 1 <= k <= most):
+    number = whole_from(k)
+    if number is None or not 1 <= number <= most:
         raise invalid_value(
             "nearest_neighbors",
             "k",
@@ -172,7 +173,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
             got=safe_repr(k),
             instead="k=None for a choice by the number of draws",
         )
-    return (max(k // 4, 1), k) if extrapolate and k > 1 else (k,)
+    return (max(number // 4, 1), number) if extrapolate and number > 1 else (number,)
 
 
 def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: torch.device) -> _Terms:

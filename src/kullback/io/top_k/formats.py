@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.files import check_input
+from kullback.inputs import whole_from
 from kullback.io.files import FileReference
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl, vllm
 from kullback.io.top_k.arrays import ARRAY_FORMATS, array_format, open_arrays, open_folder
@@ -96,7 +97,8 @@ def open_top_k(
             got=repr(format),
             instead="leave format= out, and it is recognized",
         )
-    if classes is not None and (type(classes) is not int or classes <= 0):
+    number = whole_from(classes)
+    if classes is not None and (number is None or number <= 0):
         raise invalid_value(
             "open_top_k",
             "classes",
@@ -114,14 +116,14 @@ def open_top_k(
         )
     ids = cast("Tokens | None", tokens)
     if not isinstance(source, str | os.PathLike):
-        return TopKSource(_open_objects(source, _Wanted(format, key, ids), name), classes)
+        return TopKSource(_open_objects(source, _Wanted(format, key, ids), name), number)
     ref = FileReference(Path(cast("str", source)), name)
     check_input(ref.path, name)
     with ExitStack() as stack:
         stack.enter_context(ref.decoding("top-k log-probabilities"))
         reader = _open_path(ref, _Wanted(format, key, ids))
         stack.callback(reader.close)
-        opened = TopKSource(reader, classes)
+        opened = TopKSource(reader, number)
         stack.pop_all()
     return opened
 
