@@ -448,8 +448,9 @@ def run(loss, regularizer: KLRegularizer) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_compiled_as_one_graph_once_for_all_steps(options):
+def test_compiled_as_one_graph_once_for_all_steps(options, monkeypatch):
     torch.compiler.reset()
+    monkeypatch.setattr("kullback.pairs.registry._FOUND", {})
     graphs: list[object] = []
 
     def backend(graph, inputs):
@@ -475,6 +476,7 @@ def test_two_terms_of_a_pair_never_seen_before_compile_as_one_graph(monkeypatch)
     torch.compiler.reset()
     monkeypatch.setattr("kullback.pairs.support._OF_ONE_KIND", set())
     monkeypatch.setattr("kullback.pairs.solve._ALWAYS_FINITE", set())
+    monkeypatch.setattr("kullback.pairs.registry._FOUND", {})
 
     def loss(a, b):
         sides = [Categorical(logits=x, validate_args=False) for x in (a, b)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -188,15 +189,12 @@ def test_data_that_is_no_tensor_is_converted_as_the_error_says(convert):
     log_q, log_p = rows(3, 4)
     wanted = kl_div(log_q, log_p.exp(), reduction="sum")
     for input, target in ((convert(log_q), log_p.exp()), (log_q, convert(log_p.exp()))):
-        with pytest.raises(
-            KullbackError, match=r"Write: kl_div\(torch.as_tensor\(input\), torch.as_tensor\(target\)\)$"
-        ):
+        with pytest.raises(KullbackError, match=r"\. Write: kl_div\(") as caught:
             kl_div(input, target)
-        dtype = torch.float64
-        found = kl_div(
-            torch.as_tensor(input, dtype=dtype), torch.as_tensor(target, dtype=dtype), reduction="sum"
-        )
-        assert found == wanted
+        remedy = str(caught.value).partition("Write: ")[2]
+        names = {"torch": torch, "input": input, "target": target, "kl_div": partial(kl_div, reduction="sum")}
+        # torch reads the numbers of a list as float32
+        assert_close(eval(remedy, names).double(), wanted, rtol=1e-5, atol=0)  # noqa: S307
 
 
 def test_a_shape_error_shows_both_shapes():

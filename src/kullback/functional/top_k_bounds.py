@@ -102,7 +102,7 @@ def top_k_divergence_bounds(
     _check(p, "p")
     _check(q, "q")
     _check_positions(p, q)
-    check_classes(_CALL, classes)
+    classes = check_classes(_CALL, classes)
     if classes is None:
         found = [x.classes for x in (p, q) if isinstance(x, TopKBlock) and x.classes is not None]
         classes = found[0] if found else None

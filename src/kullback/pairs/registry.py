@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -114,10 +115,13 @@ def closed_forms() -> Iterator[tuple[TypePair, ClosedForm]]:
 def find_closed_form(type_p: type, type_q: type) -> ClosedForm | None:
     """Return the closed form for a pair of types, None where there is none."""
     key = (type_p, type_q)
-    if key not in _FOUND:
-        best = _most_specific(_CLOSED_FORMS, type_p, type_q)
-        _FOUND[key] = _CLOSED_FORMS[best[0]] if len(best) == 1 else None
-    return _FOUND[key]
+    if key in _FOUND:
+        return _FOUND[key]
+    best = _most_specific(_CLOSED_FORMS, type_p, type_q)
+    found = _CLOSED_FORMS[best[0]] if len(best) == 1 else None
+    if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
+        _FOUND[key] = found
+    return found
 
 
 def has_user_rules() -> bool:

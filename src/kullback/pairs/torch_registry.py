@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution, kl
 
@@ -100,9 +101,12 @@ def cached(name: str, types: TypePair, compute: Callable[[TypePair], Found]) -> 
     """Return what a function finds for two types, kept in torch's cache, which torch clears with every new rule."""
     cache: dict[object, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
     key = (name, *types)
-    if key not in cache:
-        cache[key] = compute(types)
-    return cache[key]
+    if key in cache:
+        return cache[key]
+    found = compute(types)
+    if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
+        cache[key] = found
+    return found
 
 
 def _distances(type_p: type, type_q: type, pair: tuple[type, type]) -> tuple[int, int]:
