@@ -207,16 +207,22 @@ def test_a_row_of_padding_has_all_its_mass_in_the_bucket() -> None:
     assert (torch.autograd.grad(got.sum(), student)[0] == 0).all()
 
 
-@TAILS
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("shift", [2.0**20, 2.0**27, -(2.0**27), 2.0**40])
-@pytest.mark.parametrize("temperature", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize(
+    ("tail", "temperature"),
+    [  # the mass outside is unknown at another temperature
+        ("bucket", 1.0),
+        ("zero", 1.0),
+        ("renormalize", 1.0),
+        ("renormalize", 2.0),
+        ("renormalize", 3.0),
+    ],
+)
 def test_a_student_far_from_0_keeps_its_digits(
     tail: Any, native: bool, shift: float, temperature: float
 ) -> None:
     """A divergence does not change when all logits do by a number that leaves them exact."""
-    if temperature != 1 and tail != "renormalize":
-        pytest.skip("the mass outside is unknown at another temperature")
     if native and not selected.serves(torch.zeros(1)):
         pytest.skip("no native kernels")
     student, logits = pair(4, 9)

@@ -432,6 +432,7 @@ ENDED = """
 import os, random, signal, sys, time
 from kullback.predictions import compare
 measure, calls = compare.measure, 0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the background jobs of a shell ignore it
 how, at = sys.argv.pop(1), int(sys.argv.pop(1))
 def counted(*given, **settings):
     global calls
