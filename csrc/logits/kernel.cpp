@@ -8,6 +8,14 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
+// The second derivative of a divergence by the log-ratio of all classes, where P = Q.
+template <int form>
+static double curvature(const RowTask& t) {
+  if constexpr (form == kKLForm || form == kReverseKLForm) return 1;
+  if constexpr (form == kJeffreysForm) return 2;
+  return t.p.weight * t.p.rest * t.p.rest + t.q.weight * t.q.rest * t.q.rest;
+}
+
 template <class Real, int form, bool to_p, bool to_q>
 static void sweep(const Row<Real>& row, RowTask& t) {
   const int64_t n = t.classes;
@@ -17,6 +25,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   const Real *logits_p = r.a, *logits_q = r.b;
   // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.
   constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
+  constexpr bool is_summed = (to_q && q_at_once) || (to_p && p_at_once);  // q - p is what is summed for it
   constexpr bool is_variation = form == kTotalVariationForm;
   // Where one side alone is -inf these are infinite, even if the mass of the other side underflows.
   constexpr bool p_needs_q = form == kKLForm || form == kJeffreysForm;
@@ -44,7 +53,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
       if constexpr (to_q && q_at_once) part_size += std::fabs(term.derivative_q);
       if constexpr (p_needs_q) most = apart > most ? apart : most;
       if constexpr (q_needs_p) least = apart < least ? apart : least;
-      if constexpr (is_variation) part_difference += difference_of(mass_p, mass_q, d);
+      if constexpr (!is_summed) part_difference += term.difference;
       if constexpr (to_p) out_p[i] = p_at_once ? weight * term.derivative_p : term.derivative_p;
       if constexpr (to_q) out_q[i] = q_at_once ? weight * term.derivative_q : term.derivative_q;
     }
@@ -54,8 +63,9 @@ static void sweep(const Row<Real>& row, RowTask& t) {
     size += part_size;
     difference += part_difference;
   }
-  // Only this kind feels the rounding of `shift`, which shows in that q - p does not sum to zero, in first order.
-  if constexpr (is_variation) value -= difference * sum_q;
+  // The rounding of `shift` shows in that q - p does not sum to zero. Only total variation feels it in first order.
+  if constexpr (is_summed) difference = to_q && q_at_once ? sum_q : -sum_p;
+  value -= is_variation ? difference * sum_q : curvature<form>(t) / 2 * difference * difference;
   if (most == kInf<Real> || least == -kInf<Real>) value += kInf<double>;
   t.value = value > 0 ? value : (value == value ? 0.0 : value);
   if constexpr (to_p) finish<p_at_once>(out_p, exp_p, n, scale_p, {sum_p, size}, weight);
@@ -78,9 +88,7 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
     case DivergenceCode::kJeffreys: return sweep_as_wanted<Real, kJeffreysForm>(row, t);
     case DivergenceCode::kTotalVariation: return sweep_as_wanted<Real, kTotalVariationForm>(row, t);
     case DivergenceCode::kPower:
-    case DivergenceCode::kRenyi:
-      if constexpr (kIsDouble<Real>) sweep_powers(row, t);
-      return;
+    case DivergenceCode::kRenyi: return sweep_powers(row, t);
     case DivergenceCode::kMixture: break;
   }
   if constexpr (!kIsDouble<Real>) {
@@ -123,6 +131,10 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
   t.weight = weight * t.soft;
   if (t.soft != 0) {
     sweep_of_divergence(row, t);
+    if (t.needs_float64) {
+      t.weight = weight;
+      return;
+    }
   } else {  // an infinite divergence that does not count counts nothing
     t.value = 0;
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
@@ -159,12 +171,14 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   row.gradient_p = target(v.gradient_p, row.spare_p);
   row.gradient_q = target(v.gradient_q, row.spare_q);
   t.classes = n;
+  t.needs_float64 = false;
   if (t.label >= 0) {
     sweep_with_label(row, t, scratch + (t.divergence == DivergenceCode::kRenyi ? 5 : 4) * n);
   } else {
     sweep_of_divergence(row, t);
   }
   t.classes = classes;
+  if (t.needs_float64) return;
   if (t.weight == 0) {  // such a row gives 0 whatever it holds
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
@@ -174,11 +188,9 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
 }
 
 void compute_row(const RowViews& v, RowTask& t, void* scratch) {
-  if (in_float64(v, t.divergence)) {
-    compute(v, t, static_cast<double*>(scratch));
-  } else {
-    compute(v, t, static_cast<float*>(scratch));
-  }
+  t.needs_float64 = in_float64(v);
+  if (!t.needs_float64) compute(v, t, static_cast<float*>(scratch));
+  if (t.needs_float64) compute(v, t, static_cast<double*>(scratch));
 }
 
 }  // namespace KULLBACK_ISA

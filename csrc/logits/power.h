@@ -1,5 +1,5 @@
 // Divergences made of powers of p / q: the power divergence of an order of at least 1/2, and Renyi's. Smaller orders are
-// those with P and Q exchanged. All in float64.
+// those with P and Q exchanged. A row of float32 is swept in float32 unless its powers need the range of float64.
 #pragma once
 #include "rows.h"
 #include "terms.h"
@@ -7,33 +7,41 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-constexpr int kPowerTerms = 13;
+template <class Real>
+constexpr int kPowerTerms = kIsDouble<Real> ? 13 : 9;
 
+template <class Real>
 struct PowerConstants {
-  double order, exponent;        // exponent = order - 1, not 0
-  double by_order, by_exponent;  // their inverses
-  double infinite_from;          // the log-ratio that makes the value infinite: +inf, or none
-  double series[kPowerTerms];    // of (e^(order d) - 1 - order (e^d - 1)) / (order exponent), from d^2 upwards
+  Real order, exponent;            // exponent = order - 1, not 0
+  Real by_order, by_exponent;      // their inverses
+  Real infinite_from;              // the log-ratio that makes the value infinite: +inf, or none
+  Real series[kPowerTerms<Real>];  // of (e^(order d) - 1 - order (e^d - 1)) / (order exponent), from d^2 upwards
 
   explicit PowerConstants(double of_order)
-      : order(of_order), exponent(of_order - 1), by_order(1 / order), by_exponent(1 / exponent) {
-    infinite_from = exponent > 0 ? kInf<double> : std::numeric_limits<double>::quiet_NaN();
+      : order(static_cast<Real>(of_order)),
+        exponent(static_cast<Real>(of_order - 1)),
+        by_order(static_cast<Real>(1 / of_order)),
+        by_exponent(static_cast<Real>(1 / (of_order - 1))),
+        infinite_from(of_order > 1 ? kInf<Real> : std::numeric_limits<Real>::quiet_NaN()) {
     double sum = 0, power = 1, factorial = 1;
-    for (int n = 0; n < kPowerTerms; ++n, power *= order) {
+    for (int n = 0; n < kPowerTerms<Real>; ++n, power *= of_order) {
       sum += power;
       factorial *= n + 2;
-      series[n] = sum / factorial;
+      series[n] = static_cast<Real>(sum / factorial);
     }
   }
 };
 
-// What one class adds, the derivatives of that by log p and log q, and log(p^order q^exponent).
+// What one class adds, the derivatives of that by log p and log q, q - p, and p^order q^exponent: in float64 its
+// logarithm, as it may lie beyond every range.
+template <class Real>
 struct PowerTerm {
-  double value, derivative_p, derivative_q, log_affinity;
+  Real value, derivative_p, derivative_q, difference, affinity;
 };
 
 // `log_ratio` is NaN where neither side has mass.
-KULLBACK_INLINE PowerTerm power_term(double p, double q, double log_p, double log_ratio, const PowerConstants& c) {
+KULLBACK_INLINE PowerTerm<double> power_term(double p, double q, double log_p, double log_ratio,
+                                             const PowerConstants<double>& c) {
   const double d = log_ratio == log_ratio ? log_ratio : 0.0;
   const bool near = std::fabs(d) * c.order < 0.3, is_empty = log_p == -kInf<double>;
   const double x = near ? d : 0.0;
@@ -53,96 +61,164 @@ KULLBACK_INLINE PowerTerm power_term(double p, double q, double log_p, double lo
   const double bounded = is_infinite ? 0.0 : (change > 1e290 ? 1e290 : change);
   const double derivative_p = bounded * c.by_exponent;
   const double derivative_q = is_infinite ? 0.0 : (difference - bounded) * c.by_order;
-  return {is_infinite ? kInf<double> : value, derivative_p, derivative_q, is_infinite ? -kInf<double> : log_affinity};
+  return {is_infinite ? kInf<double> : value, derivative_p, derivative_q, difference,
+          is_infinite ? -kInf<double> : log_affinity};
+}
+
+// The same where `fits_float32`.
+KULLBACK_INLINE PowerTerm<float> power_term(float p, float q, float, float log_ratio, const PowerConstants<float>& c) {
+  const float d = log_ratio == log_ratio ? log_ratio : 0.0f;
+  const bool near = std::fabs(d) * c.order < 0.3f;
+  const float x = near ? d : 0.0f;
+  const float log_power = c.exponent * d < 80.0f ? c.exponent * d : 80.0f;  // +inf where P has no mass
+  const bool is_tiny = log_power < Format<float>::least_exp;
+  const ReducedExponent<float> e = reduce_exponent(log_power);
+  const float small = small_expm1_minus_x(e.r) + e.r;
+  const uint32_t bits = bits_as<uint32_t>(small + 1.0f) + (bits_as<uint32_t>(e.rounded) << Format<float>::digits);
+  const float power = is_tiny ? 0.0f : bits_as<float>(bits);
+  const float change = p * (e.n == 0 ? small : power - 1.0f);
+  const float difference = difference_of(p, q, d), box_cox = change * c.by_exponent;
+  const float value = near ? q * polynomial_in_pairs(c.series, x) * (x * x) : (box_cox + difference) * c.by_order;
+  return {value, box_cox, (difference - change) * c.by_order, difference, p * power};
+}
+
+// Whether float32 holds the powers of p / q in a row, to its own precision. A class that has mass on one side alone
+// matters only where it makes the divergence infinite, or nearly so.
+static bool fits_float32(const Normalized<float>& r, const RowTask& t) {
+  constexpr double widest = 80, widest_power = 16, greatest_order = 1000;
+  const double exponent = t.power.order - 1;
+  const float *a = r.a, *b = r.b;
+  const float left_out = exponent < -0.2 ? kInf<float> : -kInf<float>;
+  float most = -kInf<float>, least = kInf<float>;
+#pragma omp simd reduction(max : most) reduction(min : least)
+  for (int64_t i = 0; i < t.classes; ++i) {
+    const float apart = a[i] - b[i];
+    const float counted = apart == left_out ? -kInf<float> : apart;
+    most = counted > most ? counted : most;
+    least = apart < least && apart > -kInf<float> ? apart : least;
+  }
+  const double above = most * t.inverse_temperature - r.high, below = least * t.inverse_temperature - r.high;
+  const double both_ways = t.divergence == DivergenceCode::kRenyi ? -exponent * std::fmax(above, -below) : 0.0;
+  const double power = exponent > 0 ? exponent * above : both_ways;
+  return above <= widest && below >= -widest && power <= widest_power && t.power.order <= greatest_order;
 }
 
 // As `project`; the entry of the class with most mass is what the others, which sum to zero with it, leave for it, since
 // it would be a difference of nearly equal numbers.
-static void project_accurately(double* derivatives, const double* e, int64_t n, double factor, double weight) {
+template <class Real>
+static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
   int64_t top = 0;  // the first with e^0
   for (bool found = false; !found && top < n; top += found ? 0 : kBlock) {
     const int64_t stop = top + kBlock < n ? top + kBlock : n;
-    double most = 0;
+    Real most = 0;
 #pragma omp simd reduction(max : most)
     for (int64_t i = top; i < stop; ++i) most = e[i] > most ? e[i] : most;
     found = most == 1;
     while (found && e[top] != 1) ++top;
   }
-  if (top >= n) return project(derivatives, e, n, factor, weight);  // a row of NaN
-  project(derivatives, e, n, factor, weight);
+  project(derivatives, e, n, static_cast<Real>(factor), static_cast<Real>(weight));
+  if (top >= n) return;  // a row of NaN
   double sum = 0;
   derivatives[top] = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += derivatives[i];
-  derivatives[top] = -sum;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = start; i < stop; ++i) part += derivatives[i];
+    sum += part;
+  }
+  derivatives[top] = static_cast<Real>(-sum);
 }
 
-template <bool to_p, bool to_q, bool is_renyi>
-static void sweep_power(const Row<double>& row, RowTask& t) {
+// Marks the row and writes nothing where float32 does not do.
+template <class Real, bool to_p, bool to_q, bool is_renyi>
+static void sweep_power(const Row<Real>& row, RowTask& t) {
   const int64_t n = t.classes;
-  const PowerConstants constants(t.power.order);
-  const Normalized<double> r = normalize_both(row, t);
-  const double log_sum = std::log(r.p.sum), inverse_temperature = t.inverse_temperature;
-  const double *exp_p = row.exp_p, *exp_q = row.exp_q, *a = r.a, *b = r.b;
-  double *out_p = row.gradient_p, *out_q = row.gradient_q, *affinities = row.affinities;
-  double value = 0, sum_p = 0, sum_q = 0, greatest = -kInf<double>, most = 0;
-#pragma omp simd reduction(+ : value, sum_p, sum_q) reduction(max : greatest, most)
-  for (int64_t i = 0; i < n; ++i) {
-    const double log_ratio = ((a[i] - b[i]) * inverse_temperature - r.high) - r.low;
-    const double log_p = (a[i] - r.peak_a) * inverse_temperature - log_sum;
-    const PowerTerm term = power_term(exp_p[i] * r.scale_p, exp_q[i] * r.scale_q, log_p, log_ratio, constants);
-    value += term.value;
-    most = log_ratio > most ? log_ratio : most;
-    if constexpr (to_p) sum_p += term.derivative_p;
-    if constexpr (to_q) sum_q += term.derivative_q;
-    if constexpr (to_p) out_p[i] = term.derivative_p;
-    if constexpr (to_q) out_q[i] = term.derivative_q;
-    if constexpr (is_renyi) {
-      affinities[i] = term.log_affinity;
-      greatest = term.log_affinity > greatest ? term.log_affinity : greatest;
-    }
+  const PowerConstants<Real> constants(t.power.order);
+  const Normalized<Real> r = normalize_both(row, t);
+  if constexpr (!kIsDouble<Real>) {
+    t.needs_float64 = !fits_float32(r, t);
+    if (t.needs_float64) return;
   }
-  const bool is_outside = most == kInf<double> && constants.exponent > 0;  // P has mass where Q has none
+  const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
+  const Real scale_p = r.scale_p, scale_q = r.scale_q, high = r.high, low = r.low;
+  const Real peak_a = r.peak_a, log_sum = static_cast<Real>(std::log(r.p.sum));
+  const Real *exp_p = row.exp_p, *exp_q = row.exp_q, *a = r.a, *b = r.b;
+  Real *out_p = row.gradient_p, *out_q = row.gradient_q, *affinities = row.affinities;
+  double value = 0, sum_p = 0, sum_q = 0, difference = 0, total = 0;
+  Real greatest = -kInf<Real>, most = 0;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0, part_p = 0, part_q = 0, part_difference = 0, part_total = 0;
+#pragma omp simd reduction(+ : part, part_p, part_q, part_difference, part_total) reduction(max : greatest, most)
+    for (int64_t i = start; i < stop; ++i) {
+      const Real log_ratio = ((a[i] - b[i]) * inverse_temperature - high) - low;
+      const Real mass_p = exp_p[i] * scale_p, mass_q = exp_q[i] * scale_q;
+      const Real log_p = kIsDouble<Real> ? (a[i] - peak_a) * inverse_temperature - log_sum : Real(0);
+      const PowerTerm<Real> term = power_term(mass_p, mass_q, log_p, log_ratio, constants);
+      if constexpr (kIsDouble<Real>) most = log_ratio > most ? log_ratio : most;
+      if constexpr (kIsDouble<Real>) greatest = term.affinity > greatest ? term.affinity : greatest;
+      if constexpr (!kIsDouble<Real> && is_renyi) part_total += term.affinity;
+      part += term.value;
+      part_difference += term.difference;
+      if constexpr (to_p) part_p += term.derivative_p;
+      if constexpr (to_q) part_q += term.derivative_q;
+      if constexpr (to_p) out_p[i] = term.derivative_p;
+      if constexpr (to_q) out_q[i] = term.derivative_q;
+      if constexpr (is_renyi) affinities[i] = term.affinity;
+    }
+    value += part;
+    sum_p += part_p;
+    sum_q += part_q;
+    difference += part_difference;
+    total += part_total;
+  }
+  value -= difference * difference / 2;  // the rounding of the normalization, as for the other kinds
   double factor_p = t.power.weight, factor_q = factor_p;
   t.value = t.power.weight * value;
   if constexpr (is_renyi) {
-    const double change = constants.order * constants.exponent * value;  // the sum of the affinities, less 1
+    const double exponent = t.power.order - 1;
+    const double change = t.power.order * exponent * value;  // the sum of the affinities, less 1
     if (std::fabs(change) < 0.5) {
       t.value = t.power.weight * std::log1p(change);
-      factor_p = factor_q = t.power.weight * constants.order * constants.exponent / (1 + change);
+      factor_p = factor_q = t.power.weight * t.power.order * exponent / (1 + change);
     } else {  // the sum itself, which may over- or underflow; its derivatives are the shares of its terms
-      const double reference = greatest == -kInf<double> ? 0.0 : greatest;
-      double total = 0;
+      double reference = 0;
+      if constexpr (kIsDouble<Real>) {
+        reference = greatest == -kInf<Real> ? 0.0 : greatest;
 #pragma omp simd reduction(+ : total)
-      for (int64_t i = 0; i < n; ++i) {
-        affinities[i] = exp_of_negative(affinities[i] - reference);
-        total += affinities[i];
+        for (int64_t i = 0; i < n; ++i) {
+          affinities[i] = exp_of_negative(affinities[i] - reference);
+          total += affinities[i];
+        }
       }
+      const bool is_outside = most == kInf<Real> && exponent > 0;  // P has mass where Q has none
       t.value = is_outside ? kInf<double> : t.power.weight * (reference + std::log(total));
-      const double inverse = total == 0 ? 0.0 : 1 / total;
+      const Real inverse = total == 0 ? Real(0) : static_cast<Real>(1 / total);
       for (int64_t i = 0; to_p && i < n; ++i) out_p[i] = affinities[i] * inverse;
       for (int64_t i = 0; to_q && i < n; ++i) out_q[i] = affinities[i] * inverse;
       sum_p = sum_q = total * inverse;
-      factor_p = t.power.weight * constants.order;
-      factor_q = -t.power.weight * constants.exponent;
+      factor_p = t.power.weight * t.power.order;
+      factor_q = -t.power.weight * exponent;
     }
   }
   if (t.value < 0) t.value = 0;
-  const double weight = t.weight * inverse_temperature;
-  if constexpr (to_p) project_accurately(out_p, exp_p, n, r.scale_p * sum_p, weight * factor_p);
-  if constexpr (to_q) project_accurately(out_q, exp_q, n, r.scale_q * sum_q, weight * factor_q);
+  const double weight = t.weight * t.inverse_temperature;
+  if constexpr (to_p) project_accurately(out_p, exp_p, n, scale_p * sum_p, weight * factor_p);
+  if constexpr (to_q) project_accurately(out_q, exp_q, n, scale_q * sum_q, weight * factor_q);
 }
 
-template <bool is_renyi>
-static void sweep_powers_of(const Row<double>& row, RowTask& t) {
-  if (row.gradient_p && row.gradient_q) return sweep_power<true, true, is_renyi>(row, t);
-  if (row.gradient_p) return sweep_power<true, false, is_renyi>(row, t);
-  if (row.gradient_q) return sweep_power<false, true, is_renyi>(row, t);
-  return sweep_power<false, false, is_renyi>(row, t);
+template <class Real, bool is_renyi>
+static void sweep_powers_of(const Row<Real>& row, RowTask& t) {
+  if (row.gradient_p && row.gradient_q) return sweep_power<Real, true, true, is_renyi>(row, t);
+  if (row.gradient_p) return sweep_power<Real, true, false, is_renyi>(row, t);
+  if (row.gradient_q) return sweep_power<Real, false, true, is_renyi>(row, t);
+  return sweep_power<Real, false, false, is_renyi>(row, t);
 }
 
-static void sweep_powers(const Row<double>& row, RowTask& t) {
-  t.divergence == DivergenceCode::kRenyi ? sweep_powers_of<true>(row, t) : sweep_powers_of<false>(row, t);
+template <class Real>
+static void sweep_powers(const Row<Real>& row, RowTask& t) {
+  t.divergence == DivergenceCode::kRenyi ? sweep_powers_of<Real, true>(row, t) : sweep_powers_of<Real, false>(row, t);
 }
 
 }  // namespace KULLBACK_ISA

@@ -29,6 +29,7 @@ struct RowTask {
   bool label_is_of_p;
   double soft, hard;
   double value;
+  bool needs_float64;  // found while the row was swept in float32, which wrote nothing then
 };
 
 // The sums of a row's exponentials: over its classes at the temperature, which may leave out the selected ones, and
@@ -64,22 +65,22 @@ struct RowViews {
   RowView p, q, gradient_p, gradient_q;
 };
 
-// Whether the arithmetic is in float64: powers of p / q leave the range of float32. Else it is in float32, with sums in
-// float64.
-inline bool in_float64(const RowViews& row, DivergenceCode divergence) {
-  return row.p.dtype == Dtype::kFloat64 || row.q.dtype == Dtype::kFloat64 ||
-         divergence == DivergenceCode::kPower || divergence == DivergenceCode::kRenyi;
+// Whether the arithmetic is in float64. Else it is in float32, with sums in float64, unless a row turns out to need more.
+inline bool in_float64(const RowViews& row) {
+  return row.p.dtype == Dtype::kFloat64 || row.q.dtype == Dtype::kFloat64;
 }
 
 // Shorter rows, and those that are converted, are filled up to whole vectors, of at most this many numbers.
 constexpr int64_t kShortRow = 256, kMostLanes = 16;
 
-// How many numbers `scratch` holds, in the format that is computed in.
-constexpr int64_t scratch_size(DivergenceCode divergence, int64_t classes) {
-  return (divergence == DivergenceCode::kRenyi ? 6 : 5) * (classes + kMostLanes);
+// How many bytes `scratch` holds. Powers of p / q may leave the range of float32.
+inline int64_t scratch_bytes_of(const RowViews& row, DivergenceCode divergence, int64_t classes) {
+  const bool is_renyi = divergence == DivergenceCode::kRenyi, is_power = is_renyi || divergence == DivergenceCode::kPower;
+  const size_t bytes = is_power || in_float64(row) ? sizeof(double) : sizeof(float);
+  return (is_renyi ? 6 : 5) * (classes + kMostLanes) * static_cast<int64_t>(bytes);
 }
 
-// The same for selected classes.
+// How many numbers it holds for selected classes.
 constexpr int64_t scratch_size_of_selected(int64_t classes) { return 2 * classes; }
 
 KULLBACK_DECLARE_VARIANTS(void compute_row(const RowViews&, RowTask&, void* scratch))

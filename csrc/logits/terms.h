@@ -30,6 +30,7 @@ struct Term {
   Real value;    // the non-negative term
   Real derivative_p;  // its derivative by log p
   Real derivative_q;  // its derivative by log q
+  Real difference;    // q - p
 };
 
 template <class Real>
@@ -65,7 +66,7 @@ KULLBACK_INLINE Term<Real> kl_term(Real p, Real q, Real d) {
   const Real x = near ? -d : Real(0);
   const Real bracket = expm1_minus_x(x);
   const Real difference = near ? p * (bracket + x) : q - p;
-  return {near ? p * bracket : difference + times(p, d), times(p, finite_or_zero(d)), difference};
+  return {near ? p * bracket : difference + times(p, d), times(p, finite_or_zero(d)), difference, difference};
 }
 
 // KL(P || share P + rest Q) for 0 < share < 1.
@@ -82,7 +83,7 @@ KULLBACK_INLINE Term<Real> skew_term(Real p, Real q, Real d, const Side<Real>& s
   const Real x = empty ? -kInf<Real> : (near ? -small_log1p(near ? y : Real(0)) : large);
   const Real ratio_minus_1 = empty ? Real(-1) : -y / (1 + y);  // p / mixture - 1
   return {relative_entropy(empty ? Real(0) : p, rest * difference, x),
-          empty ? Real(0) : p * (x - share * ratio_minus_1), -rest * q * ratio_minus_1};
+          empty ? Real(0) : p * (x - share * ratio_minus_1), -rest * q * ratio_minus_1, difference};
 }
 
 // log(1 + a) for 0 <= a <= 1. Chebyshev fit of log(1 + a) / a.
@@ -114,7 +115,7 @@ KULLBACK_INLINE Term<float> even_term(float p, float q, float d) {
   const float log_lesser = log_greater - size;
   const float value = near ? sum * binary_information(near ? a * a : 0.0f) : sum * log_greater - least * size;
   const float log_p = d > 0.0f ? log_greater : log_lesser, log_q = d > 0.0f ? log_lesser : log_greater;
-  return {0.5f * value, 0.5f * p * log_p, 0.5f * q * log_q};
+  return {0.5f * value, 0.5f * p * log_p, 0.5f * q * log_q, std::copysign(a * sum, -d)};
 }
 
 template <int form, class Real>
@@ -123,28 +124,29 @@ KULLBACK_INLINE Term<Real> term_of(Real p, Real q, Real d, const Sides<Real>& si
     return kl_term(p, q, d);
   } else if constexpr (form == kReverseKLForm) {
     const Term<Real> swapped = kl_term(q, p, -d);
-    return {swapped.value, swapped.derivative_q, swapped.derivative_p};
+    return {swapped.value, swapped.derivative_q, swapped.derivative_p, -swapped.difference};
   }
   const Real difference = difference_of(p, q, d);
   if constexpr (form == kJeffreysForm) {
     const Real finite = finite_or_zero(d);
-    return {times(-difference, d), times(p, finite) - difference, difference - times(q, finite)};
+    return {times(-difference, d), times(p, finite) - difference, difference - times(q, finite), difference};
   } else if constexpr (form == kTotalVariationForm) {
     const Real sign = d > 0 ? Real(0.5) : (d < 0 ? Real(-0.5) : Real(0));
-    return {Real(0.5) * std::fabs(difference), p * sign, -q * sign};
+    return {Real(0.5) * std::fabs(difference), p * sign, -q * sign, difference};
   } else if constexpr (form == kSkewForm) {
     const Term<Real> one = skew_term(p, q, d, sides.p);
-    return {sides.p.weight * one.value, sides.p.weight * one.derivative_p, sides.p.weight * one.derivative_q};
+    return {sides.p.weight * one.value, sides.p.weight * one.derivative_p, sides.p.weight * one.derivative_q,
+            difference};
   } else if constexpr (form == kEvenForm) {
     const Real weight = sides.p.weight + sides.q.weight;
     const Term<Real> one = even_term(p, q, d);
-    return {weight * one.value, weight * one.derivative_p, weight * one.derivative_q};
+    return {weight * one.value, weight * one.derivative_p, weight * one.derivative_q, one.difference};
   } else {  // a weighted sum of the skew divergences both ways
     const Term<Real> one = skew_term(p, q, d, sides.p);
     const Term<Real> two = skew_term(q, p, -d, sides.q);
     return {sides.p.weight * one.value + sides.q.weight * two.value,
             sides.p.weight * one.derivative_p + sides.q.weight * two.derivative_q,
-            sides.p.weight * one.derivative_q + sides.q.weight * two.derivative_p};
+            sides.p.weight * one.derivative_q + sides.q.weight * two.derivative_p, difference};
   }
 }
 

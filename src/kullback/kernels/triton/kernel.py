@@ -22,6 +22,7 @@ _KL = tl.constexpr(DivergenceCode.KL.value)
 _REVERSE_KL = tl.constexpr(DivergenceCode.REVERSE_KL.value)
 _JEFFREYS = tl.constexpr(DivergenceCode.JEFFREYS.value)
 _TOTAL_VARIATION = tl.constexpr(DivergenceCode.TOTAL_VARIATION.value)
+_MIXTURE = tl.constexpr(DivergenceCode.MIXTURE.value)
 # Below this |log-ratio| terms are power series.
 _NEAR = tl.constexpr(0.3)
 _INF = tl.constexpr(float("inf"))
@@ -258,15 +259,21 @@ def row_kernel(
         terms += term
         derivatives_p += by_p
         derivatives_q += by_q
-        if KIND == _TOTAL_VARIATION:
-            differences += _difference(x, y, d)
+        differences += _difference(x, y, d)
         if EARLY:
             _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
             _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
-    value = _total(terms)
+    value, difference = _total(terms), _total(differences)
+    # The rounding of the sums shows in that q - p does not sum to zero. Total variation feels it in first order, the
+    # other kinds by their curvature where P = Q.
     if KIND == _TOTAL_VARIATION:
-        # The rounding of the sums shows in that q - p does not sum to zero. Only this kind feels it in first order.
-        value -= _total(differences) * _total(derivatives_q)
+        value -= difference * _total(derivatives_q)
+    elif KIND == _MIXTURE:
+        value -= 0.5 * (weight_p * rest_p * rest_p + weight_q * rest_q * rest_q) * difference * difference
+    elif KIND == _JEFFREYS:
+        value -= difference * difference
+    else:
+        value -= 0.5 * difference * difference
     tl.store(values + row, tl.where(value < 0.0, 0.0, value))
 
     if (WANT_P or WANT_Q) and not EARLY:
