@@ -110,7 +110,7 @@ struct GivenProbs {
 
   KULLBACK_INLINE double logit(double x) {
     const double logit = log_quotient(x, 1.0 - x, 2.0 * x - 1.0).value();
-    return (x > 0.0) & (x < 1.0) ? logit : kNotANumber;
+    return ((x > 0.0) & (x < 1.0)) ? logit : kNotANumber;
   }
 
   KULLBACK_INLINE double distance(double from, double to) {

@@ -157,7 +157,7 @@ struct UniformForm {
     const double inverse = 1.0 / width, z = moves ? margin * inverse : 0.0;
     const double by_p = moves ? inverse : 0.0, by_q = moves ? 1.0 / (width + margin) : 0.0;
     const double value = outside ? kInfinity : log1p_of(z).value();
-    return {(width >= 1e-75) & (z <= 1e150) ? value : kNotANumber, {by_p, -by_p, -by_q, by_q}};
+    return {((width >= 1e-75) & (z <= 1e150)) ? value : kNotANumber, {by_p, -by_p, -by_q, by_q}};
   }
 };
 
@@ -252,7 +252,7 @@ struct GeometricProbsForm {
   KULLBACK_INLINE Answer at(double p, double q, double, double) {
     const TrialOfProbs t = trial_of_probs(p, q);
     const double trials = 1.0 / p;
-    return {(p <= 1.0) & (q <= 1.0) ? t.value * trials : kNotANumber,
+    return {((p <= 1.0) & (q <= 1.0)) ? t.value * trials : kNotANumber,
             {t.log_failure * trials * trials, t.by_q * trials}};
   }
 };

@@ -115,6 +115,7 @@ struct BetaForm {
 
 template <bool with_derivatives>
 static void sweep_beta(const Block& block) {
+  if (block.size < 1) return;  // no block is empty, but the compiler would warn of arrays that no loop has filled
   const double *a_p = block.parameter[0], *b_p = block.parameter[1];
   const double *a_q = block.parameter[2], *b_q = block.parameter[3];
   double a_difference[kElements], b_difference[kElements];

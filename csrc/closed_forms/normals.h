@@ -37,14 +37,16 @@ static double normals_value(int64_t d, NormalsScratch& s) {
     const double *p = s.root_p + i * d, *q = s.root_q + i * d;
     double* step = s.step + i * d;
     const double inverse = 1.0 / q[i];
+    double shift = s.shift[i];
     for (int64_t j = 0; j <= i; ++j) step[j] = p[j] - q[j];
     for (int64_t k = 0; k < i; ++k) {
       subtract(k + 1, q[k], s.step + k * d, step);
-      s.shift[i] -= q[k] * s.shift[k];
+      shift -= q[k] * s.shift[k];
     }
     for (int64_t j = 0; j <= i; ++j) step[j] *= inverse;
-    s.shift[i] *= inverse;
-    squares += s.shift[i] * s.shift[i];
+    shift *= inverse;
+    s.shift[i] = shift;
+    squares += shift * shift;
     for (int64_t j = 0; j < i; ++j) squares += step[j] * step[j];
     const double z = step[i] * (2.0 + step[i]);
     s.diagonal[i] = p[i] * inverse;
@@ -117,7 +119,8 @@ bool compute_normals(const NormalsTask& task) {
     const double* q = load(task.dtype, static_cast<const char*>(task.loc_q) + i * d * bytes, 1, d, loc_q);
     for (int64_t j = 0; j < d; ++j) {
       s.shift[j] = p[j] - q[j];
-      faults += (is_within(Range::kMild, p[j]) & is_within(Range::kMild, q[j])) ? 0 : 1;
+      const bool of_p = is_within(Range::kMild, p[j]), of_q = is_within(Range::kMild, q[j]);
+      faults += (of_p & of_q) ? 0 : 1;
     }
     faults += load_lower(task.dtype, static_cast<const char*>(task.root_p) + i * d * d * bytes, d, s.root_p);
     faults += load_lower(task.dtype, static_cast<const char*>(task.root_q) + i * d * d * bytes, d, s.root_q);

@@ -125,6 +125,7 @@ KULLBACK_INLINE ClassTerm class_term(double p, double q, double d, double mass_p
 static void finish_rows(const RowBlock& block, const double* p, const double* logs, const double* mass_difference,
                         const double* factor_p, const double* factor_q) {
   const int64_t n = block.rows * block.classes;
+  if (n < 1) return;  // no block is empty, but the compiler would warn of arrays that no loop has filled
   double *by_p = block.by_p, *by_q = block.by_q;
   double weighted[kElements], means[kElements], all_means[kElements], finite[kElements];
 #pragma omp simd
@@ -147,7 +148,7 @@ struct CategoricalLogitsForm {
   static void normalize(const RowBlock& block, const double* x, double* probabilities, double* shifts) {
     const int64_t n = block.rows * block.classes;
     double peaks[kElements], sums[kElements], inverses[kElements];
-    reduce_rows(block, x, -kInfinity, peaks, [](double peak, double x) { return x > peak ? x : peak; });
+    reduce_rows(block, x, -kInfinity, peaks, [](double peak, double logit) { return logit > peak ? logit : peak; });
     repeat_rows(block, peaks, shifts);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
@@ -265,7 +266,10 @@ static bool run_rows(const FormRowTask& task) {
     const double* q = load(task.dtype, static_cast<const char*>(task.q) + offset, 1, n, buffer_q);
     int64_t faults = 0;
 #pragma omp simd reduction(+ : faults)
-    for (int64_t i = 0; i < n; ++i) faults += Form::is_inside(p[i]) & Form::is_inside(q[i]) ? 0 : 1;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool of_p = Form::is_inside(p[i]), of_q = Form::is_inside(q[i]);
+      faults += (of_p & of_q) ? 0 : 1;
+    }
     if (faults) return false;
     if (are_short) {
       gather_rows(rows, lanes, task.classes, p, columns_p);

@@ -86,21 +86,22 @@ KULLBACK_INLINE PowerTerm<float> power_term(float p, float q, float, float log_r
 // matters only where it makes the divergence infinite, or nearly so.
 static bool fits_float32(const Normalized<float>& r, const RowTask& t) {
   constexpr double widest = 80, widest_power = 16, greatest_order = 1000;
-  const double exponent = t.power.order - 1;
+  const double exponent = t.power.order - 1, bound = widest_power / std::fabs(exponent);
+  const bool is_renyi = t.divergence == DivergenceCode::kRenyi;
+  const double above = exponent > 0 || is_renyi ? std::fmin(bound, widest) : widest;
+  const double below = exponent < 0 && is_renyi ? std::fmin(bound, widest) : widest;
+  const float most = static_cast<float>((r.high + above) / t.inverse_temperature);
+  const float least = static_cast<float>((r.high - below) / t.inverse_temperature);
+  const float left_out = exponent < -0.2 ? kInf<float> : std::numeric_limits<float>::quiet_NaN();
   const float *a = r.a, *b = r.b;
-  const float left_out = exponent < -0.2 ? kInf<float> : -kInf<float>;
-  float most = -kInf<float>, least = kInf<float>;
-#pragma omp simd reduction(max : most) reduction(min : least)
+  uint32_t is_wide = t.power.order > greatest_order;
+#pragma omp simd reduction(| : is_wide)
   for (int64_t i = 0; i < t.classes; ++i) {
     const float apart = a[i] - b[i];
-    const float counted = apart == left_out ? -kInf<float> : apart;
-    most = counted > most ? counted : most;
-    least = apart < least && apart > -kInf<float> ? apart : least;
+    const bool is_above = (apart > most) & (apart != left_out), is_below = (apart < least) & (apart > -kInf<float>);
+    is_wide |= (is_above | is_below) ? 1u : 0u;
   }
-  const double above = most * t.inverse_temperature - r.high, below = least * t.inverse_temperature - r.high;
-  const double both_ways = t.divergence == DivergenceCode::kRenyi ? -exponent * std::fmax(above, -below) : 0.0;
-  const double power = exponent > 0 ? exponent * above : both_ways;
-  return above <= widest && below >= -widest && power <= widest_power && t.power.order <= greatest_order;
+  return !is_wide;
 }
 
 // As `project`; the entry of the class with most mass is what the others, which sum to zero with it, leave for it, since
@@ -110,10 +111,10 @@ static void project_accurately(Real* derivatives, const Real* e, int64_t n, doub
   int64_t top = 0;  // the first with e^0
   for (bool found = false; !found && top < n; top += found ? 0 : kBlock) {
     const int64_t stop = top + kBlock < n ? top + kBlock : n;
-    Real most = 0;
-#pragma omp simd reduction(max : most)
-    for (int64_t i = top; i < stop; ++i) most = e[i] > most ? e[i] : most;
-    found = most == 1;
+    typename Format<Real>::Bits here = 0;
+#pragma omp simd reduction(| : here)
+    for (int64_t i = top; i < stop; ++i) here |= e[i] == 1 ? 1 : 0;
+    found = here != 0;
     while (found && e[top] != 1) ++top;
   }
   project(derivatives, e, n, static_cast<Real>(factor), static_cast<Real>(weight));
@@ -146,18 +147,17 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
   const Real *exp_p = row.exp_p, *exp_q = row.exp_q, *a = r.a, *b = r.b;
   Real *out_p = row.gradient_p, *out_q = row.gradient_q, *affinities = row.affinities;
   double value = 0, sum_p = 0, sum_q = 0, difference = 0, total = 0;
-  Real greatest = -kInf<Real>, most = 0;
+  typename Format<Real>::Bits infinite = 0;
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t stop = start + kBlock < n ? start + kBlock : n;
     Real part = 0, part_p = 0, part_q = 0, part_difference = 0, part_total = 0;
-#pragma omp simd reduction(+ : part, part_p, part_q, part_difference, part_total) reduction(max : greatest, most)
+#pragma omp simd reduction(+ : part, part_p, part_q, part_difference, part_total) reduction(| : infinite)
     for (int64_t i = start; i < stop; ++i) {
       const Real log_ratio = ((a[i] - b[i]) * inverse_temperature - high) - low;
       const Real mass_p = exp_p[i] * scale_p, mass_q = exp_q[i] * scale_q;
       const Real log_p = kIsDouble<Real> ? (a[i] - peak_a) * inverse_temperature - log_sum : Real(0);
       const PowerTerm<Real> term = power_term(mass_p, mass_q, log_p, log_ratio, constants);
-      if constexpr (kIsDouble<Real>) most = log_ratio > most ? log_ratio : most;
-      if constexpr (kIsDouble<Real>) greatest = term.affinity > greatest ? term.affinity : greatest;
+      if constexpr (kIsDouble<Real>) infinite |= log_ratio == kInf<Real> ? 1 : 0;
       if constexpr (!kIsDouble<Real> && is_renyi) part_total += term.affinity;
       part += term.value;
       part_difference += term.difference;
@@ -185,6 +185,7 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
     } else {  // the sum itself, which may over- or underflow; its derivatives are the shares of its terms
       double reference = 0;
       if constexpr (kIsDouble<Real>) {
+        const double greatest = peak_of(affinities, n);
         reference = greatest == -kInf<Real> ? 0.0 : greatest;
 #pragma omp simd reduction(+ : total)
         for (int64_t i = 0; i < n; ++i) {
@@ -192,7 +193,7 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
           total += affinities[i];
         }
       }
-      const bool is_outside = most == kInf<Real> && exponent > 0;  // P has mass where Q has none
+      const bool is_outside = infinite && exponent > 0;  // P has mass where Q has none
       t.value = is_outside ? kInf<double> : t.power.weight * (reference + std::log(total));
       const Real inverse = total == 0 ? Real(0) : static_cast<Real>(1 / total);
       for (int64_t i = 0; to_p && i < n; ++i) out_p[i] = affinities[i] * inverse;

@@ -29,8 +29,19 @@ struct Statistics {
 template <class Real>
 KULLBACK_INLINE Real peak_of(const Real* x, int64_t n) {
   Real peak = -kInf<Real>;
+  int64_t start = 0;
+#ifdef __clang__  // it vectorizes no maximum that may meet NaN, but lanes of them
+  constexpr int lanes = 256 / sizeof(Real);
+  Real peaks[lanes];
+  for (Real& lane : peaks) lane = -kInf<Real>;
+  for (; start + lanes <= n; start += lanes) {
+#pragma clang loop unroll(full)
+    for (int j = 0; j < lanes; ++j) peaks[j] = x[start + j] > peaks[j] ? x[start + j] : peaks[j];
+  }
+  for (Real lane : peaks) peak = lane > peak ? lane : peak;
+#endif
 #pragma omp simd reduction(max : peak)
-  for (int64_t i = 0; i < n; ++i) peak = x[i] > peak ? x[i] : peak;
+  for (int64_t i = start; i < n; ++i) peak = x[i] > peak ? x[i] : peak;
   return peak;
 }
 
@@ -59,12 +70,16 @@ KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Rea
                                             Statistics& q) {
   const Real *x = row.p, *y = row.q;
   Real *e = row.exp_p, *f = row.exp_q;
+#ifdef __clang__
+  const Real peak_p = peak_of(x, n), peak_q = peak_of(y, n);
+#else
   Real peak_p = -kInf<Real>, peak_q = -kInf<Real>;
 #pragma omp simd reduction(max : peak_p, peak_q)
   for (int64_t i = 0; i < n; ++i) {
     peak_p = x[i] > peak_p ? x[i] : peak_p;
     peak_q = y[i] > peak_q ? y[i] : peak_q;
   }
+#endif
   p = {peak_p, 0};
   q = {peak_q, 0};
   for (int64_t start = 0; start < n; start += kBlock) {

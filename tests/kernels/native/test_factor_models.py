@@ -67,9 +67,9 @@ def plainly(p: Side, q: Side) -> Tensor:
         return kl_divergence(normal(p), normal(q))
 
 
-def truth(p: Side, q: Side) -> Any:
+def truth(p: Side, q: Side, digits: int = 120) -> Any:
     """KL from the matrices, for sides of no batch."""
-    with mpmath.workdps(120):
+    with mpmath.workdps(digits):
         means, matrices = [], []
         for side in (p, q):
             mean, matrix = (mpmath.matrix(x.tolist()) for x in side[:2])
@@ -189,8 +189,8 @@ def test_parameters_beyond_the_range_are_left_to_plain_torch(pair: str, number: 
             assert closed_forms.fused_divergence(p, q) is None
 
 
-def test_gradients_and_other_shapes_are_left_to_plain_torch() -> None:
-    p, q = drawn(PAIRS[0], (2,), 3)
+def test_gradients_to_a_full_covariance_and_other_shapes_are_left_to_plain_torch() -> None:
+    p, q = drawn(PAIRS[1], (2,), 3)
     p[1].requires_grad_()
     assert closed_forms.fused_divergence(normal(p), normal(q)) is None
     with torch.no_grad():
@@ -201,8 +201,84 @@ def test_gradients_and_other_shapes_are_left_to_plain_torch() -> None:
     assert closed_forms.fused_divergence(normal(small), normal(q)) is None
 
 
-def test_nearly_equal_ones_of_many_dimensions_are_left_to_plain_torch() -> None:
-    p, _ = drawn(PAIRS[0], (2,), 80)
-    q = moved(1e-6)(p)
-    assert closed_forms.fused_divergence(normal(p), normal(q)) is None
-    assert bool((kl_divergence(normal(p), normal(q)) > 0).all())
+@pytest.mark.parametrize(("relative", "factor"), [(1e-9, 1), (1e-3, 1), (0.03, 1), (1e-4, 1e3)])
+def test_values_of_many_dimensions_nearly_equal_are_those_of_mpmath(relative: float, factor: float) -> None:
+    p, other = drawn(PAIRS[0], (), 64, (2, 2))
+    p = scaled(factor, 1)(p)
+    q = tuple(a + relative * abs(a) * b.tanh() for a, b in zip(p, other, strict=True))
+    true = truth(p, q, digits=50)
+    assert abs(fused(p, q).item() - true) <= 1e-11 * true
+
+
+def true_gradients(p: Side, q: Side) -> list[Tensor]:
+    """The gradients of KL by mean, factors and variances of P and of Q, by matrix calculus, for sides of no batch."""
+    with mpmath.workdps(60):
+        (mean_p, w_p), (mean_q, w_q) = ([mpmath.matrix(x.tolist()) for x in side[:2]] for side in (p, q))
+        of_p, of_q = (
+            w * w.T + mpmath.diag([mpf(x) for x in side[2].tolist()]) for w, side in ((w_p, p), (w_q, q))
+        )
+        back_p, back_q = mpmath.inverse(of_p), mpmath.inverse(of_q)
+        step = back_q * (mean_p - mean_q)
+        by_p = (back_q - back_p) / 2
+        by_q = (back_q - back_q * of_p * back_q - step * step.T) / 2
+        size = len(mean_p)
+        found = (
+            step,
+            2 * by_p * w_p,
+            mpmath.matrix([by_p[i, i] for i in range(size)]),
+            -step,
+            2 * by_q * w_q,
+            mpmath.matrix([by_q[i, i] for i in range(size)]),
+        )
+        return [
+            torch.tensor(
+                [[float(y[i, j]) for j in range(y.cols)] for i in range(size)], dtype=torch.float64
+            ).view_as(x)
+            for x, y in zip((*p, *q), found, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("relative", [None, 0.03, 1e-4, 1e-9])
+@pytest.mark.parametrize("factor", [1e-6, 1, 1e3])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 3), (4, 1)])
+def test_gradients_are_those_of_mpmath(ranks: tuple[int, int], factor: float, relative: float | None) -> None:
+    allowed = 1e-11 if factor <= 1 else 1e-8  # the condition of strong factors
+    for size in (1, 2, 7):
+        p, q = (scaled(factor, 1)(x) for x in drawn(PAIRS[0], (), size, ranks))
+        if relative is not None:
+            q = tuple(
+                x + relative * abs(x) * torch.sin(1 + 3 * torch.arange(x.numel())).view_as(x) for x in p
+            )
+        leaves = [x.clone().requires_grad_() for x in (*p, *q)]
+        value = fused(tuple(leaves[:3]), tuple(leaves[3:]))
+        for mine, true in zip(torch.autograd.grad(value, leaves), true_gradients(p, q), strict=True):
+            assert (mine - true).abs().max() <= allowed * true.abs().max()
+
+
+def test_gradients_of_batches_are_those_of_each_pair() -> None:
+    p, q = drawn(PAIRS[0], (3, 2), 6)
+    leaves = [x.clone().requires_grad_() for x in (*p, *q)]
+    weights = torch.tensor([[1.0, 0.0], [-2.0, 0.5], [3.0, 1.0]], dtype=torch.float64)
+    found = torch.autograd.grad((weights * fused(tuple(leaves[:3]), tuple(leaves[3:]))).sum(), leaves)
+    for i, j in product(range(3), range(2)):
+        want = true_gradients(tuple(x[i, j] for x in p), tuple(x[i, j] for x in q))
+        for mine, true in zip(found, want, strict=True):
+            torch.testing.assert_close(mine[i, j], weights[i, j] * true, rtol=1e-11, atol=1e-12)
+    single = [x.float().requires_grad_() for x in (*p, *q)]
+    rounded = torch.autograd.grad(fused(tuple(single[:3]), tuple(single[3:])).sum(), single)
+    whole = torch.autograd.grad(fused(tuple(leaves[:3]), tuple(leaves[3:])).sum(), leaves)
+    for mine, true in zip(rounded, whole, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_differentiable() -> None:
+    leaves = [x.requires_grad_() for side in drawn(PAIRS[0], (2,), 4) for x in side]
+
+    def value(*x: Tensor) -> Tensor:
+        return fused(x[:3], x[3:])
+
+    assert torch.autograd.gradcheck(value, leaves)
+    assert torch.autograd.gradgradcheck(value, leaves)
+    jacobian = torch.autograd.functional.jacobian(lambda x: value(x, *leaves[1:]), leaves[0], vectorize=True)
+    torch.testing.assert_close(jacobian.sum(0), torch.autograd.grad(value(*leaves).sum(), leaves[0])[0])

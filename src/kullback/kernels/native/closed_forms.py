@@ -18,7 +18,7 @@ from kullback.representations import can_inspect
 __all__ = ["Form", "Operator", "Parameters", "divergence", "required_gradients"]
 
 # For parameters that are numbers; for those that are rows; for means and Cholesky factors; for means and low-rank
-# covariances on one side or both, without derivatives.
+# covariances on one side or both, of values alone.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
@@ -30,13 +30,16 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 class Form(NamedTuple):
     """A closed form: its operator and code, the same in plain torch, and whether it may be infinite.
 
-    One without derivatives has none in plain torch: where they are wanted, `divergence` declines it.
+    Where the operator has no derivatives, `gradients` returns them in plain torch, times the gradient of the values, or
+    None where those of the reference are better. Without a reference, `divergence` declines parameters that require a
+    gradient.
     """
 
     operator: Operator
     code: int
     reference: Callable[[Parameters], Tensor] | None
     may_be_infinite: bool
+    gradients: Callable[[Parameters, Tensor], tuple[Tensor, ...] | None] | None = None
 
 
 def required_gradients(parameters: Parameters) -> list[bool] | None:
@@ -144,7 +147,7 @@ class _ClosedForm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, form: Form, wanted: list[bool], *parameters: Tensor) -> Tensor:
-        values, ctx.derivatives = _compute(form, parameters, wanted)
+        values, ctx.derivatives = _compute(form, parameters, () if form.gradients else wanted)
         ctx.form, ctx.wanted = form, wanted
         ctx.save_for_backward(*parameters)
         return values
@@ -152,6 +155,9 @@ class _ClosedForm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), form, wanted, parameters = grads, ctx.form, ctx.wanted, ctx.saved_tensors
+        if form.gradients is not None:
+            found = form.gradients(parameters, grad) or _reference_gradients(form, parameters, grad, wanted)
+            return None, None, *(x if want else None for x, want in zip(found, wanted, strict=True))
         if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
             return None, None, *_reference_gradients(form, parameters, grad, wanted)
         derivatives, ctx.derivatives = ctx.derivatives, None

@@ -30,12 +30,15 @@ from kullback.pairs.numerics.cholesky import (
     whitened,
 )
 from kullback.pairs.registry import closed_form
+from kullback.representations import can_inspect
 from kullback.special import bregman_by_quadrature, itakura_saito
 
-__all__ = ["FactorModel", "factor_model_divergence", "moments"]
+__all__ = ["FactorModel", "factor_model_divergence", "low_rank_divergence", "low_rank_gradients", "moments"]
 
 # From so many dimensions on, low-rank covariances are not formed.
 _MANY = 64
+# Columns of W, in deviations of the noise, by which products with the precision lose five digits.
+_LARGE = 300
 # Below this, KL of the covariances is integrated from differences, where four nodes have thirteen digits.
 _NEAR = 0.00125
 
@@ -68,10 +71,20 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
 @closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal)
 def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNormal) -> Tensor | None:
     """Return KL for covariances W W^T + D, without forming them where that saves work."""
-    size = p.event_shape[-1]
-    if size < _MANY or size < 4 * max(d.cov_factor.shape[-1] for d in (p, q)):
-        return kl_gaussian_gaussian(p, q)
-    return factor_model_divergence(factor_model_of(p), factor_model_of(q))
+    return low_rank_divergence((*factor_model_of(p), *factor_model_of(q)))
+
+
+def low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
+    """Return the same for means, factors and variances of P and of Q."""
+    p, q = FactorModel(*map(upcast, parameters[:3])), FactorModel(*map(upcast, parameters[3:]))
+    if _is_formed(p, q):
+        return _divergence_of_moments(*((x.mean, of_low_rank(x.factors, x.variances)) for x in (p, q)))
+    return factor_model_divergence(p, q)
+
+
+def _is_formed(*sides: FactorModel) -> bool:
+    size = sides[0].mean.shape[-1]
+    return size < _MANY or size < 4 * max(x.factors.shape[-1] for x in sides)
 
 
 @closed_form(LowRankMultivariateNormal, MultivariateNormal, error=rounding_error)
@@ -83,8 +96,10 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
     """Return KL for covariances of any form; None where the dimensions are independent but not normal."""
     left, right = moments(p), moments(q)
-    if left is None or right is None:
-        return None
+    return None if left is None or right is None else _divergence_of_moments(left, right)
+
+
+def _divergence_of_moments(left: tuple[Tensor, Covariance], right: tuple[Tensor, Covariance]) -> Tensor:
     steps = whitened((left[0] - right[0]).unsqueeze(-1), right[1])
     return relative(left[1], right[1]).divergence() + (steps**2).sum((-2, -1)) / 2
 
@@ -197,3 +212,75 @@ def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
     own = (rest_x.mT @ rest_x + z_x.mT @ z_x) * (rest_y.mT @ rest_y + z_y.mT @ z_y)
     of_factors = (cross * cross.mT + own).sum((-2, -1))
     return of_noise + 4 * across + 2 * of_factors
+
+
+def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
+    r"""Return the gradients of KL by the mean, the factors and the variances of P, and by those of Q, times `grad`.
+
+    With the covariances L of P and K of Q, their difference C = L - K and s = K^-1 (m_p - m_q), the derivatives are
+    s by m_p, K^-1 C L^-1 / 2 by L and -(K^-1 C K^-1 + s s^T) / 2 by K. C is taken from the differences of factors and
+    of variances, so that they keep their digits where P and Q are nearly equal. None where factors are so much larger
+    than deviations that matrices which are formed have more digits.
+    """
+    if not can_inspect(grad):
+        return None
+    ranks = [parameters[i].shape[-1] for i in (1, 4)]
+    mean_p, w_p, d_p, mean_q, w_q, d_q = map(upcast, parameters)
+    w_p, w_q = (torch.nn.functional.pad(w, (0, max(ranks) - w.shape[-1])) for w in (w_p, w_q))
+    p, q = _Precision.of(w_p, d_p), _Precision.of(w_q, d_q)
+    formed = _is_formed(FactorModel(mean_p, w_p, d_p), FactorModel(mean_q, w_q, d_q))
+    if formed and any(bool((x.root.diagonal(dim1=-2, dim2=-1) > _LARGE).any()) for x in (p, q)):
+        return None
+    step = q.times((mean_p - mean_q).unsqueeze(-1))
+    x, y, noise = w_p - w_q, (w_p + w_q) / 2, d_p - d_q
+    x_p, x_q = p.times(x), q.times(x)
+    y_p, y_q = p.of_factors - x_p / 2, q.of_factors + x_q / 2
+
+    def by_factors(v: Tensor) -> Tensor:
+        """Return K^-1 C v."""
+        return x_q @ (y.mT @ v) + y_q @ (x.mT @ v) + q.times(noise.unsqueeze(-1) * v)
+
+    by_d_p = (x_q * y_p + y_q * x_p).sum(-1) + q.diagonal_of_product(noise, p)
+    by_d_q = 2 * (x_q * y_q).sum(-1) + q.diagonal_of_product(noise, q) + step.squeeze(-1) ** 2
+    found = (
+        step.squeeze(-1),
+        by_factors(p.of_factors)[..., : ranks[0]],
+        by_d_p / 2,
+        -step.squeeze(-1),
+        -(by_factors(q.of_factors) + step @ (step.mT @ w_q))[..., : ranks[1]],
+        -by_d_q / 2,
+    )
+    scales = (upcast(grad)[(..., *(None,) * (by.dim() - grad.dim()))] for by in found)
+    return tuple(
+        torch.where(scale == 0, 0, by * scale).to(x.dtype)
+        for by, scale, x in zip(found, scales, parameters, strict=True)
+    )
+
+
+class _Precision(NamedTuple):
+    """The inverse of W W^T + D: D^(-1/2) (1 - B B^T) D^(-1/2); and its product with W."""
+
+    deviations: Tensor
+    root: Tensor
+    b: Tensor
+    of_factors: Tensor
+
+    @classmethod
+    def of(cls, factors: Tensor, variances: Tensor) -> _Precision:
+        deviations = torch.sqrt(variances)
+        at = _whitened(factors, deviations)
+        b_transposed = at.b_transposed()
+        product = torch.linalg.solve_triangular(at.root.mT, b_transposed, upper=True)
+        return cls(deviations, at.root, b_transposed.mT, product.mT / deviations.unsqueeze(-1))
+
+    def times(self, v: Tensor) -> Tensor:
+        scaled = v / self.deviations.unsqueeze(-1)
+        return (scaled - self.b @ (self.b.mT @ scaled)) / self.deviations.unsqueeze(-1)
+
+    def diagonal_of_product(self, noise: Tensor, other: _Precision) -> Tensor:
+        """Return the diagonal of this precision times that of `noise` times the other precision."""
+        weights = 1 / (self.deviations * other.deviations)
+        scaled = weights * noise
+        both = self.b.mT @ (scaled.unsqueeze(-1) * other.b)
+        explained = scaled * ((self.b**2).sum(-1) + (other.b**2).sum(-1))
+        return weights * (scaled - explained + ((self.b @ both) * other.b).sum(-1))

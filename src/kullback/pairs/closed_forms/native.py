@@ -52,6 +52,7 @@ from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
 from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE, infinite_divergence
+from kullback.pairs.closed_forms.multivariate_normal import low_rank_divergence, low_rank_gradients
 from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
 from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
@@ -264,13 +265,19 @@ _NORMALS = _Pair(
 _LOW_RANK, _FULL = attrgetter("loc", "cov_factor", "cov_diag"), attrgetter("loc", "scale_tril")
 
 
-# By which sides have a low-rank covariance; see `kullback.kernels.native.closed_forms`.
+def _factors(low_rank: int) -> Form:
+    """Return the form for sides of which those in `low_rank` are; see `kullback.kernels.native.closed_forms`."""
+    if low_rank != 3:
+        return Form("closed_form_of_factors", low_rank, None, False)
+    return Form("closed_form_of_factors", low_rank, low_rank_divergence, False, low_rank_gradients)
+
+
 _FACTORS: dict[TypePair, _Pair] = {
     types: _Pair(
         types,
         _LOW_RANK if low_rank & 1 else _FULL,
         _LOW_RANK if low_rank & 2 else _FULL,
-        Form("closed_form_of_factors", low_rank, None, False),
+        _factors(low_rank),
     )
     for types, low_rank in (
         ((LowRankMultivariateNormal, LowRankMultivariateNormal), 3),
