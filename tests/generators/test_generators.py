@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import mpmath
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -41,6 +43,7 @@ FIRST_ORDER = (TotalVariation(), Renyi(alpha=0), Renyi(alpha=INF))
 # Rows of logits for P and Q. -inf is a class without mass.
 EDGE_ROWS = {
     "ordinary": ([0.3, -1.2, 2.0, 0.0], [1.0, 0.5, -0.7, 0.1]),
+    "a little apart": ([0.3, -1.2, 2.0, 0.0], [0.25, -1.0, 1.9, 0.4]),
     "close": ([0.3, -1.2, 2.0, 0.0], [0.3, -1.2 + 1e-8, 2.0, 0.0]),
     "close at large logits": ([3e3, 3e3 + 1.0, 3e3], [3e3, 3e3 + 1.0 + 2.0**-30, 3e3]),
     "shifted": ([0.0, 1.0, 2.0], [100.0, 101.0, 102.5]),
@@ -148,6 +151,24 @@ def test_value_of_probabilities_keeps_its_digits_when_they_are_close(kind: Diver
     assert_close(float(divergence(Probs(p), Probs(q), kind)), float(want), 1e-12)
 
 
+@pytest.mark.parametrize(
+    "kind", [SkewKL(1 - 2.0**-30), JensenShannon(2.0**-30), JensenShannon(1 - 2.0**-30)], ids=repr
+)
+@pytest.mark.parametrize("name", ["ordinary", "close", "far", "masked in each"])
+def test_value_of_a_mixture_with_little_of_a_side_keeps_its_digits(kind: Divergence, name: str) -> None:
+    a, b = EDGE_ROWS[name]
+    p, q = (Logits(torch.tensor(row, dtype=torch.float64)) for row in (a, b))
+    want = float(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
+    assert_close(divergence(p, q, kind).item(), want, 1e-12)
+
+
+def test_value_of_a_mixture_with_little_of_q_is_right_where_p_is_far_below_it() -> None:
+    a, b, kind = [0.0, -31.0], [0.0, 0.5], SkewKL(1 - 2.0**-30)
+    want = float(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
+    p, q = (Logits(torch.tensor(row, dtype=torch.float64)) for row in (a, b))
+    assert_close(divergence(p, q, kind).item(), want, 1e-10)
+
+
 @KINDS
 @pytest.mark.parametrize("name", EDGE_ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -159,17 +180,106 @@ def test_lower_precision_is_rounded_once(kind: Divergence, name: str, dtype: tor
     assert got == want.to(dtype)
 
 
-@KINDS
-@pytest.mark.parametrize("name", ["ordinary", "close", "shifted", "far"])
+# The maximum of log(p / q) is attained twice, so that it has no derivative.
+TIED_ROWS = ("close", "close at large logits", "shifted", "masked on both sides", "masked in P")
+
+
+def has_gradient(kind: Divergence, name: str) -> bool:
+    a, b = EDGE_ROWS[name]
+    if name == "very far" or (kind == Renyi(alpha=INF) and name in TIED_ROWS):
+        return False  # differences of values of up to 1e260 are beyond 60 digits
+    return math.isfinite(truth.divergence(kind, truth.softmax(a), truth.softmax(b)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(k, name) for name in EDGE_ROWS for k in truth.KINDS if has_gradient(k, name)],
+    ids=repr,
+)
 def test_gradient_of_logits_is_right(kind: Divergence, name: str) -> None:
-    if kind == Renyi(alpha=INF) and name in ("close", "shifted"):
-        name = "ordinary"  # the maximum is attained twice there, so that there is no derivative
     a, b = (torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in EDGE_ROWS[name])
-    got = torch.autograd.grad(divergence(Logits(a), Logits(b), kind), (a, b))
+    exact = name.startswith("underflows in")
+    value = (
+        row_divergence(kind, Logits(a), Logits(b), exact=True)
+        if exact
+        else divergence(Logits(a), Logits(b), kind)
+    )
+    got = torch.autograd.grad(value, (a, b))
+    rounding = 1e-15 * max(1, value.item())
     for mine, want in zip(got, truth.logit_gradient(kind, a.tolist(), b.tolist()), strict=True):
         scale = max(map(abs, want))
         for x, y in zip(mine.tolist(), want, strict=True):
-            assert_close(x, y, 1e-7, 1e-7 * scale + 1e-15)
+            assert_close(x, y, 1e-7, 1e-7 * scale + rounding)
+
+
+@pytest.mark.parametrize("order", [1.0, 1.001, 3.0])
+@pytest.mark.parametrize("family", [Alpha, Renyi])
+@pytest.mark.parametrize("name", ["masked in Q", "masked in each", "underflows in P where Q has none"])
+def test_gradient_of_logits_leaves_out_the_classes_that_make_the_value_infinite(
+    family: type[Alpha | Renyi], order: float, name: str
+) -> None:
+    rows = EDGE_ROWS[name]
+    a, b = (torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in rows)
+    value = row_divergence(family(order), Logits(a), Logits(b), exact=True)
+    assert value == INF
+    got = torch.autograd.grad(value, a)[0].tolist()
+    with mpmath.workdps(50):
+        p, q = (truth.softmax(row) for row in rows)
+        both = [(x, y) if x > 0 and y > 0 else None for x, y in zip(p, q, strict=True)]
+        c = mpmath.mpf(order) - 1
+        if order == 1:
+            by_log_p = [x and x[0] * mpmath.log(x[0] / x[1]) for x in both]
+        elif family is Alpha:
+            by_log_p = [x and x[0] * ((x[0] / x[1]) ** c - 1) / c for x in both]
+        else:
+            powers = [x and x[0] * (x[0] / x[1]) ** c for x in both]
+            by_log_p = [x and (c + 1) / c * x / mpmath.fsum(filter(None, powers)) for x in powers]
+        total = mpmath.fsum(filter(None, by_log_p))
+        want = [float((x or 0) - mass * total) for x, mass in zip(by_log_p, p, strict=True)]
+    assert got == pytest.approx(want, rel=1e-12, abs=1e-15)
+
+
+def test_gradient_of_logits_of_a_mass_that_p_hardly_misses_keeps_its_digits() -> None:
+    a, b = [0.0, -INF, 1.0], [0.0, -46.0, 0.5]
+    q = torch.tensor(b, dtype=torch.float64, requires_grad=True)
+    value = divergence(Logits(torch.tensor(a, dtype=torch.float64)), Logits(q), Renyi(alpha=0))
+    (got,) = torch.autograd.grad(value, q)
+    assert got.tolist() == pytest.approx(truth.logit_gradient(Renyi(alpha=0), a, b)[1], rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("name", EDGE_ROWS)
+@pytest.mark.parametrize(("order", "same"), [(1, KL()), (0, ReverseKL())], ids=repr)
+def test_gradient_of_logits_of_orders_1_and_0_is_that_of_kl(
+    order: float, same: Divergence, name: str
+) -> None:
+    pair = finite_pair(*(Logits(torch.tensor(row, dtype=torch.float64)) for row in EDGE_ROWS[name]))
+    for mine, want in zip(Alpha(order).derivatives(pair), same.derivatives(pair), strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-14, atol=0)
+
+
+@KINDS
+def test_value_of_a_pair_with_batch_dimensions_is_that_of_each_row(kind: Divergence) -> None:
+    generator = torch.Generator().manual_seed(5)
+    p, q = torch.randn(2, 2, 3, 5, dtype=torch.float64, generator=generator)
+    p[0, 1, 2] = p[1, 0, 0] = q[1, 0, 0] = -INF
+    pair = finite_pair(Logits(p), Logits(q))
+    total, derivatives = kind.total(pair), kind.derivatives(pair)
+    assert total.shape == (2, 3)
+    for place in np.ndindex(2, 3):
+        row = finite_pair(Logits(p[place]), Logits(q[place]))
+        torch.testing.assert_close(total[place], kind.total(row), rtol=1e-14, atol=1e-16)
+        for mine, alone in zip(derivatives, kind.derivatives(row), strict=True):
+            torch.testing.assert_close(mine[place], alone, rtol=1e-14, atol=1e-16)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in truth.KINDS if isinstance(k, Alpha | ChiSquared | SquaredHellinger | TotalVariation)],
+    ids=repr,
+)
+def test_value_of_a_divergence_without_a_logarithm_has_no_base(kind: Divergence) -> None:
+    with pytest.raises(errors.ArgumentValueError, match="without a log"):
+        divergence(Probs([0.5, 0.5]), Probs([0.25, 0.75]), kind, base=2)
 
 
 @KINDS
@@ -395,6 +505,23 @@ def test_named_members_of_the_families_agree(pair: tuple[Tensor, Tensor]) -> Non
 def test_parameters_out_of_range_are_refused(make: object, message: str) -> None:
     with pytest.raises(errors.ArgumentValueError, match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", [SkewKL(1.0), JensenShannon(0.0), JensenShannon(1.0)], ids=repr)
+@pytest.mark.parametrize("name", EDGE_ROWS)
+def test_a_kind_that_is_always_zero_is_zero_with_zero_gradient_at_the_edges_too(
+    kind: Divergence, name: str
+) -> None:
+    a, b = (torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in EDGE_ROWS[name])
+    value = divergence(Logits(a), Logits(b), kind)
+    assert value == 0
+    for gradient in torch.autograd.grad(value, (a, b)):
+        assert (gradient == 0).all()
+
+
+def test_flags_that_are_out_of_range_are_refused() -> None:
+    with pytest.raises(errors.ArgumentTypeError, match=r"JensenShannon\(scaled=...\)"):
+        JensenShannon(scaled="yes")  # pyright: ignore[reportArgumentType]
 
 
 def test_kinds_are_values() -> None:

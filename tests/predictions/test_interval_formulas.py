@@ -14,6 +14,8 @@ from kullback.predictions.intervals import (
     MeanEstimate,
     MeanEstimator,
     Quantity,
+    _heavy_tailed,
+    _Ratio,
     _wilson,
     student_t,
 )
@@ -141,3 +143,163 @@ def test_an_end_opens_where_the_tail_index_passes_its_limit(units):
         found = estimate(steps ** -(limit / hill * factor), Quantity(0, low=0.0))
         assert (found.reason == "heavy tail") == is_open, factor
         assert math.isinf(found.interval[1]) == is_open
+
+
+@pytest.mark.parametrize("tail", [0.025, 0.0025])
+def test_every_term_of_students_quantile_is_that_of_its_expansion(tail):
+    """The quantile is a series in 1 / dof; at few degrees of freedom each of its terms counts."""
+    with mpmath.workdps(60):
+        normal = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(tail))
+        degrees = [1000 * k for k in range(1, 11)]
+
+        def beyond(t, dof):
+            x = mpmath.mpf(dof) / (dof + t * t)
+            return mpmath.betainc(mpmath.mpf(dof) / 2, 0.5, 0, x, regularized=True) / 2 - mpmath.mpf(tail)
+
+        true = [mpmath.findroot(lambda t, dof=dof: beyond(t, dof), normal) for dof in degrees]
+        powers = mpmath.matrix([[mpmath.mpf(dof) ** -k for k in range(10)] for dof in degrees])
+        terms = mpmath.lu_solve(powers, mpmath.matrix(true))
+        for dof in (1, 2, 4, 50):
+            want = mpmath.fsum(terms[k] / mpmath.mpf(dof) ** k for k in range(5))
+            assert student_t(tail, dof) == pytest.approx(float(want), rel=1e-13)
+
+
+def ratio(sums, sizes, quantity: Quantity) -> _Ratio:
+    return _Ratio(np.stack([sums, sizes], -1).astype(float), quantity, clustered=True)
+
+
+def drawn_sums(shifts, variances, totals=None) -> np.ndarray:
+    """Sums over the units of draws: of deviations, sizes, and the squares that give these variances."""
+    totals = np.ones(len(shifts)) if totals is None else totals
+    sums = np.zeros((len(shifts), 5))
+    sums[:, 0], sums[:, 1], sums[:, 2] = shifts * totals, totals, variances * totals**2
+    return sums
+
+
+def test_the_ends_are_those_order_statistics_of_the_studentized_draws():
+    draws, units = 999, 12
+    of = ratio(np.arange(units), np.ones(units), Quantity(0))
+    ratios = np.random.default_rng(0).permutation(draws) - 400.0
+    variances = np.random.default_rng(1).random(draws) + 0.5
+    shifts = ratios * np.sqrt(variances * units / (units - 1))
+    totals = np.linspace(5, 20, draws)
+    found = of._studentized(drawn_sums(shifts, variances, totals), (0.025, 0.01))
+    # The 25th largest and the 10th least of 999.
+    assert found == pytest.approx((-(598.0 - 24), -(-400.0 + 9)), rel=1e-12)
+    few = of._studentized(drawn_sums(shifts, variances, totals)[:30], (0.025, 0.025))
+    assert few == pytest.approx((-ratios[:30].max(), -ratios[:30].min()), rel=1e-12)
+    # A draw without any row says nothing; one without variance is infinitely far on its side.
+    totals[ratios == 598] = 0
+    variances[ratios == 597] = variances[ratios == -400] = 0
+    sums = drawn_sums(shifts, variances, totals)
+    assert of._studentized(sums, (0.002, 0.001)) == (-math.inf, math.inf)
+    assert of._studentized(sums, (0.0035, 0.0025)) == pytest.approx((-595.0, 399.0), rel=1e-12)
+    # 998 are left, and 0.025 of 999 is 24 and not 25.
+    assert of._studentized(sums, (0.025, 0.025)) == pytest.approx((-574.0, 377.0), rel=1e-12)
+
+
+def test_the_studentized_draws_of_a_nonnegative_mean_are_those_of_its_logarithm():
+    units = 12
+    of = ratio(np.arange(units), np.ones(units), Quantity(0, low=0.0))  # of mean 5.5
+    shifts = np.linspace(-5, 9, 99)
+    variances = np.linspace(0.2, 0.3, 99)
+    errors = np.sqrt(variances * units / (units - 1)) / (5.5 + shifts)
+    ordered = np.sort(np.log((5.5 + shifts) / 5.5) / errors)
+    found = of._studentized(drawn_sums(shifts, variances), (0.05, 0.1))
+    assert found == pytest.approx((-ordered[-5], -ordered[9]), rel=1e-12)
+
+
+def test_the_variance_of_a_draw_is_that_of_its_own_ratio():
+    sums, sizes = np.array([3.0, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]), np.arange(1.0, 13)
+    of = ratio(sums, sizes, Quantity(0))
+    picked = np.random.default_rng(0).integers(12, size=(99, 12))
+    drawn = np.array([of.products()[row].sum(0) for row in picked])
+    ratios = []
+    for row in picked:
+        mean = sums[row].sum() / sizes[row].sum()
+        error = math.sqrt((np.square(sums[row] - mean * sizes[row])).sum() * 12 / 11) / sizes[row].sum()
+        ratios.append((mean - sums.sum() / sizes.sum()) / error)
+    ordered = np.sort(ratios)
+    assert of._studentized(drawn, (0.05, 0.1)) == pytest.approx((-ordered[-5], -ordered[9]), rel=1e-10)
+
+
+def test_several_quantities_have_the_draws_that_each_has_alone():
+    table = torch.from_numpy(np.random.default_rng(5).gamma(2.0, size=(40, 3)))
+    quantities = [Quantity(0, low=0.0), Quantity(1), Quantity(2, per=0)]
+
+    def estimates(wanted):
+        estimator = MeanEstimator(3, 500, torch.Generator().manual_seed(0), None)
+        estimator.add(table)
+        return estimator.estimates(wanted)
+
+    together = estimates(quantities)
+    for quantity, found in zip(quantities, together, strict=True):
+        assert found == estimates([quantity])[0]
+
+
+def test_a_bounded_mean_above_half_of_its_bound_mirrors_one_below():
+    values = 0.1 + 0.9 * np.random.default_rng(8).beta(2.0, 3.0, size=60)
+    assert 0.36 < values.mean() < 0.46
+    low, high = estimate(values, Quantity(0, low=0.0, high=1.0)).interval
+    assert (low, high) == estimate(values, Quantity(0, low=0.0)).interval
+    mirrored = estimate(1 - values, Quantity(0, low=0.0, high=1.0)).interval
+    assert mirrored == pytest.approx((1 - high, 1 - low), rel=1e-9)
+
+
+def test_a_weighted_sum_of_columns_is_a_column():
+    table = torch.from_numpy(np.random.default_rng(6).normal(size=(40, 2)))
+    sums = table @ torch.tensor([0.25, -3.0], dtype=torch.float64)
+    whole, parts = (MeanEstimator(2, 500, torch.Generator().manual_seed(0), None) for _ in range(2))
+    whole.add(torch.stack([table[:, 0], sums], -1))
+    parts.add(table)
+    assert parts.combine({0: 0.25, 1: -3.0}) == 2
+    ours, true = parts.estimates([Quantity(2), Quantity(0)]), whole.estimates([Quantity(1), Quantity(0)])
+    assert ours[0].standard_error == pytest.approx(true[0].standard_error, rel=1e-12)
+    assert ours[0].interval == pytest.approx(true[0].interval, rel=1e-9)
+    assert ours[1] == true[1]
+
+
+def test_a_tail_of_few_values_above_zero_is_heavy():
+    values = np.concatenate([np.arange(1.0, 6.0), -np.ones(95)])
+    assert _heavy_tailed(values)
+    assert _heavy_tailed(np.arange(10.0, 15.0))  # five are too few
+    assert not _heavy_tailed(np.arange(10.0, 16.0))
+    assert not _heavy_tailed(np.arange(1.0, 101.0))
+
+
+def test_a_single_draw_that_is_close_gives_students_interval():
+    values = torch.arange(20, dtype=torch.float64)[:, None]  # symmetric, so that both tails have 2.5 %
+    estimator = MeanEstimator(1, 1, torch.Generator().manual_seed(0), None)
+    estimator.add(values)
+    (found,) = estimator.estimates([Quantity(0)])
+    error = math.sqrt(float(values.var()) / 20)
+    assert found.standard_error == pytest.approx(error, rel=1e-12)
+    reach = student_t(0.025, 19) * error
+    assert found.interval == pytest.approx((9.5 - reach, 9.5 + reach), rel=1e-12)
+
+
+def test_the_generator_decides_the_draws():
+    table = torch.from_numpy(np.random.default_rng(5).gamma(2.0, size=(40, 1)))
+
+    def interval(seed):
+        estimator = MeanEstimator(1, 200, None if seed is None else torch.Generator().manual_seed(seed), None)
+        estimator.add(table)
+        return estimator.estimates([Quantity(0, low=0.0)])[0].interval
+
+    assert interval(1) == interval(1) != interval(2)
+    assert interval(None) == interval(0)
+
+
+def test_the_limit_of_the_tail_index_falls_from_a_hundred_units_on():
+    for units, limit in ((50, 0.75), (300, 0.75 - 0.05 * math.log10(3)), (3000, 0.7)):
+        top = int(1.5 * math.sqrt(units))
+        for index, heavy in ((limit - 1e-5, False), (limit + 1e-5, True)):  # Hill's estimate of these values
+            values = np.concatenate([np.full(top, math.exp(index)), np.ones(units - top)])
+            assert _heavy_tailed(values) == heavy
+
+
+def test_a_single_unit_has_a_reason_where_an_interval_is_asked_for():
+    for draws, reason in ((100, "few units"), (0, None)):
+        estimator = MeanEstimator(1, draws, None, None)
+        estimator.add(torch.ones(1, 1, dtype=torch.float64))
+        assert estimator.estimates([Quantity(0)])[0].reason == reason

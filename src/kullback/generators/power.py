@@ -75,7 +75,9 @@ class Alpha(Divergence):
         if alpha < 0.5:
             by_q, by_p = Alpha(1 - alpha).derivatives(pair.swapped())
             return by_p, by_q
-        if alpha >= 1:  # the classes that make the value infinite
+        if alpha == 1:
+            return KL().derivatives(pair)
+        if alpha > 1:  # the classes that make the value infinite
             pair = pair._replace(log_ratio=torch.where(pair.log_ratio == torch.inf, 0, pair.log_ratio))
         by_p = _box_cox(pair, alpha - 1, largest=_LARGEST_DERIVATIVE)
         return by_p, (pair.q_minus_p() - (alpha - 1) * by_p) / alpha

@@ -97,3 +97,65 @@ def test_near_equality_the_variance_is_that_of_a_chi_square():
     c = (variance / scale + 2 * scale) / 2
     expected = z * z * c / 2 + z * (s + (z * c / 2) ** 2) ** 0.5
     assert float(high) == pytest.approx(expected, rel=1e-6)
+
+
+# One for each rule: none is rare; rare in Q, in P; shown by Q alone; more than 5 % of P's draws where Q has none,
+# exactly 5 %, and in categories drawn once; two draws that Q has not shown; P = Q; no draws in common.
+TABLES = [
+    ((300, 200, 100, 50), (60, 180, 250, 160)),
+    ((500, 300, 9, 6, 2), (400, 300, 1, 1, 0)),
+    ((900, 8, 7, 6, 5, 4, 3), (800, 0, 0, 0, 1, 1, 2)),
+    ((500, 300, 1, 1, 1, 2), (400, 350, 5, 6, 7, 8)),
+    ((100, 50, 0, 0), (80, 60, 10, 5)),
+    ((100, 30, 0), (40, 90, 1)),
+    ((30, 20, 0, 0), (300, 10, 5, 15)),
+    ((40, 50, 10, 0), (90, 10, 0, 3)),
+    ((40, 14, 3, 3), (20, 34, 6, 0)),
+    ((10, 30, 1, 1, 1), (30, 10, 4, 3, 2)),
+    ((40, 58, 2), (90, 20, 0)),
+    ((60, 38, 2), (90, 20, 0)),
+    ((500, 300, 200), (500, 300, 200)),
+    ((30, 0), (0, 40)),
+]
+
+
+def plain_interval(a, b, z: float, *, bins: bool = False) -> tuple[float, float]:
+    """The ends table by table, from the roots of their equation."""
+    change = coverage_correction(a, b)
+
+    def roots(x, y, shrunken: float, added: float) -> np.ndarray:
+        scale, dof = float(1 / x.sum() + 1 / y.sum()), int(((x > 0) & (y > 0)).sum()) - 1
+        of_equal = max(dof, 0) / 2 * scale
+        estimate = max(0.0, float(zhang_grabchak(x, y)) + shrunken)
+        first = float(sum(first_order(x, y)))
+        floor = (first + 2 * scale * of_equal) / (estimate + 2 * of_equal)
+        c = max(first / (estimate + of_equal), min(floor, 2 * scale))
+        variance = of_equal * scale + added
+        return np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]).real)
+
+    def least(x, y, *more: float) -> float:
+        only_q = (x == 0) & (y > 0)
+        half = torch.cat([x, torch.tensor([0.5 if only_q.any() else 0.0])])
+        moved = torch.cat([torch.where(only_q, 0, y), y[only_q].sum()[None]])
+        return min(roots(x, y, *more)[0], roots(half, moved, *more)[0])
+
+    more = float(change.shrunken), float(change.variance)
+    high = roots(a, b, *more)[1] + 1.5 * max(0.0, float(change.predicted))
+    low = least(a, b, *more) + min(0.0, float(change.predicted))
+    if max(a[b == 0].sum(), a[a == 1].sum()) * 20 > a.sum():
+        low = least(*coarser(a, b), 0.0, 0.0)
+    bounded = has_upper_end(a, b, (high - low) / 2, bins=bins)
+    return max(0.0, low), high if bounded else np.inf
+
+
+@pytest.mark.parametrize("bins", [None, False, True])
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_every_rule_of_the_ends_is_that_of_a_plain_loop(table, bins):
+    a, b = (counts(*row) for row in table)
+    given = {} if bins is None else {"bins": bins}
+    want = plain_interval(a, b, scipy.stats.norm.ppf(0.975), **given)
+    for shape in ((), (2, 3)):
+        low, high = kl_interval(a.expand(*shape, -1), b.expand(*shape, -1), **given)
+        assert low.shape == high.shape == shape
+        for ours, true in ((low, want[0]), (high, want[1])):
+            assert ours.flatten().tolist() == pytest.approx([true] * ours.numel(), rel=1e-9, abs=1e-14)

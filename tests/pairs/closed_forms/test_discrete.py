@@ -461,3 +461,18 @@ def test_batches_broadcast_and_are_computed_element_by_element(name: str) -> Non
         for j in range(4):
             assert table[i, j] == pytest.approx(call(a[i, 0], b[0, j]).item(), rel=1e-13)
     assert call(a[:0], b).shape == (0, 4)
+
+
+def test_tiny_chances_from_logits_keep_their_digits_without_the_native_kernels() -> None:
+    """Which vmap does not use: chances below 1e-30 that nearly agree, from their logits."""
+
+    def kl(a: Tensor, b: Tensor) -> Tensor:
+        return kl_divergence(Geometric(logits=a, validate_args=False), Geometric(logits=b, validate_args=False))
+
+    p = torch.tensor([-70.0, -100.0, -300.0, -650.0], dtype=torch.float64)
+    q = p * (1 + 1e-8)
+    found = torch.vmap(kl)(p, q)
+    for x, y, value in zip(p.tolist(), q.tolist(), found.tolist(), strict=True):
+        with mpmath.workdps(400):
+            d = mpf(x) - mpf(y)  # of chances this small log(p / q), but for a part in 1e30
+            assert value == pytest.approx(float(mpmath.expm1(-d) + d), rel=1e-12, abs=0)

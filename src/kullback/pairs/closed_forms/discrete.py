@@ -75,8 +75,9 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
-    # Of tiny probabilities, whose odds may overflow, the other outcome adds nothing.
+    # Of tiny probabilities, whose odds may overflow, the other outcome adds nothing. Logits know their ratio better.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
+    tiny = tiny & (a.logits is None or b.logits is None)
     left, right = (
         Probabilities(
             *(torch.where(tiny, y, x) for x, y in zip(d[:4], _EVEN, strict=True)),
