@@ -1,8 +1,9 @@
 """Divergences of pairs of distributions: closed forms beside torch's, and the cost of quadrature.
 
-python benchmarks/bench_pairs.py [--quick] [--only WORD,...]
+python benchmarks/bench_pairs.py [--quick] [--only WORD,...] [--gradients]
 
-With --only, the closed forms of which the names hold one of the words are timed again, and the other rows stay.
+With --only, the closed forms of which the names hold one of the words are timed again, and the other rows stay; with
+--gradients, value and gradients of all are, and nothing else.
 """
 
 from __future__ import annotations
@@ -215,6 +216,41 @@ def closed_form(name: str, n: int, dtype: torch.dtype, *, quick: bool) -> dict[s
     return {"pair": name, "batch": n, "dtype": str(dtype).removeprefix("torch."), **micros}
 
 
+def with_leaves(x: d.Distribution) -> tuple[d.Distribution, list[Tensor]]:
+    """Make a distribution again from parameters that require a gradient, and return these too."""
+    if isinstance(x, d.Independent):
+        base, leaves = with_leaves(x.base_dist)
+        return d.Independent(base, x.reinterpreted_batch_ndims), leaves
+    if isinstance(x, d.Uniform):
+        names = ["low", "high"]
+    else:
+        unused = {"covariance_matrix", "precision_matrix", "total_count"}
+        unused |= {"probs", "logits"} - x.__dict__.keys() if not isinstance(x, d.Categorical) else {"probs"}
+        names = [name for name in x.arg_constraints if name not in unused]
+    given = {name: getattr(x, name).detach().clone().requires_grad_() for name in names}
+    counts = {"total_count": x.total_count} if isinstance(x, d.Binomial) else {}
+    return type(x)(**given, **counts), list(given.values())
+
+
+def gradient(name: str, n: int, *, quick: bool) -> dict[str, Any] | None:
+    """Microseconds for values and gradients by all parameters, in float64; None where torch has no gradient."""
+    (p, of_p), (q, of_q) = (with_leaves(made(make, n, torch.float64)) for make in CLOSED_FORMS[name])
+    leaves, calls = of_p + of_q, 1 if n > 1 and "50 dimensions" in name else 20
+    if not d.kl_divergence(p, q).requires_grad:
+        return None
+
+    def run(of: Callable[[d.Distribution, d.Distribution], Tensor]) -> None:
+        torch.autograd.grad(of(p, q).sum(), leaves, retain_graph=True, allow_unused=True)
+
+    steps = {
+        "kullback": Step(repeated(lambda: run(kl_divergence), calls)),
+        "torch": Step(repeated(lambda: run(d.kl_divergence), calls)),
+    }
+    times = interleave(steps, least=3 if quick else 7, most=30, seconds=0.4, clock=time.process_time)
+    micros = {step: 1e6 * summarize(x)["median"] / calls for step, x in times.items()}
+    return {"pair": name, "batch": n, **micros}
+
+
 def quadrature(name: str, *, quick: bool) -> dict[str, Any]:
     """Milliseconds of CPU time for a batch, on one thread; the least of a few runs, since others use the machine."""
     p, q = (made(make, QUADRATURES, torch.float64) for make in QUADRATURE[name])
@@ -258,26 +294,40 @@ def show(console: Console, closed: list[dict[str, Any]], integrals: list[dict[st
 def main(arguments: list[str]) -> None:
     quick = "--quick" in arguments
     words = arguments[arguments.index("--only") + 1].split(",") if "--only" in arguments else None
-    before = json.loads(PAGE.read_text()) if words else {"closed_forms": []}
+    alone = "--gradients" in arguments
+    before = json.loads(PAGE.read_text()) if words or alone else {"closed_forms": [], "gradients": []}
     known: dict[tuple[str, str, int], dict[str, Any]] = {
         (x["pair"], x["dtype"], x["batch"]): x for x in before["closed_forms"]
     }
     torch.manual_seed(0)
     here = machine()
     torch.set_num_threads(1)
-    integrals = before["quadrature"] if words else [quadrature(name, quick=quick) for name in QUADRATURE]
+    integrals = (
+        before["quadrature"] if words or alone else [quadrature(name, quick=quick) for name in QUADRATURE]
+    )
     batches = BATCHES[:2] if quick else BATCHES
     closed: list[dict[str, Any]] = []
     for pair, dtype, n in product(CLOSED_FORMS, DTYPES, batches):
         if n == MANY and "dimensions" in pair:
             continue
         old = known.get((pair, str(dtype).removeprefix("torch."), n))
-        if old is None or words is None or any(word in pair for word in words):
+        if old is None or not (alone or (words and not any(word in pair for word in words))):
             old = closed_form(pair, n, dtype, quick=quick)
         closed.append(old)
+    gradients = (
+        before["gradients"]
+        if words
+        else [gradient(*x, quick=quick) for x in product(CLOSED_FORMS, BATCHES[:2])]
+    )
     show(Console(), closed, integrals)
     if not quick:
-        document = {"schema": SCHEMA, "machine": here, "closed_forms": closed, "quadrature": integrals}
+        document = {
+            "schema": SCHEMA,
+            "machine": here,
+            "closed_forms": closed,
+            "gradients": [x for x in gradients if x],
+            "quadrature": integrals,
+        }
         PAGE.write_text(json.dumps(document, indent=1) + "\n")
 
 

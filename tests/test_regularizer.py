@@ -19,6 +19,7 @@ from torch.distributions import (
     Normal,
     OneHotCategorical,
 )
+from torch.torch_version import TorchVersion
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
 from kullback.nn import (
@@ -449,6 +450,8 @@ def run(loss, regularizer: KLRegularizer) -> list[Tensor]:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_compiled_as_one_graph_once_for_all_steps(options, monkeypatch):
+    if "balance" in options and TorchVersion(torch.__version__) < (2, 13):
+        pytest.skip("balance= copies distributions, which torch 2.11 does not compile")
     torch.compiler.reset()
     monkeypatch.setattr("kullback.pairs.registry._FOUND", {})
     graphs: list[object] = []

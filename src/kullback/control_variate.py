@@ -12,10 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["coefficient", "ratio_minus_one", "tail_index"]
+__all__ = ["LARGEST_TAIL_INDEX", "coefficient", "ratio_minus_one", "tail_index"]
 
-# q / p is left out beyond this tail index, at which its variance is all but infinite.
-_LARGEST_TAIL_INDEX = 0.4
+LARGEST_TAIL_INDEX = 0.4
+"""q / p is left out beyond this tail index, at which its variance is all but infinite."""
 # It has to explain so much of the variance of d: for less, what it adds to the tails is not worth it (measured).
 _LEAST_EXPLAINED = 0.75
 
@@ -44,7 +44,7 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
     mean = (share * ratio).sum(0)
     variance = (share**2 * (ratio - mean) ** 2).sum(0)
     usable = (variance > 0) & variance.isfinite() & (mean.abs() <= 3 * variance.sqrt())
-    usable = usable & (tail_index(ratio) < _LARGEST_TAIL_INDEX)
+    usable = usable & (tail_index(ratio) < LARGEST_TAIL_INDEX)
     centered = ratio - (counted * ratio).sum(0)
     spread = (counted * centered**2).sum(0)
     rest = d - (counted * d).sum(0)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, OneHotCategorical
+from torch.distributions import Distribution
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value, safe_repr
 from kullback.estimate import Estimate
@@ -19,7 +19,7 @@ from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import METHODS, Options, estimate
 from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence, fused_divergence_of_logits
-from kullback.pairs.numerics.parameters import given_logits
+from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.pairs.solve import as_kl
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
@@ -343,8 +343,8 @@ def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
 
 def _of_classes(d: object) -> object:
     """Return the logits or probabilities of a Categorical or OneHotCategorical; anything else as it is."""
-    part = getattr(d, "_categorical", d) if isinstance(d, OneHotCategorical) else d
-    if not isinstance(part, Categorical):
+    part = categorical_of(d)
+    if part is None:
         return d
     if given_logits(part):
         return Logits(part.logits, validate=False)

@@ -22,6 +22,7 @@ __all__ = [
     "same_file",
     "write",
     "write_all",
+    "write_errors",
 ]
 
 PathLike = str | os.PathLike[str]
@@ -99,7 +100,7 @@ def check_writable(path: PathLike) -> None:
         ...
         kullback.errors.FileError: cannot write missing/report.html: No such file or directory; name a file ...
     """
-    with _refusals(path):
+    with write_errors(path):
         mode = _mode(path)
         if mode is not None and stat.S_ISDIR(mode):
             raise _os_error(errno.EISDIR)
@@ -146,7 +147,7 @@ def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
     with ExitStack() as stack:
         outputs: list[_Output] = []
         for path, content in contents.items():
-            with _refusals(path):
+            with write_errors(path):
                 outputs.append(_Output(path))
                 stack.callback(outputs[-1].discard)
                 outputs[-1].file.write(content.encode() if isinstance(content, str) else content)
@@ -154,7 +155,7 @@ def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
         done: list[_Output] = []
         try:
             for output in outputs:
-                with _refusals(output.path):
+                with write_errors(output.path):
                     output.commit(keep_old=len(outputs) > 1)
                     done.append(output)
         except BaseException:
@@ -290,12 +291,13 @@ def _os_error(number: int) -> OSError:
 
 
 @contextmanager
-def _refusals(path: PathLike) -> Generator[None]:
-    """Turn an error of the system into a FileError that names the file."""
+def write_errors(path: PathLike, more: str = "") -> Generator[None]:
+    """Turn an error of the system into a FileError that names the file; `more` is added to what it says to do."""
     try:
         yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FileError(
-            f"cannot write {printable(path)}: {reason}; name a file in an existing directory that you may write to"
+            f"cannot write {printable(path)}: {reason}; name a file in an existing directory that you may write "
+            f"to{more}"
         ) from None

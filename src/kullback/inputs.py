@@ -69,7 +69,8 @@ def whole_from(x: object) -> int | None:
     """Return a whole number, NumPy's too, as an int; None for whatever is none, as True is."""
     if type(x) is int:
         return x
-    if isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype == torch.bool):
+    # None is asked for first, as it is in every compiled loss: torch 2.11 compiles no attempt that fails.
+    if x is None or isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype == torch.bool):
         return None
     try:
         return operator.index(cast("Any", x))

@@ -375,8 +375,6 @@ class KLRegularizer(torch.nn.Module):
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
     """Return posterior and prior by latent dimension: `Independent` ones taken apart, half precision as float32."""
-    from kullback.pairs.clone import with_tensors
-
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)
     if prior is not None and not isinstance(prior, Distribution):
@@ -394,17 +392,22 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
                 instead=f"{call}(posterior, prior)" if call[0].islower() else "regularizer(posterior, prior)",
             )
         q = Normal(torch.zeros_like(p.loc), torch.ones_like(p.scale), validate_args=False)
-        return with_tensors(p, _at_least_float32), with_tensors(q, _at_least_float32)
+        return _at_least_float32(p), _at_least_float32(q)
     q = prior
     while isinstance(p, Independent) and isinstance(q, Independent):
         if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
             break
         p, q = p.base_dist, q.base_dist
-    return with_tensors(p, _at_least_float32), with_tensors(q, _at_least_float32)
+    return _at_least_float32(p), _at_least_float32(q)
 
 
-def _at_least_float32(_owner: Any, _name: str, x: Tensor) -> Tensor:
-    return x.float() if x.dtype in _HALF else x
+def _at_least_float32(d: Distribution) -> Distribution:
+    """Return the distribution, or a copy if it has half precision: torch 2.11 compiles no copying."""
+    from kullback.pairs.clone import parameters_of, with_tensors
+
+    if not any(x.dtype in _HALF for x in parameters_of(d)):
+        return d
+    return with_tensors(d, lambda _owner, _name, x: x.float() if x.dtype in _HALF else x)
 
 
 def _of_examples(

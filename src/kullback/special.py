@@ -18,6 +18,7 @@ from torch import Tensor
 __all__ = [
     "EULER_GAMMA",
     "HALF_LOG_2PI",
+    "LARGEST_EXPONENT",
     "bounded_exp",
     "bregman_by_quadrature",
     "clamped_quotient",
@@ -52,8 +53,8 @@ __all__ = [
 EULER_GAMMA = 0.57721566490153286061
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 
-# The logarithm of the largest float64, rounded down.
-_LARGEST = 709.0
+LARGEST_EXPONENT = 709.0
+"""The logarithm of the largest float64, rounded down."""
 # e^d - 1 - d = d^2 (1/2 + d/6 + d^2/24 + ...)
 _EXPM1MX_NEAR = 0.004
 _EXPM1MX = (1 / 2, 1 / 6, 1 / 24, 1 / 120)
@@ -96,8 +97,8 @@ def expm1mx(d: Tensor) -> Tensor:
     It is +inf, with derivative 0, beyond e^709.
     """
     small = d.clamp(-_EXPM1MX_NEAR, _EXPM1MX_NEAR)
-    large = d.clamp(max=_LARGEST)
-    far = torch.where(d > _LARGEST, torch.inf, torch.expm1(large) - large)
+    large = d.clamp(max=LARGEST_EXPONENT)
+    far = torch.where(d > LARGEST_EXPONENT, torch.inf, torch.expm1(large) - large)
     return torch.where(small == d, small * small * polynomial(_EXPM1MX, small), far)
 
 
@@ -107,7 +108,7 @@ def scaled_expm1mx(c: Tensor, d: Tensor, log_scaled: Tensor | None = None) -> Te
     `log_scaled` is log(c e^d) where that is known better than from c and d.
     """
     if log_scaled is None:
-        large = d > _LARGEST
+        large = d > LARGEST_EXPONENT
         beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
     else:  # and whose derivatives by c do not cancel
         large = d > _FAR
@@ -125,7 +126,7 @@ def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
 
 def bounded_exp(x: Tensor) -> Tensor:
     """Return e^x; +inf, with derivative 0, beyond e^709."""
-    return torch.where(x > _LARGEST, torch.inf, torch.exp(x.clamp(max=_LARGEST)))
+    return torch.where(x > LARGEST_EXPONENT, torch.inf, torch.exp(x.clamp(max=LARGEST_EXPONENT)))
 
 
 def within_floats(x: Tensor) -> Tensor:

@@ -529,6 +529,7 @@ def test_lists_become_representations():
     assert found.tensor.tolist() == [[0, 1], [2, -torch.inf]]
 
 
+@pytest.mark.usefixtures("validation")
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -250,8 +250,9 @@ def test_a_total_has_the_gradient_of_its_rows(kind: Divergence, dtype: torch.dty
 
     rows = gradients("none", torch.full((5,), 7.0))
     for mine, by_row in zip(gradients("sum", torch.tensor(7.0)), rows, strict=True):
-        # A gradient made in the forward pass is rounded once before it is multiplied and once after.
-        torch.testing.assert_close(mine, by_row, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+        # A gradient made in the forward pass is rounded once before it is multiplied and once after; its largest entry
+        # may be what the others leave.
+        torch.testing.assert_close(mine, by_row, rtol=2 * torch.finfo(dtype).eps, atol=5e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

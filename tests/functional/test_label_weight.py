@@ -72,8 +72,8 @@ def test_every_kind_mixes_with_the_cross_entropy(
     given = {**how, "labels": LABELS, "label_weight": SHARE}
     tolerance, of_gradient = {
         torch.float64: (1e-12, 1e-12),
-        torch.float32: (2e-6, 2e-6),
-    }.get(dtype, (2e-6, 1.01 * torch.finfo(dtype).eps))
+        torch.float32: (3e-6, 3e-6),
+    }.get(dtype, (3e-6, 1.01 * torch.finfo(dtype).eps))
     for reduction, total in (("none", (want * factors).sum()), ("mean", want.sum() / COUNTED.sum())):
         got = distillation_loss(student=student, teacher=teacher, **given, reduction=reduction)
         got = (got * factors).sum() if reduction == "none" else got

@@ -10,9 +10,9 @@ import click
 from click.core import ParameterSource
 
 from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
+from kullback.cli.outputs import check_files
 from kullback.cli.streams import print_error
 from kullback.errors import LONGEST_NAME, ArgumentValueError, printable
-from kullback.files import check_input, check_writable, refuse_overwriting
 from kullback.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def convert(
         --tokens tokens.npy --n-ctx 512 --all-positions
     kullback convert served.jsonl base.klref --classes 128256
     """
+    check_files([("SRC", source), ("--tokens", tokens)], [target])
     suffix = target.suffix.lower()
     if suffix == ".klref":
         _refuse_options(
@@ -108,7 +109,6 @@ def convert(
         )
         _write_reference(source, target, key, classes, no_progress)
         return
-    refuse_overwriting([target], [source, tokens])
     if suffix in OTHER_FORMATS:
         raise click.UsageError(
             f"DST = {printable(target, LONGEST_NAME)}: wanted a file that ends in .kld, a base file of llama.cpp, or "
@@ -122,9 +122,6 @@ def convert(
         )
     from kullback.io import open_rows, read_labels, write_llama_base
 
-    for path, name in ((source, "SRC"), (tokens, "--tokens")):
-        check_input(path, name)
-    check_writable(target)
     with (
         open_rows(source, representation=representation, key=key, name="SRC") as rows,
         progress_bar("rows", show=not no_progress, patience=0) as progress,
@@ -153,9 +150,6 @@ def _write_reference(
 ) -> None:
     from kullback.io import open_top_k, write_top_k_reference
 
-    check_input(source, "SRC")
-    refuse_overwriting([target], [source])
-    check_writable(target)
     with (
         open_top_k(source, key=key, classes=classes, name="SRC") as opened,
         progress_bar("rows", show=not no_progress, patience=0) as progress,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kullback.cli.options import FILE, JSON, NO_PROGRESS, SEED, split_names
+from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.errors import ArgumentValueError, KullbackError, quoted
 
 if TYPE_CHECKING:
@@ -66,35 +67,22 @@ def fit(
         --kind reverse-kl
     kullback fit Normal --to before.parquet --column x
     """
-    from kullback.cli.outputs import STANDARD_OUTPUT
-    from kullback.files import check_input, check_writable, refuse_overwriting, write_all
-
     is_file = to.lower().endswith(TABLES) or Path(to).is_file()
-    written = [
-        path for path in (plot, None if json_path in (None, STANDARD_OUTPUT) else Path(json_path)) if path
-    ]
-    if is_file:
-        check_input(Path(to), "input")
-    elif column or weights:
+    if not is_file and (column or weights):
         raise ArgumentValueError("--column and --weights are for a file of draws; --to is a distribution")
     if plot is not None and plot.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ArgumentValueError(f"--plot: wanted a file that ends in .svg, .png or .pdf; got {quoted(plot)}")
-    refuse_overwriting(written, [Path(to)] if is_file else [])
-    for path in written:
-        check_writable(path)
+    outputs = Outputs(json_path, None)
+    check_outputs(outputs, [Path(to)] if is_file else [], [] if plot is None else [plot])
     found = _fitted(q, to, is_file, column, weights, kind, fixed or [], starts, seed, not no_progress)
-    contents: dict[str | os.PathLike[str], str | bytes] = {} if plot is None else {plot: _drawn(found, plot)}
-    if json_path not in (None, STANDARD_OUTPUT):
-        contents[Path(json_path)] = found.to_json()
-    write_all(contents)
-    if json_path == STANDARD_OUTPUT:
-        click.echo(found.to_json(), nl=False)
-        return
-    from rich.console import Console
-
     from kullback.report.fits.terminal import render
 
-    render(found, Console())
+    write_reports(
+        outputs,
+        json=found.to_json,
+        table=partial(render, found),
+        others={} if plot is None else {plot: _drawn(found, plot)},
+    )
 
 
 def _fitted(
@@ -208,29 +196,22 @@ def _draws_of_table(path: Path, column: str | None, weights: str | None, of_clas
 
 
 def _table(path: Path) -> Any:
-    """Read a table with Arrow."""
-    from kullback.io.csv_text import header_of
+    """Read a table with Arrow: the readers of tables take no CSV without a header, those of predictions no weights."""
+    from kullback.io.csv_text import csv_table, header_of
     from kullback.io.files import FileReference
     from kullback.optional import load
 
-    readers = {
-        ".parquet": ("parquet", "read_table"),
-        ".csv": ("csv", "read_csv"),
-        ".ndjson": ("json", "read_json"),
-        ".jsonl": ("json", "read_json"),
-    }
-    if path.suffix.lower() not in readers:
+    suffix = path.suffix.lower()
+    if suffix not in TABLES:
         raise ArgumentValueError(f"{quoted(path)} is no file of draws: wanted one of {', '.join(TABLES)}")
-    module, reader = readers[path.suffix.lower()]
-    arrow, read = (load(name, "reading a table") for name in ("pyarrow", f"pyarrow.{module}"))
-    options = {}
+    arrow = load("pyarrow", "reading a table")
     try:
-        if module == "csv":
-            names, headed = header_of(FileReference(path, "--to"))
-            options["read_options"] = read.ReadOptions(column_names=names, skip_rows=int(headed))
-            # An empty line of a single column is a missing value.
-            options["parse_options"] = read.ParseOptions(ignore_empty_lines=len(names) > 1)
-        return getattr(read, reader)(str(path), **options)
+        if suffix == ".csv":
+            ref = FileReference(path, "--to")
+            return csv_table(ref, header_of(ref))
+        if suffix == ".parquet":
+            return load("pyarrow.parquet", "reading a table").read_table(str(path))
+        return load("pyarrow.json", "reading a table").read_json(str(path))
     except (arrow.ArrowException, OSError) as error:
         raise ArgumentValueError(f"{quoted(path)} cannot be read: {' '.join(str(error).split())}") from None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kullback.errors import ArgumentValueError, quoted
-from kullback.words import DIVERGENCE_NAMES
+from kullback.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
     from kullback.predictions import Comparison, LabelStatistics, Mean, Proportion, Summary
@@ -73,11 +73,10 @@ METRICS_IN_WORDS = (
     f"{', '.join((*MEANS, *LABEL_MEANS))} and {DELTA_PROB}.p1 and so on; upper and lower (top1.lower) are ends of the "
     "95 % interval"
 )
-QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
 P_VALUES = ("p_value", "p_adjusted")
 WHOLE = "findings"
 TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*QUANTITIES, *P_VALUES))} (of every column and joint group; of one: psi[COLUMN]), "
+    f"{', '.join((*TABLE_DIVERGENCE_NAMES, *P_VALUES))} (of every column and joint group; of one: psi[COLUMN]), "
     f"{WHOLE} (their number)"
 )
 
@@ -273,14 +272,14 @@ class TableGate:
         value = found if self.limit.metric in P_VALUES else found.value
         if value is None or math.isnan(value):
             return f"{what} is not known: most values are too rare to be compared"
-        if self.limit.metric in QUANTITIES and found.interval is None and len(compared.bins) > 1:
+        if self.limit.metric in TABLE_DIVERGENCE_NAMES and found.interval is None and len(compared.bins) > 1:
             return f"{what} is not known: too few independent rows or clusters"
         return self.limit.failure(what, value)
 
 
 def parse_table_gate(text: str, side: Side) -> TableGate:
     """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
-    of_columns = (*QUANTITIES, *P_VALUES)
+    of_columns = (*TABLE_DIVERGENCE_NAMES, *P_VALUES)
     metrics = (*of_columns, WHOLE)
     return TableGate(
         parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)

@@ -15,7 +15,7 @@ from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.predictions import print_llama_cpp, require_one_output
 from kullback.errors import ArgumentValueError, printable
 from kullback.models import ModelComparison, compare_models, is_reference
-from kullback.predictions.checkpoint import KeptState
+from kullback.predictions.checkpoint import kept_state
 from kullback.progress import progress_bar
 from kullback.report.models import html, json, markdown, terminal
 
@@ -64,38 +64,36 @@ def run_model_comparison(
     files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
     require_one_output(outputs, settings["llama_cpp"])
     check_outputs(outputs, [*files, text], state=resume)
-    state = None if resume is None else KeptState(resume)
-    with progress_bar("tokens", show=show_progress, patience=0) as progress:
-        found = compare_models(
-            base,
-            list(candidates),
-            text,
-            most_windows=windows,
-            resume=state,
-            generator=torch.Generator().manual_seed(seed),
-            progress=progress,
-            **settings,
-        )
-    several = len(found.candidates) > 1
-    failures = [
-        f"{candidate.model.name}: {failure}" if several else failure
-        for candidate in found.candidates
-        for gate in gates
-        if (
-            failure := gate.failure(
-                candidate.comparison, candidate.certain if candidate.is_lower_bound else None
+    with kept_state(resume) as state:
+        with progress_bar("tokens", show=show_progress, patience=0) as progress:
+            found = compare_models(
+                base,
+                list(candidates),
+                text,
+                most_windows=windows,
+                resume=state,
+                generator=torch.Generator().manual_seed(seed),
+                progress=progress,
+                **settings,
             )
+        several = len(found.candidates) > 1
+        failures = [
+            f"{candidate.model.name}: {failure}" if several else failure
+            for candidate in found.candidates
+            for gate in gates
+            if (
+                failure := gate.failure(
+                    candidate.comparison, candidate.certain if candidate.is_lower_bound else None
+                )
+            )
+        ]
+        write_reports(
+            outputs,
+            json=lambda: json.dumps(found),
+            html=lambda: html.render(found),
+            markdown=lambda: markdown.render(found, failures),
+            table=partial(_print, found),
         )
-    ]
-    write_reports(
-        outputs,
-        json=lambda: json.dumps(found),
-        html=lambda: html.render(found),
-        markdown=lambda: markdown.render(found, failures),
-        table=partial(_print, found),
-    )
-    if state is not None:
-        state.remove()
     return failures
 
 

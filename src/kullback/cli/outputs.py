@@ -1,8 +1,8 @@
-"""The files and the standard output that the reports of a comparison are written to."""
+"""The files of a command, which are checked before its work, and the reports, which are written after it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +15,7 @@ from kullback.optional import load
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["STANDARD_OUTPUT", "Outputs", "check_outputs", "write_reports"]
+__all__ = ["STANDARD_OUTPUT", "Outputs", "check_files", "check_outputs", "write_reports"]
 
 STANDARD_OUTPUT = "-"
 
@@ -32,6 +32,29 @@ class Outputs(NamedTuple):
         """The files to be written."""
         json = [Path(self.json)] if self.json not in (None, STANDARD_OUTPUT) else []
         return json + [path for path in (self.html, self.markdown) if path is not None]
+
+
+def check_files(
+    inputs: Iterable[tuple[str, Path | None]], outputs: Sequence[Path], others: Sequence[str] = ()
+) -> None:
+    """Refuse files that cannot be read or written, and outputs that are other files of the command, before its work.
+
+    Arguments:
+        inputs: the files to read, after the names they go by in messages; None for one that was not given.
+        outputs: the files to write.
+        others: further arguments that may be files to read.
+
+    Raises:
+        FileError: there is such a file.
+    """
+    read: list[Path | str] = []
+    for name, path in inputs:
+        if path is not None:
+            check_input(path, name)
+            read.append(path)
+    refuse_overwriting(outputs, [*read, *others])
+    for path in outputs:
+        check_writable(path)
 
 
 def check_outputs(
@@ -52,32 +75,27 @@ def check_outputs(
     if outputs.html:
         for library in ("jinja2", "matplotlib"):
             load(library, "--html")
-    for path in inputs:
-        if path is not None:
-            check_input(path, "input")
     written = [*outputs.files, *others]
     if state is not None:
         check_input(state, "--resume")
         written.append(state)
-    refuse_overwriting(written, inputs)
-    for path in written:
-        check_writable(path)
+    check_files([("input", path) for path in inputs], written)
 
 
 def write_reports(
     outputs: Outputs,
     *,
     json: Callable[[], str],
-    html: Callable[[], str],
     table: Callable[[Console], object],
+    html: Callable[[], str] | None = None,
     markdown: Callable[[], str] | None = None,
-    others: Mapping[Path, str] = MappingProxyType({}),
+    others: Mapping[Path, str | bytes] = MappingProxyType({}),
 ) -> None:
     """Write all files or none, `others` by path among them, and print the table or the JSON."""
     from rich.console import Console
 
     texts = [json()] if outputs.json else []
-    texts += [html()] if outputs.html else []
+    texts += [html()] if outputs.html and html is not None else []
     texts += [markdown()] if outputs.markdown and markdown is not None else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
     write_all({**others, **dict(zip(outputs.files, texts, strict=True))})

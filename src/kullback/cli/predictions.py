@@ -18,7 +18,7 @@ from kullback.errors import ArgumentValueError
 from kullback.io import open_rows, read_tokens
 from kullback.parallel.workers import Workers, torchrun_workers
 from kullback.predictions import Comparison, compare_predictions
-from kullback.predictions.checkpoint import KeptState
+from kullback.predictions.checkpoint import kept_state
 from kullback.progress import progress_bar
 from kullback.report.predictions import llama_cpp as llama_cpp_lines, markdown
 
@@ -88,34 +88,32 @@ def run_prediction_comparison(
     ):
         is_first = workers.rank == 0
         words = workers.each(check)
-        state = None if resume is None else KeptState(resume)
-        with progress_bar("rows", show=show_progress and is_first, patience=0) as progress:
-            found = compare_predictions(
-                inputs.p,
-                inputs.q,
-                representation=inputs.representations,
-                key=inputs.keys,
-                generator=torch.Generator().manual_seed(seed),
-                progress=progress,
-                llama_cpp=llama_cpp,
-                resume=state,
-                group=workers.group,
-                **settings,
-            )
-        verdicts = [(gate.limit.words, gate.failure(found)) for gate in gates]
+        with kept_state(resume, removes=is_first) as state:
+            with progress_bar("rows", show=show_progress and is_first, patience=0) as progress:
+                found = compare_predictions(
+                    inputs.p,
+                    inputs.q,
+                    representation=inputs.representations,
+                    key=inputs.keys,
+                    generator=torch.Generator().manual_seed(seed),
+                    progress=progress,
+                    llama_cpp=llama_cpp,
+                    resume=state,
+                    group=workers.group,
+                    **settings,
+                )
+            verdicts = [(gate.limit.words, gate.failure(found)) for gate in gates]
 
-        def write() -> None:
-            write_reports(
-                outputs,
-                json=lambda: report.json.dumps(found),
-                html=lambda: report.html.render(found, tokens=words),
-                markdown=lambda: markdown.render(found, verdicts),
-                table=partial(_print, found, words),
-            )
+            def write() -> None:
+                write_reports(
+                    outputs,
+                    json=lambda: report.json.dumps(found),
+                    html=lambda: report.html.render(found, tokens=words),
+                    markdown=lambda: markdown.render(found, verdicts),
+                    table=partial(_print, found, words),
+                )
 
-        workers.each(write if is_first else lambda: None)
-        if state is not None and is_first:
-            state.remove()
+            workers.each(write if is_first else lambda: None)
     return [failure for _, failure in verdicts if failure is not None and is_first]
 
 

@@ -9,7 +9,7 @@ import click
 
 from kullback.cli.model_options import model_options
 from kullback.cli.options import FILE, NO_PROGRESS, SEED, complete_files
-from kullback.files import check_input, check_writable, refuse_overwriting
+from kullback.cli.outputs import check_files
 from kullback.progress import progress_bar
 
 __all__ = ["record"]
@@ -55,9 +55,7 @@ def record(
     """
     from kullback.models import record_reference
 
-    check_input(text, "--text")
-    refuse_overwriting([output], [text, model])
-    check_writable(output)
+    check_files([("--text", text)], [output], [model])
     with progress_bar("tokens", show=not no_progress, patience=0) as progress:
         notes = record_reference(model, text, output, most_windows=windows, progress=progress, **settings)
     for note in notes:

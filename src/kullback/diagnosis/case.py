@@ -8,9 +8,10 @@ from torch import Tensor
 
 from kullback.diagnosis.reading import Reading, read, read_labels
 from kullback.diagnosis.scan import Occurrences
-from kullback.diagnosis.shapes import IGNORED, fit, labels_of
+from kullback.diagnosis.shapes import fit, labels_of
 from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
 from kullback.reduction import Reduction
+from kullback.words import NO_LABEL
 
 __all__ = ["Case"]
 
@@ -93,7 +94,7 @@ class Case:
         """Class indices outside the range of the classes."""
         labels = self.target.long().reshape(self.target.shape or (1,))
         occurrences = Occurrences(tuple(labels.shape), -1)
-        occurrences.add(((labels < 0) & (labels != IGNORED)) | (labels >= self.classes), 0)
+        occurrences.add(((labels < 0) & (labels != NO_LABEL)) | (labels >= self.classes), 0)
         return occurrences
 
     @property

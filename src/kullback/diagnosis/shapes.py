@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kullback.diagnosis.scan import Index
+from kullback.words import NO_LABEL
 
-__all__ = ["IGNORED", "Repair", "fit", "labels_of"]
+__all__ = ["Repair", "fit", "labels_of"]
 
 # The class index that `F.cross_entropy` leaves out.
-IGNORED = -100
 
 How: TypeAlias = Literal[
     "same", "expand", "reshape", "move", "cut-classes", "cut-rows", "unsqueeze", "binary"
@@ -69,7 +69,7 @@ def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
         return None
     if target.is_floating_point():
         classes = input.shape[dim]
-        valid = (target == target.round()) & (target < classes) & ((target >= 0) | (target == IGNORED))
+        valid = (target == target.round()) & (target < classes) & ((target >= 0) | (target == NO_LABEL))
         if not bool(valid.all()) or float(target.max()) < min(2, classes - 1):
             return None
     code = "target" if target.shape == batch else f"target.squeeze({dim})"

@@ -8,8 +8,8 @@ import torch
 
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading
-from kullback.diagnosis.shapes import IGNORED
 from kullback.reduction import Reduction
+from kullback.words import NO_LABEL
 
 __all__ = ["Suggestion", "suggest"]
 
@@ -165,9 +165,9 @@ def _cross_entropy(case: Case, labels: str, reading: Reading) -> Suggestion:
     moved = scores if classes_second else f"{scores}.movedim({case.dim}, 1)"
     reduction = f', reduction="{case.reduction}"' if case.reduction in ("none", "sum") else ""
     lines, picked = "", ""
-    if bool((case.target.long() == IGNORED).any()):
+    if bool((case.target.long() == NO_LABEL).any()):
         lines, picked = (
-            f"keep = {labels} != {IGNORED}  # which F.cross_entropy leaves out by itself\n",
+            f"keep = {labels} != {NO_LABEL}  # which F.cross_entropy leaves out by itself\n",
             "[keep]",
         )
     rows = "input" if case.dim == -1 else f"input.movedim({case.dim}, -1)"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.control_variate import coefficient, ratio_minus_one, tail_index
+from kullback.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
@@ -32,9 +32,8 @@ LogDensity = Tensor | Callable[[Tensor], Tensor]
 _FEWEST = 4
 # Fewer draws of a half show too little of q / p.
 _FEWEST_TO_FIT = 25
-# q / p is left out where its tail index may be larger: its variance is then all but infinite.
-_LARGEST_TAIL_INDEX = 0.4
-# And where its unseen tail may hold more than this of the standard error of the plain mean.
+# q / p is left out where its tail index may be too large, and where its unseen tail may hold more than this of the
+# standard error of the plain mean.
 _MOST_UNSEEN = 0.25
 # Below this effective number of draws the weights are too uneven for a standard error.
 _FEWEST_EFFECTIVE = 10.0
@@ -217,7 +216,7 @@ def _is_usable(d: Tensor, extra: Tensor, weights: Tensor) -> bool:
     Its tail index is taken with two of its standard errors added.
     """
     top = min(0.2 * len(extra), 3 * len(extra) ** 0.5)
-    if float(tail_index(extra)) * (1 + 2 / math.sqrt(top)) >= _LARGEST_TAIL_INDEX:
+    if float(tail_index(extra)) * (1 + 2 / math.sqrt(top)) >= LARGEST_TAIL_INDEX:
         return False
     shares = (weights / weights.sum()).cpu().numpy()
     error = math.sqrt(float((weights / weights.sum() * (d - weights @ d / weights.sum())).square().sum()))

@@ -1,9 +1,11 @@
-"""The drop-in for `torch.nn.functional.kl_div`."""
+"""The drop-in for `torch.nn.functional.kl_div`.
 
-from __future__ import annotations
+Annotations are not deferred here: TorchScript reads those of `_outside_script`.
+"""
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing  # pyright: ignore[reportPrivateUsage]
 from torch.overrides import handle_torch_function, has_torch_function
 
 from kullback.errors import IncompatibleTensorError, explain, invalid_type, safe_repr
@@ -116,6 +118,33 @@ def kl_div(
     return loss.to(dtype)
 
 
+def _outside_script(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None,
+    reduce: bool | None,
+    reduction: str,
+    log_target: bool,
+) -> Tensor:
+    return kl_div(input, target, size_average, reduce, reduction, log_target)
+
+
+def _in_script(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
+    """What `torch.jit.script` compiles in place of `kl_div`, which it cannot: a call that comes back to Python."""
+    return _outside_script(input, target, size_average, reduce, reduction, log_target)
+
+
+torch.jit.ignore()(_outside_script)
+vars(kl_div)["__prepare_scriptable__"] = lambda: _in_script  # where torch.jit.script looks for a substitute
+
+
 def _is_native(log_q: Tensor, target: Tensor) -> bool:
     """Tell whether the kernels in C++ take these tensors; they are then a pair without fault."""
     return (
@@ -181,6 +210,8 @@ def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_match(log_q: Tensor, target: Tensor) -> None:
+    if not torch.compiler.is_compiling() and _is_tracing():
+        return  # comparing the sizes of a trace would warn; operations on both tensors check them too
     sizes = zip(reversed(log_q.shape), reversed(target.shape), strict=False)
     if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"

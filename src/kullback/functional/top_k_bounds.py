@@ -11,8 +11,9 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import check_classes, check_kind
 from kullback.functional.top_k import TopK
 from kullback.generators import Divergence, FinitePair
-from kullback.io.top_k.block import NO_LABEL, TopKBlock, log_tail_mass
+from kullback.io.top_k.block import TopKBlock, log_tail_mass
 from kullback.representations import SUM_TOLERANCE
+from kullback.words import NO_LABEL
 
 __all__ = ["DivergenceBounds", "top_k_divergence_bounds"]
 

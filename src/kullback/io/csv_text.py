@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kullback.errors import FileError
 
-__all__ = ["CsvReader", "header_of", "is_whole"]
+__all__ = ["CsvReader", "csv_table", "header_of", "is_whole"]
 
 TEXT_BLOCK = 1 << 20
 WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -40,6 +40,25 @@ def header_of(ref: FileReference) -> tuple[list[str], bool]:
     if '"' in line.decode("utf-8-sig") or not all(map(_is_number, fields)):
         return fields, True
     return [f"c{index}" for index in range(len(fields))], False
+
+
+def csv_table(ref: FileReference, header: tuple[list[str], bool], **convert: Any) -> Any:
+    """Read a whole CSV file as an Arrow table.
+
+    Arguments:
+        ref: the file.
+        header: what `header_of` says of it.
+        convert: Arrow's ConvertOptions.
+    """
+    arrow_csv = load("pyarrow.csv", "reading a .csv file")
+    names, headed = header
+    return arrow_csv.read_csv(
+        ref.path,
+        read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=int(headed)),
+        # An empty line of a single column is a missing value.
+        parse_options=arrow_csv.ParseOptions(ignore_empty_lines=len(names) > 1),
+        convert_options=arrow_csv.ConvertOptions(**convert),
+    )
 
 
 def _first_line(raw: Any) -> bytes:

@@ -36,12 +36,17 @@ if TYPE_CHECKING:
 
     from kullback.io.windows import Windows
 
-__all__ = ["ReferenceWriter", "summarize_rows", "top_classes"]
+__all__ = ["ReferenceWriter", "rows_in_part", "summarize_rows", "top_classes"]
 
 CALL = "ReferenceWriter"
-# Elements of logits that are summarized at a time, in float64; GPUs need larger blocks.
+# Elements of logits that are read at a time, in float64; GPUs need larger parts.
 PART = {"cpu": 1 << 20}
 LARGE_PART = 1 << 24
+
+
+def rows_in_part(logits: Tensor) -> int:
+    """Return how many rows of logits are read at a time."""
+    return max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
 
 
 class ReferenceWriter:
@@ -158,8 +163,7 @@ class ReferenceWriter:
         """
         self._check_block(logits)
         self._settle_classes(logits.shape[1])
-        step = max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
-        for part in logits.detach().split(step):
+        for part in logits.detach().split(rows_in_part(logits)):
             stop = self.written + len(part)
             accurate = part.to("cpu" if part.device.type == "mps" else part.device, torch.float64, copy=True)
             check_rows(accurate, "logits", self.written, self._ref)

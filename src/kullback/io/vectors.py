@@ -12,19 +12,19 @@ from torch import Tensor
 
 from kullback.errors import FileError
 from kullback.io.arrays import READ_ERRORS, load_tensors
-from kullback.io.csv_text import header_of, is_whole
+from kullback.io.csv_text import csv_table, header_of, is_whole
 from kullback.io.files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.optional import load
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
 
 
-__all__ = ["IGNORED", "read_clusters", "read_labels"]
+__all__ = ["read_clusters", "read_labels"]
 
-IGNORED = -100
 VECTOR_EXTENSIONS = {**EXTENSIONS, ".txt": "txt"}
 
 
@@ -65,12 +65,12 @@ def read_labels(
     wanted = "whole numbers, the index of the true class in each row"
     values = _read_vector(ref, key, rows, "iu", wanted, "write the class indices as int64")
     labels = torch.from_numpy(values.astype("int64"))
-    wrong = (labels != IGNORED) & ((labels < 0) | (labels >= (classes or torch.iinfo(torch.int64).max)))
+    wrong = (labels != NO_LABEL) & ((labels < 0) | (labels >= (classes or torch.iinfo(torch.int64).max)))
     if bool(wrong.any()):
         where = int(wrong.nonzero()[0])
         upper = f"to {classes - 1}" if classes else "up"
         raise ref.error(
-            wanted=f"classes from 0 {upper}, or {IGNORED} for a row without a label",
+            wanted=f"classes from 0 {upper}, or {NO_LABEL} for a row without a label",
             got=f"{int(labels[where])} in row {where}",
             instead="use the numbering of the distributions' last dimension",
         )
@@ -193,17 +193,12 @@ def _parquet_file(ref: FileReference, key: str | None) -> Any:
 
 def _csv_file(ref: FileReference, key: str | None) -> Any:
     arrow = load("pyarrow", "reading a .csv file")
-    table = load("pyarrow.csv", "reading a .csv file")
-    names, headed = header_of(ref)
-    chosen = choose_key(ref, names, key, what="column")
+    header = header_of(ref)
+    chosen = choose_key(ref, header[0], key, what="column")
     try:
-        read = table.ReadOptions(column_names=names, skip_rows=int(headed))
-        # An empty line of a single column is a missing value.
-        parse = table.ParseOptions(ignore_empty_lines=len(names) > 1)
         # As text: Arrow would take ids that look like dates, numbers or true and false for such.
         types = {chosen: arrow.string()}
-        convert = table.ConvertOptions(include_columns=[chosen], column_types=types)
-        held = table.read_csv(ref.path, read_options=read, parse_options=parse, convert_options=convert)
+        held = csv_table(ref, header, include_columns=[chosen], column_types=types)
     except arrow.ArrowException as error:
         raise _damaged(ref, "a CSV file", error) from None
     return _all_filled(ref, held.column(chosen).to_pylist(), "row", 0)
@@ -238,7 +233,7 @@ def _missing(ref: FileReference, place: str, number: int) -> FileError:
     return ref.error(
         wanted=f"a value in every {place}",
         got=f"none in {place} {number}",
-        instead=f"fill it, or remove that {place} and its distributions; a row without a label has {IGNORED}",
+        instead=f"fill it, or remove that {place} and its distributions; a row without a label has {NO_LABEL}",
     )
 
 

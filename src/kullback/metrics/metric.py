@@ -20,7 +20,7 @@ from kullback.metrics.functional import (
 from kullback.streaming import Moments, QuantileSketch, SketchState, merge_moments, on_device
 from kullback.words import RepresentationName
 
-__all__ = ["KLDivergence"]
+__all__ = ["KLDivergence", "move_states"]
 
 # States that keep their dtype when the metric's is changed.
 _EXACT = ("moments", "counts", "minimum", "maximum")
@@ -222,7 +222,12 @@ class KLDivergence(Metric):
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
         """Let a change of device or dtype through, but not the dtype to the states that have to stay exact."""
         super()._apply(fn, exclude_state=(*exclude_state, *_EXACT))
-        for name in self._defaults.keys() & set(_EXACT):
-            setattr(self, name, on_device(getattr(self, name), self.device))
-            self._defaults[name] = on_device(cast("Tensor", self._defaults[name]), self.device)
+        move_states(self, self._defaults, _EXACT)
         return self
+
+
+def move_states(metric: Metric, defaults: dict[str, Any], names: Sequence[str]) -> None:
+    """Move states, and the defaults that they are reset to, to the metric's device without a change of dtype."""
+    for name in defaults.keys() & set(names):
+        setattr(metric, name, on_device(getattr(metric, name), metric.device))
+        defaults[name] = on_device(defaults[name], metric.device)

@@ -3,7 +3,7 @@
 # No postponed annotations here, as in kullback.metrics.metric.
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torchmetrics import Metric
 from kullback.errors import invalid_value, safe_repr
 from kullback.functional.policy import estimates
 from kullback.inputs import number_from
+from kullback.metrics.metric import move_states
 from kullback.numeric import accurate_dtype, upcast
-from kullback.streaming import on_device
 
 __all__ = ["PolicyKL"]
 
@@ -129,9 +129,7 @@ class PolicyKL(Metric):
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
         """Let a change of device through, but not of dtype, as sums have to stay exact."""
         super()._apply(fn, exclude_state=(*exclude_state, *_EXACT))
-        for name in self._defaults.keys() & set(_EXACT):
-            setattr(self, name, on_device(getattr(self, name), self.device))
-            self._defaults[name] = on_device(cast("Tensor", self._defaults[name]), self.device)
+        move_states(self, self._defaults, _EXACT)
         return self
 
 

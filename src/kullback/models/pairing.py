@@ -18,14 +18,12 @@ from kullback.models.side import Side
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
 from kullback.predictions.llama_cpp import LlamaCppRows
-from kullback.predictions.measure import Measured, measure
+from kullback.predictions.measure import Measured, measure, rows_in_part
 from kullback.predictions.result import WorstRow
 from kullback.predictions.sources import Clusters
 
 __all__ = ["DensePairing", "Pairing", "Settings"]
 
-# Elements that one thread measures at a time: its temporaries fit the core's cache.
-PART = (1 << 15) - 1
 LOGITS = "logits", "logits"
 
 
@@ -119,7 +117,7 @@ class DensePairing(Pairing):
     def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
         first, stop = span
         labels = self._labels[start + first : start + stop]
-        step = max(1, PART // p.shape[-1])
+        step = rows_in_part(p.shape[-1])
         like = "rounded" if self.settings.llama_cpp == "like" else None
 
         def parts() -> Iterator[Measured]:

@@ -16,6 +16,7 @@ from kullback.io import Reference, ReferenceBlock, RowSource, TopKBlock, TopKSou
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
+from kullback.words import NO_LABEL
 
 __all__ = ["Block", "DenseSide", "ListedSide", "ReferenceSide", "Side", "in_step", "take_rows"]
 
@@ -149,7 +150,7 @@ class ListedSide(Side):
             if source.rows is None or source.rows != windows.rows:
                 kept = take_rows(block, _scored(block, windows))
             wanted = labels[done : done + len(kept)]
-            known = kept.labels != -100
+            known = kept.labels != NO_LABEL
             if len(wanted) < len(kept) or bool((kept.labels != wanted)[known].any()):
                 raise FileError(
                     f"{printable(self.info.name)}: wanted the {windows.rows} scored tokens of the text; got others "

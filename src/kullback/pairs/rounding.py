@@ -23,7 +23,7 @@ _ROUNDING, _TINY = 1e-12, 1e-15
 # How often a closed form between two families is computed again to see its rounding, and how much larger that may be.
 _MOVES, _SAFETY = 8, 32.0
 # The logarithms of floats are nearer to 0 than this.
-_LARGEST = 745.0
+_FARTHEST_LOG = 745.0
 
 
 def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
@@ -46,7 +46,8 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
         signs = _signs(next(patterns), x)
         if isinstance(owner, Uniform) and name in ("low", "high"):  # P stays where Q is
             signs = (high if name == "high" else -high) * signs.abs() * x.sign()
-        return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + safe_log(x.abs()).clamp(min=-_LARGEST).abs()))
+        distance = safe_log(x.abs()).clamp(min=-_FARTHEST_LOG).abs()
+        return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + distance))
 
     spread = torch.zeros_like(value)
     with torch.no_grad():

@@ -9,25 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Distribution,
-    Independent,
-    MixtureSameFamily,
-    OneHotCategorical,
-)
+from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 from kullback.errors import ConvergenceError, NoRuleError, explain, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
-from kullback.numeric import upcast
 from kullback.pairs.clone import are_valid, parameters_of, upcast_copy, with_tensors, zero_of_parameters
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
-from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of, given_logits
+from kullback.pairs.numerics.parameters import batch_shape_of, categorical_of, dtype_of, log_probs_of
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction, find_user_rule, is_narrower
@@ -36,14 +29,14 @@ from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
 from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
 from kullback.representations import can_inspect
-from kullback.special import safe_log
+from kullback.special import LARGEST_EXPONENT
 
 __all__ = ["as_kl", "estimate"]
 
 # Pairs of types that no parameters make infinite.
 _ALWAYS_FINITE: set[tuple[type, type]] = set()
-# Formulas with an exponential saturate at e^709.
-_OVERFLOW, _LARGEST = 8e307, 709.0
+# Formulas with an exponential saturate at e^709, the power of `LARGEST_EXPONENT`.
+_OVERFLOW = 8e307
 
 # Answers for a pair by one rule, None where the rule does not serve the pair.
 Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]
@@ -290,21 +283,14 @@ def _by_classes(
     """Sum over the classes of two categorical distributions."""
     if options.method not in ("auto", "summation"):
         return None
-    logs = _log_classes(p), _log_classes(q)
-    if logs[0] is None or logs[1] is None or logs[0].shape[-1] != logs[1].shape[-1]:
+    parts = categorical_of(p), categorical_of(q)
+    if parts[0] is None or parts[1] is None:
+        return None
+    logs = log_probs_of(parts[0]), log_probs_of(parts[1])
+    if logs[0].shape[-1] != logs[1].shape[-1]:
         return None
     value = total_of_masses(kind, *torch.broadcast_tensors(*logs))
     return _finished(p, q, value, _rounding(value, 1e-14), "summation")
-
-
-def _log_classes(d: Distribution) -> Tensor | None:
-    part = d._categorical if isinstance(d, OneHotCategorical) else d  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    if not isinstance(part, Categorical):
-        return None
-    if given_logits(part):
-        return upcast(part.logits).log_softmax(-1)
-    probs = upcast(part.probs)  # which sum to one but for the rounding of their dtype
-    return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))
 
 
 def _by_renyi(
@@ -327,27 +313,28 @@ def _by_renyi(
     if power is not None:
         value, error = _power_of_renyi(value, error, alpha, rest, power[1])
     elif is_small:
-        value, error = value * (rest / alpha), error * (rest / alpha)
+        value, error = value * (rest / alpha), None if error is None else error * (rest / alpha)
     return _finished(p, q, value, error, method)
 
 
 def _power_of_renyi(
-    renyi: Tensor, error: Tensor, alpha: float, rest: float, times: float
-) -> tuple[Tensor, Tensor]:
+    renyi: Tensor, error: Tensor | None, alpha: float, rest: float, times: float
+) -> tuple[Tensor, Tensor | None]:
     """Return so many times (1 - e^(-rest R)) / (alpha rest), or +inf without a gradient where too large; its error."""
     exponent = -rest * renyi
-    beyond = exponent > _LARGEST
+    beyond = exponent > LARGEST_EXPONENT
     value = -times / (alpha * rest) * torch.expm1(torch.where(beyond, 0, exponent))
-    error = times / alpha * error * torch.exp(exponent.detach())
-    return torch.where(beyond, torch.inf, value), torch.where(beyond, 0, error)
+    if error is not None:
+        error = torch.where(beyond, 0, times / alpha * error * torch.exp(exponent.detach()))
+    return torch.where(beyond, torch.inf, value), error
 
 
 def _renyi(
     call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: Options
-) -> tuple[Tensor, Tensor, str] | None:
-    """Return Renyi's divergence of order alpha = 1 - rest, its error and method; dimensions add theirs."""
+) -> tuple[Tensor, Tensor | None, str] | None:
+    """Return Renyi's divergence of order alpha = 1 - rest, its error, if wanted, and method; dimensions add theirs."""
     if not (isinstance(p, Independent) and isinstance(q, Independent)):
-        found = renyi_in_closed_form(*in_common_unit(p, q), alpha, rest)
+        found = renyi_in_closed_form(*in_common_unit(p, q), alpha, rest, wants_error=options.wants_error)
         return None if found is None else (*found, "closed_form")
     dimensions = p.reinterpreted_batch_ndims
     if dimensions != q.reinterpreted_batch_ndims:
@@ -362,7 +349,9 @@ def _renyi(
         error = torch.full_like(other.value, math.inf) if other.error is None else other.error
         each = other.value, error, other.method
     shape = batch_shape_of(*bases)
-    value, error = (sum_of_dimensions(x.expand(shape), dimensions) for x in each[:2])
+    value, error = sum_of_dimensions(each[0].expand(shape), dimensions), each[1]
+    if error is not None:
+        error = sum_of_dimensions(error.expand(shape), dimensions)
     return value, error, each[2]
 
 

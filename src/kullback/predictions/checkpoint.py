@@ -9,7 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import FileError, invalid_type, printable, safe_repr
+from kullback.files import write_errors
 from kullback.kernels.native.library import is_available
 from kullback.predictions.result import TopClass, WorstRow
 
@@ -38,6 +39,7 @@ __all__ = [
     "encoded_rows",
     "file_stamp",
     "fingerprint",
+    "kept_state",
     "require_state",
     "tensor_bytes",
 ]
@@ -105,7 +107,7 @@ def require_state(call: str, resume: object) -> None:
 
 
 class KeptState:
-    """The path of a state that stays when the comparison is complete, until its reports are written.
+    """The path of a state that stays when the comparison is complete; `kept_state` removes it.
 
     Arguments:
         path: the file.
@@ -117,9 +119,18 @@ class KeptState:
     def __fspath__(self) -> str:
         return str(self._path)
 
-    def remove(self) -> None:
-        """Remove the file."""
-        _remove(self._path)
+
+@contextmanager
+def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptState | None]:
+    """Keep the state of a comparison until its reports are written, which ends the block; after an error it stays.
+
+    Arguments:
+        path: the file; None for no state.
+        removes: whether this process removes it, one of several workers.
+    """
+    yield None if path is None else KeptState(path)
+    if path is not None and removes:
+        _remove(path)
 
 
 class Checkpoint:
@@ -242,16 +253,8 @@ class Checkpoint:
     def _error(self, wanted: str, got: str, instead: str) -> FileError:
         return FileError(f"resume = {printable(self._path)}: {wanted}; got {got}; {instead}")
 
-    @contextmanager
-    def _writing(self) -> Generator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise FileError(
-                f"cannot write {printable(self._path)}: {reason}; name a file in an existing directory that you may "
-                "write to, on a disk with room"
-            ) from None
+    def _writing(self) -> AbstractContextManager[None]:
+        return write_errors(self._path, ", on a disk with room")
 
 
 @contextmanager

@@ -22,10 +22,11 @@ from kullback.predictions.checkpoint import Checkpoint, checkpoint_of, require_s
 from kullback.predictions.collect import Collector
 from kullback.predictions.finished import add_finished, encoded_block, identity
 from kullback.predictions.llama_cpp import LlamaCppRows
-from kullback.predictions.measure import LikeLlamaCpp, measure
+from kullback.predictions.measure import PART, LikeLlamaCpp, measure, rows_in_part
 from kullback.predictions.result import Comparison, WorstRow
 from kullback.predictions.shared_rows import shared_blocks
-from kullback.predictions.sources import CALL, IGNORED, open_source, take_clusters, take_labels
+from kullback.predictions.sources import CALL, open_source, take_clusters, take_labels
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,9 +35,6 @@ __all__ = ["compare_predictions"]
 
 # glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
-# Elements in a part, which one thread measures: its temporaries fit the core's cache, and torch starts no threads of
-# its own for so few.
-PART = (1 << 15) - 1
 MOST_DRAWS = 100_000
 # Rows of which a worker sends the results, or a state keeps them, at a time.
 MOST_SENT = 1 << 16
@@ -172,7 +170,7 @@ def compare_predictions(
             _require_same(workers, sides, settings)
         first = 0
         if resume is not None:
-            part = _rows_in_part(sides[0].classes)
+            part = rows_in_part(sides[0].classes)
             first = add_finished(workers, checkpoint, collector, part, sides[0].classes, MOST_SENT)
             if first and progress is not None:
                 progress(first, collector.rows)
@@ -217,7 +215,7 @@ def _measure_all(
     """
     representations = sides[0].representation, sides[1].representation
     classes = sides[0].classes
-    part = _rows_in_part(classes)
+    part = rows_in_part(classes)
 
     def measure_part(start: int, p: Tensor, q: Tensor) -> tuple[Tensor, list[WorstRow]]:
         labels = None if collector.labels is None else collector.labels[start : start + len(p)]
@@ -264,9 +262,9 @@ def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:
     if llama_cpp not in ("format", "like"):
         wanted, instead = "'format', 'like' or None", "llama_cpp='format'"
         raise invalid_value(CALL, "llama_cpp", wanted=wanted, got=repr(llama_cpp), instead=instead)
-    if labels is None or bool((labels == IGNORED).all()):
+    if labels is None or bool((labels == NO_LABEL).all()):
         wanted = "the true token of each position, which llama.cpp's statistics need"
-        got = "none" if labels is None else f"{IGNORED} for every row"
+        got = "none" if labels is None else f"{NO_LABEL} for every row"
         raise invalid_value(CALL, "labels", wanted=wanted, got=got, instead="labels=tokens (--labels FILE)")
 
 
@@ -278,13 +276,9 @@ def _chunks(sides: list[RowSource]) -> Tensor | None:
     return None
 
 
-def _rows_in_part(classes: int) -> int:
-    return max(1, PART // classes)
-
-
 def _rows_in_block(sides: list[RowSource], block_bytes: int, most_rows: int | None) -> int:
     """Return how many rows to read at a time: whole parts, so that the parts do not depend on `block_bytes`."""
-    part = _rows_in_part(sides[0].classes)
+    part = rows_in_part(sides[0].classes)
     row_bytes = max(side.classes * side.dtype.itemsize for side in sides)
     parts = block_bytes // (row_bytes * part)
     if most_rows is not None:  # what was measured travels, or is kept: some hundred bytes a row

@@ -12,22 +12,26 @@ from kullback.kernels import finite_pair, row_divergence
 from kullback.kernels.native.library import is_available
 from kullback.predictions.llama_cpp import measure_like
 from kullback.predictions.result import TopClass
-from kullback.predictions.sources import IGNORED
 from kullback.representations import REPRESENTATIONS, Logits, Representation
-from kullback.words import DIVERGENCE_NAMES, RepresentationName
+from kullback.words import DIVERGENCE_NAMES, NO_LABEL, RepresentationName
 
 __all__ = [
     "COLUMNS",
     "DIVERGENCES",
     "LABEL_COLUMNS",
+    "PART",
     "TOP_K_ACCURACY_P",
     "TOP_K_ACCURACY_Q",
     "TOP_K_AGREEMENT",
     "LikeLlamaCpp",
     "Measured",
     "measure",
+    "rows_in_part",
 ]
 
+# Elements in a part, which one thread measures: its temporaries fit the core's cache, and torch starts no threads of
+# its own for so few.
+PART = (1 << 15) - 1
 TOP_CLASSES = 5
 
 DIVERGENCES = dict(zip(DIVERGENCE_NAMES, (KL(), ReverseKL(), JensenShannon(), TotalVariation()), strict=True))
@@ -72,6 +76,11 @@ class Measured(NamedTuple):
         return float(self.pair.p[row, -1]), float(self.pair.q[row, -1])
 
 
+def rows_in_part(classes: int) -> int:
+    """Return how many rows one thread measures at a time."""
+    return max(1, PART // classes)
+
+
 def measure(
     p: Tensor,
     q: Tensor,
@@ -91,7 +100,7 @@ def measure(
     ]
     # The top classes are those of the weights: rounding may make unequal weights equal probabilities.
     top_p, top_q = (_top_classes(side.weights()) for side in sides)
-    label = torch.zeros(len(p), dtype=torch.int64) if labels is None else labels.where(labels != IGNORED, 0)
+    label = torch.zeros(len(p), dtype=torch.int64) if labels is None else labels.where(labels != NO_LABEL, 0)
     index = torch.cat([top_p, top_q, label.unsqueeze(-1)], -1)
     pair = finite_pair(*sides, at=index)
     columns = _divergences(sides)
@@ -146,7 +155,7 @@ def _top_classes(weights: Tensor) -> Tensor:
 def _against_labels(
     pair: FinitePair, sides: list[Representation], index: Tensor, labels: Tensor
 ) -> list[Tensor]:
-    known, label = labels != IGNORED, index[:, -1]
+    known, label = labels != NO_LABEL, index[:, -1]
     at_label = FinitePair(pair.p[:, -1], pair.q[:, -1], pair.log_ratio[:, -1])
     change = at_label.q_minus_p()
     top_p, top_q = index[:, :TOP_CLASSES], index[:, TOP_CLASSES:-1]

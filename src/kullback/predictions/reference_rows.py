@@ -13,7 +13,7 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import FinitePair
 from kullback.io import ReferenceBlock
-from kullback.io.reference_writer import top_classes
+from kullback.io.reference_writer import rows_in_part, top_classes
 from kullback.kernels.reference import pair_from_weights
 from kullback.predictions.measure import DIVERGENCES
 
@@ -27,9 +27,6 @@ __all__ = [
 ]
 
 CALL = "measure_reference"
-# Elements of logits that are read at a time, in float64; GPUs need larger blocks.
-PART = {"cpu": 1 << 20}
-LARGE_PART = 1 << 24
 # The places at which the order of the top classes is compared.
 PLACES = 10
 # Classes of the tail with a q above so many times the least p of the top are left out of the control variate: they are
@@ -167,7 +164,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
 def read_candidate(block: ReferenceBlock, logits: Tensor) -> Candidate:
     """Return what `measure_candidate` needs of a candidate's logits, read once, on the CPU."""
     _check_logits(block, logits)
-    step = max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
+    step = rows_in_part(logits)
     parts: list[Candidate] = []
     for start in range(0, len(block), step):
         rows = slice(start, start + step)

@@ -17,10 +17,10 @@ from kullback.io.files import FileReference
 from kullback.io.reader import Reader, flat_shape
 from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
+from kullback.words import NO_LABEL
 
 __all__ = [
     "CALL",
-    "IGNORED",
     "Clusters",
     "open_source",
     "require_values",
@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 CALL = "compare_predictions"
-IGNORED = -100
 NAME_OF: dict[type[Representation], RepresentationName] = {
     wrapper: name for name, wrapper in REPRESENTATIONS.items()
 }
@@ -114,15 +113,15 @@ def take_labels(
         got = f"dtype {labels.dtype}"
         raise invalid_type(CALL, "labels", wanted="class indices", got=got, instead="labels=labels.long()")
     labels = labels.long()
-    bad = (labels != IGNORED) & ((labels < 0) | (labels >= p.classes))
+    bad = (labels != NO_LABEL) & ((labels < 0) | (labels >= p.classes))
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise invalid_value(
             CALL,
             "labels",
-            wanted=f"classes from 0 to {p.classes - 1}, or {IGNORED} for none",
+            wanted=f"classes from 0 to {p.classes - 1}, or {NO_LABEL} for none",
             got=f"{int(labels[row])} in row {row}",
-            instead=f"labels=labels.masked_fill(unknown, {IGNORED})",
+            instead=f"labels=labels.masked_fill(unknown, {NO_LABEL})",
         )
     require_values("labels", len(labels), p.rows or q.rows)
     return labels, []

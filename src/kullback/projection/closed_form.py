@@ -26,7 +26,7 @@ from torch.distributions import (
 from kullback.estimators.draws import shares_of
 from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.numerics.parameters import given_logits
+from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.projection.moments import bisect, dirichlet_from_mean_logs, matched
 from kullback.projection.parameters import Family
 from kullback.projection.targets import DrawsTarget, MeanTarget, target_of
@@ -144,8 +144,8 @@ def _multinomial(q: Multinomial, to: Distribution | Samples, fixed: frozenset[st
 
 def _probabilities(d: Distribution) -> Tensor | None:
     """Return the probabilities of classes; those of a mixture are the weighted means of its components'."""
-    part: Any = getattr(d, "_categorical", d) if isinstance(d, OneHotCategorical) else d
-    if isinstance(part, Categorical):
+    part = categorical_of(d)
+    if part is not None:
         return upcast(part.logits).softmax(-1) if given_logits(part) else upcast(part.probs)
     if isinstance(d, MixtureSameFamily):
         each = _probabilities(d.component_distribution)

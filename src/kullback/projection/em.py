@@ -24,7 +24,7 @@ from torch.distributions import (
 from kullback.errors import invalid_value
 from kullback.numeric import upcast
 from kullback.pairs.densities.base import density_of
-from kullback.pairs.numerics.parameters import given_logits
+from kullback.pairs.densities.composite import log_weights_of
 from kullback.projection.closed_form import matched_like, normalized_weights
 from kullback.projection.found import Settings
 from kullback.projection.objective import log_prob_of_draws
@@ -150,7 +150,7 @@ def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStar
     spread = _spread(data).amax()
     for _ in range(_MOST_STEPS):
         q: Any = family.build(values)
-        joint = log_prob_of_draws(_parts(q), data) + _log_weights(q)
+        joint = log_prob_of_draws(_parts(q), data) + log_weights_of(q)
         log_q = joint.logsumexp(-1)
         history.append(-torch.tensordot(weights, log_q, 1))
         if not bool(history[-1].isfinite()):
@@ -191,11 +191,6 @@ def _has_collapsed(parts: dict[str, Tensor], mass: Tensor, spread: Tensor) -> bo
 
 def _parts(q: Any) -> Distribution:
     return q.component_distribution
-
-
-def _log_weights(q: Any) -> Tensor:
-    mixing = q.mixture_distribution
-    return upcast(mixing.logits).log_softmax(-1) if given_logits(mixing) else safe_log(upcast(mixing.probs))
 
 
 def _random_start(

@@ -16,7 +16,6 @@ from kullback.pairs.densities.base import Density, Points, density_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
-    NEGLIGIBLE,
     OUTERMOST,
     SAFETY,
     Line,
@@ -24,6 +23,7 @@ from kullback.pairs.integration.panels import (
     breakpoints_on,
     first_edges,
     integrate_panels,
+    matters,
     panel_nodes,
     refine,
     scan_points,
@@ -254,7 +254,7 @@ def _integrated(
     v = scan_points(marks)
     log_p, f = weighed(v)
     log_size = log_p + torch.log1p(f.abs().nan_to_num(nan=0.0, posinf=1e300))
-    kept = _matters(log_size) | _matters(log_p)
+    kept = matters(log_size) | matters(log_p)
     is_heavy = _is_heavy(log_p, f)
     parts = [measure(*first_edges(*span(v, kept), marks, _FIRST_PANELS))]
     refine(parts, [measure], assess, _MOST_NODES)
@@ -269,14 +269,10 @@ def _integrated(
     return torch.where(lost, torch.nan, values / mass), torch.where(lost, torch.inf, error)
 
 
-def _matters(log_f: Tensor) -> Tensor:
-    return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
-
-
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
     """Tell where the integrand still matters as far out as float64 has a density, and what lies beyond is lost."""
     log_f = log_p + torch.log(f.abs())
     log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
     outermost = log_p < _FAR_OUT
     outermost[..., 0] = outermost[..., -1] = True
-    return (_matters(log_f) & outermost & (log_f > -torch.inf)).any(-1)
+    return (matters(log_f) & outermost & (log_f > -torch.inf)).any(-1)

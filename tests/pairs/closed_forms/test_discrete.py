@@ -467,7 +467,9 @@ def test_tiny_chances_from_logits_keep_their_digits_without_the_native_kernels()
     """Which vmap does not use: chances below 1e-30 that nearly agree, from their logits."""
 
     def kl(a: Tensor, b: Tensor) -> Tensor:
-        return kl_divergence(Geometric(logits=a, validate_args=False), Geometric(logits=b, validate_args=False))
+        return kl_divergence(
+            Geometric(logits=a, validate_args=False), Geometric(logits=b, validate_args=False)
+        )
 
     p = torch.tensor([-70.0, -100.0, -300.0, -650.0], dtype=torch.float64)
     q = p * (1 + 1e-8)

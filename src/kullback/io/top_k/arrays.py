@@ -25,8 +25,9 @@ from torch import Tensor
 
 from kullback.io.arrays import load_tensors, safetensors_header, safetensors_layout, safetensors_reader
 from kullback.io.files import FileReference, dtype_name
-from kullback.io.top_k.block import NO_LABEL, Positions
+from kullback.io.top_k.block import Positions
 from kullback.io.top_k.source import TopKReader
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kullback.io.checks import tolerance
 from kullback.io.files import dtype_name
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
     from kullback.errors import FileError
     from kullback.io.files import FileReference
 
-__all__ = ["NO_LABEL", "Positions", "TopKBlock", "check", "join", "log_tail_mass", "part", "to_block"]
+__all__ = ["Positions", "TopKBlock", "check", "join", "log_tail_mass", "part", "to_block"]
 
-NO_LABEL = -100  # as torch's cross_entropy ignores
 LARGEST_INDEX = 2**31 - 1
 SAME = 1e-2  # relative difference up to which two log-probabilities of one token are the same, computed twice
 

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from kullback.io.files import FileReference
-from kullback.io.top_k.block import LARGEST_INDEX, NO_LABEL, Positions
+from kullback.io.top_k.block import LARGEST_INDEX, Positions
 from kullback.io.top_k.parquet import ParquetRows
 from kullback.io.top_k.source import TopKReader
 from kullback.optional import load
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

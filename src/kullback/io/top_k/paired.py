@@ -6,7 +6,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kullback.errors import FileError
-from kullback.io.top_k.block import NO_LABEL, TopKBlock
+from kullback.io.top_k.block import TopKBlock
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from kullback.io.top_k.block import LARGEST_INDEX, NO_LABEL, Positions
+from kullback.io.top_k.block import LARGEST_INDEX, Positions
 from kullback.io.top_k.source import TopKReader
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from kullback.errors import FileError

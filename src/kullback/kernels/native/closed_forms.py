@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,13 +31,12 @@ class Form(NamedTuple):
     """A closed form: its operator and code, the same in plain torch, and whether it may be infinite.
 
     Where the operator has no derivatives, `gradients` returns them in plain torch, times the gradient of the values, or
-    None where those of the reference are better. Without a reference, `divergence` declines parameters that require a
-    gradient.
+    None where those of the reference are better.
     """
 
     operator: Operator
     code: int
-    reference: Callable[[Parameters], Tensor] | None
+    reference: Callable[[Parameters], Tensor]
     may_be_infinite: bool
     gradients: Callable[[Parameters, Tensor], tuple[Tensor, ...] | None] | None = None
 
@@ -62,8 +61,6 @@ def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tens
     """Return the values for parameters of P and Q, differentiable in all orders; None if the kernel declines them."""
     try:
         if True in required and torch.is_grad_enabled():
-            if form.reference is None:
-                return None
             parameters = _of_one_shape(form, parameters)
             return _ClosedForm.apply(form, required, *parameters)
         return _compute(form, parameters, ())[0]
@@ -172,10 +169,8 @@ def _reference_gradients(
     form: Form, parameters: Parameters, grad: Tensor, needed: list[bool]
 ) -> tuple[Tensor | None, ...]:
     again = torch.is_grad_enabled()
-    # `divergence` declines a form without it.
-    reference = cast("Callable[[Parameters], Tensor]", form.reference)
     with torch.enable_grad():
-        value = reference(parameters)
+        value = form.reference(parameters)
         if form.may_be_infinite:
             values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
             value = torch.where(values.isinf(), torch.inf, value)

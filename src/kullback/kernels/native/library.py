@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing  # pyright: ignore[reportPrivateUsage]  # torch.jit.is_tracing takes three times as long
 
 from kullback.kernels.codes import INTERFACE
 
@@ -47,8 +48,8 @@ def _register_shapes() -> None:
 
 
 def is_available() -> bool:
-    """Tell whether the operators can be called."""
-    return missing() is None
+    """Tell whether the operators can be called: not under ``torch.jit.trace``, which would keep sizes as numbers."""
+    return not _is_tracing() and missing() is None
 
 
 # torch.compile runs a function with this mark once, while it traces (see kullback.reduction).

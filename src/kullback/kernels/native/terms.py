@@ -18,7 +18,8 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 def serves(log_q: Tensor, target: Tensor) -> bool:
     """Tell whether the operator takes tensors like these."""
     return (
-        type(log_q) in _TENSORS
+        library.is_available()
+        and type(log_q) in _TENSORS
         and type(target) in _TENSORS
         and log_q.dtype == target.dtype
         and log_q.dtype in _DTYPES
@@ -30,7 +31,6 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
         and log_q.numel() > 0
         and can_inspect(log_q)
         and can_inspect(target)
-        and library.is_available()
     )
 
 

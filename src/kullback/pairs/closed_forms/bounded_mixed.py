@@ -28,7 +28,7 @@ from kullback.pairs.closed_forms.bounded import (
     logits_of,
     mean_from_end,
 )
-from kullback.pairs.closed_forms.dirichlet import beta_divergence
+from kullback.pairs.closed_forms.dirichlet import concentrations, dirichlet_divergence
 from kullback.pairs.closed_forms.positive_log_moments import log_moments_of
 from kullback.pairs.registry import closed_form
 from kullback.special import (
@@ -207,20 +207,23 @@ def _from_uniform(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
 # Beta, Kumaraswamy || ...
 
 
+def _from_beta_to_unit(p: Beta) -> Tensor:
+    """Return KL to the uniform distribution on [0, 1]."""
+    own = concentrations(p)
+    return dirichlet_divergence(own, torch.ones_like(own))
+
+
 @closed_form(Beta, Uniform)
 def kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
     """Return KL to Beta(1, 1), plus log(high - low)."""
-    a = upcast(p.concentration1)
-    one = torch.ones_like(a)
-    return beta_divergence(a, upcast(p.concentration0), one, one) + _log_room(q)
+    return _from_beta_to_unit(p) + _log_room(q)
 
 
 @closed_form(Beta, ContinuousBernoulli)
 def kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
     """Return KL to Beta(1, 1), plus A(l) - l E X."""
     a, b = upcast(p.concentration1), upcast(p.concentration0)
-    one = torch.ones_like(a)
-    value = beta_divergence(a, b, one, one) + _from_uniform(logits_of(q), a / (a + b), b / (a + b))
+    value = _from_beta_to_unit(p) + _from_uniform(logits_of(q), a / (a + b), b / (a + b))
     return value.clamp(min=0)
 
 

@@ -14,7 +14,7 @@ from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
 from kullback.special import log_ratio, scaled_expm1mx, stirling_bregman
 
-__all__ = ["beta_divergence", "concentrations", "dirichlet_divergence"]
+__all__ = ["concentrations", "dirichlet_divergence"]
 
 # Concentrations in a block: the series for lgamma takes hundreds of numbers for each.
 _BLOCK = 2**15
@@ -40,13 +40,6 @@ def concentrations(d: Any) -> Tensor:
 def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
     """Return KL of Dirichlet distributions over two parts."""
     return dirichlet_divergence(concentrations(p), concentrations(q))
-
-
-def beta_divergence(a_p: Tensor, b_p: Tensor, a_q: Tensor, b_q: Tensor) -> Tensor:
-    """Return KL between Beta distributions with concentrations a and b."""
-    p = torch.stack(torch.broadcast_tensors(a_p, b_p), -1)
-    q = torch.stack(torch.broadcast_tensors(a_q, b_q), -1)
-    return dirichlet_divergence(p, q)
 
 
 @closed_form(Dirichlet, Dirichlet, error=rounding_error)

@@ -7,6 +7,7 @@ B = U M^(-1/2), and v^T (1 - B B^T) v is the least |v - U z|^2 + |z|^2 over z, w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,17 @@ from kullback.pairs.registry import closed_form
 from kullback.representations import can_inspect
 from kullback.special import bregman_by_quadrature, itakura_saito
 
-__all__ = ["FactorModel", "factor_model_divergence", "low_rank_divergence", "low_rank_gradients", "moments"]
+__all__ = [
+    "FactorModel",
+    "factor_model_divergence",
+    "full_to_low_rank_divergence",
+    "full_to_low_rank_gradients",
+    "low_rank_divergence",
+    "low_rank_gradients",
+    "low_rank_to_full_divergence",
+    "low_rank_to_full_gradients",
+    "moments",
+]
 
 # From so many dimensions on, low-rank covariances are not formed.
 _MANY = 64
@@ -80,6 +91,18 @@ def low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
     if _is_formed(p, q):
         return _divergence_of_moments(*((x.mean, of_low_rank(x.factors, x.variances)) for x in (p, q)))
     return factor_model_divergence(p, q)
+
+
+def low_rank_to_full_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
+    """Return KL for the mean, the factors and the variances of P, and the mean and the Cholesky factor of Q."""
+    mean_p, factors, variances, mean_q, root = map(upcast, parameters)
+    return _divergence_of_moments((mean_p, of_low_rank(factors, variances)), (mean_q, of_root(root)))
+
+
+def full_to_low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
+    """Return KL for the mean and the Cholesky factor of P, and the mean, the factors and the variances of Q."""
+    mean_p, root, mean_q, factors, variances = map(upcast, parameters)
+    return _divergence_of_moments((mean_p, of_root(root)), (mean_q, of_low_rank(factors, variances)))
 
 
 def _is_formed(*sides: FactorModel) -> bool:
@@ -226,61 +249,127 @@ def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Te
         return None
     ranks = [parameters[i].shape[-1] for i in (1, 4)]
     mean_p, w_p, d_p, mean_q, w_q, d_q = map(upcast, parameters)
-    w_p, w_q = (torch.nn.functional.pad(w, (0, max(ranks) - w.shape[-1])) for w in (w_p, w_q))
+    rank = max(ranks)
+    w_p, w_q = (torch.nn.functional.pad(w, (0, rank - w.shape[-1])) for w in (w_p, w_q))
     p, q = _Precision.of(w_p, d_p), _Precision.of(w_q, d_q)
     formed = _is_formed(FactorModel(mean_p, w_p, d_p), FactorModel(mean_q, w_q, d_q))
-    if formed and any(bool((x.root.diagonal(dim1=-2, dim2=-1) > _LARGE).any()) for x in (p, q)):
+    if formed and (p.loses_digits() or q.loses_digits()):
         return None
-    step = q.times((mean_p - mean_q).unsqueeze(-1))
     x, y, noise = w_p - w_q, (w_p + w_q) / 2, d_p - d_q
-    x_p, x_q = p.times(x), q.times(x)
-    y_p, y_q = p.of_factors - x_p / 2, q.of_factors + x_q / 2
-
-    def by_factors(v: Tensor) -> Tensor:
-        """Return K^-1 C v."""
-        return x_q @ (y.mT @ v) + y_q @ (x.mT @ v) + q.times(noise.unsqueeze(-1) * v)
-
-    by_d_p = (x_q * y_p + y_q * x_p).sum(-1) + q.diagonal_of_product(noise, p)
-    by_d_q = 2 * (x_q * y_q).sum(-1) + q.diagonal_of_product(noise, q) + step.squeeze(-1) ** 2
+    v_p, v_q = p.times_factors(), q.times_factors()
+    both = torch.cat([v_p, v_q], -1)
+    columns = torch.cat([(mean_p - mean_q).unsqueeze(-1), x, noise.unsqueeze(-1) * both], -1)
+    step, x_q, noise_both = q.times(columns).split([1, rank, 2 * rank], -1)
+    x_p = p.times(x)
+    y_p, y_q = v_p - x_p / 2, v_q + x_q / 2
+    # K^-1 C L^-1 W_p and K^-1 C K^-1 W_q.
+    by_w_p, by_w_q = (torch.cat([x_q, y_q], -1) @ (torch.cat([y, x], -1).mT @ both) + noise_both).split(
+        rank, -1
+    )
+    by_d_p = _sum_of_columns(x_q * y_p + y_q * x_p) + q.diagonal_of_product(noise, p)
+    by_d_q = 2 * _sum_of_columns(x_q * y_q) + q.diagonal_of_product(noise, q) + step.squeeze(-1) ** 2
     found = (
         step.squeeze(-1),
-        by_factors(p.of_factors)[..., : ranks[0]],
+        by_w_p[..., : ranks[0]],
         by_d_p / 2,
         -step.squeeze(-1),
-        -(by_factors(q.of_factors) + step @ (step.mT @ w_q))[..., : ranks[1]],
+        -(by_w_q + step @ (step.mT @ w_q))[..., : ranks[1]],
         -by_d_q / 2,
     )
-    scales = (upcast(grad)[(..., *(None,) * (by.dim() - grad.dim()))] for by in found)
-    return tuple(
-        torch.where(scale == 0, 0, by * scale).to(x.dtype)
-        for by, scale, x in zip(found, scales, parameters, strict=True)
-    )
+    return _times(found, grad, parameters)
 
 
 class _Precision(NamedTuple):
-    """The inverse of W W^T + D: D^(-1/2) (1 - B B^T) D^(-1/2); and its product with W."""
+    """The inverse of W W^T + D, D^(-1/2) (1 - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U M^-1."""
 
-    deviations: Tensor
+    inverse: Tensor  # of the square roots of D
     root: Tensor
-    b: Tensor
-    of_factors: Tensor
+    u: Tensor
+    z: Tensor
 
     @classmethod
     def of(cls, factors: Tensor, variances: Tensor) -> _Precision:
         deviations = torch.sqrt(variances)
-        at = _whitened(factors, deviations)
-        b_transposed = at.b_transposed()
-        product = torch.linalg.solve_triangular(at.root.mT, b_transposed, upper=True)
-        return cls(deviations, at.root, b_transposed.mT, product.mT / deviations.unsqueeze(-1))
+        u, root = _whitened(factors, deviations)
+        return cls(1 / deviations, root, u, torch.cholesky_solve(u.mT, root).mT)
+
+    def loses_digits(self) -> bool:
+        """Tell whether factors are so much larger than deviations that products lose more than five digits."""
+        return bool((self.root.diagonal(dim1=-2, dim2=-1) > _LARGE).any())
 
     def times(self, v: Tensor) -> Tensor:
-        scaled = v / self.deviations.unsqueeze(-1)
-        return (scaled - self.b @ (self.b.mT @ scaled)) / self.deviations.unsqueeze(-1)
+        scaled = v * self.inverse.unsqueeze(-1)
+        return (scaled - self.u @ (self.z.mT @ scaled)) * self.inverse.unsqueeze(-1)
+
+    def times_factors(self) -> Tensor:
+        """Return the product with W."""
+        return self.z * self.inverse.unsqueeze(-1)
+
+    def diagonal(self) -> Tensor:
+        return (1 - self.explained()) * self.inverse**2
+
+    def explained(self) -> Tensor:
+        """Return the diagonal of U Z^T."""
+        return _sum_of_columns(self.u * self.z)
 
     def diagonal_of_product(self, noise: Tensor, other: _Precision) -> Tensor:
         """Return the diagonal of this precision times that of `noise` times the other precision."""
-        weights = 1 / (self.deviations * other.deviations)
+        weights = self.inverse * other.inverse
         scaled = weights * noise
-        both = self.b.mT @ (scaled.unsqueeze(-1) * other.b)
-        explained = scaled * ((self.b**2).sum(-1) + (other.b**2).sum(-1))
-        return weights * (scaled - explained + ((self.b @ both) * other.b).sum(-1))
+        both = self.u.mT @ (scaled.unsqueeze(-1) * other.u)
+        explained = self.explained() + other.explained()
+        return weights * (scaled * (1 - explained) + _sum_of_columns((self.z @ both) * other.z))
+
+
+def low_rank_to_full_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
+    """Return those by the mean, the factors and the variances of P, and by the mean and the Cholesky factor of Q."""
+    if not can_inspect(grad):
+        return None
+    mean_p, w, d, mean_q, root = map(upcast, parameters)
+    root, p = root.tril(), _Precision.of(w, d)
+    if p.loses_digits():
+        return None
+    back = torch.linalg.solve_triangular(root, _identity_like(root), upper=False)
+    of_factors, of_noise = back @ w, back * torch.sqrt(d).unsqueeze(-2)
+    of_means = back @ (mean_p - mean_q).unsqueeze(-1)
+    step = (back.mT @ of_means).squeeze(-1)
+    change = (
+        of_factors @ of_factors.mT + of_noise @ of_noise.mT + of_means @ of_means.mT - _identity_like(root)
+    )
+    by_d = ((back**2).sum(-2) - p.diagonal()) / 2
+    found = step, back.mT @ of_factors - p.times_factors(), by_d, -step, -(back.mT @ change).tril()
+    return _times(found, grad, parameters)
+
+
+def full_to_low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
+    """Return those by the mean and the Cholesky factor of P, and by the mean, the factors and the variances of Q."""
+    if not can_inspect(grad):
+        return None
+    mean_p, root, mean_q, w, d = map(upcast, parameters)
+    root, q = root.tril(), _Precision.of(w, d)
+    if q.loses_digits():
+        return None
+    step = q.times((mean_p - mean_q).unsqueeze(-1))
+    of_root, of_factors = q.times(root), q.times_factors()
+    by_root = of_root.tril() - torch.diag_embed(1 / root.diagonal(dim1=-2, dim2=-1))
+    by_w = of_factors - of_root @ (root.mT @ of_factors) - step @ (step.mT @ w)
+    by_d = (q.diagonal() - (of_root**2).sum(-1) - step.squeeze(-1) ** 2) / 2
+    found = step.squeeze(-1), by_root, -step.squeeze(-1), by_w, by_d
+    return _times(found, grad, parameters)
+
+
+def _sum_of_columns(x: Tensor) -> Tensor:
+    """Return x.sum(-1), as a product, since torch sums a few numbers slowly."""
+    return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
+
+
+def _identity_like(x: Tensor) -> Tensor:
+    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+def _times(found: Sequence[Tensor], grad: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return derivatives times the gradient of the values, in the dtypes of the parameters."""
+    return tuple(
+        (by * upcast(grad)[(..., *(None,) * (by.dim() - grad.dim()))]).to(x.dtype)
+        for by, x in zip(found, parameters, strict=True)
+    )

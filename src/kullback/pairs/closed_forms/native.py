@@ -52,7 +52,14 @@ from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
 from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE, infinite_divergence
-from kullback.pairs.closed_forms.multivariate_normal import low_rank_divergence, low_rank_gradients
+from kullback.pairs.closed_forms.multivariate_normal import (
+    full_to_low_rank_divergence,
+    full_to_low_rank_gradients,
+    low_rank_divergence,
+    low_rank_gradients,
+    low_rank_to_full_divergence,
+    low_rank_to_full_gradients,
+)
 from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
 from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
@@ -265,24 +272,33 @@ _NORMALS = _Pair(
 _LOW_RANK, _FULL = attrgetter("loc", "cov_factor", "cov_diag"), attrgetter("loc", "scale_tril")
 
 
-def _factors(low_rank: int) -> Form:
-    """Return the form for sides of which those in `low_rank` are; see `kullback.kernels.native.closed_forms`."""
-    if low_rank != 3:
-        return Form("closed_form_of_factors", low_rank, None, False)
-    return Form("closed_form_of_factors", low_rank, low_rank_divergence, False, low_rank_gradients)
-
-
+# By which sides have a low-rank covariance; see `kullback.kernels.native.closed_forms`.
 _FACTORS: dict[TypePair, _Pair] = {
     types: _Pair(
         types,
         _LOW_RANK if low_rank & 1 else _FULL,
         _LOW_RANK if low_rank & 2 else _FULL,
-        _factors(low_rank),
+        Form("closed_form_of_factors", low_rank, reference, False, gradients),
     )
-    for types, low_rank in (
-        ((LowRankMultivariateNormal, LowRankMultivariateNormal), 3),
-        ((LowRankMultivariateNormal, MultivariateNormal), 1),
-        ((MultivariateNormal, LowRankMultivariateNormal), 2),
+    for types, low_rank, reference, gradients in (
+        (
+            (LowRankMultivariateNormal, LowRankMultivariateNormal),
+            3,
+            low_rank_divergence,
+            low_rank_gradients,
+        ),
+        (
+            (LowRankMultivariateNormal, MultivariateNormal),
+            1,
+            low_rank_to_full_divergence,
+            low_rank_to_full_gradients,
+        ),
+        (
+            (MultivariateNormal, LowRankMultivariateNormal),
+            2,
+            full_to_low_rank_divergence,
+            full_to_low_rank_gradients,
+        ),
     )
 }
 _LOGITS = _LOGITS_AND_PROBS[Categorical, Categorical][0]

@@ -41,25 +41,29 @@ from kullback.pairs.closed_forms.positive import gamma_divergence
 from kullback.pairs.numerics.bernoulli import generalized_kl
 from kullback.pairs.numerics.cholesky import mixed_with_one, relative, whitened
 from kullback.representations import can_inspect
-from kullback.special import log1pmx, log_ratio
+from kullback.special import LARGEST_EXPONENT, log1pmx, log_ratio
 
 __all__ = ["renyi_in_closed_form"]
 
 # A ratio of scales of which the square is no number of use.
 _WIDE = 1e150
-_LARGEST = 709.0
 _ROUNDING = 1e-13
 
 
 def renyi_in_closed_form(
-    p: Distribution, q: Distribution, alpha: float, rest: float
-) -> tuple[Tensor, Tensor] | None:
-    """Return Renyi's divergence of an order from 1/2 on other than 1, and its error; None where there is no formula."""
+    p: Distribution, q: Distribution, alpha: float, rest: float, *, wants_error: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return Renyi's divergence of an order from 1/2 on other than 1, and its error if that is wanted, or else None.
+
+    None alone where there is no formula.
+    """
     for families, rule in _RULES:
         if isinstance(p, families) and isinstance(q, families):
             value = rule(p, q, alpha, rest)
             if value is None:
                 return None
+            if not wants_error:
+                return value, None
             fixed = value.detach()
             error = rounding_error(p, q, fixed) if rule is _of_gaussians else _ROUNDING * (1 + fixed)
             return value, torch.where(fixed.isinf(), 0, error)
@@ -115,7 +119,7 @@ def _of_poissons(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     empty = (rate_p == 0) | (rate_q == 0)
     mean_p, mean_q = torch.where(empty, 1, rate_p), torch.where(empty, 1, rate_q)
     d = log_ratio(mean_p, mean_q)
-    finite = torch.log(mean_p) - rest * d < _LARGEST
+    finite = torch.log(mean_p) - rest * d < LARGEST_EXPONENT
     d = torch.where(finite, d, 0)
     half = torch.exp(-rest / 2 * d)
     mean = mean_p * half * half

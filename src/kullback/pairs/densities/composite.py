@@ -8,9 +8,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, MixtureSameFamily
+from torch.distributions import MixtureSameFamily
 
-from kullback.numeric import upcast
 from kullback.pairs.densities.base import (
     Coordinate,
     Density,
@@ -20,8 +19,8 @@ from kullback.pairs.densities.base import (
     density_of,
     register_density,
 )
-from kullback.pairs.numerics.parameters import given_logits
-from kullback.special import safe_log, safe_logsumexp
+from kullback.pairs.numerics.parameters import log_probs_of
+from kullback.special import safe_logsumexp
 
 __all__ = ["MixtureDensity", "log_weights_of"]
 
@@ -139,8 +138,4 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
 
 def log_weights_of(d: MixtureSameFamily) -> Tensor:
     """Return the logarithms of the weights of a mixture."""
-    weights: Categorical = d.mixture_distribution
-    if given_logits(weights):
-        return upcast(weights.logits).log_softmax(-1)
-    probs = upcast(weights.probs)  # which sum to one but for the rounding of their dtype
-    return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))
+    return log_probs_of(d.mixture_distribution)

@@ -26,7 +26,7 @@ __all__ = ["DivergenceTerms", "power_order", "total_of_masses", "with_derivative
 
 
 # The largest logarithm of a derivative: sums of such derivatives are finite.
-_LARGEST = 667.0
+_LARGEST_LOG_DERIVATIVE = 667.0
 
 
 def power_order(kind: Divergence) -> tuple[float, float] | None:
@@ -107,7 +107,9 @@ class DivergenceTerms(NamedTuple):
         else:
             p, q = torch.exp(log_p), torch.exp(log_q)
             power = torch.exp(
-                (alpha * log_p + (1 - alpha) * log_q).nan_to_num(nan=-torch.inf).clamp(max=_LARGEST)
+                (alpha * log_p + (1 - alpha) * log_q)
+                .nan_to_num(nan=-torch.inf)
+                .clamp(max=_LARGEST_LOG_DERIVATIVE)
             )
             by_p, by_q = (power - p) / (alpha - 1), (q - power) / alpha
         return by_p.abs(), by_q.abs()
@@ -123,7 +125,7 @@ class DivergenceTerms(NamedTuple):
         else:
             order = power_order(self.kind)
             log_scale = torch.full_like(log_p[..., :1], math.log(order[1] if order else 1.0))
-        power = torch.exp((log_power + log_scale).clamp(max=_LARGEST))
+        power = torch.exp((log_power + log_scale).clamp(max=_LARGEST_LOG_DERIVATIVE))
         found: list[Tensor] = []
         for log_mass, exponent in ((log_p, (alpha - 1) * (a - b)), (log_q, alpha * (a - b))):
             mass = torch.exp(log_mass + log_scale)

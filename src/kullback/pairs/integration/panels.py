@@ -26,6 +26,7 @@ __all__ = [
     "breakpoints_on",
     "first_edges",
     "integrate_panels",
+    "matters",
     "panel_nodes",
     "refine",
     "rounding_error",
@@ -162,6 +163,11 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
     """Return breakpoints with no more of each peak than its center and two widths from it."""
     return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
+
+
+def matters(log_f: Tensor) -> Tensor:
+    """Tell where f is not negligible beside its largest value, both in logarithms."""
+    return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 
 def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:

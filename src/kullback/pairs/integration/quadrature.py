@@ -23,6 +23,7 @@ from kullback.pairs.integration.panels import (
     breakpoints_on,
     first_edges,
     integrate_panels,
+    matters,
     panel_nodes,
     refine,
     rounding_error,
@@ -182,17 +183,12 @@ def _edges(pair: _Pair, tails: list[SlowTail]) -> tuple[Tensor, Tensor, Tensor]:
     log_p, log_q, _ = pair.clean_log_densities(v)
     # About how large the integrand is: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
-    kept = _matters(log_size) | _matters(log_p)
+    kept = matters(log_size) | matters(log_p)
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
     start, stop = span(v, kept)
     for tail in tails:
         start, stop = tail.cut(start, stop)
     return *first_edges(start, stop, breakpoints, _FIRST_PANELS), overflows.any(-1)
-
-
-def _matters(log_f: Tensor) -> Tensor:
-    """Tell where f is not negligible beside its largest value, both in logarithms."""
-    return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 
 def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Columns:

@@ -34,7 +34,7 @@ __all__ = [
 # Nearer than this, by the squared norm of the whitened difference, M is made from that difference.
 _NEAR = 0.02
 # Ratios whose squares are normal floats.
-_SMALLEST, _LARGEST = 1e-150, 1e150
+_LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
 class Covariance(NamedTuple):
@@ -68,7 +68,8 @@ class Relative(NamedTuple):
 
     def itakura_saito_terms(self) -> Tensor:
         """Return m_ii^2 - 1 - log m_ii^2, also where the square leaves the range of floats."""
-        small, usual = self.diagonal < _SMALLEST, (self.diagonal >= _SMALLEST) & (self.diagonal <= _LARGEST)
+        small = self.diagonal < _LEAST_RATIO
+        usual = (self.diagonal >= _LEAST_RATIO) & (self.diagonal <= _MOST_RATIO)
         squares = torch.where(usual, self.diagonal, 1) ** 2
         terms = itakura_saito(
             squares, torch.ones_like(squares), torch.where(usual, self.squares_minus_one, 0)
@@ -78,7 +79,7 @@ class Relative(NamedTuple):
 
     def divergence(self) -> Tensor:
         """Return KL of two normal distributions of the same mean."""
-        huge = (self.diagonal > _LARGEST).any(-1)
+        huge = (self.diagonal > _MOST_RATIO).any(-1)
         below = torch.where(huge[..., None, None], 0, self.below)
         return torch.where(
             huge, torch.inf, (self.itakura_saito_terms().sum(-1) + (below**2).sum((-2, -1))) / 2

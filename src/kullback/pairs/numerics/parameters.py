@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, OneHotCategorical
 from torch.distributions.utils import probs_to_logits
 
+from kullback.numeric import upcast
 from kullback.representations import can_inspect
+from kullback.special import safe_log
 
-__all__ = ["all_equal", "batch_shape_of", "dtype_of", "first_given", "given_logits", "is_transformed"]
+__all__ = [
+    "all_equal",
+    "batch_shape_of",
+    "categorical_of",
+    "dtype_of",
+    "first_given",
+    "given_logits",
+    "is_transformed",
+    "log_probs_of",
+]
 
 # Where torch's distributions keep others that they are made from.
 _PARTS = (
@@ -94,3 +105,17 @@ def given_logits(distribution: Distribution) -> bool:
         return first == "logits"
     is_binary = "_num_events" not in attributes
     return not torch.equal(logits, probs_to_logits(probs, is_binary=is_binary))
+
+
+def categorical_of(d: object) -> Categorical | None:
+    """Return a Categorical, or the one that a OneHotCategorical is made of; None for anything else."""
+    part = vars(d).get("_categorical") if isinstance(d, OneHotCategorical) else d
+    return part if isinstance(part, Categorical) else None
+
+
+def log_probs_of(d: Categorical) -> Tensor:
+    """Return the log-probabilities of the classes."""
+    if given_logits(d):
+        return upcast(d.logits).log_softmax(-1)
+    probs = upcast(d.probs)  # which sum to one but for the rounding of their dtype
+    return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))

@@ -32,7 +32,6 @@ __all__ = ["render"]
 # What a narrow terminal leaves out first.
 DROPPED = (9, 8, 7, 5, 4, 2, 3, 6)
 WORST = 5
-LONGEST_TOKEN = 16
 
 
 def render(found: ModelComparison, console: Console) -> None:
@@ -84,4 +83,5 @@ def _worst_tokens(found: ModelComparison, rows: list[WorstRow]) -> tuple[list[st
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_TOKEN else f"{text[: LONGEST_TOKEN - 1]}…"
+    longest = predictions.LONGEST_TOKEN
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

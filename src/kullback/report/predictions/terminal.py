@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from kullback.report.predictions.wording import Tokens
 
-__all__ = ["MEANINGS", "render", "render_numbers"]
+__all__ = ["LONGEST_TOKEN", "MEANINGS", "render", "render_numbers"]
 
 LONGEST_TOKEN = 16
 MEANINGS = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kullback.words import TABLE_DIVERGENCE_NAMES
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -11,8 +13,6 @@ if TYPE_CHECKING:
     from kullback.tables.result import TableComparison
 
 __all__ = ["to_pandas"]
-
-QUANTITIES = ("psi", "kl_pq", "kl_qp", "js", "tv")
 
 
 def to_pandas(comparison: TableComparison) -> DataFrame:
@@ -36,7 +36,7 @@ def to_pandas(comparison: TableComparison) -> DataFrame:
     import pandas as pd
 
     first = ["column", "column_type"]
-    divergences = [name + end for name in QUANTITIES for end in ("", "_low", "_high")]
+    divergences = [name + end for name in TABLE_DIVERGENCE_NAMES for end in ("", "_low", "_high")]
     last = ["p_value", "p_adjusted", "missing_p", "missing_q"]
     rows = [_row(each) for each in (*comparison.columns, *comparison.joint)]
     frame = pd.DataFrame(rows, columns=[*first, *divergences, *last])
@@ -45,7 +45,7 @@ def to_pandas(comparison: TableComparison) -> DataFrame:
 
 def _row(compared: Compared) -> dict[str, Any]:
     row: dict[str, Any] = {"column": compared.label, "column_type": getattr(compared, "column_type", "joint")}
-    for name in QUANTITIES:
+    for name in TABLE_DIVERGENCE_NAMES:
         quantity = getattr(compared, name)
         row[name] = quantity.value
         row[f"{name}_low"], row[f"{name}_high"] = quantity.interval or (None, None)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kullback.tables.columns.types import ColumnType
+from kullback.tables.columns.types import GRIDDED, ColumnType
 
 __all__ = ["OTHER", "SPECIALS", "Bins"]
 
@@ -57,7 +57,7 @@ class Bins:
     @property
     def gridded(self) -> bool:
         """Whether the bins are intervals of numbers."""
-        return self.column_type in {"numeric", "datetime", "text"}
+        return self.column_type in GRIDDED
 
     @cached_property
     def category_bins(self) -> dict[str, int]:

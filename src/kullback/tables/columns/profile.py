@@ -17,7 +17,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
-from kullback.tables.columns.types import ColumnType
+from kullback.tables.columns.types import GRIDDED, ColumnType
 
 __all__ = ["ColumnProfile", "combined"]
 
@@ -71,7 +71,7 @@ class ColumnProfile:
     @property
     def gridded(self) -> bool:
         """Whether the column is counted on the grid: numbers, timestamps and lengths."""
-        return self.column_type in {"numeric", "datetime", "text"}
+        return self.column_type in GRIDDED
 
     @property
     def present(self) -> float:

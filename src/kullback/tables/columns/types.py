@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 __all__ = [
+    "GRIDDED",
     "MAX_CATEGORIES",
     "ColumnType",
     "Field",
@@ -20,6 +21,8 @@ ColumnType = Literal["numeric", "datetime", "boolean", "categorical", "text"]
 # A column of strings is categories or text; its values decide.
 FieldType = ColumnType | Literal["string"]
 
+# Counted on the grid: numbers, timestamps and lengths.
+GRIDDED: frozenset[ColumnType] = frozenset(("numeric", "datetime", "text"))
 MAX_CATEGORIES = 2_000_000
 DECIMAL_DIGITS = 18  # of a decimal number that fits into 64 bits
 TEXT_LENGTH = 32
