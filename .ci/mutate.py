@@ -52,11 +52,19 @@ KERNELS = [
     "-k",
     f"test_reference or test_far_logits or (budget and not vocabulary) or {GENERATORS[2]}",
 ]
-FORMS = [
-    "tests/pairs/closed_forms/test_ends.py",
-    "tests/pairs/closed_forms/test_discrete.py",
+FORMS = "tests/pairs/closed_forms"
+DISCRETE = [
+    f"{FORMS}/test_plain_forms.py",
+    f"{FORMS}/test_discrete.py",
+    f"{FORMS}/test_ends.py",
     "-k",
-    "not compile",
+    "not compile and (plain or discrete or Bernoulli or inomial or eometric or Poisson)",
+]
+REAL = [
+    f"{FORMS}/test_plain_forms.py",
+    f"{FORMS}/test_ends.py",
+    "-k",
+    "real_line or unit or Normal or Laplace or Cauchy or Gumbel or StudentT or Weibull",
 ]
 RULES = "tests/estimators/discrete/test_interval_rules.py"
 COUNTS = [RULES, "tests/estimators/discrete", "-k", "not zipf and not million and not clusters_hold"]
@@ -71,8 +79,8 @@ PARTS = {
     "entropic": ("generators/entropic.py", GENERATORS),
     "power": ("generators/power.py", GENERATORS),
     "reference": ("kernels/reference.py", KERNELS),
-    "real": ("pairs/closed_forms/real.py", FORMS),
-    "discrete": ("pairs/closed_forms/discrete.py", FORMS),
+    "real": ("pairs/closed_forms/real.py", REAL),
+    "discrete": ("pairs/closed_forms/discrete.py", DISCRETE),
     "intervals of counts": ("estimators/discrete/intervals.py", COUNTS),
     "intervals of predictions": ("predictions/intervals.py", MEANS),
 }

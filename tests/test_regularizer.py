@@ -533,28 +533,31 @@ def train(model: torch.nn.Module, regularizer: KLRegularizer, batches: Tensor, w
 def _run_process(rank, address):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=PROCESSES)
-    try:
-        for options in DDP_CASES.values():
-            alone = Encoder(options | {"sync": False})
-            wanted = train(alone, alone.regularizer, ddp_batches(), alone.loc)
-            ours = Encoder(options)
-            model = torch.nn.parallel.DistributedDataParallel(ours)
-            found = train(model, ours.regularizer, ddp_batches()[:, rank::PROCESSES], ours.loc)
-            for one, other in zip(found, wanted, strict=True):
-                for x, y in zip(one, other, strict=True):
-                    close(x, y, rtol=1e-6)
-            ours.eval()  # no collective: only one process calls
-            if rank == 0:
-                ours(ddp_batches()[0])
-        accumulated = Encoder(DDP_CASES["adaptive"])
-        model = torch.nn.parallel.DistributedDataParallel(accumulated)
-        for part in ddp_batches()[:2, rank::PROCESSES]:
-            model(part).backward()
-        accumulated.regularizer.step()
-        whole = (ddp_batches()[:2].flatten(0, 1) * accumulated.loc.detach()) ** 2 / 2
-        close(accumulated.regularizer.kl, whole.sum(-1).mean(), rtol=1e-6)
-    finally:
-        torch.distributed.destroy_process_group()
+    _train_together(rank)
+    torch.distributed.barrier()  # a process that ends while the other still talks to it may abort
+    torch.distributed.destroy_process_group()
+
+
+def _train_together(rank):
+    for options in DDP_CASES.values():
+        alone = Encoder(options | {"sync": False})
+        wanted = train(alone, alone.regularizer, ddp_batches(), alone.loc)
+        ours = Encoder(options)
+        model = torch.nn.parallel.DistributedDataParallel(ours)
+        found = train(model, ours.regularizer, ddp_batches()[:, rank::PROCESSES], ours.loc)
+        for one, other in zip(found, wanted, strict=True):
+            for x, y in zip(one, other, strict=True):
+                close(x, y, rtol=1e-6)
+        ours.eval()  # no collective: only one process calls
+        if rank == 0:
+            ours(ddp_batches()[0])
+    accumulated = Encoder(DDP_CASES["adaptive"])
+    model = torch.nn.parallel.DistributedDataParallel(accumulated)
+    for part in ddp_batches()[:2, rank::PROCESSES]:
+        model(part).backward()
+    accumulated.regularizer.step()
+    whole = (ddp_batches()[:2].flatten(0, 1) * accumulated.loc.detach()) ** 2 / 2
+    close(accumulated.regularizer.kl, whole.sum(-1).mean(), rtol=1e-6)
 
 
 def test_the_cases_of_the_processes_tell_shared_decisions_from_their_own():

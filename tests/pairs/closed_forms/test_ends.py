@@ -16,7 +16,7 @@ from torch.distributions import Cauchy, Distribution, Geometric, StudentT
 
 from kullback import KL, TotalVariation, divergence as divergence_of, kl_divergence
 from tests.oracles import end_truths
-from tests.oracles.audit import GRADIENT, INPUT, evaluate, largest, tiny
+from tests.oracles.audit import GRADIENT, INPUT, Divergence, evaluate, largest, tiny
 from tests.oracles.families import log_uniform
 from tests.oracles.pairs import PAIRS
 
@@ -33,7 +33,9 @@ def divergence(p: Distribution, q: Distribution) -> tuple[torch.Tensor, None]:
     return kl_divergence(p, q), None
 
 
-def faults(name: str, dtype: torch.dtype, truth: end_truths.Truth) -> list[str]:
+def faults(
+    name: str, dtype: torch.dtype, truth: end_truths.Truth, divergence: Divergence = divergence
+) -> list[str]:
     parameters, values, gradients, changes = truth
     ours, derivatives, _ = evaluate(PAIRS[name], parameters, dtype, divergence)
     found: list[str] = []
