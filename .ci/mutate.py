@@ -128,8 +128,10 @@ def outcome_of(tests: list[str], *, quiet: bool = True) -> str:
     return "survived" if os.WEXITSTATUS(status) == 0 else "killed"
 
 
-def one_mutant(path: Path, mutation: object, tests: list[str]) -> dict[str, object] | None:
-    """Try a mutant; None where the operator changes nothing."""
+def one_mutant(
+    path: Path, mutation: object, tests: list[str], before_now: dict[tuple[str, ...], dict[str, object]]
+) -> dict[str, object] | None:
+    """Try a mutant, or take what came of the same change to an earlier text; None where it changes nothing."""
     import cosmic_ray.plugins
     from cosmic_ray.mutating import use_mutation
 
@@ -142,6 +144,8 @@ def one_mutant(path: Path, mutation: object, tests: list[str]) -> dict[str, obje
             for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
             if line[0] in "+-" and line[:3] not in ("+++", "---")
         ]
+        if tuple(changed) in before_now:
+            return before_now[tuple(changed)] | {"line": mutation.start_pos[0]}
         return {"line": mutation.start_pos[0], "change": changed, "outcome": outcome_of(tests)}
 
 
@@ -196,7 +200,12 @@ def try_part(part: str, folder: Path, held: dict[str, dict[str, object]], end: f
     path = folder / "src" / "kullback" / file
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     todo = mutants(path)
-    if held.get(part, {}).get("sha256") != digest:  # mutants of another text
+    before_now: dict[tuple[str, ...], dict[str, object]] = {}
+    if (
+        held.get(part, {}).get("sha256") != digest
+    ):  # mutants of another text: those of its unchanged lines still hold
+        if part in held:
+            before_now = {tuple(each["change"]): each for each in held[part]["tried"].values()}
         held[part] = {"file": f"src/kullback/{file}", "sha256": digest, "places": len(todo), "tried": {}}
     tried = held[part]["tried"]
     if not tried and outcome_of(tests, quiet=False) != "survived":
@@ -207,7 +216,7 @@ def try_part(part: str, folder: Path, held: dict[str, dict[str, object]], end: f
             continue
         if time.monotonic() > end:
             break
-        found = one_mutant(path, mutation, tests)
+        found = one_mutant(path, mutation, tests, before_now)
         if found is not None:
             tried[key] = found
             print(

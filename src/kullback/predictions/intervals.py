@@ -133,7 +133,7 @@ class MeanEstimator:
             return []
         table = np.concatenate(products, -1)
         found = np.empty((self._draws, table.shape[1]))
-        step = max(1, DRAWN_AT_ONCE // units)
+        step = DRAWN_AT_ONCE // units  # at least 100: there are at most GROUPS units
         for first in range(0, self._draws, step):
             here = found[first : first + step]
             picked = self._random.integers(units, size=(len(here), units))
@@ -174,7 +174,7 @@ class _Ratio:
         left_out = self._deviations / (total - self._sizes)
         self._left_out = left_out - left_out.mean()
         self.error = math.sqrt((self.count - 1) / self.count * float(np.square(self._left_out).sum()))
-        exact = quantity.binary and (not clustered or self._mean == 0)
+        exact = quantity.binary and not clustered
         self.needs_draws = self.count >= FEWEST_UNITS and self.error > 0 and not exact
 
     def products(self) -> Array:

@@ -158,7 +158,7 @@ def _not_rejected(
     # Few draws may show next to no variance: near P = Q it is that of a noncentral chi-square, 2 t (1/n + 1/m).
     scale = 1 / a.sum(-1) + 1 / b.sum(-1)
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
-    rate = torch.maximum(rate, torch.minimum(near, 2 * scale))
+    rate = torch.maximum(rate, near)
     middle = estimate + z**2 * rate / 2
     reach = z * (spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     return middle - reach, middle + reach
