@@ -67,9 +67,12 @@ struct LaplaceForm {
     const double value = log_quotient(scale_p, scale_q, difference).x_minus_log1p(relative) + ratio * bracket;
     const double by_loc = (shift < 0.0 ? e.expm1 : -e.expm1) * inverse;
     // 1 - (1 + y) e^-y, the lower incomplete gamma function of order 2
-    const double gamma_2 = far ? 1.0 : y * y - e.expm1_minus_x * (1.0 + y);
+    const double gamma_2 = y * y - e.expm1_minus_x * (1.0 + y);
+    // Far apart, 1 / s_q cancels in the derivative by s_p.
+    const double by_scale_p =
+        y > 1.0 ? (1.0 + y) * e.value * inverse - 1.0 / scale_p : relative / scale_p - gamma_2 * inverse;
     const double by_scale_q = -inverse * (relative + ratio * bracket);
-    return {value, {by_loc, (relative / scale_p) - gamma_2 * inverse, -by_loc, by_scale_q}};
+    return {value, {by_loc, by_scale_p, -by_loc, by_scale_q}};
   }
 };
 

@@ -181,6 +181,20 @@ def test_derivatives_that_overflow_are_infinite() -> None:
     assert all(bool(x.isfinite()) for x in gradient[:3])
 
 
+@pytest.mark.parametrize(
+    "at", [(0.0, 1.7e-10, -5.1e20, 9.9e-25), (0.5, 4.7e12, -4.6e29, 7.4e-7), (3.0, 1e80, -1e84, 2e60)]
+)
+def test_the_derivative_by_the_scale_of_a_laplace_far_away(at: tuple[float, float, float, float]) -> None:
+    scale_p = torch.tensor(at[1], dtype=torch.float64, requires_grad=True)
+    value = kl_divergence(Laplace(number(at[0]), scale_p), Laplace(number(at[2]), number(at[3])))
+    (gradient,) = torch.autograd.grad(value, scale_p)
+    with mpmath.workdps(300):
+        m, s, n, t = (mpf(x) for x in at)
+        y = abs(m - n) / s
+        assert value.item() == pytest.approx(float(laplace(m, s, n, t)), rel=1e-14)
+        assert gradient.item() == pytest.approx(float((1 + y) * mp.exp(-y) / t - 1 / s), rel=1e-14)
+
+
 @pytest.mark.parametrize(("first", "second"), [(1e200, 1.0), (1.0, 1e200), (1e-200, 1.0), (1e200, 1e-200)])
 def test_factors_of_covariances_whose_squares_are_no_floats(first: float, second: float) -> None:
     one = torch.ones((), dtype=torch.float64)

@@ -42,13 +42,18 @@ def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
 
 @closed_form(Laplace, Laplace)
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
-    """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p."""
+    """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p.
+
+    Where the medians are far apart, r is taken out, so that it cancels in no derivative either.
+    """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     distance = (upcast(p.loc) - upcast(q.loc)).abs()
     # y may overflow, and r, where r y does not
     y = clamped_quotient(distance, scale_p, 1000)
-    scaled = torch.where(y > 2, distance + torch.expm1(-y) * scale_p, expm1mx(-y) * scale_p)
-    return itakura_saito(scale_p, scale_q) + scaled / scale_q
+    far = y > 2
+    scaled = torch.where(far, distance + torch.exp(-y) * scale_p, expm1mx(-y) * scale_p) / scale_q
+    near = itakura_saito(torch.where(far, scale_q, scale_p), scale_q)
+    return scaled + torch.where(far, -log_ratio(scale_p, scale_q) - 1, near)
 
 
 @closed_form(Cauchy, Cauchy)
