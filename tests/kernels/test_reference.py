@@ -48,7 +48,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, Tensor, Har
 
 @EACH_CASE
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("temperature", [1.0, 2.5, 0.5])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True), (False, False)])
 def test_values_and_gradients_of_blocks(
     inputs, wanted: tuple[bool, bool], temperature: float, weighted: bool, labelled: bool
@@ -371,3 +371,35 @@ def test_the_bound_of_rounding_leaves_out_what_is_infinite() -> None:
     assert float(rounding_error(TotalVariation(), p, q, value)) == pytest.approx(
         unit * (0.25 + 0.25 + 0.375 + 0.125) + unit**2 + 2.0**-52 * value.item(), rel=1e-9, abs=0
     )
+
+
+def test_classes_that_neither_side_has_add_nothing() -> None:
+    p, q = torch.tensor([[0.5, 0.5, 0.0]], dtype=F64), torch.tensor([[0.25, 0.75, 0.0]], dtype=F64)
+    for weights_p, weights_q in ((Probs(p), Probs(q)), (Counts(4 * p), Counts(4 * q))):
+        pair = finite_pair(weights_p, weights_q)
+        assert pair.log_ratio[0, 2] == 0
+        assert KL().total(pair).item() == pytest.approx(0.5 * math.log(4 / 3), rel=1e-14)
+    _, by_q = Rows(False, False).derivatives(KL(), p, q)
+    torch.testing.assert_close(by_q, torch.tensor([[-1.0, 1 / 3, 0.0]], dtype=F64), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-310, 1.0, 1e300])
+def test_weights_of_any_size_are_normalized(size: float) -> None:
+    p, q = (torch.tensor([x], dtype=F64) * size for x in ([1.0, 3.0], [1.0, 1.0]))
+    pair = Rows(False, False).pair(p, q)
+    torch.testing.assert_close(pair.p, torch.tensor([[0.25, 0.75]], dtype=F64), rtol=1e-12, atol=0)
+    want = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert KL().total(pair).item() == pytest.approx(want, rel=1e-12)
+
+
+def test_logits_of_the_size_of_the_largest_float_are_compared() -> None:
+    p = torch.tensor([[1.5e308, 1.5e308, 0.0]], dtype=F64)
+    pair = Rows().pair(p, torch.tensor([[-1.5e308, -1.5e308, -INF]], dtype=F64))
+    torch.testing.assert_close(pair.p, torch.tensor([[0.5, 0.5, 0.0]], dtype=F64))
+    assert (pair.log_ratio[0, :2] == 0).all()
+
+
+def test_the_largest_ratio_of_equal_rows_has_no_gradient() -> None:
+    p = draw(3, 4)
+    for gradient in Rows().derivatives(Renyi(INF), p, p.clone()):
+        assert (gradient == 0).all()

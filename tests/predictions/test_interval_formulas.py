@@ -124,6 +124,11 @@ def test_a_proportion_that_no_cluster_shows_is_bounded_by_the_largest_ones():
     assert found.interval == (0.0, pytest.approx(_wilson(0.0, 30)[1] * 4 / 2, rel=1e-12))
 
 
+def test_the_bound_of_clusters_of_very_unlike_size_is_at_most_that_of_the_mean():
+    clusters = np.repeat(np.arange(30), [1] * 29 + [300])
+    assert estimate(np.zeros(329), Quantity(0, low=0.0, high=2.0), clusters).interval == (0.0, 2.0)
+
+
 def test_a_proportion_close_to_one_mirrors_one_close_to_zero():
     values = (np.arange(400) % 40 == 0).astype(float)
     rare = estimate(values, Quantity(0, low=0.0, high=1.0, binary=True)).interval
@@ -296,6 +301,42 @@ def test_the_limit_of_the_tail_index_falls_from_a_hundred_units_on():
         for index, heavy in ((limit - 1e-5, False), (limit + 1e-5, True)):  # Hill's estimate of these values
             values = np.concatenate([np.full(top, math.exp(index)), np.ones(units - top)])
             assert _heavy_tailed(values) == heavy
+
+
+def test_rows_that_all_have_the_same_value_leave_nothing_to_estimate():
+    for value, quantity in ((0.0, Quantity(0)), (0.3, Quantity(0, low=0.0)), (-2.1, Quantity(0))):
+        for clusters in (None, np.arange(120) // 7):
+            found = estimate(np.full(120, value), quantity, clusters)
+            assert found.standard_error == 0
+            assert found.interval == pytest.approx((value, value), rel=1e-13)
+            assert found.reason is None
+    nothing = estimate(np.zeros(20), Quantity(0, low=0.0))
+    assert nothing == MeanEstimate(0.0, (0.0, math.inf), "few nonzero units")
+
+
+def test_units_that_differ_a_little_have_a_standard_error():
+    values = 0.3 + 1e-12 * np.arange(20.0)
+    true = values.std(ddof=1) / math.sqrt(20)
+    assert estimate(values, Quantity(0, low=0.0)).standard_error == pytest.approx(true, rel=1e-3)
+
+
+def test_two_units_have_a_standard_error_and_no_interval():
+    found = estimate([1.0, 4.0], Quantity(0))
+    assert found.standard_error == pytest.approx(1.5, rel=1e-14)
+    assert (found.interval, found.reason) == (None, "few units")
+
+
+def test_a_lower_end_below_students_is_that_of_the_logarithm():
+    values = 1 - 0.2 * np.random.default_rng(0).gamma(0.3, size=40)
+    error, low, high = plain_interval(values, np.ones(40), logarithm=True)
+    assert low < values.mean() - 5 * error  # Student's is not as wide
+    found = estimate(values, Quantity(0, low=0.0))
+    assert found.interval == pytest.approx((low, high), abs=0.05 * (high - low))
+
+
+def test_a_tail_whose_largest_values_are_zero_or_less_is_heavy():
+    for last in (0.0, -0.5):
+        assert _heavy_tailed(np.concatenate([np.arange(1.0, 6.0), np.full(10, last)]))
 
 
 def test_a_single_unit_has_a_reason_where_an_interval_is_asked_for():

@@ -31,6 +31,8 @@ SKEWNESS_OF_MEAN = 0.1, 0.2
 HEAVIEST_TAILS = 0.75, 0.7
 # Sums of units from here on count as infinite: their cubes are beyond float64.
 LARGEST = 1e100
+# Units that differ from their mean by less than this, relative to it, differ by the rounding of sums alone.
+ROUNDING = 1e-13
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -171,6 +173,8 @@ class _Ratio:
         total = self._sizes.sum()
         self._mean = float(self._sums.sum() / total)
         self._deviations = self._sums - self._mean * self._sizes
+        if (np.abs(self._deviations) <= ROUNDING * np.abs(self._sums)).all():  # every row has the same value
+            self._deviations[:] = 0
         left_out = self._deviations / (total - self._sizes)
         self._left_out = left_out - left_out.mean()
         self.error = math.sqrt((self.count - 1) / self.count * float(np.square(self._left_out).sum()))

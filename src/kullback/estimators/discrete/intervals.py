@@ -29,9 +29,9 @@ FEWEST_DRAWS = 10
 _CAUTION = 1.5
 
 
-# By how many standard errors, and draws, P's draws in categories that Q never showed outnumber those in categories that
-# it showed once or twice where the former are not like the latter.
-_UNLIKE, _FEWEST_UNLIKE = 1.7, 3
+# By how many standard errors P's draws in categories that Q never showed outnumber those in categories that it showed
+# once or twice where the former are not like the latter.
+_UNLIKE = 1.7
 # So many nats a draw of P may add where Q is thousands of times less likely than it.
 _NATS_ALONE = 8.0
 
@@ -50,7 +50,7 @@ def has_upper_end(a: Tensor, b: Tensor, half_width: Tensor | float = 0.0, *, bin
         return few
     n = a.sum(-1)
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
-    unlike = (more >= _FEWEST_UNLIKE - 0.5) & (more >= _UNLIKE * variance.sqrt())
+    unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
     # Where Q showed each category several times, two draws of P elsewhere are like none of them.
     alone = (once + twice == 0) & (n * never >= 1.5)
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
