@@ -364,3 +364,46 @@ def test_short_rows_of_logits_have_the_values_and_gradients_of_long_ones(shape: 
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
     assert not bool(kl_divergence(Logits(x), Logits(x)).any())
+
+
+def _hostile_logits(size: float, dtype: torch.dtype, classes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(2, classes, generator=generator, dtype=torch.float64).to(dtype).unbind()
+    x = x.tanh()
+    wide = x * 0 - size
+    wide[:3] = torch.tensor([size, -size, 0.0], dtype=dtype)
+    masked = x + size
+    masked[0] = torch.finfo(dtype).min if size < 1e290 else -size  # beyond, 1e-8 is lost
+    uniform = x * 0 + size
+    return [
+        (wide, y),
+        (x + size / 2, y - size / 4),
+        (wide, wide.roll(1) / 8),
+        (size * x, size * x / 2),
+        (wide * 1e-7, uniform),  # both far from 0, and from one another
+        (uniform / 3, wide * 1e-7),
+        (masked, y),
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("classes", [3, 20, 50])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e16, 1e30, 1e38, 1e300])
+def test_logits_of_any_size_cost_no_digits(size: float, dtype: torch.dtype, classes: int, rows: int) -> None:
+    largest = torch.finfo(dtype).max
+    kinds = [KL(), ReverseKL(), JensenShannon(), Alpha(0.5), Renyi(2.0)]
+    with mpmath.workdps(60):
+        for a, b in _hostile_logits(min(size, largest / 4), dtype, classes):
+            a, b = a.repeat(rows, 1).requires_grad_(), b.repeat(rows, 1).requires_grad_()
+            p, q = (truth.softmax(side[0].tolist()) for side in (a, b))
+            found = kl_divergence(Logits(a), Logits(b))
+            (by_q,) = torch.autograd.grad(found.sum(), b)
+            difference = torch.tensor([float(j - i) for i, j in zip(p, q, strict=True)], dtype=torch.float64)
+            torch.testing.assert_close(by_q[0].double(), difference, rtol=1e-6, atol=1e-7)
+            for kind in kinds:
+                found = divergence(Logits(a), Logits(b), kind).detach()
+                expected = truth.divergence(kind, p, q)
+                wanted = torch.tensor(float(expected) if expected <= largest else math.inf, dtype=dtype).expand(rows)
+                rtol, atol = (1e-12, 1e-30) if dtype is torch.float64 else (2e-6, 1e-13)
+                torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)

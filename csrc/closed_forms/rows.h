@@ -141,13 +141,24 @@ static void finish_rows(const RowBlock& block, const double* p, const double* lo
   }
 }
 
+// a - b, rounded, and what the rounding left out (Knuth, 1969).
+struct ExactDifference {
+  double rounded, rest;
+};
+
+KULLBACK_INLINE ExactDifference exact_difference(double a, double b) {
+  const double rounded = a - b, taken = a - rounded;
+  return {rounded, (a - (rounded + taken)) + (taken - b)};
+}
+
 struct CategoricalLogitsForm {
   KULLBACK_INLINE bool is_inside(double x) { return x <= 1e75; }
 
-  // The probabilities, as e^(x - greatest) / sum, and what is subtracted from x for their logarithms.
-  static void normalize(const RowBlock& block, const double* x, double* probabilities, double* shifts) {
+  // The probabilities, as e^(x - peak) / sum. Of each row: the peak, its greatest logit, and the logarithm of the sum.
+  static void normalize(const RowBlock& block, const double* x, double* probabilities, double* peaks,
+                        double* log_sums) {
     const int64_t n = block.rows * block.classes;
-    double peaks[kElements], sums[kElements], inverses[kElements];
+    double shifts[kElements], sums[kElements], inverses[kElements];
     reduce_rows(block, x, -kInfinity, peaks, [](double peak, double logit) { return logit > peak ? logit : peak; });
     repeat_rows(block, peaks, shifts);
 #pragma omp simd
@@ -159,10 +170,9 @@ struct CategoricalLogitsForm {
     sum_rows(block, probabilities, sums);
 #pragma omp simd
     for (int64_t i = 0; i < block.rows; ++i) {
-      peaks[i] += log_of(sums[i]);
+      log_sums[i] = log_of(sums[i]);
       sums[i] = 1.0 / sums[i];
     }
-    repeat_rows(block, peaks, shifts);
     repeat_rows(block, sums, inverses);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) probabilities[i] *= inverses[i];
@@ -171,18 +181,31 @@ struct CategoricalLogitsForm {
   template <bool with_derivatives>
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
-    double p[kElements], q[kElements], shift_p[kElements], shift_q[kElements];
+    double p[kElements], q[kElements], peaks_p[kElements], peaks_q[kElements], log_sums_p[kElements];
+    double log_sums_q[kElements], shifts[kElements], rests[kElements], log_quotients[kElements];
     double terms[kElements], mass_difference[kElements], logs[kElements], ones[kElements];
     double mass_p[kElements], mass_q[kElements];
     const double *logits_p = block.p, *logits_q = block.q;
-    normalize(block, logits_p, p, shift_p);
-    normalize(block, logits_q, q, shift_q);
+    normalize(block, logits_p, p, peaks_p, log_sums_p);
+    normalize(block, logits_q, q, peaks_q, log_sums_q);
+#pragma omp simd
+    for (int64_t i = 0; i < block.rows; ++i) {
+      const ExactDifference peaks = exact_difference(peaks_p[i], peaks_q[i]);
+      peaks_p[i] = peaks.rounded;
+      peaks_q[i] = peaks.rest;
+      log_sums_p[i] -= log_sums_q[i];
+    }
+    repeat_rows(block, peaks_p, shifts);
+    repeat_rows(block, peaks_q, rests);
+    repeat_rows(block, log_sums_p, log_quotients);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       ones[i] = 1.0;
       mass_p[i] = logits_p[i] == -kInfinity ? 0.0 : 1.0;
       mass_q[i] = logits_q[i] == -kInfinity ? 0.0 : 1.0;
-      const double d = (logits_p[i] - logits_q[i]) - (shift_p[i] - shift_q[i]);
+      // Neither a distance of P's and Q's logits, however large, nor nearly equal ones cost digits.
+      const ExactDifference difference = exact_difference(logits_p[i], logits_q[i]);
+      const double d = ((difference.rounded - shifts[i]) + (difference.rest - rests[i])) - log_quotients[i];
       logs[i] = mass_p[i] * mass_q[i] == 0.0 ? 0.0 : d;
     }
 #pragma omp simd

@@ -21,6 +21,8 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   const int64_t n = t.classes;
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
   const Normalized<Real> r = normalize_both(row, t);
+  t.needs_float64 = r.is_huge;
+  if (t.needs_float64) return;
   const Real scale_p = r.scale_p, scale_q = r.scale_q, high = r.high, low = r.low;
   const Real *logits_p = r.a, *logits_q = r.b;
   // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.

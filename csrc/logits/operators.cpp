@@ -59,8 +59,7 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   task.p = {weight_p, share_p, 1 - share_p};
   task.q = {weight_q, share_q, 1 - share_q};
   task.power = {weight_p, share_p};
-  const RowViews first{from_p.row(0), from_q.row(0), to_p.row(0), to_q.row(0)};
-  const size_t scratch_bytes = scratch_bytes_of(first, task.divergence, classes);
+  const size_t scratch_bytes = scratch_bytes_of(task.divergence, classes);
   torch::stable::parallel_for(0, rows, rows_of_a_thread(classes), [&](int64_t begin, int64_t end) {
     static thread_local std::vector<char> scratch;
     if (scratch.size() < scratch_bytes) scratch.resize(scratch_bytes);

@@ -138,7 +138,7 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
   const PowerConstants<Real> constants(t.power.order);
   const Normalized<Real> r = normalize_both(row, t);
   if constexpr (!kIsDouble<Real>) {
-    t.needs_float64 = !fits_float32(r, t);
+    t.needs_float64 = r.is_huge || !fits_float32(r, t);
     if (t.needs_float64) return;
   }
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);

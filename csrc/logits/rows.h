@@ -100,10 +100,15 @@ KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Rea
   }
 }
 
+// x - offset, which is -inf only where x is.
 template <class Real>
 static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
+  constexpr Real least = -std::numeric_limits<Real>::max();
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) to[i] = x[i] - offset;
+  for (int64_t i = 0; i < n; ++i) {
+    const Real moved = x[i] - offset;
+    to[i] = (moved < least) & (x[i] >= least) ? least : moved;
+  }
   return to;
 }
 
@@ -115,6 +120,7 @@ struct Normalized {
   const Real *a, *b;
   Real peak_a;
   Real scale_p, scale_q, high, low;
+  bool is_huge;  // a - b might leave float32; the rest is not there then
 };
 
 template <class Real>
@@ -128,9 +134,12 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
     normalize_both_at_once<false>(row, n, inverse_temperature, r.p, r.q);
   }
   const Real peak_p = static_cast<Real>(r.p.peak), peak_q = static_cast<Real>(r.q.peak);
-  constexpr double huge = kIsDouble<Real> ? 1e300 : 1e30;
+  const Real huge = Real(kIsDouble<Real> ? 1e300 : 1e30);
+  const bool is_huge = std::fabs(peak_p) > huge || std::fabs(peak_q) > huge;
+  r.is_huge = is_huge && !kIsDouble<Real>;
+  if (r.is_huge) return r;
   Real from_p = 0, from_q = 0;
-  if (std::fabs(peak_p) > huge || std::fabs(peak_q) > huge) {  // a - b might overflow
+  if (is_huge) {  // a - b might overflow
     from_p = peak_p;
     from_q = peak_q;
   } else if (std::fabs(peak_p - peak_q) > 4) {  // a - b would lose digits: the side that lies far from 0 is moved
@@ -138,6 +147,11 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
       from_p = peak_p - peak_q;
     } else {
       from_q = peak_q - peak_p;
+    }
+    const Real apart = (peak_p - from_p) - (peak_q - from_q);
+    if (std::fabs(apart) * inverse_temperature > 1) {  // the peaks have no digit in common, and still do not meet
+      from_p = peak_p;
+      from_q = peak_q;
     }
   }
   r.a = from_p == 0 ? row.p : shifted(row.p, from_p, row.spare_p, n);

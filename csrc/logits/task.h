@@ -73,11 +73,9 @@ inline bool in_float64(const RowViews& row) {
 // Shorter rows, and those that are converted, are filled up to whole vectors, of at most this many numbers.
 constexpr int64_t kShortRow = 256, kMostLanes = 16;
 
-// How many bytes `scratch` holds. Powers of p / q may leave the range of float32.
-inline int64_t scratch_bytes_of(const RowViews& row, DivergenceCode divergence, int64_t classes) {
-  const bool is_renyi = divergence == DivergenceCode::kRenyi, is_power = is_renyi || divergence == DivergenceCode::kPower;
-  const size_t bytes = is_power || in_float64(row) ? sizeof(double) : sizeof(float);
-  return (is_renyi ? 6 : 5) * (classes + kMostLanes) * static_cast<int64_t>(bytes);
+// How many bytes `scratch` holds: also for rows that float32 does not hold.
+constexpr int64_t scratch_bytes_of(DivergenceCode divergence, int64_t classes) {
+  return (divergence == DivergenceCode::kRenyi ? 6 : 5) * (classes + kMostLanes) * static_cast<int64_t>(sizeof(double));
 }
 
 // How many numbers it holds for selected classes.
