@@ -100,6 +100,9 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   return sweep_as_wanted<Real, kMixtureForm>(row, t);
 }
 
+// Longer rows leave the cache no room for another.
+constexpr int64_t kMostFetched = 32768;
+
 // How many classes are computed with: a row that is short, or converted anyway, is filled up with classes without mass to
 // whole vectors, as a loop's rest is computed number by number.
 template <class Real>
@@ -171,6 +174,14 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   row.q = load_padded(v.q, classes, n, row.spare_q);
   row.gradient_p = target(v.gradient_p, row.spare_p);
   row.gradient_q = target(v.gradient_q, row.spare_q);
+  const auto upcoming = [&](const void* data, const RowView& x) -> Upcoming {
+    const bool fits = classes <= kMostFetched && x.stride == 1;
+    return {fits ? static_cast<const char*>(data) : nullptr, size_of(x.dtype)};
+  };
+  row.next_p = upcoming(v.next_p, v.p);
+  row.next_q = upcoming(v.next_q, v.q);
+  row.target_p = upcoming(v.gradient_p.data, v.gradient_p);
+  row.target_q = upcoming(v.gradient_q.data, v.gradient_q);
   t.classes = n;
   t.needs_float64 = false;
   if (t.label >= 0) {

@@ -67,7 +67,9 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
     for (int64_t i = begin; i < end; ++i) {
       mine.weight = row_weights ? scale * row_weights[i] : scale;
       if (row_labels) mine.label = row_labels[i];
-      compute({from_p.row(i), from_q.row(i), to_p.row(i), to_q.row(i)}, mine, scratch.data());
+      const int64_t next = i + 1 < end ? i + 1 : i;
+      compute({from_p.row(i), from_q.row(i), to_p.row(i), to_q.row(i), from_p.row(next).data, from_q.row(next).data},
+              mine, scratch.data());
       to_values[i] = mine.value;
     }
   });

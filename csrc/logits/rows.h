@@ -9,6 +9,24 @@ namespace KULLBACK_ISA {
 // Lanes are summed in their own precision over a block, blocks in float64.
 constexpr int64_t kBlock = 1024;
 
+// Memory of the row that comes next, or of the gradient that is written next. It is asked for in parts while the
+// exponentials are computed, which otherwise would wait for it.
+struct Upcoming {
+  const char* data;  // null for none
+  int64_t element_bytes;
+};
+
+constexpr int64_t kPart = 256;
+
+template <bool is_written>
+KULLBACK_INLINE void fetch(const Upcoming& x, int64_t start, int64_t stop) {
+  if (!x.data) return;
+  constexpr int64_t line = 64;
+  constexpr int cache = is_written ? 3 : 2;  // the first level, or the second
+  const char* end = x.data + stop * x.element_bytes;
+  for (const char* at = x.data + start * x.element_bytes; at < end; at += line) __builtin_prefetch(at, is_written, cache);
+}
+
 // Where a row is; a gradient that is not wanted is null, and may be the same memory as the logits it belongs to.
 template <class Real>
 struct Row {
@@ -19,6 +37,7 @@ struct Row {
   Real *spare_p, *spare_q;  // may be where the logits or the gradient of that side are
   Real* affinities;         // for Renyi's divergence alone
   Real *gradient_p, *gradient_q;
+  Upcoming next_p, next_q, target_p, target_q;
 };
 
 struct Statistics {
@@ -82,9 +101,13 @@ KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Rea
 #endif
   p = {peak_p, 0};
   q = {peak_q, 0};
-  for (int64_t start = 0; start < n; start += kBlock) {
-    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+  for (int64_t start = 0; start < n; start += kPart) {
+    const int64_t stop = start + kPart < n ? start + kPart : n;
     Real part_p = 0, part_q = 0;
+    fetch<false>(row.next_p, start, stop);
+    fetch<false>(row.next_q, start, stop);
+    fetch<true>(row.target_p, start, stop);
+    fetch<true>(row.target_q, start, stop);
 #pragma omp simd reduction(+ : part_p, part_q)
     for (int64_t i = start; i < stop; ++i) {
       const Real below_p = x[i] - peak_p, below_q = y[i] - peak_q;

@@ -60,9 +60,11 @@ struct RowView {
   Dtype dtype;
 };
 
-// A gradient may be the same memory as the logits it belongs to.
+// A gradient may be the same memory as the logits it belongs to. `next_p` and `next_q` are the logits that are read
+// after these, null if none are.
 struct RowViews {
   RowView p, q, gradient_p, gradient_q;
+  const void *next_p, *next_q;
 };
 
 // Whether the arithmetic is in float64. Else it is in float32, with sums in float64, unless a row turns out to need more.
