@@ -99,7 +99,7 @@ native: $(VENV)/.native
 
 $(VENV)/.native: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/*/*) src/kullback/kernels/codes.py
 	@if command -v $${CXX:-c++} >/dev/null; then \
-	  $(CONFIGURE) -B build >/dev/null && $(BIN)/cmake --build build >/dev/null; \
+	  { $(CONFIGURE) -B build && $(BIN)/cmake --build build; } >$(VENV)/native.log 2>&1 || { cat $(VENV)/native.log; exit 1; }; \
 	else echo 'No C++ compiler here: kullback runs without its native kernels.'; fi
 	@touch $@
 

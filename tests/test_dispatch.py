@@ -394,8 +394,8 @@ def test_logits_of_any_size_cost_no_digits(size: float, dtype: torch.dtype, clas
     largest = torch.finfo(dtype).max
     kinds = [KL(), ReverseKL(), JensenShannon(), Alpha(0.5), Renyi(2.0)]
     with mpmath.workdps(60):
-        for a, b in _hostile_logits(min(size, largest / 4), dtype, classes):
-            a, b = a.repeat(rows, 1).requires_grad_(), b.repeat(rows, 1).requires_grad_()
+        for pair in _hostile_logits(min(size, largest / 4), dtype, classes):
+            a, b = (x.repeat(rows, 1).requires_grad_() for x in pair)
             p, q = (truth.softmax(side[0].tolist()) for side in (a, b))
             found = kl_divergence(Logits(a), Logits(b))
             (by_q,) = torch.autograd.grad(found.sum(), b)
@@ -404,6 +404,8 @@ def test_logits_of_any_size_cost_no_digits(size: float, dtype: torch.dtype, clas
             for kind in kinds:
                 found = divergence(Logits(a), Logits(b), kind).detach()
                 expected = truth.divergence(kind, p, q)
-                wanted = torch.tensor(float(expected) if expected <= largest else math.inf, dtype=dtype).expand(rows)
+                wanted = torch.tensor(
+                    float(expected) if expected <= largest else math.inf, dtype=dtype
+                ).expand(rows)
                 rtol, atol = (1e-12, 1e-30) if dtype is torch.float64 else (2e-6, 1e-13)
                 torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)

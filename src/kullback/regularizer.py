@@ -148,7 +148,8 @@ class KLRegularizer(torch.nn.Module):
         per_example: compare each example's own KL with `free_nats`, not the mean of the batch.
         capacity: :math:`C`, in nats: a number or a schedule. Not together with `free_nats`.
         balance: two weights :math:`(a, b)`: the term becomes :math:`a` times that with the posterior held constant,
-            which trains the prior alone, plus :math:`b` times that with the prior held constant.
+            which trains the prior alone, plus :math:`b` times that with the prior held constant. ``torch.compile``
+            takes it from torch 2.12 on.
         batch_dims: how many leading dimensions of the posterior count examples.
         sync: where `torch.distributed` runs, decide by the mean over all processes which groups are free, on which
             side of the capacity the KL is, and what the coefficient becomes: the gradients, averaged by

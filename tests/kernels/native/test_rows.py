@@ -168,7 +168,7 @@ def test_large_rows_keep_six_digits(kind: Divergence, spread: float) -> None:
 
 
 @KINDS
-def test_is_closer_to_the_truth_than_torch_in_the_same_dtype(kind: Divergence) -> None:
+def test_keeps_six_digits_or_more_than_torch_in_the_same_dtype(kind: Divergence) -> None:
     p = 3 * torch.randn(4, 5000)
     q = p + 1e-2 * torch.randn(4, 5000)
     want = truth(kind, p, q)[0]

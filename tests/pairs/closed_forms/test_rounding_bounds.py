@@ -195,6 +195,23 @@ def test_the_derivative_by_the_scale_of_a_laplace_far_away(at: tuple[float, floa
         assert gradient.item() == pytest.approx(float((1 + y) * mp.exp(-y) / t - 1 / s), rel=1e-14)
 
 
+@pytest.mark.parametrize("less", [1e-3, 1e-8, 1e-15])
+def test_a_laplace_that_is_nearly_too_wide_for_a_gumbel(less: float) -> None:
+    given = [number(x).requires_grad_() for x in (0.5, 0.75 * (1 - less), 0.25, 0.75)]
+    value = kl_divergence(Laplace(*given[:2]), Gumbel(*given[2:]))
+    found = torch.autograd.grad(value, given)
+    with mpmath.workdps(60):
+        m, s, n, t = (mpf(x.item()) for x in given)
+        c, r = (m - n) / t, s / t
+        grown, room = mp.exp(-c), 1 - r**2
+        true = c + grown / room - mp.log(2 * r) - 1
+        by_loc, by_ratio = (1 - grown / room) / t, 2 * r * grown / room**2 - 1 / r
+        wanted = by_loc, by_ratio / t, -by_loc, -(by_loc * c + by_ratio * r / t)
+        assert value.item() == pytest.approx(float(true), rel=1e-14)
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert ours.item() == pytest.approx(float(theirs), rel=1e-13)
+
+
 @pytest.mark.parametrize(("first", "second"), [(1e200, 1.0), (1.0, 1e200), (1e-200, 1.0), (1e200, 1e-200)])
 def test_factors_of_covariances_whose_squares_are_no_floats(first: float, second: float) -> None:
     one = torch.ones((), dtype=torch.float64)
