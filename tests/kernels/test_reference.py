@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from kullback import KL, Counts, Divergence, JensenShannon, Logits, Probs, Renyi
 from kullback.kernels import finite_pair, reference, rounding_error
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.reference import Normalized, Rows, pair_of_sides
+from tests.oracles import truth
 
 INF = math.inf
 F64 = torch.float64
@@ -403,3 +405,14 @@ def test_the_largest_ratio_of_equal_rows_has_no_gradient() -> None:
     p = draw(3, 4)
     for gradient in Rows().derivatives(Renyi(INF), p, p.clone()):
         assert (gradient == 0).all()
+
+
+def test_logits_that_differ_in_their_last_digits_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    p = 3 * torch.randn(3, 20, generator=draw, dtype=F64)
+    q = p + torch.randint(-9, 10, p.shape, generator=draw) / 2**40
+    found = reference.row_divergence(KL(), p, q, Rows(), F64)
+    with mpmath.workdps(60):
+        rows = zip(p.tolist(), q.tolist(), strict=True)
+        wanted = [float(truth.divergence(KL(), *map(truth.softmax, row))) for row in rows]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-8, atol=0)

@@ -344,3 +344,8 @@ def test_a_single_unit_has_a_reason_where_an_interval_is_asked_for():
         estimator = MeanEstimator(1, draws, None, None)
         estimator.add(torch.ones(1, 1, dtype=torch.float64))
         assert estimator.estimates([Quantity(0)])[0].reason == reason
+
+
+def test_too_few_values_tell_nothing_of_a_tail() -> None:
+    assert _heavy_tailed(np.array([1.0, 1.01, 1.02]))
+    assert not _heavy_tailed(1 + np.arange(200) / 1e4)

@@ -14,9 +14,10 @@ import pytest
 import torch
 from mpmath import mpf
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, Geometric, Poisson
+from torch.distributions import Bernoulli, Cauchy, Distribution, Geometric, Gumbel, Poisson, StudentT
 
 from kullback import kl_divergence
+from kullback.pairs.closed_forms.real import _lgamma_beyond_two
 from kullback.pairs.registry import find_closed_form
 from tests.oracles import end_truths
 from tests.oracles.pairs import PAIRS
@@ -154,3 +155,49 @@ def test_formulas_of_the_real_line_at_ordinary_parameters(name: str) -> None:
     parameters, values, gradients, changes = (np.array(column) for column in zip(*rows, strict=True))
     wrong = faults(name, torch.float64, (parameters, values, gradients, changes), formula)
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-6, 1e-9])
+def test_nearly_equal_ones_of_the_real_line_keep_their_digits(apart: float) -> None:
+    p, q = (0.5, 1.5), (0.5 + apart, 1.5 * (1 + apart))
+    with mpmath.workdps(80):
+        (m, s), (n, t) = ([mpf(x) for x in side] for side in (p, q))
+        truths = {
+            Cauchy: mpmath.log(((s + t) ** 2 + (m - n) ** 2) / (4 * s * t)),
+            Gumbel: mpmath.log(t / s)
+            + mpmath.euler * (s / t - 1)
+            + mpmath.exp((n - m) / t + mpmath.loggamma(1 + s / t))
+            - 1
+            + (m - n) / t,
+        }
+    for family, truth in truths.items():
+        sides = (family(*(torch.tensor(x, dtype=torch.float64) for x in side)) for side in (p, q))
+        assert formula(*sides)[0].item() == pytest.approx(float(truth), rel=1e-8), family
+
+
+@pytest.mark.parametrize("z", [1e-12, -1e-12, 1e-5, -1e-5, 3.9e-3, -3.9e-3, 4.1e-3, -4.1e-3, 0.3])
+def test_the_logarithm_of_gamma_near_its_zero_at_2_for_a_gumbel(z: float) -> None:
+    found = _lgamma_beyond_two(torch.tensor(z, dtype=torch.float64)).item()
+    with mpmath.workdps(50):
+        assert found == pytest.approx(float(mpmath.loggamma(2 + mpf(z))), rel=2e-13)
+
+
+def test_a_cauchy_and_the_equal_student_t_are_0_apart() -> None:
+    drawn = torch.randn(2, 1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loc, scale = 100 * drawn[0], (3 * drawn[1]).exp()
+    value = formula(Cauchy(loc, scale), StudentT(torch.ones_like(loc), loc, scale))[0]
+    assert bool((value >= 0).all())
+    assert value.max().item() <= 1e-15
+
+
+@pytest.mark.parametrize(("p", "q"), [("probs", "logits"), ("logits", "probs")])
+def test_tiny_chances_of_trials_given_in_both_ways(p: str, q: str) -> None:
+    at = {"probs": 1e-310, "logits": -713.0}
+    found = values_and_derivatives(
+        lambda x: Geometric(**{p: x}, validate_args=False),
+        lambda x: Geometric(**{q: x}, validate_args=False),
+        [(at[p], at[q])],
+    )
+    with mpmath.workdps(DIGITS):
+        expected = float(true_kl("Geometric", (p, at[p]), (q, at[q])))
+    assert found[0][0] == pytest.approx(expected, rel=1e-12)
