@@ -1,4 +1,5 @@
 // The operator on rows of logits, and the one that says what this library was built from.
+#include <memory>
 #include <vector>
 
 #include "matrix.h"
@@ -61,15 +62,22 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   task.power = {weight_p, share_p};
   const size_t scratch_bytes = scratch_bytes_of(task.divergence, classes);
   torch::stable::parallel_for(0, rows, rows_of_a_thread(classes), [&](int64_t begin, int64_t end) {
-    static thread_local std::vector<char> scratch;
-    if (scratch.size() < scratch_bytes) scratch.resize(scratch_bytes);
+    // Not a vector, which would write to memory that only rows of float64 need.
+    static thread_local std::unique_ptr<char[]> scratch;
+    static thread_local size_t held = 0;
+    if (held < scratch_bytes) {
+      held = 0;
+      scratch.reset();
+      scratch.reset(new char[scratch_bytes]);
+      held = scratch_bytes;
+    }
     RowTask mine = task;
     for (int64_t i = begin; i < end; ++i) {
       mine.weight = row_weights ? scale * row_weights[i] : scale;
       if (row_labels) mine.label = row_labels[i];
       const int64_t next = i + 1 < end ? i + 1 : i;
       compute({from_p.row(i), from_q.row(i), to_p.row(i), to_q.row(i), from_p.row(next).data, from_q.row(next).data},
-              mine, scratch.data());
+              mine, scratch.get());
       to_values[i] = mine.value;
     }
   });
