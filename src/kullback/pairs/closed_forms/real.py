@@ -186,9 +186,8 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     ratio = scale_p / scale_q
     light = ratio < 1
     shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)
-    room = torch.where(
-        light, (scale_q - scale_p) / scale_q * (1 + ratio), 1
-    )  # 1 - r^2, of nearly equal scales too
+    # 1 - r^2, whose digits nearly equal scales keep too
+    room = torch.where(light, (scale_q - scale_p) / scale_q * (1 + ratio), 1)
     return shift + bounded_exp(-shift - torch.log(room)) - log_ratio(scale_p, scale_q) - (1 + math.log(2))
 
 
