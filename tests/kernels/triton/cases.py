@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -199,6 +200,32 @@ def test_logits_at_the_end_of_the_range_are_no_nan(kind: Divergence) -> None:
     for side in ours(kind, p, q):
         assert side is not None
         assert (side == 0).all()
+
+
+# Peaks that have few digits in common, or none, up to the end of the range.
+FAR = [
+    ([1e23, -1e23, 0.0], [1e30, 1e30, 1e30]),
+    ([1e16, -1e16, 0.0], [0.0, 1.0, 2.0]),
+    ([0.5, -1.0, 2.0], [1e8, 1e8, 1e8]),
+    ([3e9, 3e9, 3e9], [1e30, 1e30 / 2, 1e30]),
+    ([2e37, 2e37, -2e37], [1.0, 2.0, 3.0]),
+    ([3e38, 3e38, 3e38], [1e30, 1e30, -1e30]),
+    ([3e38, 3e38, 3e38], [3e38, 1e20, 3e38]),
+]
+
+
+@EACH_KIND
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_logits_far_from_0_cost_no_digits(kind: Divergence, temperature: float) -> None:
+    p, q = (on_device(torch.tensor(side)) for side in zip(*FAR, strict=True))
+    value, *gradients = ours(kind, p, q, temperature=temperature)
+    largest = torch.finfo(torch.float32).max
+    for found, *logits in zip(value.tolist(), p.tolist(), q.tolist(), strict=True):
+        masses = (truth.softmax([mpmath.mpf(x) / temperature for x in side]) for side in logits)
+        exact = truth.divergence(kind, *masses)
+        assert found == pytest.approx(float(exact) if exact <= largest else INF, rel=1e-6, abs=0)
+    for mine, derivative in zip(gradients, in_float64(kind, p, q, temperature=temperature)[1:], strict=True):
+        assert_within(mine, derivative, 2e-6, 1e-9)
 
 
 @EACH_KIND

@@ -175,18 +175,22 @@ def _total(x):
 
 
 @triton.jit
-def _masses(a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
+def _subtracted(a, b):
+    """Return a - b, rounded, and what the rounding left out (Knuth, 1969)."""
+    rounded = a - b
+    seen = rounded - a
+    return rounded, tl.where(tl.abs(rounded) < _INF, (a - (rounded - seen)) - (b + seen), 0.0)
+
+
+@triton.jit
+def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
     """Return p, q and their log-ratio: 0 where neither has mass, infinite where only one has."""
-    a -= from_a
-    b -= from_b
+    without = (a == -_INF) & (b == -_INF)
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
     # Where the two logits lie far apart, what rounding takes from their difference is given back.
-    apart = a - b
-    seen = apart - a
-    lost = tl.where(tl.abs(apart) < _INF, (a - (apart - seen)) - (b + seen), 0.0)
-    d = (((apart - offset) + lost) * scale - high) - low
-    without = (a == -_INF) & (b == -_INF)
+    apart, lost = _subtracted(a * shrink - from_a, b * shrink - from_b)
+    d = (((apart - offset) + lost) * (scale / shrink) - high) - low
     return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
 
 
@@ -195,7 +199,8 @@ def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
     """Return what `_masses` needs of both rows: peaks, inverse sums of exponentials, and what the log-ratio is made of.
 
     That is (a - b - offset) / T - high - low, in parts because float32 alone would round what is subtracted. Logits so
-    large that a - b might overflow are taken from their peaks first, by `from_a` and `from_b`.
+    large that a - b might overflow are multiplied by the power of two `shrink` for it. Where the peaks have no digit in
+    common, each side is taken from its own first, by `from_a` and `from_b`.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     peaks_a, sums_a = zeros - _INF, zeros
@@ -208,17 +213,16 @@ def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
     # Both are summed in the same order, whatever their dtypes: equal rows have equal sums.
     parts = tl.join(sums_a * _exp((peaks_a - peak_a) * scale), sums_b * _exp((peaks_b - peak_b) * scale))
     sum_a, sum_b = tl.split(_total(parts))
-    huge = tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30
-    from_a, from_b = tl.where(huge, peak_a, 0.0), tl.where(huge, peak_b, 0.0)
-    peak_a -= from_a
-    peak_b -= from_b
-    offset = peak_a - peak_b
-    rest = peak_a.to(tl.float64) - peak_b.to(tl.float64) - offset.to(tl.float64)
-    shift = rest * scale + (tl.log(sum_a) - tl.log(sum_b))
+    shrink = tl.where(tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30, 0.0009765625, 1.0)
+    offset, rest = _subtracted(peak_a * shrink, peak_b * shrink)
+    is_apart = tl.abs(rest) * (scale / shrink) > 1
+    from_a, from_b = tl.where(is_apart, peak_a * shrink, 0.0), tl.where(is_apart, peak_b * shrink, 0.0)
+    offset, rest = tl.where(is_apart, 0.0, offset), tl.where(is_apart, 0.0, rest)
+    shift = rest.to(tl.float64) * (scale / shrink) + (tl.log(sum_a) - tl.log(sum_b))
     high = shift.to(tl.float32)
     low = (shift - high.to(tl.float64)).to(tl.float32)
     inverse_a, inverse_b = (1.0 / sum_a).to(tl.float32), (1.0 / sum_b).to(tl.float32)
-    return from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+    return shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
 
 
 @triton.jit
@@ -243,7 +247,7 @@ def row_kernel(
     lanes = tl.arange(0, BLOCK)
     zeros = tl.zeros((BLOCK,), tl.float32)
 
-    from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
+    shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
     terms, derivatives_p, derivatives_q, differences = zeros, zeros, zeros, zeros
@@ -251,7 +255,7 @@ def row_kernel(
         columns = start + lanes
         a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
         x, y, d = _masses(
-            a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+            a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
         )
         term, by_p, by_q = _terms_and_derivatives(
             x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
@@ -282,7 +286,7 @@ def row_kernel(
             columns = start + lanes
             a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
             x, y, d = _masses(
-                a, b, scale, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+                a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
             )
             _, by_p, by_q = _terms_and_derivatives(
                 x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
