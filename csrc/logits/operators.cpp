@@ -59,7 +59,7 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   task.divergence = static_cast<DivergenceCode>(divergence);
   task.p = {weight_p, share_p, 1 - share_p};
   task.q = {weight_q, share_q, 1 - share_q};
-  task.power = {weight_p, share_p};
+  task.power = {weight_p, share_p, weight_q};
   const size_t scratch_bytes = scratch_bytes_of(task.divergence, classes);
   torch::stable::parallel_for(0, rows, rows_of_a_thread(classes), [&](int64_t begin, int64_t end) {
     // Not a vector, which would write to memory that only rows of float64 need.

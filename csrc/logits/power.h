@@ -12,19 +12,19 @@ constexpr int kPowerTerms = kIsDouble<Real> ? 13 : 9;
 
 template <class Real>
 struct PowerConstants {
-  Real order, exponent;            // exponent = order - 1, not 0
+  Real order, exponent;            // not 0
   Real by_order, by_exponent;      // their inverses
   Real infinite_from;              // the log-ratio that makes the value infinite: +inf, or none
   Real series[kPowerTerms<Real>];  // of (e^(order d) - 1 - order (e^d - 1)) / (order exponent), from d^2 upwards
 
-  explicit PowerConstants(double of_order)
-      : order(static_cast<Real>(of_order)),
-        exponent(static_cast<Real>(of_order - 1)),
-        by_order(static_cast<Real>(1 / of_order)),
-        by_exponent(static_cast<Real>(1 / (of_order - 1))),
-        infinite_from(of_order > 1 ? kInf<Real> : std::numeric_limits<Real>::quiet_NaN()) {
+  explicit PowerConstants(const Power& of)
+      : order(static_cast<Real>(of.order)),
+        exponent(static_cast<Real>(of.exponent)),
+        by_order(static_cast<Real>(1 / of.order)),
+        by_exponent(static_cast<Real>(1 / of.exponent)),
+        infinite_from(of.exponent > 0 ? kInf<Real> : std::numeric_limits<Real>::quiet_NaN()) {
     double sum = 0, power = 1, factorial = 1;
-    for (int n = 0; n < kPowerTerms<Real>; ++n, power *= of_order) {
+    for (int n = 0; n < kPowerTerms<Real>; ++n, power *= of.order) {
       sum += power;
       factorial *= n + 2;
       series[n] = static_cast<Real>(sum / factorial);
@@ -86,7 +86,7 @@ KULLBACK_INLINE PowerTerm<float> power_term(float p, float q, float, float log_r
 // matters only where it makes the divergence infinite, or nearly so.
 static bool fits_float32(const Normalized<float>& r, const RowTask& t) {
   constexpr double widest = 80, widest_power = 16, greatest_order = 1000;
-  const double exponent = t.power.order - 1, bound = widest_power / std::fabs(exponent);
+  const double exponent = t.power.exponent, bound = widest_power / std::fabs(exponent);
   const bool is_renyi = t.divergence == DivergenceCode::kRenyi;
   const double above = exponent > 0 || is_renyi ? std::fmin(bound, widest) : widest;
   const double below = exponent < 0 && is_renyi ? std::fmin(bound, widest) : widest;
@@ -104,38 +104,11 @@ static bool fits_float32(const Normalized<float>& r, const RowTask& t) {
   return !is_wide;
 }
 
-// As `project`; the entry of the class with most mass is what the others, which sum to zero with it, leave for it, since
-// it would be a difference of nearly equal numbers.
-template <class Real>
-static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
-  int64_t top = 0;  // the first with e^0
-  for (bool found = false; !found && top < n; top += found ? 0 : kBlock) {
-    const int64_t stop = top + kBlock < n ? top + kBlock : n;
-    typename Format<Real>::Bits here = 0;
-#pragma omp simd reduction(| : here)
-    for (int64_t i = top; i < stop; ++i) here |= e[i] == 1 ? 1 : 0;
-    found = here != 0;
-    while (found && e[top] != 1) ++top;
-  }
-  project(derivatives, e, n, static_cast<Real>(factor), static_cast<Real>(weight));
-  if (top >= n) return;  // a row of NaN
-  double sum = 0;
-  derivatives[top] = 0;
-  for (int64_t start = 0; start < n; start += kBlock) {
-    const int64_t stop = start + kBlock < n ? start + kBlock : n;
-    Real part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t i = start; i < stop; ++i) part += derivatives[i];
-    sum += part;
-  }
-  derivatives[top] = static_cast<Real>(-sum);
-}
-
 // Marks the row and writes nothing where float32 does not do.
 template <class Real, bool to_p, bool to_q, bool is_renyi>
 static void sweep_power(const Row<Real>& row, RowTask& t) {
   const int64_t n = t.classes;
-  const PowerConstants<Real> constants(t.power.order);
+  const PowerConstants<Real> constants(t.power);
   const Normalized<Real> r = normalize_both(row, t);
   if constexpr (!kIsDouble<Real>) {
     t.needs_float64 = r.is_huge || !fits_float32(r, t);
@@ -177,7 +150,7 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
   double factor_p = t.power.weight, factor_q = factor_p;
   t.value = t.power.weight * value;
   if constexpr (is_renyi) {
-    const double exponent = t.power.order - 1;
+    const double exponent = t.power.exponent;
     const double change = t.power.order * exponent * value;  // the sum of the affinities, less 1
     if (std::fabs(change) < 0.5) {
       t.value = t.power.weight * std::log1p(change);

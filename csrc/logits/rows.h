@@ -200,6 +200,33 @@ static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Re
   for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
 }
 
+// As `project`; the entry of the class with most mass is what the others, which sum to zero with it, leave for it, since
+// it would be a difference of nearly equal numbers.
+template <class Real>
+static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
+  int64_t top = 0;  // the first with e^0
+  for (bool found = false; !found && top < n; top += found ? 0 : kBlock) {
+    const int64_t stop = top + kBlock < n ? top + kBlock : n;
+    typename Format<Real>::Bits here = 0;
+#pragma omp simd reduction(| : here)
+    for (int64_t i = top; i < stop; ++i) here |= e[i] == 1 ? 1 : 0;
+    found = here != 0;
+    while (found && e[top] != 1) ++top;
+  }
+  project(derivatives, e, n, static_cast<Real>(factor), static_cast<Real>(weight));
+  if (top >= n) return;  // a row of NaN
+  double sum = 0;
+  derivatives[top] = 0;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = start; i < stop; ++i) part += derivatives[i];
+    sum += part;
+  }
+  derivatives[top] = static_cast<Real>(-sum);
+}
+
 // Derivatives by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at
 // once; their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
 template <bool at_once, class Real>

@@ -12,9 +12,9 @@ struct Mixing {
 };
 
 // The power divergence of an order of at least 1/2, other than 1, times a weight; or the weight times the logarithm of
-// sum p^order q^(1 - order), which is Renyi's.
+// sum p^order q^(1 - order), which is Renyi's. The exponent is order - 1, to digits that the order may not have.
 struct Power {
-  double weight, order;
+  double weight, order, exponent;
 };
 
 // What is asked about a row, and the answer.

@@ -66,9 +66,9 @@ class Alpha(Divergence):
         if alpha < 0.5:  # where the formula below would divide by a small alpha, its mirror image does not
             return Alpha(1 - alpha).terms(pair.swapped())
         near = pair.log_ratio.abs() * alpha < NEAR
-        d = torch.where(near, pair.log_ratio, 0)
+        power = alpha * torch.where(near, pair.log_ratio, 0)
         far = (_box_cox(pair, alpha - 1) + pair.q_minus_p()) / alpha
-        return torch.where(near, pair.q * power_series(_alpha_series(alpha), d), far)
+        return torch.where(near, pair.q * power_series(_alpha_series(alpha), power) / (alpha * alpha), far)
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         alpha = self.alpha
@@ -84,8 +84,9 @@ class Alpha(Divergence):
 
 
 def _alpha_series(alpha: float) -> list[float]:
-    """Return the coefficients of (e^(alpha d) - 1 - alpha (e^d - 1)) / (alpha (alpha - 1)) from d^2 upwards."""
-    return [sum([alpha**k for k in range(n - 1)]) / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
+    """Return the coefficients of (e^x - 1 - alpha (e^(x / alpha) - 1)) alpha / (alpha - 1) from x^2 upwards."""
+    inverse = 1 / alpha  # whose powers stay in range, of a large alpha
+    return [sum([inverse**k for k in range(n - 1)]) / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
@@ -254,7 +255,8 @@ class Renyi(Divergence):
 
     def _affinity_change(self, pair: FinitePair) -> Tensor:
         """Return sum p^alpha q^(1 - alpha) - 1, accurately where it is small."""
-        return self.alpha * (self.alpha - 1) * Alpha(self.alpha).total(pair)
+        # In this order: the square of a huge order overflows, and infinity times 0 is NaN.
+        return self.alpha * ((self.alpha - 1) * Alpha(min(self.alpha, _LARGEST)).total(pair))
 
 
 def _support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """How a divergence is told to the compiled kernels: its code, two numbers for each side, and which side comes first.
 
-The numbers of a mixture are the weights and shares of its sides, those of a power its weight and order.
+The numbers of a mixture are the weights and shares of its sides, those of a power its weight, order and exponent, which
+is the order minus 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["Arguments", "arguments_of"]
 
 
 class Arguments(NamedTuple):
-    """What the operator is told: `numbers` are weight and share of P and of Q, and `swapped` exchanges P and Q."""
+    """What the operator is told: `numbers`, as above, and whether P and Q are exchanged."""
 
     code: int
     numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
@@ -40,8 +41,8 @@ _SIMPLE: dict[type[Divergence], Arguments] = {
     ReverseKL: Arguments(DivergenceCode.REVERSE_KL.value),
     Jeffreys: Arguments(DivergenceCode.JEFFREYS.value),
     TotalVariation: Arguments(DivergenceCode.TOTAL_VARIATION.value),
-    SquaredHellinger: Arguments(DivergenceCode.POWER.value, (0.25, 0.5, 0.0, 0.0)),
-    ChiSquared: Arguments(DivergenceCode.POWER.value, (2.0, 2.0, 0.0, 0.0)),
+    SquaredHellinger: Arguments(DivergenceCode.POWER.value, (0.25, 0.5, -0.5, 0.0)),
+    ChiSquared: Arguments(DivergenceCode.POWER.value, (2.0, 2.0, 1.0, 0.0)),
 }
 _MIXTURE, _POWER, _RENYI = (
     code.value for code in (DivergenceCode.MIXTURE, DivergenceCode.POWER, DivergenceCode.RENYI)
@@ -50,6 +51,7 @@ _MIXTURE, _POWER, _RENYI = (
 _SMALLEST_SHARE = 1e-3
 # The coefficients of the series of a larger order leave the range of numbers.
 _LARGEST_ORDER = 64.0
+_SMALLEST_EXPONENT = 1e-30
 
 
 def arguments_of(kind: Divergence) -> Arguments | None:
@@ -78,7 +80,12 @@ def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
 
 
 def _of_power(code: int, weight: float, order: float) -> Arguments | None:
-    """Return the arguments for a power divergence; an order below 1/2 is that of Q and P."""
+    """Return the arguments for a power divergence; an order below 1/2 is that of Q and P.
+
+    None where the order is too large, or so near to 0 or 1 that float32 holds no inverse of its exponent.
+    """
     swapped = order < 0.5
-    order = 1 - order if swapped else order
-    return Arguments(code, (weight, order, 0.0, 0.0), swapped) if order <= _LARGEST_ORDER else None
+    order, exponent = (1 - order, -order) if swapped else (order, order - 1)
+    if order > _LARGEST_ORDER or abs(exponent) < _SMALLEST_EXPONENT:
+        return None
+    return Arguments(code, (weight, order, exponent, 0.0), swapped)

@@ -228,6 +228,20 @@ def test_logits_far_from_0_cost_no_digits(kind: Divergence, temperature: float) 
         assert_within(mine, derivative, 2e-6, 1e-9)
 
 
+@SOME_KINDS
+def test_rows_with_nearly_all_mass_in_one_class(kind: Divergence) -> None:
+    p, q = torch.randn(3, 40), torch.randn(3, 40)
+    p[:, 2:], q[:, 2:] = p[:, 2:] - 25, q[:, 2:] - 24
+    p, q = on_device(p + torch.tensor([[0.0], [3.3], [-7.7]])), on_device(q)
+    p[1, 1], q[1, 1] = -INF, -INF
+    p[0, 1], q[0, 1] = -15.0, -16.0
+    value, *gradients = ours(kind, p, q)
+    true, *derivatives = in_float64(kind, p, q)
+    torch.testing.assert_close(value, true, rtol=3e-6, atol=0)
+    for mine, derivative in zip(gradients, derivatives, strict=True):
+        assert_within(mine, derivative, 1e-5)
+
+
 @EACH_KIND
 @pytest.mark.parametrize(("classes", "spread"), [(300, 1e-4), (5001, 3.0)])
 def test_rows_of_many_blocks(kind: Divergence, classes: int, spread: float) -> None:

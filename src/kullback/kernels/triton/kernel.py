@@ -162,6 +162,14 @@ def _store(row, columns, stride, classes, factor, derivatives, WANTED: tl.conste
 
 
 @triton.jit
+def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constexpr):
+    """Write to one column what the others, which sum to zero with it, leave for it."""
+    if WANTED:
+        gradient = tl.where(factor == 0.0, 0.0, -factor * _total(others).to(tl.float32))
+        tl.store(row + column.to(tl.int64) * stride, gradient, mask=column < classes)
+
+
+@triton.jit
 def _absorb(x, scale, peak, total):
     """Take a block into each lane's largest logit and sum of exponentials, relative to that logit."""
     rises = x > peak
@@ -251,6 +259,21 @@ def row_kernel(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
     terms, derivatives_p, derivatives_q, differences = zeros, zeros, zeros, zeros
+    if KIND == _TOTAL_VARIATION:
+        # Total variation feels the rounding of the sums in first order: the classes with most mass change sides by it.
+        # It shows in that q - p does not sum to zero. Where that is nothing, classes of p = q keep their derivative 0.
+        for start in range(0, classes, BLOCK):
+            columns = start + lanes
+            a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
+            x, y, d = _masses(
+                a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+            )
+            differences += _difference(x, y, d)
+            terms += tl.abs(_difference(x, y, d))
+        left = _total(differences).to(tl.float32)
+        low -= tl.where(tl.abs(left) > 1e-5 * _total(terms), left, 0.0)
+        terms, differences = zeros, zeros
+    tops_p, tops_q = zeros.to(tl.int32) + classes, zeros.to(tl.int32) + classes
     for start in range(0, classes, BLOCK):
         columns = start + lanes
         a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
@@ -264,12 +287,14 @@ def row_kernel(
         derivatives_p += by_p
         derivatives_q += by_q
         differences += _difference(x, y, d)
+        if KIND == _TOTAL_VARIATION:
+            tops_p = tl.minimum(tops_p, tl.where(a == peak_a, columns, classes))
+            tops_q = tl.minimum(tops_q, tl.where(b == peak_b, columns, classes))
         if EARLY:
             _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
             _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
     value, difference = _total(terms), _total(differences)
-    # The rounding of the sums shows in that q - p does not sum to zero. Total variation feels it in first order, the
-    # other kinds by their curvature where P = Q.
+    # What is left of it the kinds feel by their curvature where P = Q.
     if KIND == _TOTAL_VARIATION:
         value -= difference * _total(derivatives_q)
     elif KIND == _MIXTURE:
@@ -282,6 +307,8 @@ def row_kernel(
 
     if (WANT_P or WANT_Q) and not EARLY:
         sum_p, sum_q = _total(derivatives_p).to(tl.float32), _total(derivatives_q).to(tl.float32)
+        others_p, others_q = zeros, zeros
+        top_p, top_q = tl.min(tops_p, axis=0), tl.min(tops_q, axis=0)
         for start in range(0, classes, BLOCK):
             columns = start + lanes
             a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
@@ -291,5 +318,13 @@ def row_kernel(
             _, by_p, by_q = _terms_and_derivatives(
                 x, y, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND
             )
-            _store(out_p, columns, out_p_column, classes, factor, by_p - x * sum_p, WANT_P)
-            _store(out_q, columns, out_q_column, classes, factor, by_q - y * sum_q, WANT_Q)
+            by_p -= x * sum_p
+            by_q -= y * sum_q
+            _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
+            _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
+            if KIND == _TOTAL_VARIATION:
+                others_p += tl.where(columns == top_p, 0.0, by_p)
+                others_q += tl.where(columns == top_q, 0.0, by_q)
+        if KIND == _TOTAL_VARIATION:  # of the class with most mass the difference above has no digits left
+            _store_rest(out_p, top_p, out_p_column, classes, factor, others_p, WANT_P)
+            _store_rest(out_q, top_q, out_q_column, classes, factor, others_q, WANT_Q)
