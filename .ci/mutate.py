@@ -67,6 +67,9 @@ REAL = [
     "-k",
     "real_line or unit or Normal or Laplace or Cauchy or Gumbel or StudentT or Weibull",
 ]
+# The pairs of the audit by their formulas alone, of one module, and the ends of the range of the families in it.
+ALONE = [f"{FORMS}/test_plain_forms.py", f"{FORMS}/test_ends.py"]
+POSITIVE = "Exponential or Gamma or Chi2 or Weibull or HalfNormal or HalfCauchy or Pareto"
 RULES = "tests/estimators/discrete/test_interval_rules.py"
 COUNTS = [RULES, "tests/estimators/discrete", "-k", "not zipf and not million and not clusters_hold"]
 MEANS = [
@@ -82,6 +85,14 @@ PARTS = {
     "reference": ("kernels/reference.py", KERNELS),
     "real": ("pairs/closed_forms/real.py", REAL),
     "discrete": ("pairs/closed_forms/discrete.py", DISCRETE),
+    "positive": (
+        "pairs/closed_forms/positive.py",
+        [*ALONE, "-k", f"positive: or positive_ or ends_of and ({POSITIVE})"],
+    ),
+    "bounded": (
+        "pairs/closed_forms/bounded.py",
+        [*ALONE, "-k", "bounded: or bounded_ or ends_of and (Uniform or ContinuousBernoulli or VonMises)"],
+    ),
     "intervals of counts": ("estimators/discrete/intervals.py", COUNTS),
     "intervals of predictions": ("predictions/intervals.py", MEANS),
 }
@@ -158,7 +169,8 @@ def render(held: dict[str, dict[str, object]]) -> str:
         "A test suite is worth what it notices. `make mutate` changes one place of the code at a time (a number, an",
         "operator, a comparison, a condition), by the mutants of Cosmic Ray, and runs the tests of that part: a mutant",
         "is killed where one fails. Of the mutants at one place one is drawn, and places are taken in a random order,",
-        "so that what was tried stands for all. The reference kernels are tested without the native ones.",
+        "so that what was tried stands for all. The reference kernels are tested without the native ones. Lines are",
+        "those of the file when it was tried: `make mutate` tries again what changed since.",
         "",
         "| part | file | places | tried | killed | survived |",
         "|---|---|---|---|---|---|",

@@ -14,12 +14,27 @@ import pytest
 import torch
 from mpmath import mpf
 from torch import Tensor
-from torch.distributions import Bernoulli, Cauchy, Distribution, Geometric, Gumbel, Poisson, StudentT
+from torch.distributions import (
+    Bernoulli,
+    Cauchy,
+    ContinuousBernoulli,
+    Distribution,
+    Gamma,
+    Geometric,
+    Gumbel,
+    Pareto,
+    Poisson,
+    StudentT,
+    Uniform,
+    Weibull,
+)
 
 from kullback import kl_divergence
+from kullback.pairs.closed_forms import bounded
 from kullback.pairs.closed_forms.real import _lgamma_beyond_two
 from kullback.pairs.registry import find_closed_form
-from tests.oracles import end_truths
+from tests.oracles import end_truths, pair_truths
+from tests.oracles.audit import measure
 from tests.oracles.pairs import PAIRS
 from tests.pairs.closed_forms.test_discrete import FAMILIES, chances, derivative, true_kl
 from tests.pairs.closed_forms.test_ends import faults
@@ -157,6 +172,31 @@ def test_formulas_of_the_real_line_at_ordinary_parameters(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+AUDITED = pair_truths.load()
+
+
+def module_of(name: str) -> str | None:
+    """Where the formula of a pair of the audit stands; None where none serves it."""
+    pair, split = PAIRS[name], len(PAIRS[name].p.parameters)
+    at = torch.tensor(AUDITED[name][0][0])
+    p, q = pair.p.build(*at[:split]), pair.q.build(*at[split:])
+    form = find_closed_form(type(p), type(q))
+    serves = form is not None and form.function(p, q) is not None
+    return form.function.__module__.rsplit(".", 1)[1] if serves else None
+
+
+FORMULAS = {name: module for name in PAIRS if (module := module_of(name))}
+
+
+@pytest.mark.parametrize("name", FORMULAS, ids=[f"{module}:{name}" for name, module in FORMULAS.items()])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_formulas_alone_at_the_finite_values_of_the_audit(name: str, dtype: torch.dtype) -> None:
+    parameters, values, gradients = AUDITED[name]
+    finite = np.isfinite(values)
+    measured = measure(PAIRS[name], (parameters[finite], values[finite], gradients[finite]), dtype, formula)
+    assert parameters[finite][measured.index][measured.failing].tolist() == []
+
+
 @pytest.mark.parametrize("apart", [1e-3, 1e-6, 1e-9])
 def test_nearly_equal_ones_of_the_real_line_keep_their_digits(apart: float) -> None:
     p, q = (0.5, 1.5), (0.5 + apart, 1.5 * (1 + apart))
@@ -201,3 +241,115 @@ def test_tiny_chances_of_trials_given_in_both_ways(p: str, q: str) -> None:
     with mpmath.workdps(DIGITS):
         expected = float(true_kl("Geometric", (p, at[p]), (q, at[q])))
     assert found[0][0] == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def number(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize(("alpha", "slope"), [(2.0, 2.0), (3.0, 3.0), (1.5, 1.5)])
+def test_positive_tails_from_the_same_end_and_their_slope_there(alpha: float, slope: float) -> None:
+    starts = number(0.7), number(0.7)
+    value = formula(Pareto(starts[0], number(2.0)), Pareto(starts[1], number(alpha)))[0]
+    assert value.item() == pytest.approx(alpha / 2 - 1 - math.log(alpha / 2), rel=1e-14, abs=0)
+    wanted = [0.0, 0.0] if alpha == 2 else [slope / 0.7, -slope / 0.7]
+    found = torch.autograd.grad(value, starts)
+    assert [x.item() for x in found] == pytest.approx(wanted, rel=1e-14, abs=0)
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-5, 1e-7])
+def test_positive_ones_that_are_both_nearly_exponential(apart: float) -> None:
+    k, a, rate = 1 + apart, 1 + 2 * apart, 1 + apart
+    found = formula(Weibull(number(1.0), number(k)), Gamma(number(a), number(rate)))[0].item()
+    with mpmath.workdps(60):
+        k, a, rate = map(mpf, (k, a, rate))
+        log_mean, mean = -mpmath.euler / k, mpmath.gamma(1 + 1 / k)
+        true = (
+            mpmath.log(k) + (k - a) * log_mean - 1 - a * mpmath.log(rate) + mpmath.loggamma(a) + rate * mean
+        )
+    assert found == pytest.approx(float(true), rel=1e-9, abs=0)
+
+
+def test_a_positive_one_whose_mean_no_float_holds() -> None:
+    for concentration in (1e-300, 1e-310, 5e-324):
+        q = Gamma(number(2.0), number(1.0))
+        assert formula(Weibull(number(1.0), number(concentration)), q)[0].item() == math.inf
+
+
+def _variance(x: mpf) -> mpf:
+    return 1 / x**2 - 1 / (4 * mpmath.sinh(x / 2) ** 2)
+
+
+BOUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[mpf], mpf], Sequence[float]]] = {
+    "mean": (
+        bounded.mean_from_end,
+        lambda x: 1 / x - 1 / (mpmath.exp(x) - 1),
+        (1e-9, 0.1, 0.3, 0.499, 0.501, 3.0, 50.0, 700.0),
+    ),
+    "decay": (
+        bounded.log_mean_decay,
+        lambda x: mpmath.log((1 - mpmath.exp(-x)) / x),
+        (1e-9, 9e-5, 1.1e-4, 0.5, 3.0, 700.0),
+    ),
+    "variance": (
+        bounded.continuous_bernoulli_variance,
+        _variance,
+        (1e-9, -0.1, 0.4, 0.65, 0.699, -0.699, 0.701, 1.5, -1.7, 30.0),
+    ),
+    "cosine": (
+        bounded.mean_cosine,
+        lambda x: mpmath.besseli(1, x) / mpmath.besseli(0, x),
+        (1e-9, 0.5, 39.0, 39.9, 40.1, 45.0, 1e3, 1e9),
+    ),
+    "Bessel": (
+        bounded._log_i0_minus_k,
+        lambda x: mpmath.log(mpmath.besseli(0, x)) - x,
+        (0.5, 39.0, 40.0, 41.0, 60.0, 1e3, 1e9),
+    ),
+    "curvature": (
+        bounded._log_i0_curvature,
+        lambda x: 1 - (r := mpmath.besseli(1, x) / mpmath.besseli(0, x)) ** 2 - r / x,
+        (0.5, 3.0, 40.0, 41.0, 60.0, 1e3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounded_functions_on_both_sides_of_their_thresholds(name: str) -> None:
+    ours, theirs, points = BOUNDED[name]
+    rel = 5e-11 if name == "curvature" else 1e-12  # the former is a difference of nearly equal numbers
+    found = ours(torch.tensor(points, dtype=torch.float64)).tolist()
+    with mpmath.workdps(60):
+        assert found == pytest.approx([float(theirs(mpf(x))) for x in points], rel=rel, abs=0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (("probs", 0.5 + 1e-5), ("probs", 0.5 - 2e-5)),
+        (("logits", 4e-5), ("probs", 0.5 - 2e-5)),
+        (("probs", 0.5 + 1e-5), ("logits", -8e-5)),
+        (("logits", 4e-5), ("logits", -8e-5)),
+        (("probs", 0.1), ("probs", 0.1 + 1e-9)),  # nearly equal
+        (("logits", 40.0), ("probs", 0.9)),  # whose other parameter is rounded
+        (("probs", 0.9), ("logits", 40.0)),
+    ],
+)
+def test_bounded_ones_given_in_either_way(given: Sequence[tuple[str, float]]) -> None:
+    made = [ContinuousBernoulli(**{way: number(x)}) for way, x in given]
+    with mpmath.workdps(60):
+        a, b = (mpmath.log(mpf(x) / (1 - mpf(x))) if way == "probs" else mpf(x) for way, x in given)
+
+        def free(x: mpf) -> mpf:
+            return mpmath.log((mpmath.exp(x) - 1) / x)
+
+        slope = mpmath.exp(a) / (mpmath.exp(a) - 1) - 1 / a
+        true = free(b) - free(a) - (b - a) * slope
+    assert formula(*made)[0].item() == pytest.approx(float(true), rel=1e-10, abs=0)
+
+
+def test_bounded_ones_that_are_equal_have_no_slope() -> None:
+    ends = [number(x) for x in (-0.5, 1.5, -0.5, 1.5)]
+    value = formula(Uniform(*ends[:2]), Uniform(*ends[2:]))[0]
+    assert value.item() == 0
+    assert [x.item() for x in torch.autograd.grad(value, ends)] == [0, 0, 0, 0]
