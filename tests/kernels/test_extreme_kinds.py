@@ -1,4 +1,4 @@
-"""Rows of logits by divergences at their extremes: total variation of confident rows, orders next to 0 and huge ones."""
+"""Rows of logits by divergences at their ends: total variation of confident rows, orders next to 0 and huge ones."""
 
 from __future__ import annotations
 

@@ -234,6 +234,52 @@ def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
 
 
 @triton.jit
+def _imbalance(
+    p, q, p_column, q_column, classes, scale, lanes, zeros,
+    shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
+):  # fmt: skip
+    """Return the sum of q - p, and the first class with most mass of P and of Q.
+
+    The sum is what the rounding of the normalization left, and 0 where it is nothing beside that of |q - p|, so that
+    classes of p = q keep their derivative of 0.
+    """
+    BLOCK: tl.constexpr = lanes.shape[0]
+    differences, sizes = zeros, zeros
+    tops_p, tops_q = zeros.to(tl.int32) + classes, zeros.to(tl.int32) + classes
+    for start in range(0, classes, BLOCK):
+        columns = start + lanes
+        a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
+        x, y, d = _masses(
+            a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
+        )
+        difference = _difference(x, y, d)
+        differences += difference
+        sizes += tl.abs(difference)
+        tops_p = tl.minimum(tops_p, tl.where(a == peak_a, columns, classes))
+        tops_q = tl.minimum(tops_q, tl.where(b == peak_b, columns, classes))
+    left = _total(differences).to(tl.float32)
+    left = tl.where(tl.abs(left) > 1e-5 * _total(sizes), left, 0.0)
+    return left, tl.min(tops_p, axis=0), tl.min(tops_q, axis=0)
+
+
+@triton.jit
+def _corrected(value, difference, sum_q, weight_p, rest_p, weight_q, rest_q, KIND: tl.constexpr):
+    """Return a divergence without what the rounding of the normalization did to it, which shows in q - p.
+
+    Total variation feels it in first order, the other kinds by their curvature where P = Q.
+    """
+    if KIND == _TOTAL_VARIATION:
+        value -= difference * sum_q
+    elif KIND == _MIXTURE:
+        value -= 0.5 * (weight_p * rest_p * rest_p + weight_q * rest_q * rest_q) * difference * difference
+    elif KIND == _JEFFREYS:
+        value -= difference * difference
+    else:
+        value -= 0.5 * difference * difference
+    return tl.where(value < 0.0, 0.0, value)
+
+
+@triton.jit
 def row_kernel(
     p, q, weights, values, out_p, out_q,
     p_row, p_column, q_row, q_column, out_p_row, out_p_column, out_q_row, out_q_column,
@@ -258,22 +304,14 @@ def row_kernel(
     shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low = _statistics(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
+    top_p, top_q = classes, classes
+    if KIND == _TOTAL_VARIATION:  # by the rounding, the classes with most mass might change sides
+        left, top_p, top_q = _imbalance(
+            p, q, p_column, q_column, classes, scale, lanes, zeros,
+            shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
+        )  # fmt: skip
+        low -= left
     terms, derivatives_p, derivatives_q, differences = zeros, zeros, zeros, zeros
-    if KIND == _TOTAL_VARIATION:
-        # Total variation feels the rounding of the sums in first order: the classes with most mass change sides by it.
-        # It shows in that q - p does not sum to zero. Where that is nothing, classes of p = q keep their derivative 0.
-        for start in range(0, classes, BLOCK):
-            columns = start + lanes
-            a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
-            x, y, d = _masses(
-                a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low
-            )
-            differences += _difference(x, y, d)
-            terms += tl.abs(_difference(x, y, d))
-        left = _total(differences).to(tl.float32)
-        low -= tl.where(tl.abs(left) > 1e-5 * _total(terms), left, 0.0)
-        terms, differences = zeros, zeros
-    tops_p, tops_q = zeros.to(tl.int32) + classes, zeros.to(tl.int32) + classes
     for start in range(0, classes, BLOCK):
         columns = start + lanes
         a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
@@ -287,28 +325,17 @@ def row_kernel(
         derivatives_p += by_p
         derivatives_q += by_q
         differences += _difference(x, y, d)
-        if KIND == _TOTAL_VARIATION:
-            tops_p = tl.minimum(tops_p, tl.where(a == peak_a, columns, classes))
-            tops_q = tl.minimum(tops_q, tl.where(b == peak_b, columns, classes))
         if EARLY:
             _store(out_p, columns, out_p_column, classes, factor, by_p, WANT_P)
             _store(out_q, columns, out_q_column, classes, factor, by_q, WANT_Q)
-    value, difference = _total(terms), _total(differences)
-    # What is left of it the kinds feel by their curvature where P = Q.
-    if KIND == _TOTAL_VARIATION:
-        value -= difference * _total(derivatives_q)
-    elif KIND == _MIXTURE:
-        value -= 0.5 * (weight_p * rest_p * rest_p + weight_q * rest_q * rest_q) * difference * difference
-    elif KIND == _JEFFREYS:
-        value -= difference * difference
-    else:
-        value -= 0.5 * difference * difference
-    tl.store(values + row, tl.where(value < 0.0, 0.0, value))
+    value = _corrected(
+        _total(terms), _total(differences), _total(derivatives_q), weight_p, rest_p, weight_q, rest_q, KIND
+    )
+    tl.store(values + row, value)
 
     if (WANT_P or WANT_Q) and not EARLY:
         sum_p, sum_q = _total(derivatives_p).to(tl.float32), _total(derivatives_q).to(tl.float32)
         others_p, others_q = zeros, zeros
-        top_p, top_q = tl.min(tops_p, axis=0), tl.min(tops_q, axis=0)
         for start in range(0, classes, BLOCK):
             columns = start + lanes
             a, b = _load(p, columns, p_column, classes), _load(q, columns, q_column, classes)
