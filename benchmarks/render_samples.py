@@ -69,13 +69,18 @@ none. Where five to nine draws of such a part are expected, nine of ten interval
   twice what these tails add to KL exceeds half of the interval, where P's draws fill a gap of Q's or lie beyond an
   abrupt end beyond chance, where P has atoms that Q hardly shows, and where 5 % of P's draws are in bins that Q never
   showed. Where P = Q, chance opens 5 to 10 % of the intervals.
-* **`nearest_neighbors`.** Assumed: the same of every component and of the distance from Q's center, and smooth
-  densities. Open above as `histogram`, and where most of P lies where Q has hardly a draw.
+* **`nearest_neighbors`.** Assumed: the same of every component and of the distance from Q's center, and a bias that
+  falls with the number k of neighbors at least as k^(1/d) in d dimensions, as it does for smooth densities and balls
+  that are not wide: for wider ones the upper end allows for more. Open above as `histogram`, and where most of P lies
+  where Q has hardly a draw.
 * **`density_ratio`.** Assumed: one of the classifiers has the form of log p / q, and the same of every component. Open
   above as `histogram`, and where the classifier gives many of P's draws larger scores than any of Q's; where these
   scores say nothing beyond, value and lower end are those of the scores, which KL is at least.
 * **`from_density`, `log_ratio`.** Assumed: under P, log p / q has the tail that its largest values show (generalized
-  Pareto, its shape taken larger by its standard error). Open above where that tail may have no mean.
+  Pareto, its shape taken larger by its standard error). Open above where that tail may have no mean, and where the
+  draws contradict themselves: an upper end below 0, or a mean of q / p above 1 beyond chance. Of categories that a
+  known Q lists nothing is assumed: one that P did not show has the least probability of these under Q, and of P what
+  chance may have hidden.
 * **`variational_estimate`.** Always open above: a critic's bound is a lower one.
 
 With clusters, all standard errors are those of independent clusters, with Student's t. Vectors whose components follow

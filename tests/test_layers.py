@@ -50,7 +50,7 @@ LAYERS = {
         {"checks", "draws"},
         {"knn_entropy", "permutations", "spans", "tails"},
         {"unseen"},
-        {"normal_interval"},
+        {"known_categories", "normal_interval"},
         {"discrete", "importance", "knn", "known_density", "variational"},
         {"histogram"},
         {"density_ratio"},

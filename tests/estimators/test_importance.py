@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical, Cauchy, Independent, MultivariateNormal, Normal, Uniform
+from torch.distributions import (
+    Categorical,
+    Cauchy,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    Uniform,
+)
 
 from kullback import Samples
 from kullback.control_variate import coefficient, ratio_minus_one, tail_index
@@ -206,3 +214,45 @@ def test_weights_of_the_coefficient_are_repetitions_of_independent_draws():
 def test_the_tail_index_of_a_power_law():
     uniform = torch.linspace(1e-4, 1, 10_000, dtype=torch.float64)
     assert float(tail_index(uniform**-0.7 - 1)) == pytest.approx(0.7, abs=0.06)
+
+
+def rarely_elsewhere(share, mean=0.0):
+    return MixtureSameFamily(
+        Categorical(double([1 - share, share])), Normal(double([mean, 6.0]), double([1.0, 0.3]))
+    )
+
+
+@pytest.mark.parametrize(("mean", "truth"), [(0.0, 0.1318), (0.01, 0.1319)])
+def test_draws_that_contradict_themselves_have_no_upper_end(mean, truth):
+    """Without a rare draw of P, log p / q is log 0.99 everywhere or nearly so: KL cannot be below 0."""
+    p, q = rarely_elsewhere(0.01, mean), Normal(double(0.0), double(1.0))
+    found = [log_ratio(Samples(draws(100, seed, p)), p.log_prob, q.log_prob) for seed in range(100)]
+    assert sum(covers(estimate, truth) for estimate in found) >= 97
+    missed = [estimate for estimate in found if float(estimate.value) == 0]
+    assert len(missed) > 20
+    assert all(float(estimate.interval[1]) == math.inf for estimate in missed)
+    assert all(any("the draws miss" in note or "they miss" in note for note in each.notes) for each in missed)
+
+
+def test_a_mean_of_ratios_above_one_has_no_upper_end():
+    """Its own upper end is above 0, but q / p has the mean 1.05 and hardly varies."""
+    x = draws(1000)
+    wave = 0.1 * torch.sign(x)
+    estimate = log_ratio(Samples(x), wave - 0.04, torch.zeros_like(x))
+    assert any("mean of q / p" in note or "below 0" in note for note in estimate.notes)
+    assert float(estimate.interval[1]) == math.inf
+
+
+def test_rounding_is_no_contradiction():
+    """Log-densities of single precision, of which chance rounds some down."""
+    p = Normal(0.0, 1.0)
+    for seed in range(20):
+        x = draws(50, seed, p)
+        estimate = log_ratio(Samples(x), p.log_prob(x) - 1e-7, p.log_prob(x))
+        assert not any("miss" in note for note in estimate.notes)
+
+
+@pytest.mark.parametrize("q", [Q, Normal(double(0.05), double(1.0))])
+def test_ordinary_draws_keep_their_upper_end(q):
+    found = [log_ratio(Samples(draws(100, seed)), P.log_prob, q.log_prob) for seed in range(100)]
+    assert sum(float(estimate.interval[1]) == math.inf for estimate in found) <= 3

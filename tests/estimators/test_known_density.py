@@ -303,3 +303,28 @@ def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(OptionalDependencyError, match="pip install scipy"):
         from_density(Samples(torch.randn(30)), Q)
+
+
+@pytest.mark.parametrize(
+    ("draw", "truth"),
+    [
+        (lambda rng: rng.beta(0.5, 0.5, 50), 0.241564),
+        (lambda rng: rng.beta(3, 3, 200), 0.267864),
+        (lambda rng: rng.uniform(0.1, 0.4, 200), math.log(1 / 0.3)),
+    ],
+)
+def test_densities_with_edges_are_covered(draw, truth):
+    """Where the reference that is nearer is chosen by chance, and where P's edges are sharper than either's."""
+    assert coverage(draw, Uniform(double(0.0), double(1.0)), truth, 80) >= 0.9
+
+
+def test_an_upper_end_below_zero_is_open():
+    """A density that adds up to two: KL to it is -log 2."""
+
+    class Twice(torch.distributions.Distribution):
+        def log_prob(self, value):
+            return Normal(double(0.0), double(1.0)).log_prob(value) + math.log(2)
+
+    estimate = estimated(np.random.default_rng(0).standard_normal(300), Twice(validate_args=False))
+    assert float(estimate.interval[1]) == math.inf
+    assert any("below 0" in note for note in estimate.notes)

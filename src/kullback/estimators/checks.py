@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.inputs import number_from
+from kullback.errors import invalid_type, invalid_value
+from kullback.inputs import check_confidence, check_generator
 from kullback.samples import Samples
 
 __all__ = ["EstimateWarning", "check_confidence", "check_finite", "check_samples", "seed_of", "seeded"]
@@ -58,18 +58,6 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
         )
 
 
-def check_confidence(call: str, confidence: float) -> None:
-    """Refuse a confidence that is not strictly between 0 and 1."""
-    if not 0 < number_from(confidence) < 1:
-        raise invalid_value(
-            call,
-            "confidence",
-            wanted="a number between 0 and 1",
-            got=safe_repr(confidence),
-            instead="confidence=0.95",
-        )
-
-
 def check_finite(call: str, name: str, samples: Samples) -> None:
     """Refuse draws that are infinite or NaN."""
     bad = ~samples.tensor.isfinite().all(-1)
@@ -89,14 +77,7 @@ def seed_of(generator: torch.Generator | None, call: str = "kl_estimate") -> int
 
     Without one it is what torch's own generator would give next, which is left as it was.
     """
-    if generator is not None and not isinstance(generator, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call,
-            "generator",
-            wanted="a torch.Generator or None",
-            got=type(generator).__name__,
-            instead="generator=torch.Generator().manual_seed(0)",
-        )
+    check_generator(call, generator)
     if generator is None:
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributions import Categorical, Distribution
 
-from kullback.errors import NoRuleError, explain, invalid_value, safe_repr
+from kullback.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NoRuleError,
+    explain,
+    invalid_value,
+    safe_repr,
+)
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.density_ratio.api import density_ratio
@@ -68,6 +76,24 @@ def estimate_from_samples(
     if isinstance(kind, ReverseKL):
         p, q, kind = q, p, KL()
     settings = _Settings(call, method, confidence, generator)
+    with _in_the_name_of(call):
+        return _by_kind(settings, p, q, kind)
+
+
+@contextmanager
+def _in_the_name_of(call: str) -> Generator[None]:
+    """Raise an estimator's refusal of the draws in the name of the function that the user called."""
+    try:
+        yield
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        name, opening, rest = str(error).partition("(")
+        if name not in METHODS or not opening:
+            raise
+        raise type(error)(f"{call}({rest}") from None
+
+
+def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
+    call = settings.call
     if isinstance(kind, Jeffreys):
         return _added(_kl(settings, p, q), _kl(settings, q, p))
     if not isinstance(kind, KL):

@@ -37,6 +37,8 @@ _FEWEST_TO_FIT = 25
 _MOST_UNSEEN = 0.25
 # Below this effective number of draws the weights are too uneven for a standard error.
 _FEWEST_EFFECTIVE = 10.0
+# So many standard errors above 1, the mean of q / p is there for want of draws.
+_BEYOND_CHANCE = 3.0
 
 
 def log_ratio(
@@ -71,7 +73,8 @@ def log_ratio(
 
     Returns:
         the estimate in nats, float64, 0 where it is negative. The interval's upper end is infinite where the terms have
-        so heavy a tail that their mean may be. Notes tell the effective number of weighted draws.
+        so heavy a tail that their mean may be, or where the draws contradict themselves: an upper end below 0, or a
+        mean of q / p above 1, beyond chance. Notes tell the effective number of weighted draws.
 
     Raises:
         ArgumentValueError: fewer than four draws, or log-densities of another number, NaN, or impossible: P gives a
@@ -104,7 +107,10 @@ def log_ratio(
             got=safe_repr(x),
             instead="more draws",
         )
-    of_p, of_q = (_values(call, name, log, x) for name, log in (("log_p", log_p), ("log_q", log_q)))
+    (of_p, rounding_p), (of_q, rounding_q) = (
+        _values(call, name, log, x) for name, log in (("log_p", log_p), ("log_q", log_q))
+    )
+    rounding = rounding_p + rounding_q
     weights, notes = _weights(call, x, of_p, log_r)
     used = weights > 0
     _check_possible(call, of_p, used)
@@ -121,9 +127,14 @@ def log_ratio(
         quantile = standard_normal_quantile(confidence)
         reach = quantile * few_clusters(len(units[used].unique()), quantile) * error
         counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
-        more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
+        with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
+            more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
         interval = ((value - reach - less).clamp(min=0), (value + reach).clamp(min=0) + more)
-        if more > float(reach):
+        missed = _what_draws_miss(value + reach, d, weights, units, rounding)
+        if missed:
+            notes.append(missed)
+            interval = (interval[0], torch.full_like(value, torch.inf))
+        elif more > float(reach):
             notes.append(
                 "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
                 + ("infinite" if math.isinf(more) else "that of a Pareto tail")
@@ -132,8 +143,32 @@ def log_ratio(
     return Estimate(value.clamp(min=0), None, "log_ratio", interval, (len(x), 0), tuple(notes), error)
 
 
-def _values(call: str, name: str, log: LogDensity, x: Samples) -> Tensor:
-    """Return the log-density at each draw, float64, shape (n,)."""
+def _what_draws_miss(high: Tensor, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
+    r"""Say that the draws show that they miss some of P; nothing where they do not.
+
+    KL is 0 or more, and :math:`E_P[q / p]` at most 1. Draws that miss where p is larger than q by far give less than
+    the one and more than the other.
+    """
+    if float(high) < -rounding:
+        return (
+            f"the draws alone give an upper end of {float(high):.2g}, below 0, where no divergence is: they miss what "
+            "P has more of than Q, or the densities are not normalized, and the interval has no upper end"
+        )
+    used = weights > 0
+    extra = ratio_minus_one(d)[used]
+    mean = weights[used] @ extra
+    error = variance_of_sum(weights[used] * (extra - mean), units[used]).sqrt()
+    if float(mean) > max(_BEYOND_CHANCE * float(error), 2 * rounding):
+        return (
+            f"the mean of q / p is {float(mean) + 1:.4g} with a standard error of {float(error):.2g}, and cannot be "
+            "above 1: the draws miss what P has more of than Q, or the densities are not normalized, and the interval "
+            "has no upper end"
+        )
+    return ""
+
+
+def _values(call: str, name: str, log: LogDensity, x: Samples) -> tuple[Tensor, float]:
+    """Return the log-density at each draw, float64, shape (n,), and how far rounding may have moved it."""
     given = log if isinstance(log, Tensor) or not callable(log) else log(x.tensor)
     given = given if isinstance(given, Tensor) else np.asarray(given)  # lists keep double precision there
     values = as_tensor(call, name, given).detach()
@@ -145,6 +180,7 @@ def _values(call: str, name: str, log: LogDensity, x: Samples) -> Tensor:
             got=f"shape {tuple(values.shape)}",
             instead=f"{name}=Independent(distribution, 1).log_prob for a product over the components",
         )
+    precision = torch.finfo(values.dtype).eps if values.dtype.is_floating_point else 0.0
     values = values.reshape(-1).to(x.tensor.device, torch.float64)
     bad = values.isnan() | (values == torch.inf)
     if bool(bad.any()):
@@ -155,14 +191,15 @@ def _values(call: str, name: str, log: LogDensity, x: Samples) -> Tensor:
             got=f"NaN or +inf ({first_of(bad)})",
             instead="a density that is finite at the draws; for atoms, log-probabilities",
         )
-    return values
+    largest = float(values[values > -torch.inf].abs().max()) if bool((values > -torch.inf).any()) else 0.0
+    return values, 2 * precision * max(largest, 1.0)
 
 
 def _weights(call: str, x: Samples, of_p: Tensor, log_r: LogDensity | None) -> tuple[Tensor, list[str]]:
     """Return what share each draw has, and what to say about it."""
     weights = shares_of(x, of_p)
     if log_r is not None:
-        of_r = _values(call, "log_r", log_r, x)
+        of_r, _ = _values(call, "log_r", log_r, x)
         _check_possible(call, of_r, weights > 0, "log_r")
         ratio = of_p - of_r
         highest = ratio[weights > 0].max()

@@ -10,20 +10,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Binomial, Distribution
 from torch.distributions.constraints import Constraint
 
 from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, seed_of, seeded
-from kullback.estimators.draws import Array, Draws, clusters_in, numpy_of, with_weight
+from kullback.estimators.draws import Array, Draws, clusters_in, few_clusters, numpy_of, with_weight
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
-from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
+from kullback.estimators.known_categories import UnseenByP, below_zero, ends_from_counts, spread_ties
+from kullback.estimators.normal_interval import (
+    half_width,
+    infinite_estimate,
+    normal_estimate,
+    opened,
+    standard_normal_quantile,
+)
 from kullback.estimators.tails import tail_allowance
 from kullback.estimators.unseen import Verdict
 from kullback.optional import load
@@ -38,6 +45,8 @@ _FEWEST = 16
 _SHARED = 0.6
 # Neighbors to count where the density changes within more of them.
 _FEWEST_NEIGHBORS = 3
+# So many standard deviations from P's change with k, a reference is not like P.
+_REFUTED = 3.0
 
 
 def from_density(
@@ -51,6 +60,9 @@ def from_density(
     scale, and :math:`\hat b` its bias, measured on as many draws of Q or of a Gaussian: whichever changes like that of
     P when k is made four times as large; where neither does, the error grows by what is left. For categories,
     :math:`\widehat{\log p}` is that of their counts and :math:`\hat b` stands for the categories unseen.
+    The interval's ends are then those of Wilson's for proportions: what P's draws did not show is in it, at the known
+    probability of it. Of counting numbers without an end this goes as far as the next value: beyond, log q is taken to
+    go on as its tail does over the draws.
 
     Arguments:
         p: n draws of P, with their weights and clusters, if any; integers where Q gives integers.
@@ -61,6 +73,8 @@ def from_density(
     Returns:
         the estimate in nats. It is infinite, with a note, where Q gives no density to a draw, or P has an atom and Q a
         density.
+        The interval's upper end is infinite, with a note, where the tail of log p / q may have no mean, and where the
+        draws put it below 0.
 
     Raises:
         ArgumentValueError: too few draws, infinite ones, or shapes that do not fit.
@@ -104,13 +118,15 @@ def from_density(
     p, log_q = with_weight(p), log_q[used]
     draws = Draws.of(p)
     if discrete:
-        return _from_counts(p, draws, log_q, confidence)
+        return _from_counts(p, q, draws, log_q, confidence)
     return _from_neighbors(p, q, draws, log_q, confidence, generator)
 
 
-def _from_counts(p: Samples, draws: Draws, log_q: Array, confidence: float) -> Estimate:
+def _from_counts(p: Samples, q: Distribution, draws: Draws, log_q: Array, confidence: float) -> Estimate:
     """Return the mean of log p - log q over draws of categories."""
-    _, category, seen = np.unique(draws.x, axis=0, return_inverse=True, return_counts=True)
+    values, first, category, seen = np.unique(
+        draws.x, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
     category = category.reshape(-1)
     n = draws.effective
     counts = (
@@ -122,14 +138,89 @@ def _from_counts(p: Samples, draws: Draws, log_q: Array, confidence: float) -> E
     terms = -surprise[category] - log_q
     mean = float(draws.shares @ terms)
     # Where P = Q the terms are all 0, and only their quadratic term varies.
-    second_order = (len(counts) - 1) / (2 * n**2)
-    variance = draws.variance(draws.shares * (terms - mean)) + second_order + (unseen / 2) ** 2
+    others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
+    variance = draws.variance(draws.shares * (terms - mean))
+    elsewhere, listed = _unseen_by_p(q, values, log_q[first])
+    independent = float(draws.shares @ (terms - mean) ** 2) / n
+    # Of draws that depend on each other, fewer count.
+    number = n * min(independent / variance, 1.0) if independent > 0 else min(n, float(draws.groups))
+    ends = ends_from_counts(
+        counts,
+        log_q[first],
+        elsewhere,
+        number,
+        _reach(confidence, draws),
+        estimate=mean - unseen,
+        added=others,
+    )
     notes: list[str] = []
     if unseen > 0.01:
         notes.append(
             f"categories that no draw showed take {unseen:.2g} off, which may be half as much or half as much again"
         )
-    return _estimate(p, mean - unseen, math.sqrt(variance), confidence, notes)
+    found = _estimate(p, mean - unseen, math.sqrt(variance + others), confidence, notes)
+    low, high = (found.value.new_tensor(max(end, 0.0)) for end in ends)
+    found = replace(found, interval=(low, high))
+    if ends[1] < 0:
+        return opened(found, below_zero(ends[1]))
+    if listed:
+        return found
+    # Where P has no tail of -log q that matters, it has none of log p / q.
+    return _with_tail(found, [spread_ties(-log_q), spread_ties(terms)], draws)
+
+
+def _reach(confidence: float, draws: Draws) -> float:
+    """Return half the width of an interval in standard errors."""
+    quantile = standard_normal_quantile(confidence)
+    return quantile if draws.cluster is None else quantile * few_clusters(draws.groups, quantile)
+
+
+def _with_tail(estimate: Estimate, candidates: list[Array], draws: Draws) -> Estimate:
+    """Move the upper end by what draws not seen may add to the mean of terms, the least of several bounds."""
+    number = draws.groups * draws.effective / len(draws)
+    with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
+        more = min(tail_allowance(terms, draws.shares, number) for terms in candidates)
+    note = ""
+    if more > half_width(estimate):
+        note = (
+            "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
+            + ("infinite" if math.isinf(more) else "that of a Pareto tail")
+        )
+    return opened(estimate, Verdict(more, note))
+
+
+def _unseen_by_p(q: Distribution, seen: Array, log_q: Array) -> tuple[UnseenByP, bool]:
+    """Return what Q is at the values that P's draws did not show, and whether Q is a list of categories.
+
+    Of numbers without an end only those next to the ones seen, or between them, count as values that P may have.
+    """
+    rest = max(-math.expm1(min(float(np.logaddexp.reduce(log_q)), 0.0)), np.finfo(np.float64).tiny)
+    values, listed = _values_of(q, seen)
+    if values is None:
+        return UnseenByP(math.log(rest), min(math.log(rest), float(log_q.min()))), False
+    both, counts = np.unique(np.concatenate([values, seen]), axis=0, return_counts=True)
+    logs = _log_prob("from_density", q, both[counts == 1])
+    logs = logs[logs > -np.inf]
+    if not len(logs):
+        return UnseenByP(-math.inf, -math.inf), listed
+    total = float(np.logaddexp.reduce(logs)) if listed else math.log(rest)
+    return UnseenByP(total, float(logs.min())), listed
+
+
+def _values_of(q: Distribution, seen: Array) -> tuple[Array | None, bool]:
+    """Return the values that Q may have, and whether they are categories; None of vectors too many to list."""
+    d = seen.shape[1]
+    if q.has_enumerate_support and not isinstance(q, Binomial):
+        try:
+            values = q.enumerate_support(expand=False)
+        except NotImplementedError:
+            return None, False
+        return values.reshape(-1, d).to("cpu", torch.float64).numpy(), True
+    if d > 1:
+        return None, False
+    whole = seen[:, 0]
+    around = np.arange(-1.0, 2.0) + whole[:, None]
+    return np.unique(around)[:, None], False
 
 
 def _from_neighbors(
@@ -152,23 +243,26 @@ def _from_neighbors(
         return _infinite(p, found)
     notes = list(_notes(draws, found.left, found.error))
     estimate = _estimate(p, found.value, found.error, confidence, notes)
-    more = tail_allowance(found.terms, draws.shares, n * draws.effective / len(draws))
-    note = ""
-    if more > half_width(estimate):
-        note = (
-            "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
-            + ("infinite" if math.isinf(more) else "that of a Pareto tail")
-        )
-    return opened(estimate, Verdict(more, note))
+    reach = _reach(confidence, draws)
+    high = found.value + reach * math.sqrt(found.error**2 + found.above**2)
+    if high < 0:
+        return opened(estimate, below_zero(high))
+    low = max(found.value - reach * found.error, 0.0)
+    estimate = replace(estimate, interval=(estimate.value.new_tensor(low), estimate.value.new_tensor(high)))
+    return _with_tail(estimate, [found.terms], draws)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A value, its standard error, the bias that it may be left with, and the log-ratio at each draw."""
+    """A value, its standard error, the bias that it may be left with, and the log-ratio at each draw.
+
+    At the upper end, `above` comes to the error.
+    """
 
     value: float
     error: float
     left: float
+    above: float
     terms: Array
 
 
@@ -192,10 +286,10 @@ def _by_neighbors(
         )
     terms = log_p - log_q[:, None]
     means = draws.shares @ terms
-    bias, spread, left = _bias(q, means, numbers, n, d, rng)
+    bias = _bias(q, means, numbers, n, d, rng)
     shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
-    variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + spread**2 + left**2
-    return _Found(float(means[0]) - bias, math.sqrt(variance), left, terms[:, 0])
+    variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + bias.error**2 + bias.left**2
+    return _Found(float(means[0]) - bias.value, math.sqrt(variance), bias.left, bias.above, terms[:, 0])
 
 
 def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
@@ -209,6 +303,16 @@ def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
         yield f"P is shaped unlike the references: a bias of about {left:.2g} may be left, and widens the interval"
 
 
+@dataclass(frozen=True)
+class _Bias:
+    """The bias of references, its standard error, what may be left of P's own, and what more if P is above."""
+
+    value: float
+    error: float
+    left: float
+    above: float
+
+
 def _bias(
     q: Distribution,
     means: Array,
@@ -216,11 +320,13 @@ def _bias(
     n: int,
     d: int,
     rng: np.random.Generator,
-) -> tuple[float, float, float]:
-    """Measure the bias on reference draws; return it, its standard error, and what may be left of P's own.
+) -> _Bias:
+    """Measure the bias on reference draws, and what may be left of P's own.
 
     Biases fall with k as k^(2 / d), or slower, so what P's estimate changes beyond the reference's from k to 4 k tells
-    the rest.
+    the rest. Which reference is nearer, chance decides as well: as far as it does, their difference is an error. Where
+    P's estimate falls more than that of either, P has more edges, or sharper peaks, than they; its change then says no
+    more than that its bias may be as far beyond.
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     references = [[_gaussian_bias(rng, n, d, numbers) for _ in range(times)]]
@@ -235,9 +341,18 @@ def _bias(
         changes = biases[:, 1] - biases[:, 0]
         chance = float(changes.var(ddof=1)) * (1 + 1 / times)
         fits.append((float(change - changes.mean()), biases[:, 0], chance))
-    difference, biases, chance = min(fits, key=lambda fit: abs(fit[0]))
-    left = math.sqrt(max(difference**2 - chance, 0)) / (4 ** min(2 / d, 1) - 1)
-    return float(biases.mean()), float(biases.std(ddof=1)) / math.sqrt(times), left
+    nearest = min(fits, key=lambda fit: abs(fit[0]))
+    difference, biases, chance = nearest
+    value, error = float(biases.mean()), float(biases.std(ddof=1)) / math.sqrt(times)
+    largest = max(fit[2] for fit in fits)
+    for other in fits:
+        if other is not nearest and other[0] ** 2 < _REFUTED**2 * largest:
+            error = math.hypot(error, float(other[1].mean()) - value)
+    rate = 4 ** min(2 / d, 1) - 1
+    left = math.sqrt(max(difference**2 - chance, 0)) / rate
+    below = [fit[0] for fit in fits]
+    above = 2 / rate * max(-min(below), math.sqrt(largest)) if max(below) < 0 else 0.0
+    return _Bias(value, error, left, math.sqrt(max(above**2 - left**2, 0)))
 
 
 def _gaussian_bias(rng: np.random.Generator, n: int, d: int, numbers: tuple[int, int]) -> Array:
@@ -259,8 +374,10 @@ def _log_prob(call: str, q: Distribution, x: Array) -> Array:
     """Return Q's log-density at each draw, -inf at those that it cannot give."""
     at = torch.from_numpy(x if q.event_shape else x[:, 0])
     support = _support(q)
-    inside: Tensor = torch.ones(len(x), dtype=torch.bool) if support is None else support.check(at)
-    found = torch.full((len(x),), -torch.inf, dtype=torch.float64)
+    inside: Tensor = (
+        torch.ones(len(x), dtype=torch.bool, device="cpu") if support is None else support.check(at)
+    )
+    found = torch.full((len(x),), -torch.inf, dtype=torch.float64, device="cpu")
     if bool(inside.any()):
         found[inside] = q.log_prob(at[inside]).detach().to("cpu", torch.float64)
     bad = found.isnan() | (found == torch.inf)

@@ -27,7 +27,7 @@ _SMALL = 0.05
 
 def standard_normal_quantile(confidence: float) -> float:
     """Return half the width, in standard errors, of a two-sided normal interval."""
-    return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64)))
+    return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
 
 
 def note_on_sign(raw: float, error: float = 0.0) -> list[str]:
@@ -50,15 +50,24 @@ def normal_estimate(
     notes: Sequence[str],
     device: torch.device,
     groups: int | None = None,
+    rate: float = 0.0,
+    constant: float = 0.0,
 ) -> Estimate:
-    """Return a value with its normal interval, both cut off at 0, below which no divergence is.
+    r"""Return a value with its normal interval, both cut off at 0, below which no divergence is.
 
-    With the number of clusters as `groups`, the interval is that of Student's t.
+    With the number of clusters as `groups`, the interval is that of Student's t. The error at the estimate is too small
+    where that is below the divergence t by chance: t's own variance is at least `rate` times t, beside the square of
+    the `constant` error. The upper end is therefore also the largest t of :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`,
+    with :math:`\hat D` no less than 0.
     """
     reach = standard_normal_quantile(confidence)
     if groups is not None:
         reach *= few_clusters(groups, reach)
-    numbers = (max(raw, 0.0), error, max(raw - reach * error, 0.0), max(raw + reach * error, 0.0))
+    high = raw + reach * error
+    if rate > 0 and reach < math.inf:
+        least, half = max(raw, 0.0), reach * rate / 2
+        high = max(high, least + reach * (half + math.sqrt(constant**2 + rate * least + half**2)))
+    numbers = (max(raw, 0.0), error, max(raw - reach * error, 0.0), max(high, 0.0))
     value, spread, low, high = (torch.tensor(x, dtype=torch.float64, device=device) for x in numbers)
     notes = (*note_on_sign(raw, error), *notes)
     return Estimate(value, None, method, (low, high), n, notes, spread)

@@ -89,7 +89,7 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
         Mutual Information Neural Estimation (Belghazi et al., 2018)
     """
     call = "variational_bound"
-    _check(call, p, q, bound)
+    _check(call, p, q, critic, bound)
     at_p, at_q = _values(call, critic, p), _values(call, critic, q)
     mean_p = _mean(shares_of(p, at_p), at_p)
     log_mean_q = torch.logsumexp(at_q + shares_of(q, at_q).log(), 0)
@@ -149,7 +149,7 @@ def variational_estimate(
     """
     del generator
     call = "variational_estimate"
-    _check(call, p, q, bound)
+    _check(call, p, q, critic, bound)
     check_confidence(call, confidence)
     p, q = with_weight(p), with_weight(q)
     for name, side in (("p", p), ("q", q)):
@@ -215,8 +215,16 @@ def _moments(side: Samples, shares: Tensor, values: Tensor) -> tuple[Tensor, Ten
     return mean, error, (terms**3).sum() / error.clamp(min=torch.finfo(error.dtype).tiny) ** 3
 
 
-def _check(call: str, p: Samples, q: Samples, bound: str) -> None:
+def _check(call: str, p: Samples, q: Samples, critic: object, bound: str) -> None:
     check_samples(call, p, q)
+    if not callable(critic):
+        raise invalid_type(
+            call,
+            "critic",
+            wanted="a function from draws to numbers",
+            got=safe_repr(critic),
+            instead="critic=torch.nn.Linear(d, 1) for draws of d components",
+        )
     for name, side in (("p", p), ("q", q)):
         if side.labels is not None:
             raise invalid_type(

@@ -17,6 +17,7 @@ from kullback.estimators.density_ratio.api import density_ratio
 from kullback.estimators.density_ratio.gaussian import gaussian_kl, gaussian_log_odds
 from kullback.estimators.density_ratio.models import Labeled, calibrated
 from kullback.estimators.draws import Draws
+from kullback.estimators.normal_interval import normal_estimate
 
 
 def gaussian_truth(mean, covariance):
@@ -320,3 +321,32 @@ def test_calibration_agrees_with_scikit_learn():
     raw = 0.3 - draws.x[:, 0] ** 2 / 5 - draws.x[:, 0]
     model = LogisticRegression(C=np.inf, tol=1e-10).fit(raw[:, None], draws.from_p, sample_weight=weights)
     np.testing.assert_allclose(calibrated(raw, draws)[0], model.decision_function(raw[:, None]), atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 8, 14])
+def test_the_upper_end_has_its_own_error_where_the_estimate_is_near_zero_by_chance(seed):
+    """30 clusters of 20 in 3-D: at these estimates, a third of KL or less, the error is no half of that at KL."""
+    rng, group, truth = np.random.default_rng(seed), np.repeat(np.arange(30), 20), 0.135
+    p, q = (
+        Samples(
+            0.3**0.5 * rng.standard_normal((30, 3))[group] + 0.7**0.5 * rng.standard_normal((600, 3)) + shift,
+            cluster=group,
+        )
+        for shift in (0, 0.3)
+    )
+    estimate = density_ratio(p, q, generator=seeded(seed))
+    assert float(estimate.value) < truth / 3
+    assert covers(estimate, truth)
+
+
+def test_an_upper_end_is_what_its_own_error_does_not_reject():
+    def upper(raw, error, **more):
+        given = {"method": "", "n": (9, 9), "notes": (), "device": torch.device("cpu"), **more}
+        return float(normal_estimate(raw, error, 0.95, **given).interval[1])
+
+    z = 1.959963985
+    for raw in (-0.2, 0.0, 0.01, 0.3):
+        high = upper(raw, 0.001, rate=0.02, constant=0.03)
+        assert (max(raw, 0.0) - high) ** 2 == pytest.approx(z**2 * (0.03**2 + 0.02 * high))
+    assert upper(0.3, 0.5, rate=0.02) == upper(0.3, 0.5)
+    assert upper(0.0, 0.001, rate=0.02, groups=10) > 1.3 * upper(0.0, 0.001, rate=0.02)

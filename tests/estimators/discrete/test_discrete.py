@@ -23,7 +23,7 @@ from kullback.estimators.discrete.api import (
     plugin as plugin_estimate,
     zhang_grabchak,
 )
-from kullback.estimators.discrete.intervals import kl_interval
+from kullback.estimators.discrete.intervals import coarser, kl_interval
 from kullback.estimators.draws import variance_of_sum
 from tests.oracles.sample_cases import categorical_case, zipf
 
@@ -208,6 +208,38 @@ def test_two_categories_are_covered_by_enumeration(n, p, q):
     assert probability[(high < kl).numpy()].sum() < 0.025
 
 
+def binomial_outcomes(n, p):
+    """The counts that may well be, and their probabilities."""
+    first, last = scipy.stats.binom.ppf([1e-5, 1 - 1e-5], n, p)
+    count = torch.arange(first, last + 1, dtype=torch.float64)
+    return torch.stack([count, n - count], 1), scipy.stats.binom.pmf(count.numpy(), n, p)
+
+
+@pytest.mark.parametrize(("n", "m"), [(20, 100), (20, 300), (20, 5000), (50, 1000)])
+def test_two_categories_are_covered_where_sizes_differ(n, m):
+    """A rare category that either side may show seldom or never, by enumeration."""
+    for few, many in itertools.product((0.005, 0.02, 0.05, 0.1, 0.3), repeat=2):
+        for sizes, shares in (((n, m), (few, many)), ((m, n), (many, few))):
+            if sizes[0] * shares[0] > 30:  # a category that is not rare in P
+                continue
+            kl = scipy.stats.entropy(*([x, 1 - x] for x in shares))
+            (a, of_a), (b, of_b) = (binomial_outcomes(*given) for given in zip(sizes, shares, strict=True))
+            low, high = kl_interval(a[:, None], b[None])
+            given = (sum(coarser(a[:, None], b[None])) > 0).sum(-1) >= 2  # otherwise there is no interval
+            probability = np.outer(of_a, of_b) * given.numpy()
+            if probability.sum() < 0.02:
+                continue
+            held = ((low <= kl + 1e-12) & (kl <= high + 1e-12)).numpy()
+            assert probability[held].sum() >= 0.93 * probability.sum(), (sizes, shares)
+
+
+def test_what_one_side_showed_never_is_not_taken_for_none():
+    rare = coverage_adjusted(Samples([0] * 20), Samples([0] * 4950 + [1] * 50))
+    assert rare.interval[1] > 0.1 * math.log(10) + 0.9 * math.log(0.9 / 0.99)  # P may well have 10 % there
+    missed = coverage_adjusted(Samples([0] * 980 + [1] * 20), Samples([0] * 100))
+    assert missed.interval[0] == 0  # Q shows none of 2 % in 100 draws 13 % of the time
+
+
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.99])
 def test_intervals_keep_other_confidences(confidence):
     low, high = kl_interval(*drawn("ten_categories", 3000), confidence)
@@ -372,6 +404,17 @@ def test_weights_that_make_one_distribution_of_another():
         found = coverage_adjusted(Samples(x, weights=(p / q)[x]), Samples(rng.choice(10, 1000, p=q)))
         held.append(found.interval[0] <= truth("ten_categories") <= found.interval[1])
     assert 0.91 <= np.mean(held) <= 0.99
+
+
+@pytest.mark.parametrize("edges", [[-1.0, 1.0], scipy.stats.norm.ppf(np.arange(1, 20) / 20)])
+def test_weights_that_depend_on_the_category_do_not_make_a_difference(edges):
+    """Importance weights from N(1, 1) to N(0, 1): categories of small x have fewer independent draws than others."""
+    rng, repetitions, above = np.random.default_rng(6), 250, 0
+    for _ in range(repetitions):
+        x, y = rng.normal(1, 1, 1000), rng.normal(size=1000)
+        p = Samples(np.digitize(x, edges), weights=np.exp(0.5 - x))
+        above += bool(coverage_adjusted(p, Samples(np.digitize(y, edges))).interval[0] > 0)
+    assert 0.02 <= above / repetitions <= 0.085
 
 
 @pytest.mark.parametrize("stick", [0.0, 0.5])

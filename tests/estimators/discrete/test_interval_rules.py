@@ -116,6 +116,10 @@ TABLES = [
     ((60, 38, 2), (90, 20, 0)),
     ((500, 300, 200), (500, 300, 200)),
     ((30, 0), (0, 40)),
+    ((20, 0), (4950, 50)),
+    ((17, 3), (4950, 50)),
+    ((18, 1, 1), (900, 20, 80)),
+    ((980, 20), (100, 0)),
 ]
 
 
@@ -133,14 +137,37 @@ def plain_interval(a, b, z: float, *, bins: bool = False) -> tuple[float, float]
         variance = of_equal * scale + added
         return np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]).real)
 
+    def with_few(x, y) -> tuple[float, float]:
+        """What T changes by with P's probability of its rarest categories at its limits."""
+        n, changes = float(x.sum()), [0.0]
+        for k in range(4):
+            rare = (x <= k) & (y > 0)
+            drawn, q = float(x[rare].sum()), float(y[rare].sum() / y.sum())
+            if drawn > 3 or not 0 < q < 1:
+                continue
+            limits = [
+                np.roots([n + z * z, -2 * c - z * z, c * c / n]).real  # of n (c / n - p)^2 = z^2 p (1 - p)
+                for c in (max(drawn - 0.5, 0.0), min(drawn + 0.5, n))
+            ]
+            least, most = min(limits[0]), max(limits[1])
+            for p in (min(max(q, least), most), most):
+                before, after = (scipy.stats.entropy([r, 1 - r], [q, 1 - q]) for r in (drawn / n, p))
+                changes.append(float(after - before))
+        return min(changes), max(changes)
+
     def least(x, y, *more: float) -> float:
-        only_q = (x == 0) & (y > 0)
+        only_q, only_p = (x == 0) & (y > 0), (x > 0) & (y == 0)
         half = torch.cat([x, torch.tensor([0.5 if only_q.any() else 0.0])])
         moved = torch.cat([torch.where(only_q, 0, y), y[only_q].sum()[None]])
-        return min(roots(x, y, *more)[0], roots(half, moved, *more)[0])
+        half_q = torch.cat([y, torch.tensor([0.5 if only_p.any() else 0.0])])
+        moved_p = torch.cat([torch.where(only_p, 0, x), x[only_p].sum()[None]])
+        few = float(zhang_grabchak(x, y)) + (more[0] if more else 0.0) + with_few(x, y)[0]
+        pairs = ((x, y), (half, moved), (moved_p, half_q))
+        return min(few, *(roots(*pair, *more)[0] for pair in pairs))
 
     more = float(change.shrunken), float(change.variance)
-    high = roots(a, b, *more)[1] + 1.5 * max(0.0, float(change.predicted))
+    high = max(roots(a, b, *more)[1], float(zhang_grabchak(a, b)) + more[0] + with_few(a, b)[1])
+    high = high + 1.5 * max(0.0, float(change.predicted))
     low = least(a, b, *more) + min(0.0, float(change.predicted))
     if max(a[b == 0].sum(), a[a == 1].sum()) * 20 > a.sum():
         low = least(*coarser(a, b), 0.0, 0.0)

@@ -6,6 +6,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy.spatial.distance import cdist
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
 from kullback.estimators import nearest_neighbors
+from kullback.estimators.knn import api
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import search_line, search_space
 
@@ -422,3 +424,53 @@ def test_a_missing_scipy_is_named(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "scipy.spatial", None)
     with pytest.raises(OptionalDependencyError, match="pip install scipy"):
         nearest_neighbors(*sides(PLANE, PLANE_OTHER))
+
+
+def two_modes(seed: int, n: int, d: int) -> tuple[Any, Any]:
+    """Draws of 1/2 N(+-1.5, 0.5^2) in one component, standard normal in the others; and of the normal with as much."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.standard_normal((2, n, d))
+    x[:, 0] = 0.5 * x[:, 0] + np.where(rng.random(n) < 0.5, -1.5, 1.5)
+    y[:, 0] *= math.sqrt(2.5)
+    return x, y
+
+
+@pytest.mark.parametrize("d", [3, 5, 8])
+@pytest.mark.parametrize("power", [1.0, 1.5, 2.0])
+def test_the_bias_allowed_for_is_that_of_the_power_by_which_it_falls(d: int, power: float) -> None:
+    few, many, wide = (0.5 - 0.01 * k ** (power / d) + np.zeros(50) for k in (4, 16, 64))
+    terms = api._Terms(
+        (4, 16), np.stack([few, many]), np.zeros((2, 50)), [], [], 0.0, d, (few, few), wide, ball=0.5
+    )
+    bias = 0.01 * 16 ** (power / d)
+    assert api._most_bias(terms, d, None) == pytest.approx(bias, rel=1e-9)
+    assert api._most_bias(replace(terms, ball=1.5), d, None) == pytest.approx(1.5 * bias, rel=1e-9)
+    # Where the steps may be chance, the power is the slowest, and the step one standard error more.
+    noisy = replace(terms, log_ratio=np.stack([few + np.tile([-1.0, 1.0], 25), many]))
+    assert api._most_bias(noisy, d, None) > bias - 1e-12
+    falling = replace(terms, log_ratio=np.stack([many, few]))
+    assert api._most_bias(falling, d, None) == 0
+    assert api._most_bias(replace(terms, wide=None), d, None) == 0
+
+
+@pytest.mark.parametrize("d", [8, 10])
+def test_the_upper_end_allows_for_what_wide_balls_do_not_show(d: int) -> None:
+    truth = 0.46203  # by quadrature of the one component
+    for seed in range(5):
+        estimate = nearest_neighbors(*map(Samples, two_modes(seed, 1000, d)))
+        assert covers(estimate, truth)
+        assert float(estimate.value) < truth
+        assert math.isinf((estimate.interval or ())[1]) or any(
+            "goes on rising" in note for note in estimate.notes
+        )
+
+
+def test_the_upper_end_stays_where_fewer_neighbors_show_no_more() -> None:
+    for by, d in ((0.0, 5), (0.0, 8), (0.3, 8)):
+        highs = []
+        for seed in range(5):
+            x, y = normal(seed, 1000, 1000, d)
+            highs.append(
+                float((nearest_neighbors(Samples(x), Samples(y + by * np.eye(d)[0])).interval or ())[1])
+            )
+        assert by**2 / 2 < np.median(highs) < 0.3

@@ -179,6 +179,55 @@ def test_intervals_cover_where_rows_come_in_clusters(q):
     assert min(covered.values()) >= 0.89 * repetitions
 
 
+def clusters_apart(random, clusters, shift=0.5, size=20, bins=10):
+    """Counts of two sides by cluster, correlated normal numbers in bins of equal probability, and the proportions."""
+    edges = stats.norm.ppf(np.arange(1, bins) / bins)
+    ends = np.concatenate([[-np.inf], edges, [np.inf]])
+    sides = []
+    for move in (0.0, shift):
+        x = (
+            0.3**0.5 * random.normal(size=(clusters, 1))
+            + 0.7**0.5 * random.normal(size=(clusters, size))
+            + move
+        )
+        sides.append(np.array([np.bincount(row, minlength=bins) for row in np.digitize(x, edges)], float))
+    a, b = sides
+    proportions = [np.diff(stats.norm.cdf(ends - move)) for move in (0.0, shift)]
+    return np.vstack([a, 0 * b]), np.vstack([0 * a, b]), *proportions
+
+
+def test_intervals_cover_with_the_fewest_clusters(monkeypatch):
+    monkeypatch.setattr(
+        "kullback.tables.inference.divergences.g_test", lambda *_, **__: 0.01
+    )  # takes all the time
+    random, repetitions = generator(5), 200
+    covered = dict.fromkeys(QUANTITIES, 0)
+    for _ in range(repetitions):
+        a, b, p, q = clusters_apart(random, 22)
+        found, expected = compared(a.sum(0), b.sum(0), random=random, clusters=(a, b)), truth(p, q)
+        for name in QUANTITIES:
+            low, high = getattr(found, name).interval
+            covered[name] += low <= expected[name] <= high
+    assert min(covered.values()) >= 0.925 * repetitions, covered
+
+
+def test_few_clusters_reach_as_far_as_students_t():
+    """Of clusters that all add the same to the variance, there is one degree of freedom less than clusters."""
+    a = np.tile([[5.0, 3.0], [3.0, 5.0]], (10, 1))
+    errors = ClusteredRows(np.vstack([a, 0 * a]), np.vstack([0 * a, a]))
+    gradient = np.array([1.0, -1.0])
+    normal, student = stats.norm.ppf(0.975), stats.t.ppf(0.975, 19)
+    assert errors.inflation(gradient, gradient, normal) == pytest.approx((student / normal) ** 2, rel=1e-3)
+    # With clusters of one side apart from the other's, each side has its own.
+    assert errors.inflation(gradient, 0 * gradient, normal) == pytest.approx(
+        (student / normal) ** 2, rel=1e-3
+    )
+    one = ClusteredRows(np.vstack([100 * a[:1], a, 0 * a]), np.vstack([0 * a[:1], 0 * a, a]))
+    assert one.inflation(gradient, 0 * gradient, normal) > 2
+    rows = IndependentRows(a.sum(0), a.sum(0), 160, 160)
+    assert rows.inflation(gradient, gradient, normal) == 1
+
+
 @pytest.mark.parametrize("dof", [1.0, 19.0, 400.0])
 @pytest.mark.parametrize("noncentrality", [0.0, 3.0, 60.0])
 def test_the_unified_interval_covers_exactly(dof, noncentrality):

@@ -26,6 +26,7 @@ from kullback.estimators.density_ratio.models import (
     Mask,
     calibrated,
     candidates_for,
+    check_classifier,
     log_loss,
     users_candidate,
 )
@@ -116,6 +117,7 @@ def density_ratio(
     load("sklearn", call)
     check_samples(call, p, q)
     check_confidence(call, confidence)
+    check_classifier(call, classifier)
     _check_sides(call, p, q, folds)
     span = common_span(p, q)
     if span.infinite:
@@ -312,6 +314,16 @@ def _independent(side: Draws) -> float:
     return min(side.effective, max(number, side.x.shape[1] + 3.0))
 
 
+def _rate(side: Draws, scores: Array) -> float:
+    """Return what a side adds to the variance of the estimate for each nat of a small KL, 2 / n for n plain draws.
+
+    Near P = Q the variance of log p / q is twice KL under either. Clusters multiply that of its mean as they do that of
+    the components and of the classifier's scores, whichever more.
+    """
+    usable = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
+    return 2 / min(number_from_scores(each, side) for each in usable)
+
+
 def _estimate(
     found: _Found,
     selected: list[_Selected],
@@ -326,6 +338,7 @@ def _estimate(
     parts = found.influence[: len(p)], found.influence[len(p) :]
     variance = sum(side.variance(part) for side, part in zip(sides, parts, strict=True))
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
+    of_p, of_q = scores[: len(p)], scores[len(p) :]
     estimate = normal_estimate(
         found.value,
         math.hypot(math.sqrt(variance), found.beyond),
@@ -335,8 +348,9 @@ def _estimate(
         device=samples[0].tensor.device,
         notes=[*notes, f"The classifiers, by how well they predict held-out labels: {shares}."],
         groups=min(p.groups, q.groups),
+        rate=_rate(p, of_p) + _rate(q, of_q),
+        constant=found.beyond,
     )
-    of_p, of_q = scores[: len(p)], scores[len(p) :]
     number = p.effective * p.groups / len(p)
     unseen = unseen_in_scores(
         [(of_p, of_q), *zip(p.x.T, q.x.T, strict=True)], p.shares, number, log_ratios=True

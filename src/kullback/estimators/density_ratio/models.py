@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kullback.errors import invalid_type, safe_repr
 from kullback.estimators.checks import seeded
 from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
 from kullback.estimators.draws import Array, Integers
@@ -103,6 +104,20 @@ def candidates_for(draws: Labeled, seed: int) -> list[Candidate]:
         found.append(_regressions("spline regression with products", _spline_with_products))
     found.append(Candidate("gradient-boosted trees", (_trees(seed),)))
     return found
+
+
+def check_classifier(call: str, classifier: object) -> None:
+    """Refuse what has not the methods of scikit-learn's classifiers, and a class in place of one of its instances."""
+    can_tell = hasattr(classifier, "decision_function") or hasattr(classifier, "predict_proba")
+    can_fit = can_tell and hasattr(classifier, "fit") and hasattr(classifier, "get_params")
+    if classifier is not None and (isinstance(classifier, type) or not can_fit):
+        raise invalid_type(
+            call,
+            "classifier",
+            wanted="a classifier with fit, get_params and predict_proba or decision_function, or None",
+            got=safe_repr(classifier),
+            instead="classifier=sklearn.linear_model.LogisticRegression()",
+        )
 
 
 def users_candidate(classifier: object, seed: int) -> Candidate:

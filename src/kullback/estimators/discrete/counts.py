@@ -23,7 +23,7 @@ from kullback.estimators.draws import (
 from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.samples import Samples
 
-__all__ = ["CategoryCounts", "count_categories", "tabulate"]
+__all__ = ["CategoryCounts", "count_categories", "dof_of_squares", "tabulate"]
 
 # Of more categories the correlations between them are not computed.
 _MOST_FOR_SPREAD = 1000
@@ -34,10 +34,11 @@ class CategoryCounts:
     """How often each of K categories was drawn, in draws that are independent and weigh the same.
 
     Arguments:
-        a: P's effective counts, float64, shape (K,): the proportions of its weight times its effective number.
+        a: P's effective counts, float64, shape (K,): the proportions of its weight times the number of independent
+            draws that would tell them as well.
         b: Q's.
         inflation: by what clusters and weights multiply the variance that these counts suggest, for P and for Q.
-        spread: by what clusters multiply the variance of the estimate where P = Q.
+        spread: by what clusters and weights multiply the variance of the estimate where P = Q.
         n: how many draws there were of P and of Q.
         notes: what there is to say about the draws.
     """
@@ -76,7 +77,7 @@ def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: S
         for name, x, samples in (("P", a, p), ("Q", b, q))
         if (clusters := clusters_in(samples)) is not None
     )
-    spread = 1.0 if p.cluster is None and q.cluster is None else _spread(codes_p, codes_q, a, b, p, q)
+    spread = 1.0 if _plain(p) and _plain(q) else _spread(codes_p, codes_q, a, b, p, q)
     return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes)
 
 
@@ -92,20 +93,28 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, 
     number = len(pooled)
     if not 2 <= number <= _MOST_FOR_SPREAD:
         return 1.0
-    covariance = torch.zeros(number, number, dtype=torch.float64)
+    covariance = torch.zeros(number, number, dtype=torch.float64, device="cpu")
     squares, factor = 0.0, 1.0
     for codes, counts, samples in ((codes_p, a, p), (codes_q, b, q)):
         clusters = clusters_in(samples)
-        if clusters is None:
+        if _plain(samples):
             root = pooled.sqrt()
-            own = (torch.eye(number, dtype=torch.float64) - torch.outer(root, root)) / counts.sum().cpu()
+            own = (
+                torch.eye(number, dtype=torch.float64, device="cpu") - torch.outer(root, root)
+            ) / counts.sum().cpu()
+        elif clusters is None or samples.cluster is None:
+            shares = shares_of(samples, counts)
+            proportions = torch.bincount(place[codes], shares, minlength=number).cpu()
+            squares_in = torch.bincount(place[codes], shares.square(), minlength=number).cpu()
+            both = torch.outer(squares_in, proportions)
+            own = torch.diag(squares_in) - both - both.T
+            own += squares_in.sum() * torch.outer(proportions, proportions)
+            root = pooled.cpu().sqrt()
+            own = own / torch.outer(root, root)
+            squares -= float(torch.trace(own)) ** 2 / effective_number(shares, len(shares))
         else:
             shares = shares_of(samples, counts)
-            index = (
-                samples.cluster.to(codes.device) * number + place[codes]
-                if samples.cluster is not None
-                else codes
-            )
+            index = samples.cluster.to(codes.device) * number + place[codes]
             table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
@@ -149,8 +158,22 @@ def _effective_counts(codes: Tensor, categories: int, samples: Samples) -> Tenso
     shares = shares_of(samples, codes.new_zeros((), dtype=torch.float64))
     proportions = torch.bincount(codes, shares, minlength=categories)
     if samples.cluster is None:
-        return proportions * effective_number(shares, len(shares))
+        return proportions * _weighted_number(codes, shares, proportions)
     return proportions * _clustered_number(codes, shares, proportions, samples.cluster.to(codes.device))
+
+
+def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
+    r"""Return how many draws of one weight would tell the proportions as well, by Rao and Scott's mean design effect.
+
+    That is `_clustered_number` with a cluster for each draw: Kish's number where weights do not depend on the category.
+    """
+    dof = int((proportions > 0).sum()) - 1
+    if dof < 1:
+        return effective_number(shares, len(shares))
+    squares = torch.bincount(codes, shares.square(), minlength=proportions.numel())
+    ratios = torch.where(proportions > 0, squares / proportions, 0.0)
+    between = float(ratios.sum() - squares.sum())
+    return min(dof / between, len(codes)) if between > 0 else float(len(codes))
 
 
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
@@ -182,11 +205,23 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) ->
     if samples.cluster is None:
         return max(ratio, 1.0)
     squares = torch.bincount(samples.cluster.to(terms.device), terms).square()
-    return max(ratio, 1.0) * few_clusters(1 + _dof(squares), standard_normal_quantile(0.95)) ** 2
+    return (
+        max(ratio, 1.0)
+        * few_clusters(
+            1 + dof_of_squares(float(squares.sum()), float(squares.square().sum()), squares.numel()),
+            standard_normal_quantile(0.95),
+        )
+        ** 2
+    )
 
 
-def _dof(squares: Tensor) -> float:
-    """Return the degrees of freedom of a variance that is the sum of these squares, by their own spread."""
-    clusters, total = squares.numel(), float(squares.sum())
-    rest = float(squares.square().sum()) - total**2 / clusters
+def dof_of_squares(total: float, fourth: float, clusters: int) -> float:
+    """Return the degrees of freedom of a variance that is the sum of the clusters' squares, by their own spread.
+
+    Arguments:
+        total: the sum of the squares.
+        fourth: the sum of their squares.
+        clusters: how many there are.
+    """
+    rest = fourth - total**2 / clusters
     return min(clusters - 1.0, max(2 * total**2 / rest, 2.0)) if rest > 0 else clusters - 1.0

@@ -25,6 +25,9 @@ MOST_UNSEEN = 0.05
 # of the coarser alphabet.
 FEWEST_DRAWS = 10
 
+# Up to so many draws of P in its rarest categories are too few for a normal distribution: their limits are Wilson's.
+_FEW = 3
+
 # How many times the bias that an estimate corrects upwards its upper end allows for on top.
 _CAUTION = 1.5
 
@@ -75,7 +78,8 @@ def kl_interval(
     :math:`\chi^2`, to where it is normal. c is not let far below that of P near Q, :math:`2 (\frac1n + \frac1m)`. Each
     end is moved out by the bias that T corrects in its direction, the upper one by half as much again, as little is
     known of categories that Q has not shown. The lower end is no higher than with half a draw of P in what Q alone
-    showed.
+    showed, or half a draw of Q in what P alone did. Where P showed its rarest categories together 3 times or less, both
+    ends are at least as far out as T gets with their probability at Wilson's limits.
 
     Where `has_upper_end` says no, the upper end is infinite: the probability under Q of what it never showed may be as
     small as it likes. With more than 5 % of P's draws in such categories, or in ones drawn once, the lower end is that
@@ -95,10 +99,11 @@ def kl_interval(
     Example:
         >>> import torch
         >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
-        (tensor([0.0117, 0.1264], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
+        (tensor([0.0117, 0.0852], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
+        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)
@@ -107,6 +112,7 @@ def kl_interval(
     estimate = zhang_grabchak(a, b) + change.shrunken
     limits = z, inflation, spread
     high = _not_rejected(estimate, a, b, *limits, change.variance)[1]
+    high = torch.maximum(high, estimate + _with_few(a, b, z, inflation[0])[1])
     low = _lower_end(a, b, *limits, change) + change.predicted.clamp(max=0)
     high = high + _CAUTION * change.predicted.clamp(min=0)
     bound = _lower_end(*coarser(a, b), *limits)
@@ -122,19 +128,58 @@ def _lower_end(
     spread: float,
     change: CoverageCorrection | None = None,
 ) -> Tensor:
-    """Return the least divergence not rejected, also with half a draw of P in all that Q alone showed.
+    """Return the least divergence not rejected, also with half a draw of one side in all that the other alone showed.
 
-    That half is the continuity correction of none: no draw of P there is next to no variance, too.
+    That half is the continuity correction of none: no draw there is next to no variance, too.
     """
-    only_q = (a == 0) & (b > 0)
-    half = torch.cat([a, 0.5 * only_q.any(-1, keepdim=True)], -1)
+    only_p, only_q = (a > 0) & (b == 0), (a == 0) & (b > 0)
+    cases = (
+        (a, b),
+        (_and_half(a.masked_fill(only_q, 0), only_q), _merged(b, only_q)),
+        (_merged(a, only_p), _and_half(b.masked_fill(only_p, 0), only_p)),
+    )
     ends: list[Tensor] = []
-    for x, y in ((a, b), (half, _merged(b, only_q))):
+    for x, y in cases:
         estimate = zhang_grabchak(x, y)
         more = torch.zeros_like(estimate) if change is None else change.variance
         estimate = estimate if change is None else estimate + change.shrunken
         ends.append(_not_rejected(estimate, x, y, z, inflation, spread, more)[0])
-    return torch.minimum(*ends)
+        if len(ends) == 1:
+            ends.append(estimate + _with_few(x, y, z, inflation[0])[0])
+    return torch.stack(ends).amin(0)
+
+
+def _with_few(a: Tensor, b: Tensor, z: float, inflation: float) -> tuple[Tensor, Tensor]:
+    """Return what the estimate changes by with P's probability of few draws at its limits: 0 or less, 0 or more.
+
+    The few are all draws of categories that P showed k times or less, for each k with 3 of them at most. The limits are
+    Wilson's with a continuity correction of half a draw; of what is between them the lower end takes what is nearest to
+    Q's probability.
+    """
+    n, m = a.sum(-1), b.sum(-1)
+    z = z * inflation**0.5
+    least, most = torch.zeros_like(n), torch.zeros_like(n)
+    for k in range(_FEW + 1):
+        rare = (a <= k) & (b > 0)
+        drawn, q = (a * rare).sum(-1), (b * rare).sum(-1) / m
+        low, high = _wilson(drawn - 0.5, n, z)[0], _wilson(drawn + 0.5, n, z)[1]
+        now = _binary_kl(drawn / n, q)
+        valid = (drawn <= _FEW) & (q > 0) & (q < 1)
+        nearest = torch.minimum(torch.maximum(q, low), high)
+        least = torch.where(valid, torch.minimum(least, _binary_kl(nearest, q) - now), least)
+        most = torch.where(valid, torch.maximum(most, _binary_kl(high, q) - now), most)
+    return least, most
+
+
+def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
+    """Return Wilson's limits of the probability of what n draws showed so often."""
+    drawn = torch.minimum(drawn.clamp(min=0), n)
+    middle, reach = drawn + z**2 / 2, z * (drawn * (1 - drawn / n) + z**2 / 4).sqrt()
+    return (middle - reach) / (n + z**2), (middle + reach) / (n + z**2)
+
+
+def _binary_kl(p: Tensor, q: Tensor) -> Tensor:
+    return torch.special.xlogy(p, p / q) + torch.special.xlogy(1 - p, (1 - p) / (1 - q))
 
 
 def _not_rejected(
@@ -177,3 +222,7 @@ def coarser(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _merged(x: Tensor, rare: Tensor) -> Tensor:
     return torch.cat([x.masked_fill(rare, 0), x.masked_fill(~rare, 0).sum(-1, keepdim=True)], -1)
+
+
+def _and_half(x: Tensor, where: Tensor) -> Tensor:
+    return torch.cat([x, 0.5 * where.any(-1, keepdim=True)], -1)

@@ -36,6 +36,10 @@ _MANY = 50_000
 _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
 _LEAST_OF_DIMENSION = 0.7
+# From so many dimensions on, four times as many neighbors tell how slowly the bias may fall.
+_FEWEST_DIMENSIONS_WIDE = 3
+# So many standard errors above 0 the bias is seen to fall, and three numbers of neighbors tell by which power.
+_CLEARLY = 3.0
 # An estimate so close to log m rests on distances to the outermost draws of Q.
 _NEAR_THE_LIMIT = 2.0
 
@@ -52,6 +56,8 @@ class _Terms:
     overfit: float  # by how much the pilot is likely to flatter its own draws
     dimension: float  # of the set that P's draws fill, by how fast balls fill
     radii: tuple[Array, Array]  # of P's and Q's draws, in the coordinates in which Q's are searched
+    wide: Array | None = None  # the log-ratio with four times the largest number of neighbors
+    ball: float = 0.0  # the median radius of P's smallest balls, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,12 @@ def nearest_neighbors(
 
     Returns:
         the estimate in nats, on the device of `p`, not below 0. The interval holds the influence of the draws (or
-        clusters) of both sides and an allowance for bias. Its upper end is infinite where P lies mostly where Q has no
-        draws; it is None above 10 dimensions, near a set of fewer dimensions than the draws have, and for fewer than 20
-        draws. Where a small part of P lies beyond Q's draws, the draws cannot show how small Q is there: the estimate
-        is then too low by an amount that the interval may not hold.
+        clusters) of both sides and an allowance for bias. In three and more dimensions its upper end allows for a bias
+        that falls with the number of neighbors as slowly as 4 k, k and k / 4 of them let it. The upper end is infinite
+        where P lies mostly where Q has no draws; the interval is None above 10 dimensions, near a set of fewer
+        dimensions than the draws have, and for fewer than 20 draws. Where a small part of P lies beyond Q's draws, the
+        draws cannot show how small Q is there: the estimate is then too low by an amount that the interval may not
+        hold.
 
     Raises:
         ArgumentTypeError: the draws are categories.
@@ -141,8 +149,12 @@ def nearest_neighbors(
     found = _extrapolated(terms, first.weights)
     error = _standard_error(terms, found, first, second)
     interval = _interval(found, error, terms, confidence)
+    reach, note = _reach(terms, interval, first, second, confidence)
+    interval = interval[0], interval[1] + reach
     interval, more = _judged(found, terms, interval, poor=poor, p=first, q=second)
     notes += more
+    if interval is not None and interval[1] < math.inf:
+        notes += note
 
     def number(x: float) -> torch.Tensor:
         return torch.tensor(max(x, 0.0), dtype=torch.float64, device=device)
@@ -178,7 +190,9 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
 
 def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: torch.device) -> _Terms:
     d = p.x.shape[1]
-    smoothing, overfit = np.zeros((len(ks), 1)), 0.0
+    wide = _wide(ks, p, q)
+    searched = ks if wide is None else (*ks, wide)
+    smoothing, overfit, ball = np.zeros((len(searched), 1)), 0.0, 0.0
     radii = p.x[:, 0], q.x[:, 0]
     on_a_line = d == 1 and device.type == "cpu"
     if on_a_line:
@@ -193,12 +207,13 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
         radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
         stretch = whitening_q.log_volume - whitening_p.log_volume
         own = search_space(
-            at_p, at_p, ks, own=True, weights=p.weights, query_weights=p.weights, device=device
+            at_p, at_p, searched, own=True, weights=p.weights, query_weights=p.weights, device=device
         )
         cross = search_space(
-            draws_q, at_q, ks, own=False, weights=q.weights, query_weights=p.weights, device=device
+            draws_q, at_q, searched, own=False, weights=q.weights, query_weights=p.weights, device=device
         )
         if pilot:
+            ball = float(np.exp(np.median(own[0].log_radius)))
             pairs = zip(own, cross, strict=True)
             rows = [
                 whitening_q.log_smoothing(at_q, there.log_radius)
@@ -210,18 +225,35 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
             overfit = parameters * (1 / p.effective + 1 / q.effective) / 2 * d / (d + 2)
     log_ratio = np.stack([_log_ratio(a, b, d) for a, b in zip(own, cross, strict=True)])
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
-    occurrence_p, occurrence_q = ([found.occurrence for found in side] for side in (own, cross))
+    used = len(ks)
+    occurrence_p, occurrence_q = ([found.occurrence for found in side[:used]] for side in (own, cross))
     smoothing = np.broadcast_to(smoothing, log_ratio.shape)
     return _Terms(
-        ks, log_ratio, smoothing, occurrence_p, occurrence_q, overfit, _dimension(ks, own, d), radii
+        ks,
+        log_ratio[:used],
+        smoothing[:used],
+        occurrence_p,
+        occurrence_q,
+        overfit,
+        _dimension(ks, own, d),
+        radii,
+        None if wide is None else log_ratio[used],
+        ball,
     )
+
+
+def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
+    """Return a third number of neighbors, four times the largest; None where it is not needed or the draws are few."""
+    wide, d = 4 * ks[-1], p.x.shape[1]
+    usable = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
+    return wide if usable and wide <= min(len(p) - 1, len(q)) else None
 
 
 def _dimension(ks: tuple[int, ...], own: list[KNearest], d: int) -> float:
     r"""Estimate d from :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`."""
     if len(ks) == 1:
         return float(d)
-    difference = float((own[-1].log_radius - own[0].log_radius).mean())
+    difference = float((own[1].log_radius - own[0].log_radius).mean())
     return sum(1 / j for j in range(ks[0], ks[1])) / difference if difference > 0 else math.inf
 
 
@@ -282,10 +314,8 @@ def _extrapolated(terms: _Terms, weights: Array | None) -> _Value:
     smoothing = float(np.average(terms.smoothing[-1], weights=weights))
     if len(means) == 1:
         return _Value(float(means[0]) - terms.overfit, 0.0, 0.0, 0.0, smoothing, np.ones(1))
-    change = terms.log_ratio[0] - terms.log_ratio[1]
-    share = np.full(len(change), 1 / len(change)) if weights is None else weights / weights.sum()
-    difference = float(means[0] - means[1])
-    chance = float(np.square(share * (change - difference)).sum())
+    difference, error = _change(terms.log_ratio[0], terms.log_ratio[1], weights)
+    chance = error**2
     trusted = max(0.0, 1 - 4 * chance / difference**2) if difference else 0.0
     few, many = (math.sqrt(k) for k in terms.ks)
     factor = many / (many - few)
@@ -294,6 +324,34 @@ def _extrapolated(terms: _Terms, weights: Array | None) -> _Value:
     return _Value(
         value, shift, (1 - trusted) * factor * difference, factor * math.sqrt(chance), smoothing, mix
     )
+
+
+def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, float]:
+    """Return by how much more the mean is with few neighbors than with many, and its standard error."""
+    change = few - many
+    share = np.full(len(change), 1 / len(change)) if weights is None else weights / weights.sum()
+    difference = float(share @ change)
+    return difference, math.sqrt(float(np.square(share * (change - difference)).sum()))
+
+
+def _most_bias(terms: _Terms, d: int, weights: Array | None) -> float:
+    r"""Return the bias that the estimate with the larger number of neighbors may have, as an upper end allows for it.
+
+    In d dimensions it falls with k as :math:`k^{2 / d}` where log-densities are smooth, and as :math:`k^{1 / d}` where
+    they jump or where balls are as wide as what is to be seen. With four times fewer neighbors the estimate rises by a
+    share of the bias, :math:`1 - 4^{-\gamma}` for a power :math:`\gamma`: the one by which steps from 4 k to k and from
+    k to k / 4 differ where they can be told from chance, the slower one elsewhere. Of balls wider than a standard
+    deviation it is a smaller share, about in proportion (measured). The rise is the smaller of the two steps, as
+    neither is below it, by one standard error more.
+    """
+    if terms.wide is None:
+        return 0.0
+    step, error = _change(terms.log_ratio[0], terms.log_ratio[1], weights)
+    before, error_before = _change(terms.log_ratio[1], terms.wide, weights)
+    slow, smooth = 4 ** (1 / d), 4 ** min(2 / d, 1.0)
+    ratio = min(max(before / step, slow), smooth) if step > _CLEARLY * error else slow
+    rise = min(step + error, before + error_before)
+    return max(rise, 0.0) * ratio / (ratio - 1) * max(terms.ball, 1.0)
 
 
 def _standard_error(terms: _Terms, found: _Value, p: Draws, q: Draws) -> float:
@@ -335,6 +393,28 @@ def _interval(found: _Value, error: float, terms: _Terms, confidence: float) -> 
     center = max(found.value, 0.0)
     # What hides in chance is mostly too low: P reaches where Q has few draws.
     return center - width - down, center + width + up + found.chance / 2
+
+
+def _reach(
+    terms: _Terms, interval: tuple[float, float], p: Draws, q: Draws, confidence: float
+) -> tuple[float, list[str]]:
+    """Return how far the upper end has to move for the bias that may be left, and a note where that is much."""
+    low, high = interval
+    most = _most_bias(terms, p.x.shape[1], p.weights)
+    if most == 0:
+        return 0.0, []
+    smoothing = float(np.average(terms.smoothing[-1], weights=p.weights))
+    many = float(np.average(terms.log_ratio[-1], weights=p.weights)) - terms.overfit
+    plain = _Value(many, 0.0, 0.0, 0.0, smoothing, np.array([0.0, 1.0]))
+    width = standard_normal_quantile(confidence) * _standard_error(terms, plain, p, q)
+    end = many + most + width + 0.5 * abs(smoothing) + 0.5 * terms.overfit
+    if end - high <= (high - low) / 4:
+        return max(end - high, 0.0), []
+    note = (
+        f"With fewer neighbors the estimate goes on rising: in {p.x.shape[1]} dimensions the balls about the draws may "
+        f"be too wide for all that tells P from Q, and the interval's upper end allows for {end - high:.2g} nats more."
+    )
+    return end - high, [note]
 
 
 def _unseen(terms: _Terms, p: Draws, q: Draws) -> Unseen:

@@ -193,7 +193,9 @@ def _by_products(
         x = torch.from_numpy(queries[rows] - center).to(device)
         distance = torch.addmm(squares, x, draws.T, alpha=-2.0)
         if own:
-            distance[torch.arange(len(x)), torch.arange(rows.start, rows.stop)] = torch.inf
+            distance[
+                torch.arange(len(x), device=device), torch.arange(rows.start, rows.stop, device=device)
+            ] = torch.inf
         # The product cancels where two points are close: the distances of some more than count are computed anew.
         index = distance.topk(min(k + _SPARE, len(draws) - own), dim=1, largest=False).indices
         exact = (x[:, None, :] - draws[index]).square().sum(2).sqrt()

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
+from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.tables.inference.rare_values import GROUPS, RareValues
 from kullback.tables.inference.sampling_error import (
     ClusteredRows,
@@ -263,11 +264,17 @@ class _Comparison:
             variance = max(variance, smoothed)
         dof = self.errors.dof
         null_scale = function.curvature * self.errors.scale / 2
-        scale = variance / (4 * plugin) if plugin > 1e-3 * dof * null_scale else null_scale
+        scale, student = null_scale, 1.0
+        if plugin > 1e-3 * dof * null_scale:
+            scale = variance / (4 * plugin)
+            # What few clusters show of the variance is itself uncertain: the ends are as far out as Student's t is.
+            quantile = standard_normal_quantile(self.confidence)
+            student = self.errors.inflation(of_p, of_q, quantile)
+        error = float(np.sqrt(variance + 2 * dof * scale**2))
+        scale *= student
         low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
         if not (self.p.all() and self.q.all()):  # half a row is the continuity correction of none
             low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
-        error = float(np.sqrt(variance + 2 * dof * scale**2))
         low, high = min(scale * low, value), max(scale * high, value)
         return Quantity(
             value, error, (float(low), math.inf if unbounded else min(float(high), function.greatest))

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kullback.estimators.draws import cluster_correction
+from kullback.estimators.discrete.counts import dof_of_squares
+from kullback.estimators.draws import cluster_correction, few_clusters
 
 __all__ = ["ClusteredRows", "IndependentRows", "RowsWithRareValues", "SamplingError", "multinomial_variance"]
 
@@ -34,6 +35,10 @@ class SamplingError(Protocol):
 
     def variance(self, of_p: Array, of_q: Array) -> float:
         """Return the variance of a function with these gradients with respect to p and q."""
+        ...
+
+    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
+        """Return by what to multiply that variance for a normal quantile to reach as far as Student's t."""
         ...
 
     def standard_errors_of_difference(self) -> Array:
@@ -64,6 +69,11 @@ class IndependentRows:
     def variance(self, of_p: Array, of_q: Array) -> float:
         """Return the variance of a function with these gradients with respect to p and q."""
         return multinomial_variance((self._p, self._q), (of_p, of_q), self.effective)
+
+    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
+        """Return 1: the counts say what the variance is."""
+        del of_p, of_q, quantile
+        return 1.0
 
     def standard_errors_of_difference(self) -> Array:
         """Return the standard error of each component of p - q."""
@@ -124,6 +134,11 @@ class _ErrorRows:
         """Return the variance of a function with these gradients with respect to p and q."""
         return float(((self._errors_p @ of_p + self._errors_q @ of_q) ** 2).sum())
 
+    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
+        """Return 1: there are many rows, and many values."""
+        del of_p, of_q, quantile
+        return 1.0
+
     def standard_errors_of_difference(self) -> Array:
         """Return the standard error of each component of p - q."""
         return np.sqrt((self._errors**2).sum(0))
@@ -166,6 +181,23 @@ class ClusteredRows(_ErrorRows):
         clusters = int((a.sum(1) > 0).sum()), int((b.sum(1) > 0).sum())
         units = float(((a.sum(1) + b.sum(1)) > 0).sum())
         super().__init__(errors[0], errors[1], proportions, sizes or totals, units, clusters)
+        self._held = a.sum(1) > 0, b.sum(1) > 0
+
+    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
+        """Return by what to multiply that variance for a normal quantile to reach as far as Student's t.
+
+        Each side has the degrees of freedom that its clusters' parts of the variance show.
+        """
+        total, wider = 0.0, 0.0
+        sides = zip((self._errors_p, self._errors_q), (of_p, of_q), self._held, strict=True)
+        for errors, gradient, held in sides:
+            squares = (errors[: len(held)] @ gradient)[held] ** 2
+            if len(squares) > 1:
+                variance = float(squares.sum())
+                dof = dof_of_squares(variance, float((squares**2).sum()), len(squares))
+                total += variance
+                wider += variance * few_clusters(1 + dof, quantile) ** 2
+        return wider / total if total > 0 else 1.0
 
 
 class RowsWithRareValues(_ErrorRows):

@@ -1,0 +1,220 @@
+"""Confidence intervals for KL(P || Q) from counts of P's draws where Q's probabilities are known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from kullback.estimators.draws import Array
+from kullback.estimators.unseen import Verdict
+from kullback.optional import load
+
+__all__ = ["UnseenByP", "below_zero", "ends_from_counts", "spread_ties"]
+
+_STEPS = 50
+# The bias of one rare category, in draws.
+_RARE = 0.5
+# Degrees of freedom from which on chi-squared is normal.
+_MANY = 300
+_ROUNDING = 1e-6
+# Of one, Wilson's ends say all.
+_SEVERAL = 2
+# What Q gives to categories that P's draws did not show counts as nothing where it is rounding.
+_LEAST_PROBABILITY = 1e-12
+
+
+@dataclass(frozen=True)
+class UnseenByP:
+    """What Q is where P's draws showed nothing, in logarithms.
+
+    Attributes:
+        total: of its probability of all such categories together.
+        least: of its smallest probability of one of them.
+    """
+
+    total: float
+    least: float
+
+
+def ends_from_counts(
+    counts: Array,
+    log_q: Array,
+    unseen: UnseenByP,
+    number: float,
+    quantile: float,
+    *,
+    estimate: float,
+    added: float,
+) -> tuple[float, float]:
+    r"""Return the ends of an interval for KL, which chance may put below 0.
+
+    They are those of Wilson's interval: P is taken from the family
+
+    .. math:: p_\theta \propto \hat p\, e^{\theta d}, \quad d = \log \hat p / q,
+
+    which holds P's proportions and Q, and a member is rejected where the mean of d over the draws is further from its
+    own than `quantile` of its own standard errors. At the end where rare categories become rarer, the mean is moved by
+    half a draw of them first. Half a draw in a category not seen takes part: of all of them together for the lower end,
+    of the one with the least q for the upper end. As far as these ends are from the divergence of the proportions, they
+    are put from the estimate; the upper one is no lower than that of P near Q.
+
+    Arguments:
+        counts: how often each category was drawn, shape (K,), all above 0.
+        log_q: the log-probabilities of these, shape (K,).
+        unseen: what Q is elsewhere.
+        number: how many independent draws tell as much as these.
+        quantile: of the normal distribution.
+        estimate: of KL, without bias.
+        added: the variance of it that is not that of a mean of d.
+
+    References:
+        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+    """
+    share = counts / counts.sum()
+    value = float(share @ (np.log(share) - log_q))
+    missing = unseen.total > math.log(_LEAST_PROBABILITY)
+    down = _Family.of(share, log_q, unseen.total if missing else None, number)
+    theta = down.end(-1.0, number, quantile)
+    up = _Family.of(share, log_q, unseen.least if unseen.least > -math.inf else None, number)
+    above = [
+        up.divergence(up.end(1.0, number, quantile)),
+        *_one_at_a_time(share, log_q, unseen, number, quantile),
+    ]
+    if theta < -1:  # the other side of Q
+        above.append(down.divergence(theta))
+    more = quantile**2 * added
+    below = max(value - down.divergence(theta), 0.0)
+    low = 0.0 if theta <= -1 else min(estimate, value) - math.sqrt(below**2 + more)
+    center = max(estimate, min(value, estimate + _RARE / number))
+    high = center + math.sqrt(max(max(above) - value, 0.0) ** 2 + more)
+    if value < -_ROUNDING:  # the probabilities of Q add up to more than one
+        return low, high
+    return low, max(high, _near_q(estimate, len(share) - 1 + missing, number, quantile))
+
+
+def _one_at_a_time(
+    share: Array, log_q: Array, unseen: UnseenByP, number: float, quantile: float
+) -> tuple[float, float]:
+    """Return the largest divergences with one category at either of its Wilson ends and the others in proportion.
+
+    Where P's proportions are those of Q, all directions are alike, and d is 0.
+    """
+    parts = share * (np.log(share) - log_q)
+    others = np.maximum(1 - share, np.finfo(np.float64).tiny)
+    rest = np.where(share < 1, (parts.sum() - parts) / others - np.log(others), 0.0)
+    if unseen.least > -math.inf:
+        share, log_q, rest = (
+            np.append(share, 0.0),
+            np.append(log_q, unseen.least),
+            np.append(rest, parts.sum()),
+        )
+    found: list[float] = []
+    for sign in (-1, 1):
+        moved = np.maximum(share - 0.5 / number, 0) if sign < 0 else share
+        middle = moved + quantile**2 / (2 * number)
+        reach = np.sqrt(moved * (1 - moved) / number + (quantile / (2 * number)) ** 2)
+        end = np.clip((middle + sign * quantile * reach) / (1 + quantile**2 / number), 0.0, 1.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            one = np.where(end > 0, end * (np.log(end) - log_q), 0.0)
+            other = np.where(end < 1, (1 - end) * (np.log1p(-end) + rest), 0.0)
+        found.append(float((one + other)[(rest > 0) | (share < 1)].max(initial=-math.inf)))
+    return found[0], found[1]
+
+
+def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
+    """Return the largest t that the estimate does not reject where P is nearly Q; -inf where it is not.
+
+    Twice the divergence of the proportions times their number is then noncentral chi-squared.
+    """
+    estimate = max(estimate, 0.0)
+    twice = 2 * number * estimate + dof
+    if dof < _SEVERAL or twice > dof + quantile * math.sqrt(2 * dof) + quantile**2:
+        return -math.inf
+    if dof > _MANY:
+        return (
+            estimate
+            + (quantile**2 + quantile * math.sqrt(quantile**2 + 2 * number * estimate + dof / 2)) / number
+        )
+    special = load("scipy.special", "from_density")
+    return float(special.chndtrinc(twice, dof, special.ndtr(-quantile))) / (2 * number)
+
+
+def spread_ties(values: Array) -> Array:
+    """Spread equal values evenly over as much as there is between them and the next smaller ones; move all alike."""
+    values = values - values.min()  # so that what is between nearly equal ones is not rounded away
+    distinct, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    if len(distinct) == 1:
+        return values
+    gap = np.diff(distinct, prepend=2 * distinct[0] - distinct[1])
+    order = np.argsort(index, kind="stable")
+    rank = np.empty(len(values))
+    rank[order] = np.arange(len(values)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return values + gap[index] * ((rank + 0.5) / counts[index] - 0.5)
+
+
+def below_zero(end: float) -> Verdict:
+    """Say that an upper end below 0 shows that draws miss some of P."""
+    return Verdict(
+        math.inf,
+        f"the draws alone give an upper end of {end:.2g}, below 0, where no divergence is: they miss what P has more "
+        "of than Q, or the probabilities do not add up to one, and the interval has no upper end",
+    )
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Distributions tilted by d from `share`, and the mean of d over the draws."""
+
+    share: Array
+    d: Array
+    log_q: Array
+    mean: float
+
+    @classmethod
+    def of(cls, share: Array, log_q: Array, unseen: float | None, number: float) -> _Family:
+        drawn = share
+        if unseen is not None:
+            drawn, log_q = np.append(share, 0.0), np.append(log_q, unseen)
+            share = np.append(share, 0.5 / number) / (1 + 0.5 / number)
+        d = np.log(share) - log_q
+        return cls(share, d, log_q, float(drawn @ d))
+
+    def at(self, theta: float) -> Array:
+        logs = np.log(self.share) + theta * self.d
+        weight = np.exp(logs - logs.max())
+        return weight / weight.sum()
+
+    def divergence(self, theta: float) -> float:
+        p = self.at(theta)
+        some = p > 0
+        return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
+
+    def end(self, sign: float, number: float, quantile: float) -> float:
+        """Return the first theta of this sign that the draws reject, 0 where d is constant."""
+        spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
+        if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
+            return 0.0
+        inside, outside = 0.0, sign / spread / math.sqrt(number)
+        for _ in range(_STEPS):
+            if self._rejected(outside, sign, number, quantile):
+                break
+            inside, outside = outside, 2 * outside
+        else:
+            return outside
+        for _ in range(_STEPS):
+            middle = (inside + outside) / 2
+            if self._rejected(middle, sign, number, quantile):
+                outside = middle
+            else:
+                inside = middle
+        return outside
+
+    def _rejected(self, theta: float, sign: float, number: float, quantile: float) -> bool:
+        p = self.at(theta)
+        mean = float(p @ self.d)
+        rest = self.d - mean
+        square, cube = float(p @ rest**2), float(p @ rest**3)
+        lattice = max(-sign * cube, 0.0) / square / (2 * number) if square > 0 else 0.0
+        return sign * (mean - self.mean) - lattice > quantile * math.sqrt(square / number)
