@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import secrets
 import stat
 from collections.abc import Generator, Iterable, Mapping
@@ -17,6 +18,7 @@ from kullback.errors import FileError, printable
 __all__ = [
     "check_input",
     "check_writable",
+    "matched",
     "open_output",
     "refuse_overwriting",
     "same_file",
@@ -42,7 +44,7 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
     Raises:
         FileError: there is such an output.
     """
-    taken: list[PathLike] = [each for path in inputs if path is not None for each in _matched(path)]
+    taken: list[PathLike] = [each for path in inputs if path is not None for each in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for what is no path
     for path in outputs:
         for folder in folders:
@@ -67,7 +69,7 @@ def check_input(path: PathLike, name: str) -> None:
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
-        for each in _matched(path):
+        for each in matched(path):
             if each != Path(path):
                 check_input(each, name)
         return
@@ -255,10 +257,26 @@ class _Output:
         return self._target.with_name(f".kullback-{secrets.token_hex(8)}.tmp")
 
 
-def _matched(path: PathLike) -> list[Path]:
-    """Return the files that a pattern stands for; any other path stands for itself."""
-    names = [] if os.path.lexists(path) else glob.glob(os.fspath(path), recursive=True)  # noqa: PTH207 - as the tables'
-    return [Path(name) for name in names] or [Path(path)]
+def matched(path: PathLike) -> list[Path]:
+    """Return the files that a path with ``*`` stands for, in their order.
+
+    A path that is there stands for itself, whatever is in its name, and so does one that matches nothing.
+
+    Example:
+        >>> import os, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("a[1].csv", "b.csv"):
+        ...     write(os.path.join(folder, name), "x")
+        >>> [path.name for path in matched(os.path.join(folder, "*.csv"))]
+        ['a[1].csv', 'b.csv']
+        >>> [path.name for path in matched(os.path.join(folder, "a[1].csv"))]
+        ['a[1].csv']
+    """
+    text = os.fspath(path)
+    if "*" not in text or os.path.lexists(text):
+        return [Path(text)]
+    names = glob.glob(re.sub(r"[?[]", r"[\g<0>]", text), recursive=True)  # noqa: PTH207 - Path takes no "/*"
+    return [Path(name) for name in sorted(names)] or [Path(text)]
 
 
 def _lies_in(path: PathLike, folder: PathLike) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from kullback.optional import is_installed
+from kullback.shown import open_console
 
 __all__ = ["Update", "progress_bar", "progress_text"]
 
@@ -32,11 +33,10 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
     if not _can_show(show):
         yield None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, console=open_console(stderr=True), transient=True)
     task = bar.add_task(what, total=None)
     begun = time.monotonic()
 
@@ -57,9 +57,7 @@ def progress_text(*, show: bool = True) -> Generator[Callable[[str], object] | N
     if not _can_show(show):
         yield None
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading") as status:
+    with open_console(stderr=True).status("reading") as status:
         yield status.update
 
 

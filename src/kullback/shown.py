@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,8 +14,9 @@ from kullback.optional import is_installed, load
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from rich.console import Console
 
-__all__ = ["Shown", "html_table"]
+__all__ = ["Shown", "html_table", "open_console", "shown_options"]
 
 
 class Shown:
@@ -49,10 +52,8 @@ class Shown:
         """Return the report of the terminal, as wide as the terminal is; the repr where rich is not installed."""
         if not is_installed("rich"):
             return repr(self)
-        from rich.console import Console
-
         text = io.StringIO()
-        self._report("terminal").render(self, Console(file=text, no_color=True, highlight=False))
+        self._report("terminal").render(self, open_console(file=text, no_color=True, highlight=False))
         return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 
     def _repr_html_(self) -> str | None:
@@ -61,6 +62,40 @@ class Shown:
 
     def _report(self, medium: str) -> Any:
         return import_module(f"{self._reports}.{medium}")
+
+
+def open_console(**options: Any) -> Console:
+    """Return a console of rich as wide as ``COLUMNS`` says, or the terminal where that is no width.
+
+    With a width of 0, rich prints nothing at all.
+    """
+    from rich.console import Console
+
+    sizes = {name: os.environ.get(name, "") for name in ("COLUMNS", "LINES")}
+    useless = [name for name, text in sizes.items() if not (text.isdecimal() and int(text) > 0)]
+    return Console(
+        _environ={name: text for name, text in os.environ.items() if name not in useless}, **options
+    )
+
+
+def shown_options(
+    made: object, owner: type, given: Mapping[str, object] | None = None, always: Collection[str] = ()
+) -> str:
+    """Return the options that an object was made with, as it would be written: those that differ from their defaults.
+
+    Arguments:
+        made: the object.
+        owner: the class whose constructor takes the options.
+        given: the options that are no attributes of the object by their names.
+        always: the options that are shown at their defaults too.
+    """
+    options = inspect.signature(owner).parameters
+    values = {name: (given or {})[name] if name in (given or {}) else getattr(made, name) for name in options}
+    return ", ".join(
+        f"{name}={value!r}"
+        for name, value in values.items()
+        if name in always or value != options[name].default
+    )
 
 
 def html_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

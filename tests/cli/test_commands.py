@@ -227,8 +227,13 @@ def test_infinite_and_missing_numbers_do_not_pass_a_gate(files):
     ("option", "gate", "words"),
     [
         ("--fail-above", "meen=1", ("METRIC=LIMIT", "p99.9", "'meen'")),
-        ("--fail-above", "mean", ("a number after '='",)),
-        ("--fail-below", "top1=high", ("a number after '='", "'high'")),
+        ("--fail-above", "mean", ("a finite number after '='",)),
+        ("--fail-below", "top1=high", ("a finite number after '='", "'high'")),
+        # What no number is above or below could not fail.
+        ("--fail-above", "mean=inf", ("a finite number after '='", "'inf'")),
+        ("--fail-above", "max=1e999", ("a finite number after '='", "'1e999'")),
+        ("--fail-below", "top1=-inf", ("a finite number after '='", "'-inf'")),
+        ("--fail-above", "mean=nan", ("a finite number after '='", "'nan'")),
         ("--fail-above", "labels.difference=1", ("no labels",)),
     ],
 )

@@ -81,7 +81,7 @@ def contents() -> dict[str, bytes]:
         ("ref.csv", "mon.csv", "--save-batch", "x", "--json", "folder/../x"),
         ("ref.csv", "mon.csv", "--html", "soft"),
         ("re*.csv", "mon.csv", "--json", "ref.csv"),
-        ("re?.csv", "mon.csv", "--profile", "ref.csv", "--rebuild"),
+        ("r*f.csv", "mon.csv", "--profile", "ref.csv", "--rebuild"),
         ("ref.csv", "**/mo*.csv", "--save-batch", "soft2", "--profile", "p.json"),
     ],
 )

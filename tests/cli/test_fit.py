@@ -36,6 +36,13 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("target", ["file:{}", "file://{}", "s3://bucket/x.parquet", "missing.parquet"])
+def test_a_target_is_a_file_and_never_a_url(table: Path, target: str) -> None:
+    assert_one_line_error(
+        run("fit", "Normal", "--to", target.format(table)), "cannot be read", "no such file"
+    )
+
+
 def test_a_class_is_fitted_to_a_distribution() -> None:
     result = run("fit", "Normal", "--to", TWO)
     assert result.exit_code == 0

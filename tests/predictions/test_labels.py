@@ -14,6 +14,7 @@ import torch
 from kullback.predictions import collect, compare_predictions
 from kullback.predictions.intervals import MeanEstimator, Quantity
 from kullback.predictions.statistics import Quantiles
+from kullback.report.predictions.wording import label_rows
 from kullback.representations import Logits, Probs
 from tests.predictions.test_compare import jackknife
 
@@ -190,7 +191,9 @@ def test_nothing_labeled_leaves_nothing_known():
     p = Probs(torch.full((4, 2), 0.5))
     found = compare_predictions(p, p, labels=[-100] * 4).labels
     unknown = (found.perplexity_p, found.perplexity_ratio, found.perplexity_difference, found.delta_prob)
-    assert all(math.isnan(mean.mean) for mean in unknown)
+    assert all(math.isnan(mean.mean) and mean.interval is None for mean in unknown)
+    assert all(math.isnan(mean.standard_error) for mean in unknown)
+    assert not {"inf", "0"} & {cell for row in label_rows(found) for cell in row}
     assert math.isnan(found.top_k_accuracy_q[0].value)
     assert math.isnan(found.delta_prob.median)
 

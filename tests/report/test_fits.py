@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,20 @@ from torch.distributions import (
     Poisson,
 )
 
-from kullback import Fit, Logits, Probs, ReverseKL, Samples, fit
+from kullback import (
+    KL,
+    Alpha,
+    ChiSquared,
+    Fit,
+    JensenShannon,
+    Logits,
+    Probs,
+    ReverseKL,
+    Samples,
+    SquaredHellinger,
+    TotalVariation,
+    fit,
+)
 from kullback.report.fits.html import render
 from kullback.report.fits.json import to_dict
 
@@ -117,3 +131,26 @@ def test_more_dimensions_have_their_history_alone() -> None:
         MultivariateNormal(torch.zeros(3), torch.eye(3)), to=MultivariateNormal(torch.ones(3), torch.eye(3))
     )
     assert len(drawn(three)) == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [TotalVariation(), SquaredHellinger(), ChiSquared(), Alpha(0.5), KL(), JensenShannon()]
+)
+def test_nats_are_of_logarithms_alone(kind: Any) -> None:
+    found = replace(fit(NORMAL, to=Gamma(4.0, 2.0)), kind=kind)
+    has = kind.logarithmic
+    assert has == (type(kind) in (KL, JensenShannon))
+    assert ("nats" in str(found)) == has
+    assert to_dict(found)["unit"] == ("nats" if has else None)
+    assert ("nats" in found.to_html()) == has
+    assert [axes.get_ylabel() for axes in found.plot().axes][-1] == "above the least" + ", nats" * has
+
+
+@pytest.mark.parametrize("columns", ["0", "none"])
+def test_a_width_that_is_none_prints_as_without_it(
+    found: Fit, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    plain = str(found)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert str(found) == plain != ""

@@ -288,3 +288,95 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(OptionalDependencyError, match=r"pip install duckdb$"):
         profile_table(tmp_path / "t.csv")
+
+
+# Names of files
+
+
+READ = {".csv": "x\n{}\n", ".tsv": "x\ty\n{}\t1\n", ".ndjson": '{{"x": "{}"}}\n', ".parquet": ""}
+
+
+def write_named(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        with path.open("wb") as file:  # a path might be a URL to Arrow
+            pq.write_table(pa.table({"x": [value]}), file)
+    else:
+        path.write_text(READ[path.suffix].format(value))
+
+
+def values_of(path):
+    return dict(profile_table(str(path)).columns["x"].categories)
+
+
+@pytest.mark.parametrize("suffix", READ)
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("data[1]", ["data1"]),
+        ("w*", ["wz", "w"]),
+        ("q?", ["qz"]),
+        ("[!a]", ["b"]),
+        ("f[1]/x*", ["f1/xy", "f[1]/xy"]),
+        ("**", ["y", "f/y"]),
+        ("a{b,c}", ["ab", "ac"]),
+        ("a\\b", ["ab"]),
+        ("http:/host/x", []),
+        ("file:/x", ["x"]),
+        ("s3:/b/x", []),
+    ],
+)
+def test_a_file_that_is_there_is_read_whatever_its_name(name, others, suffix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_named(Path(name + suffix), "right")
+    for other in others:
+        write_named(Path(other + suffix), "wrong")
+    assert values_of(name + suffix) == {"right": 1}
+    assert values_of(tmp_path / (name + suffix)) == {"right": 1}
+
+
+@pytest.mark.parametrize("suffix", READ)
+def test_a_star_alone_stands_for_names(suffix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a1", "a[1]", "b1", "b[1]", "f[1]/c1", "f1/c1"):
+        write_named(Path(name + suffix), name)
+    assert values_of(f"a*{suffix}") == {"a1": 1, "a[1]": 1}
+    assert values_of(f"b[1*{suffix}") == {"b[1]": 1}
+    assert values_of(f"f[1]/*{suffix}") == {"f[1]/c1": 1}
+    for missing in ("a?", "a[1-9]", "c*"):
+        with pytest.raises(FileError, match="got no such file; check the path"):
+            profile_table(missing + suffix)
+
+
+def test_a_name_that_duckdb_cannot_be_told_is_refused(tmp_path):
+    write_named(tmp_path / "a\\[b].csv", "right")
+    write_named(tmp_path / "ab.csv", "wrong")
+    with pytest.raises(FileError, match=r"without a backslash beside .*; rename it"):
+        profile_table(tmp_path / "a\\[b].csv")
+    (tmp_path / "a\\[b].csv").rename(tmp_path / "a[b].csv")
+    assert values_of(tmp_path / "a[b].csv") == {"right": 1}
+
+
+@pytest.mark.parametrize("name", ["dangling.csv", "loop.parquet", "folder.csv", "d*.csv", "missing.ndjson"])
+def test_what_is_no_file_is_said_in_one_sentence(name, tmp_path):
+    (tmp_path / "dangling.csv").symlink_to("nowhere.csv")
+    (tmp_path / "loop.parquet").symlink_to("loop.parquet")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(
+        FileError, match=r"^frame = .*: wanted a file; got .*(a link to no|no such) file|a directory"
+    ):
+        profile_table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([1, 2**70], "Python integers beyond 64 bits"),
+        ([-(2**200)], "Python integers beyond 64 bits"),
+        ([object()], "objects of a type that Arrow cannot hold: object"),
+        ([1, "a"], "objects of several types: int, str"),
+    ],
+)
+def test_objects_are_called_what_they_are(values, reason):
+    frame = pd.DataFrame({"x": pd.Series(values, dtype=object), "y": 1})
+    assert profile_table(frame).skipped == {"x": reason}

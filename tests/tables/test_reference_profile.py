@@ -406,3 +406,24 @@ def test_what_is_no_file_is_no_profile(tmp_path):
         assert not is_profile(path)
         with pytest.raises(FileError, match="wanted a"):
             Profile.load(path)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20, 26, 300])
+def test_a_profile_cut_anywhere_is_counted_again(files, cut):
+    assert run("watch", "reference.parquet").exit_code == 0
+    path = profile_path("reference.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    assert_one_line_error(run("watch", "reference.parquet", "like.parquet"), "wanted a profile", "again")
+    assert path.read_bytes() == whole[:cut]
+    assert run("watch", "reference.parquet", "like.parquet", "--rebuild").exit_code == 0
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b"notes", b'{"schema":"kullback.fit/1"}', b"\n"])
+def test_only_what_can_be_a_profile_is_replaced(files, content):
+    path = profile_path("reference.parquet")
+    path.write_bytes(content)
+    replaced = run("watch", "reference.parquet", "--rebuild").exit_code == 0
+    assert replaced == (content == b"{")
+    assert replaced or path.read_bytes() == content

@@ -19,15 +19,15 @@ def backends() -> None:
     \b
     kullback backends
     """
-    from rich.console import Console
     from rich.table import Table
 
     from kullback.kernels.backends import backends as known_backends
+    from kullback.shown import open_console
 
     table = Table("backend", "runs", "devices", "dtypes", "computes", "why")
     for cells in map(_cells, known_backends()):
         table.add_row(*cells)
-    Console().print(table)
+    open_console().print(table)
 
 
 def _cells(backend: Backend) -> list[str]:

@@ -27,7 +27,7 @@ from kullback.cli.options import (
     fail_below,
     finish,
     given_limits,
-    split_names,
+    split_groups,
 )
 from kullback.cli.outputs import Outputs
 from kullback.errors import ArgumentValueError
@@ -122,7 +122,7 @@ MEBIBYTE = 1024 * 1024
 @WEIGHTS
 @click.option(
     "--joint",
-    callback=split_names,
+    callback=split_groups,
     multiple=True,
     metavar="A,B",
     help="Tables: columns to compare together; repeatable.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from click.core import ParameterSource
 from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.cli.outputs import check_files
 from kullback.cli.streams import print_error
+from kullback.cli.wording import in_options
 from kullback.errors import LONGEST_NAME, ArgumentValueError, printable
 from kullback.progress import progress_bar
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["convert"]
 
+# The arguments of the library that are given here.
+OPTIONS = {"rows": "SRC", "tokens": "--tokens", "n_ctx": "--n-ctx"}
 BLOCK_BYTES = 16 * 1024 * 1024
 # The extensions of formats that convert does not write.
 OTHER_FORMATS = frozenset(
@@ -134,7 +138,20 @@ def convert(
                 "Write: the command without it if the rows are those that llama.cpp scores"
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
-        write_llama_base(target, held, blocks, n_ctx=n_ctx, floor=floor)
+        may_hold_all = not all_positions and rows.rows in (None, len(held))
+        with in_options(OPTIONS, partial(_remedy, may_hold_all)):
+            write_llama_base(target, held, blocks, n_ctx=n_ctx, floor=floor)
+
+
+def _remedy(may_hold_all: bool, argument: str, instead: str) -> str:
+    """Return what to write; `may_hold_all` if SRC may have a row for every token, and was not said to."""
+    if instead.startswith("tokens=ids["):
+        return "--n-ctx N with an N that divides their number"
+    if argument != "rows" or "reshape(" not in instead:
+        return instead
+    if may_hold_all:
+        return "--all-positions if SRC has a row for every token"
+    return "--tokens FILE with the tokens of these rows, and their --n-ctx"
 
 
 def _refuse_options(context: click.Context, names: tuple[str, ...], extension: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from kullback.cli.options import FILE, JSON, NO_PROGRESS, SEED, split_names
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.wording import in_options
 from kullback.errors import ArgumentValueError, KullbackError, quoted
 
 if TYPE_CHECKING:
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["fit"]
 
 KINDS = ("kl", "reverse-kl", "jeffreys", "js", "hellinger", "tv")
+# The arguments of the library that are given here, and its remedies as options.
+OPTIONS = {"q": "Q", "to": "--to", "kind": "--kind", "fixed": "--fixed"}
+REMEDIES = (
+    (r"fixed=\(\)", "no --fixed"),
+    (r"fixed=\('([^']*)',\)", r"--fixed \1"),
+    (r"\bfixed=", "--fixed"),
+    (r"kind=KL\(\)", "--kind kl"),
+    (r"kind=ReverseKL\(\)", "--kind reverse-kl"),
+)
 TABLES = (".parquet", ".csv", ".ndjson", ".jsonl", ".npy")
 
 
@@ -106,20 +117,27 @@ def _fitted(
     family = parse_family(q)
     target: Any = _draws(Path(to), column, weights, family) if is_file else parse_distribution(to)
     try:
-        return projection.fit(
-            family,
-            to=target,
-            kind=_kinds()[kind],
-            fixed=fixed,
-            starts=starts,
-            generator=torch.Generator().manual_seed(seed),
-            show_progress=show_progress,
-        )
+        with in_options(OPTIONS, _remedy):
+            return projection.fit(
+                family,
+                to=target,
+                kind=_kinds()[kind],
+                fixed=fixed,
+                starts=starts,
+                generator=torch.Generator().manual_seed(seed),
+                show_progress=show_progress,
+            )
     except KullbackError:
         raise
     except Exception as error:  # of torch's, for parameters that it accepted and cannot compute with
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ArgumentValueError(f"{quoted(q)} cannot be fitted to {quoted(to)}: {reason}") from error
+
+
+def _remedy(_: str, instead: str) -> str:
+    for written, option in REMEDIES:
+        instead = re.sub(written, option, instead)
+    return instead
 
 
 def _kinds() -> dict[str, Any]:
@@ -204,6 +222,8 @@ def _table(path: Path) -> Any:
     suffix = path.suffix.lower()
     if suffix not in TABLES:
         raise ArgumentValueError(f"{quoted(path)} is no file of draws: wanted one of {', '.join(TABLES)}")
+    if not path.exists():  # Arrow would take s3:/... and file:/... for URLs
+        raise ArgumentValueError(f"{quoted(path)} cannot be read: there is no such file; check the path")
     arrow = load("pyarrow", "reading a table")
     try:
         if suffix == ".csv":

@@ -131,7 +131,7 @@ def parse_limit(
         columns: those of the metrics that exist for single columns.
 
     Raises:
-        ArgumentValueError: there is no such metric, or the limit is not a number.
+        ArgumentValueError: there is no such metric, or the limit is not a finite number.
     """
     name, _, number = text.rpartition("=") if "=" in text else (text, "", "")
     metric, bracket, column = name.partition("[")
@@ -143,9 +143,10 @@ def parse_limit(
         limit = float(number)
     except ValueError:
         limit = math.nan
-    if math.isnan(limit):
+    if not math.isfinite(limit):  # no number is above infinity: such a gate could not fail
         raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted a number after '='; got {number!r}. Write: --fail-{side} {name}={example}"
+            f"--fail-{side} {text}: wanted a finite number after '='; got {number!r}. Write: "
+            f"--fail-{side} {name}={example}"
         )
     return Limit(metric, column[:-1] if bracket else None, limit, side)
 

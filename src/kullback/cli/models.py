@@ -13,6 +13,7 @@ import torch
 
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.predictions import print_llama_cpp, require_one_output
+from kullback.cli.wording import in_options
 from kullback.errors import ArgumentValueError, printable
 from kullback.models import ModelComparison, compare_models, is_reference
 from kullback.predictions.checkpoint import kept_state
@@ -65,7 +66,10 @@ def run_model_comparison(
     require_one_output(outputs, settings["llama_cpp"])
     check_outputs(outputs, [*files, text], state=resume)
     with kept_state(resume) as state:
-        with progress_bar("tokens", show=show_progress, patience=0) as progress:
+        with (
+            progress_bar("tokens", show=show_progress, patience=0) as progress,
+            in_options({"base": "P, Q"}, _remedy),
+        ):
             found = compare_models(
                 base,
                 list(candidates),
@@ -95,6 +99,12 @@ def run_model_comparison(
             table=partial(_print, found),
         )
     return failures
+
+
+def _remedy(_: str, instead: str) -> str:
+    if instead.startswith("compare_predictions("):
+        return "--as without --text, where P and Q are files of predictions"
+    return instead
 
 
 def _print(found: ModelComparison, console: Console) -> None:

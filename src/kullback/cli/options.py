@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from kullback.cli.gates import Side
 from kullback.cli.streams import print_error
-from kullback.errors import LONGEST_MESSAGE, printable
+from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, ArgumentValueError, printable, quoted
 from kullback.words import REPRESENTATION_NAMES
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "fail_below",
     "finish",
     "given_limits",
+    "split_groups",
     "split_names",
 ]
 
@@ -72,16 +75,38 @@ MARKDOWN = click.option(
 HTML = click.option("--html", "html_path", type=FILE, help="Write a self-contained page with plots to FILE.")
 
 
-def split_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Split comma-separated names; of a repeatable option, each value by itself."""
-    if not value:
-        return None if value is None else ()
-    return value.split(",") if isinstance(value, str) else [each.split(",") for each in value]
+def split_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+    """Split comma-separated names."""
+    return value.split(",") if value else None if value is None else []
+
+
+def split_columns(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+    """Split the names of columns, of which none may be empty."""
+    if value is not None and not all(value.split(",")):
+        raise _wrong_names("--columns", value, "names of columns", "an empty name")
+    return split_names(ctx, param, value)
+
+
+def split_groups(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[list[str]]:
+    """Split the names of each group of columns, in which there have to be two."""
+    groups = [each.split(",") for each in value]
+    for text, names in zip(value, groups, strict=True):
+        if not all(names) or len(set(names)) < 2:
+            got = "an empty name" if not all(names) else f"the single one {quoted(names[0])}"
+            raise _wrong_names("--joint", text, "names of two or more columns", got)
+    return groups
+
+
+def _wrong_names(option: str, given: str, wanted: str, got: str) -> ArgumentValueError:
+    return ArgumentValueError(
+        f"{option} {printable(shlex.quote(given), LONGEST_NAME)}: wanted {wanted}, separated by commas; got {got}. "
+        f"Write: {option} A,B"
+    )
 
 
 COLUMNS = click.option(
     "--columns",
-    callback=split_names,
+    callback=split_columns,
     metavar="A,B,...",
     help="Tables: the columns to compare; all by default.",
 )

@@ -11,6 +11,7 @@ import click
 
 from kullback.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.optional import load
+from kullback.shown import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,14 +93,12 @@ def write_reports(
     others: Mapping[Path, str | bytes] = MappingProxyType({}),
 ) -> None:
     """Write all files or none, `others` by path among them, and print the table or the JSON."""
-    from rich.console import Console
-
     texts = [json()] if outputs.json else []
     texts += [html()] if outputs.html and html is not None else []
     texts += [markdown()] if outputs.markdown and markdown is not None else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
     write_all({**others, **dict(zip(outputs.files, texts, strict=True))})
     if printed is None:
-        table(Console())
+        table(open_console())
     else:
         click.echo(printed, nl=False)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kullback.errors import ArgumentValueError
 from kullback.pairs.coverage import MEANING, WRAPPERS, Entry, families, is_univariate, matrix
+from kullback.shown import open_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["page", "show_pairs"]
 
@@ -41,9 +45,9 @@ def show_pairs(family: str | None, style: str | None) -> None:
     elif style == "markdown":
         click.echo(page(entries), nl=False)
     elif family is not None:
-        _print_family(family, entries, Console())
+        _print_family(family, entries, open_console())
     else:
-        _print_matrix(entries, Console())
+        _print_matrix(entries, open_console())
 
 
 def _print_family(family: str, entries: list[Entry], console: Console) -> None:

@@ -13,9 +13,11 @@ import click
 import torch
 
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.wording import in_options
 from kullback.errors import ArgumentValueError, printable
 from kullback.files import check_writable, refuse_overwriting
 from kullback.progress import progress_text
+from kullback.report.shared.formats import counted
 from kullback.report.tables import (
     html as tables_html,
     json as tables_json,
@@ -38,28 +40,28 @@ if TYPE_CHECKING:
 
 __all__ = ["run_table_comparison", "run_watch"]
 
-# An error about an argument of the library that is an option here, and what to write instead.
-_ARGUMENT = re.compile(
-    r"\w+\((columns|weights|cluster|joint|bins|confidence)=\.\.\.\): (.*)\. Write: (.*)", re.DOTALL
-)
-_REMEDY = re.compile(r"(\w+)=\[?\(?'([^']*)'.*", re.DOTALL)
+# The arguments of the library that are options here, and what to write instead of a wrong one.
+OPTIONS = {name: f"--{name}" for name in ("columns", "weights", "cluster", "joint", "bins", "confidence")}
+_REMEDY = re.compile(r"(\w+)=(?:\[?\(?'([^']*)'.*|([\d.]+))", re.DOTALL)
 
 
 @contextmanager
 def _in_options() -> Generator[None]:
     """Name the option of the command, not the argument of the library, in errors."""
     try:
-        yield
+        with in_options(OPTIONS, _remedy):
+            yield
     except ArgumentValueError as error:
         if str(error).startswith("weights="):  # of values in the column, which the call did not name
             raise ArgumentValueError(f"--weights {str(error).removeprefix('weights=')}") from None
-        if not (found := _ARGUMENT.fullmatch(str(error))):
-            raise
-        option, body, instead = found.groups()
-        if remedy := _REMEDY.fullmatch(instead):
-            value = "A,B" if option == "joint" else shlex.quote(remedy[2])
-            instead = f"--{remedy[1]} {value}"
-        raise ArgumentValueError(f"--{option}: {body}. Write: {instead}") from None
+        raise
+
+
+def _remedy(argument: str, instead: str) -> str:
+    if not (found := _REMEDY.fullmatch(instead)):
+        return instead
+    value = "A,B" if argument == "joint" else found[3] or shlex.quote(found[2])
+    return f"--{found[1]} {value}"
 
 
 def run_table_comparison(
@@ -169,7 +171,8 @@ def run_watch(
         found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
     if not found:
         place = reference if is_profile(reference) else profile or profile_path(reference)
-        click.echo(f"{place}: the profile of {saved.rows:,} rows and {len(saved.columns):,} columns")
+        size = f"{counted(saved.rows, 'row')} and {counted(len(saved.columns), 'column')}"
+        click.echo(f"{place}: the profile of {size}")
     failures: list[str] = []
     for name, batch in found:
         compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)

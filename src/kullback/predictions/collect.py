@@ -113,7 +113,10 @@ class Collector:
         if llama_cpp == "like":
             self._columns += LIKE_COLUMNS
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
-        self._table, self._filled = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64), 0
+        self._table, self._filled = (
+            torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu"),
+            0,
+        )
         self._moments = {name: Moments() for name in self._columns}
         self._quantiles = {name: Quantiles() for name in DIVERGENCES}
         if labels is not None:
@@ -318,10 +321,11 @@ class Collector:
         units, count = "rows", rows
         if self._clusters is not None:
             units, count = "clusters", len(self._clusters.names)
+        counted = f"{count:,} {units if count != 1 else units[:-1]}"
         together = "; if neighboring rows belong together, pass cluster ids" if units == "rows" else ""
         method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
         found = [
-            f"Standard errors and 95 % intervals ({method}) take the {count:,} {units} to be independent{together}.",
+            f"Standard errors and 95 % intervals ({method}) take the {counted} to be independent{together}.",
             f"The intervals cannot allow for {units} of a kind so rare that none is among these.",
         ]
         why = {
@@ -338,13 +342,15 @@ class Collector:
 
 
 def _exp(x: float) -> float:
-    return float(torch.tensor(x, dtype=torch.float64).exp())  # inf, not an error, where it overflows
+    return float(
+        torch.tensor(x, dtype=torch.float64, device="cpu").exp()
+    )  # inf, not an error, where it overflows
 
 
 def _exponential(mean: Mean) -> Mean:
     """Return the exponential of a mean, with its standard error by the delta method."""
     value, ends = _exp(mean.mean), mean.interval
-    error = value * mean.standard_error if math.isfinite(value) else math.inf
+    error = math.inf if math.isinf(value) else value * mean.standard_error
     return Mean(value, error, ends and (_exp(ends[0]), _exp(ends[1])), reason=mean.reason)
 
 

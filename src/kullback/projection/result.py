@@ -26,7 +26,8 @@ class Fit(Shown):
 
     Attributes:
         distribution: the fitted distribution, in the dtype of the start and without gradient.
-        value: what was minimized, at the fit, one for each element of the batch, in nats; `quantity` says what it is.
+        value: what was minimized, at the fit, one for each element of the batch; `quantity` says what it
+            is. In nats, unless `kind` has no logarithm.
         error: a bound on how far `value` may be off, of the same shape; None where it comes from draws.
         before: the same quantity at the start.
         before_error: a bound on how far `before` may be off; None where it comes from draws.

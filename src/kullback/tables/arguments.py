@@ -20,7 +20,15 @@ from kullback.estimators.checks import check_confidence
 from kullback.inputs import whole_from
 from kullback.optional import load
 
-__all__ = ["check_column", "check_settings", "groups_of", "name_or_none", "names_of", "no_column"]
+__all__ = [
+    "check_column",
+    "check_settings",
+    "groups_of",
+    "name_or_none",
+    "names_of",
+    "no_column",
+    "no_further_column",
+]
 
 MOST_NAMED = 10
 MOST_BINS = 1_000_000
@@ -128,6 +136,17 @@ def no_column(
         wanted=f"columns of {where}",
         got=f"{quoted(name)}; there are {shown or 'none'}",
         instead=remedy.get(argument, f"{argument}={example}") if there else "tables with columns",
+    )
+
+
+def no_further_column(call: str, given: Sequence[str], others: Sequence[str]) -> ArgumentValueError:
+    """Return the error for columns of which none is left to count: weights and clusters are not compared."""
+    return invalid_value(
+        call,
+        "columns",
+        wanted="a column besides those of weights and clusters",
+        got=", ".join(map(quoted, given)) or "no name",
+        instead=f"columns=[{quoted(others[0])}]" if others else "tables with further columns",
     )
 
 

@@ -19,6 +19,7 @@ from kullback.tables.arguments import (
     name_or_none,
     names_of,
     no_column,
+    no_further_column,
 )
 from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.types import Field
@@ -359,7 +360,10 @@ def _chosen_names(
             if name is not None and name not in table.fields:
                 raise no_column(CALL, argument, name, list(table.fields), side)
     wanted = there if columns is None else {*columns, *together}
-    return [name for name in there if name in wanted and name not in (weights, cluster)]
+    chosen = [name for name in there if name in wanted and name not in (weights, cluster)]
+    if columns is not None and not chosen:
+        raise no_further_column(CALL, columns, [name for name in there if name not in (weights, cluster)])
+    return chosen
 
 
 def _random(generator: torch.Generator | None) -> np.random.Generator:

@@ -434,7 +434,10 @@ def _remarks(
     if found.clusters is not None:
         fewest = min(int((side.sum(1) > 0).sum()) for side in found.clusters)
     if fewest < MIN_CLUSTERS:
-        remark("few-clusters", f"{fewest} clusters on one side: no intervals below {MIN_CLUSTERS}")
+        remark(
+            "few-clusters",
+            f"{fewest} cluster{'' if fewest == 1 else 's'} on one side: no intervals below {MIN_CLUSTERS}",
+        )
     elif quantity.interval is None and ((a + b) > 0).sum() > 1:
         notes.append(f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals.")
     elif quantity.interval is None:

@@ -102,10 +102,10 @@ def schema_findings(
             findings.append(finding("column-skipped", f"{quoted(name)} cannot be compared: {reason}", name))
         else:
             usable.append(name)
-    if not set(p) & set(q):
-        findings.append(
-            finding("no-common-column", "the tables have no column in common: nothing is compared")
-        )
+    if not set(p) & set(q) or not names:
+        besides = " besides those of weights and clusters" if set(p) & set(q) else ""
+        message = f"the tables have no column in common{besides}: nothing is compared"
+        findings.append(finding("no-common-column", message))
     return usable, findings
 
 

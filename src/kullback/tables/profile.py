@@ -27,7 +27,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.files import check_input, write
-from kullback.tables.arguments import check_column, name_or_none, names_of, no_column
+from kullback.tables.arguments import check_column, name_or_none, names_of, no_column, no_further_column
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
@@ -241,6 +241,8 @@ def _chosen(
         for name, field in table.fields.items()
         if name != weights and (columns is None or name in columns)
     ]
+    if columns and not fields:
+        raise no_further_column("profile_table", columns, [name for name in table.fields if name != weights])
     skipped = {field.name: field.reason for field in fields if field.column_type is None}
     if columns is not None and skipped:
         name, reason = next(iter(skipped.items()))

@@ -6,13 +6,13 @@ are counted like the reference add up exactly.
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 
 from kullback.errors import LONGEST_MESSAGE, FileError, invalid_value, printable, quoted
+from kullback.files import matched
 from kullback.tables.arguments import name_or_none
 from kullback.tables.engines import open_table
 from kullback.tables.engines.base import Caller
@@ -42,6 +42,18 @@ def is_profile(path: str | os.PathLike[str]) -> bool:
             return False
         with Path(path).open("rb") as file:
             return file.read(len(OPENING)) == OPENING.encode()
+    except OSError:
+        return False
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a file is a profile that ends in its first bytes, or before them: there is nothing in it to lose."""
+    try:
+        return (
+            path.is_file()
+            and path.stat().st_size < len(OPENING)
+            and OPENING.encode().startswith(path.read_bytes())
+        )
     except OSError:
         return False
 
@@ -90,7 +102,7 @@ def reference_profile(
                 "reference_profile", "weights", wanted=wanted, got=quoted(weights), instead=instead
             )
         return found if columns is None else _only(found, columns, saved)
-    if saved.exists() and not is_profile(saved):
+    if saved.exists() and not (is_profile(saved) or _is_cut(saved)):
         raise FileError(
             f"{printable(saved)}: wanted a profile to replace; got another file; name another one with --profile"
         )
@@ -161,7 +173,7 @@ def _only(profile: Profile, columns: Sequence[str], path: Path) -> Profile:
 
 def _check_age(reference: str | os.PathLike[str], saved: Path) -> None:
     """Refuse a profile that is older than its table."""
-    files = [path for path in map(Path, glob.glob(os.fspath(reference))) if path.is_file() and path != saved]  # noqa: PTH207 - a pattern may be absolute
+    files = [path for path in matched(reference) if path.is_file() and path != saved]
     if saved.exists() and any(path.stat().st_mtime > saved.stat().st_mtime for path in files):
         raise FileError(
             f"{printable(reference)} has changed since its profile {printable(saved)} was written: wanted an unchanged "

@@ -41,7 +41,7 @@ class Settings:
         if not shared:
             return []
         least = min(self.sizes)
-        rows = f"{least:.4g} independent rows in the smaller table"
+        rows = f"{least:.4g} independent row{'' if least == 1 else 's'} in the smaller table"
         if least < MIN_EFFECTIVE:
             return [finding("few-rows", f"{rows}: no intervals below {MIN_EFFECTIVE:g}")]
         if self.number_of_bins() < self.max_bins:

@@ -1,6 +1,7 @@
 """A fit as strict JSON.
 
-The document is one object with ``"schema": "kullback.fit/1"`` and ``"unit": "nats"``: ``family`` (the class),
+The document is one object with ``"schema": "kullback.fit/1"`` and ``"unit": "nats"``, null for a divergence without a
+logarithm: ``family`` (the class),
 ``parameters`` (names and nested lists of numbers), ``kind``, ``quantity``, ``method``, ``value``, ``error``,
 ``standard_error``, ``before``, ``before_error``, ``above``, ``gradient_norm``, ``converged``, ``iterations``
 (numbers, or nested lists of a batch; null where there is none), ``history`` (values after every step), ``notes`` and
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.projection.parameters import read_family
+from kullback.report.fits.wording import unit
 from kullback.report.shared.json import document, to_text
 from kullback.representations import Representation
 
@@ -46,6 +48,7 @@ def to_dict(fit: Fit) -> dict[str, Any]:
         {'loc': 2.0, 'scale': 1.0}
     """
     fields: dict[str, Any] = {
+        "unit": unit(fit, "") or None,
         "family": type(fit.distribution).__name__,
         "parameters": _parameters(fit.distribution),
         "kind": repr(fit.kind),

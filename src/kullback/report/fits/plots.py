@@ -14,6 +14,7 @@ from kullback.optional import load
 from kullback.pairs.clone import unvalidated
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
+from kullback.report.fits.wording import unit
 from kullback.report.shared.plots import FIRST, SECOND, STYLE, Plot, draw_legend, draw_svg
 from kullback.representations import Representation
 from kullback.samples import Samples
@@ -65,7 +66,7 @@ def pictures(fit: Fit) -> list[Plot]:
 def _painters(fit: Fit) -> list[tuple[str, str, _Painter]]:
     fitted = _first(_as_distribution(fit.distribution))
     target = fit.to if isinstance(fit.to, Samples) else _first(_as_distribution(fit.to))
-    caption = f"{fit.quantity} above the least of all steps, in nats."
+    caption = f"{fit.quantity} above the least of all steps{unit(fit, ', in ')}."
     history = ("History", caption, partial(_history, fit))
     if not isinstance(fitted, Distribution):
         return [history]
@@ -260,4 +261,4 @@ def _history(fit: Fit, axes: Axes, first: str, second: str) -> None:
         axes.semilogy([step for step, _ in shown], [value for _, value in shown], ".-", color=second)
     else:
         axes.plot(list(steps), above.tolist(), ".-", color=second)
-    axes.set(xlabel="step", ylabel="above the least, nats")
+    axes.set(xlabel="step", ylabel=f"above the least{unit(fit, ', ')}")

@@ -14,9 +14,14 @@ from kullback.representations import Representation
 if TYPE_CHECKING:
     from kullback.projection.result import Fit
 
-__all__ = ["outcome", "parameters", "rows"]
+__all__ = ["outcome", "parameters", "rows", "unit"]
 
 MOST_NUMBERS = 3
+
+
+def unit(fit: Fit, before: str = " ") -> str:
+    """Return the unit after a blank or what else joins it; nothing for a divergence without a logarithm."""
+    return f"{before}nats" if fit.kind.logarithmic else ""
 
 
 def outcome(fit: Fit) -> str:
@@ -24,19 +29,19 @@ def outcome(fit: Fit) -> str:
     count = fit.value.numel()
     name = type(fit.distribution).__name__
     if count == 1:
-        return f"{name}: {fit.quantity} = {number(float(fit.value))} nats"
-    return f"{count} fits of {name}: {fit.quantity} = {_range(fit.value)} nats"
+        return f"{name}: {fit.quantity} = {number(float(fit.value))}{unit(fit)}"
+    return f"{count} fits of {name}: {fit.quantity} = {_range(fit.value)}{unit(fit)}"
 
 
 def rows(fit: Fit) -> list[tuple[str, str]]:
     """Return what there is to say in two columns."""
     found = [
-        (fit.quantity, f"{_range(fit.value)} nats{_error(fit.error, fit.standard_error)}"),
-        ("at the start", f"{_range(fit.before)} nats"),
+        (fit.quantity, f"{_range(fit.value)}{unit(fit)}{_error(fit.error, fit.standard_error)}"),
+        ("at the start", f"{_range(fit.before)}{unit(fit)}"),
         ("method", fit.method.replace("_", " ")),
         ("converged", f"{int(fit.converged.sum())} of {fit.converged.numel()}"),
         ("iterations", _range(fit.iterations)),
-        ("above the minimum", f"about {_range(fit.above)} nats"),
+        ("above the minimum", f"about {_range(fit.above)}{unit(fit)}"),
         ("time", f"{fit.seconds:.2g} s"),
     ]
     return [*found, *parameters(fit.distribution)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kullback.predictions import Mean
 from kullback.report.predictions.wording import KL_PQ
-from kullback.report.shared.formats import count, number, percent, visible
+from kullback.report.shared.formats import count, counted, number, percent, visible
 
 if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison, ModelInfo
@@ -178,7 +178,8 @@ def size(found: ModelComparison) -> str:
         "assistant": "the assistant's replies",
     }
     return (
-        f"{count(rows)} tokens scored in {count(found.windows)} windows of at most {count(found.context)} tokens "
+        f"{counted(rows, 'token')} scored in {counted(found.windows, 'window')} of at most "
+        f"{count(found.context)} tokens "
         f"({scored[found.score]}), {count(found.base.classes)} classes"
     )
 

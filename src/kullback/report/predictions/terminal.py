@@ -20,7 +20,7 @@ from kullback.report.predictions.wording import (
     top_k_rows,
 )
 from kullback.report.shared.console import Printer
-from kullback.report.shared.formats import count, number, percent, probability
+from kullback.report.shared.formats import count, counted, number, percent, probability
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ def render_numbers(comparison: Comparison, console: Console) -> None:
     say.table("The k top classes", _top_k_headings(comparison), top_k_rows(comparison))
     if comparison.labels is not None:
         say.table(
-            f"The true class, known in {count(comparison.labels.labeled)} of {count(comparison.rows)} rows "
+            f"The true class, known in {count(comparison.labels.labeled)} of {counted(comparison.rows, 'row')} "
             "(cross-entropy in nats)",
             ["", "mean", "std. error", "95% CI, from", "to"],
             label_rows(comparison.labels),

@@ -15,7 +15,7 @@ from kullback.predictions import (
     TopClass,
     WorstRow,
 )
-from kullback.report.shared.formats import count, number, percent, visible
+from kullback.report.shared.formats import count, counted, number, percent, visible
 
 __all__ = [
     "KL_PQ",
@@ -121,8 +121,9 @@ def top_k_rows(comparison: Comparison) -> list[list[str]]:
 
 def sizes(comparison: Comparison) -> str:
     """Say how many rows, clusters and classes there are."""
-    clusters = "" if comparison.clusters is None else f" in {count(comparison.clusters)} clusters"
-    return f"{count(comparison.rows)} rows{clusters}, each a distribution over {count(comparison.classes)} classes"
+    clusters = "" if comparison.clusters is None else f" in {counted(comparison.clusters, 'cluster')}"
+    classes = counted(comparison.classes, "class", "classes")
+    return f"{counted(comparison.rows, 'row')}{clusters}, each a distribution over {classes}"
 
 
 def token_of(index: int, tokens: Tokens | None, *, longest: int = 24) -> str:
@@ -159,7 +160,7 @@ def summary(comparison: Comparison) -> str:
     if mean.maximum == 0:
         return "P and Q are equal in every row: KL(P||Q) is 0."
     if math.isinf(mean.mean):
-        where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {count(comparison.rows)} rows"
+        where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {counted(comparison.rows, 'row')}"
         return f"Q rules out what P does not {where}, so that the mean KL(P||Q) is infinite; {same}."
     ends = "" if mean.interval is None else f" (95% CI {' to '.join(map(number, mean.interval))})"
     return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}."
@@ -172,7 +173,7 @@ def infinite_sentences(comparison: Comparison) -> list[str]:
         "kl_qp": "P gives probability 0 to a class of positive probability under Q",
     }
     return [
-        f"{QUANTITIES[key]} is infinite in {count(rows)} of {count(comparison.rows)} rows: {reasons[key]}."
+        f"{QUANTITIES[key]} is infinite in {count(rows)} of {counted(comparison.rows, 'row')}: {reasons[key]}."
         for key in reasons
         if (rows := comparison.infinite.get(key, 0))
     ]

@@ -6,7 +6,7 @@ import math
 
 from kullback.errors import printable
 
-__all__ = ["count", "decimal", "number", "percent", "printable", "probability", "visible"]
+__all__ = ["count", "counted", "decimal", "number", "percent", "printable", "probability", "visible"]
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -78,6 +78,16 @@ def probability(value: float) -> str:
 def count(value: int) -> str:
     """Format an integer with thousands separators: ``12,345``."""
     return f"{value:,}"
+
+
+def counted(value: int, noun: str, plural: str | None = None) -> str:
+    """Format a number of things.
+
+    Example:
+        >>> counted(1, "row"), counted(1234, "row"), counted(2, "class", "classes")
+        ('1 row', '1,234 rows', '2 classes')
+    """
+    return f"{count(value)} {noun if value == 1 else plural or noun + 's'}"
 
 
 def visible(text: str, *, space: str = " ") -> str:

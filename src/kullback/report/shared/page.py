@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kullback.optional import load
-from kullback.report.shared.formats import count, number, percent, printable, probability
+from kullback.report.shared.formats import count, counted, number, percent, printable, probability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["render_page"]
 
-FILTERS: tuple[Callable[..., str], ...] = (count, number, percent, printable, probability)
+FILTERS: tuple[Callable[..., str], ...] = (count, counted, number, percent, printable, probability)
 
 
 def render_page(template: str, filters: tuple[Callable[..., str], ...], /, **values: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from kullback.errors import quoted
-from kullback.report.shared.formats import count, decimal, percent
+from kullback.report.shared.formats import count, counted, decimal, percent
 from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison, least
 
 __all__ = [
@@ -95,16 +95,16 @@ def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> st
         'No difference is seen in 2 columns.'
     """
     broken = sum(1 for verdict in verdicts if verdict.failures)
-    limits = f"{count(len(verdicts))} limit{'' if len(verdicts) == 1 else 's'}"
+    limits = counted(len(verdicts), "limit")
     outcome: list[str] = []
     if verdicts:
         outcome = [f"Failed: {count(broken)} of {limits} broken" if broken else f"Passed: {limits}"]
     unknown = sum(1 for column in comparison.columns if meaning(column).tone == "unknown")
     outcome += _differences(comparison, unknown)
     if unknown:
-        outcome.append(f"of {_columns(unknown)} nothing can be told")
+        outcome.append(f"of {counted(unknown, 'column')} nothing can be told")
     if comparison.not_compared:
-        outcome.append(f"{_columns(len(comparison.not_compared))} could not be compared")
+        outcome.append(f"{counted(len(comparison.not_compared), 'column')} could not be compared")
     sentence = "; ".join(outcome)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -115,19 +115,15 @@ def _differences(comparison: TableComparison, unknown: int) -> list[str]:
         return ["nothing was compared"]
     different = differing(comparison)
     if not different:
-        return [f"no difference is seen in {_columns(number - unknown)}"] if number > unknown else []
+        return [f"no difference is seen in {counted(number - unknown, 'column')}"] if number > unknown else []
     large = sum(1 for column in different if least(column.psi) >= LARGE)
     verb = "differs" if len(different) == 1 else "differ"
-    text = f"{count(len(different))} of {_columns(number)} {verb}"
+    text = f"{count(len(different))} of {counted(number, 'column')} {verb}"
     if large:
         text += f", {count(large)} of them by a large shift" if len(different) > 1 else " by a large shift"
     most = different[0]
     which = f"{quoted(most.name)} the most" if len(different) > 1 else quoted(most.name)
     return [f"{text}: {which} (PSI {value_text(most.psi)})"]
-
-
-def _columns(number: int) -> str:
-    return f"{count(number)} column{'' if number == 1 else 's'}"
 
 
 def tone_of(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> Tone:
@@ -211,7 +207,7 @@ def differing(comparison: TableComparison) -> list[ColumnComparison]:
 
 def size(comparison: TableComparison) -> str:
     """How much was compared, in a sentence."""
-    text = f"{_columns(len(comparison.columns))} of {count(comparison.p_rows)} rows of P and "
+    text = f"{counted(len(comparison.columns), 'column')} of {counted(comparison.p_rows, 'row')} of P and "
     text += f"{count(comparison.q_rows)} of Q"
     text += _named(", weighted by {}", comparison.weights) + _named(", in groups of {}", comparison.cluster)
     return text + f"; numbers in at most {count(comparison.max_bins)} bins."

@@ -57,7 +57,10 @@ class PandasTable(BatchTable):
             self.objects[name] = pa.array(column, from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             types = sorted({type(value).__name__ for value in column.dropna()})
-            return Field(name, None, reason=f"objects of several types: {', '.join(types)}")
+            if types == ["int"]:
+                return Field(name, None, reason="Python integers beyond 64 bits")
+            what = "several types: " if len(types) > 1 else "a type that Arrow cannot hold: "
+            return Field(name, None, reason=f"objects of {what}{', '.join(types)}")
         return arrow_field(name, self.objects[name].type)
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import glob
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kullback.errors import FileError, printable
+from kullback.errors import LONGEST_NAME, FileError, printable
+from kullback.files import matched
 from kullback.optional import load
 from kullback.tables.columns.types import Field, arrow_field
 from kullback.tables.engines.base import Caller
@@ -63,6 +66,7 @@ class FileTable(DuckTable):
         duckdb = load("duckdb", f"reading {printable(path)}")
         self.errors: tuple[type[Exception], ...] = (duckdb.Error, OSError, ValueError, RuntimeError)
         self.how = _format(path, self.place)
+        self.files = _files(path, self.place)
         options = {"memory_limit": MEMORY_LIMIT, "preserve_insertion_order": "false"}
         self.connection = duckdb.connect(config=options)
         try:
@@ -71,21 +75,22 @@ class FileTable(DuckTable):
             raise self._unreadable(error) from None
 
     def _open(self) -> Any:
+        files = _escaped(self.files, self.place)
         if self.how == "parquet":
-            return self.connection.read_parquet(self.path)
+            return self.connection.read_parquet(files)
         if self.how == "csv":
             # All rows decide the types: a column must not turn out to hold strings when half of it is counted.
             options: dict[str, Any] = {"header": True, "quotechar": '"', "sample_size": -1}
-            options["delimiter"] = _delimiter(self.path, self.place)
+            options["delimiter"] = _delimiter(self.files[0], self.place)
             try:
-                return self.connection.read_csv(self.path, **options)
+                return self.connection.read_csv(files, **options)
             except self.errors:
                 # DuckDB takes a line break in the name of a column for the end of the header, unless it is told to
                 # let things pass; then the lines have been counted here.
-                if not _broken_header(self.path) or _uneven_line(self.path, self.place):
+                if not _broken_header(self.files[0]) or _uneven_line(self.files, self.place):
                     raise
-                return self.connection.read_csv(self.path, strict_mode=False, **options)
-        return _narrowed(self.connection.read_json(self.path, format="newline_delimited", sample_size=-1))
+                return self.connection.read_csv(files, strict_mode=False, **options)
+        return _narrowed(self.connection.read_json(files, format="newline_delimited", sample_size=-1))
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
@@ -96,7 +101,10 @@ class FileTable(DuckTable):
     def _unreadable(self, error: Exception) -> Exception:
         if isinstance(error, FileError):
             return error
-        reason = _uneven_line(self.path, self.place) if self.how == "csv" else None
+        reason = None
+        if self.how == "csv":
+            with suppress(OSError, csv.Error):  # then DuckDB's reason is the one to give
+                reason = _uneven_line(self.files, self.place)
         reason = reason or " ".join(str(error).split())
         shown = reason[:LONGEST_REASON] + ("..." if len(reason) > LONGEST_REASON else "")
         return FileError(
@@ -168,18 +176,43 @@ def _format(path: str, place: str) -> str:
             f"{place}: wanted one of {', '.join(FORMATS)}; got extension {suffix!r}; rename the file to its "
             "format's extension, or convert it"
         )
-    if not _files(path):
-        raise FileError(f"{place}: wanted a file; got no such file; check the path")
     return found
 
 
-def _uneven_line(path: str, place: str) -> str | None:
+def _files(path: str, place: str) -> list[Path]:
+    """Return the files of a path, which may have ``*``; each must be there."""
+    found = matched(path)
+    for each in found:
+        which = f"{printable(each, LONGEST_NAME)}, " if found != [Path(path)] else ""
+        if not each.exists():
+            got = "a link to no file" if each.is_symlink() else "no such file"
+            raise FileError(f"{place}: wanted a file; got {which}{got}; check the path")
+        if each.is_dir():
+            raise FileError(f"{place}: wanted a file; got {which}a directory; name a file inside it")
+        if not os.access(each, os.R_OK):
+            raise FileError(
+                f"{place}: wanted a readable file; got {which}no permission; check its permissions"
+            )
+    return found
+
+
+def _escaped(files: Sequence[Path], place: str) -> list[str]:
+    """Return the paths such that DuckDB takes none for a pattern (``[``, ``*``, ``?``) or a URL (``file:``)."""
+    if bad := next((each for each in map(str, files) if "\\" in each and glob.has_magic(each)), None):
+        raise FileError(  # DuckDB has no way to write these
+            f"{place}: wanted a path without a backslash beside [, * or ?; got {printable(bad, LONGEST_NAME)}; "
+            "rename it"
+        )
+    return [glob.escape(str(each) if each.is_absolute() else f"./{each}") for each in files]
+
+
+def _uneven_line(files: Sequence[Path], place: str) -> str | None:
     """Describe the first line of a CSV file that has more or fewer fields than its header; None without one."""
-    for file_path in _files(path):
+    for file_path in files:
         if file_path.suffix in {".gz", ".zst"}:
             return None
         with file_path.open(newline="", encoding="utf-8", errors="replace") as file:
-            lines = csv.reader(file, delimiter=_delimiter(path, place))
+            lines = csv.reader(file, delimiter=_delimiter(files[0], place))
             fields = len(next(lines, []))
             for line in lines:
                 if line and len(line) != fields:
@@ -187,25 +220,18 @@ def _uneven_line(path: str, place: str) -> str | None:
     return None
 
 
-def _broken_header(path: str) -> bool:
+def _broken_header(first: Path) -> bool:
     """Whether the header of a CSV file spans several lines."""
-    first = _files(path)[0]
     if first.suffix in {".gz", ".zst"}:
         return False
     with first.open(newline="", encoding="utf-8", errors="replace") as file:
-        lines = csv.reader(file, delimiter=_delimiter(path, ""))
+        lines = csv.reader(file, delimiter=_delimiter(first, ""))
         next(lines, [])
         return lines.line_num > 1
 
 
-def _files(path: str) -> list[Path]:
-    """Return the files of a path, which may have ``*``."""
-    return [Path(name) for name in sorted(glob.glob(path, recursive=True))]  # noqa: PTH207 - Path takes no "/*"
-
-
-def _delimiter(path: str, place: str) -> str:
+def _delimiter(first: Path, place: str) -> str:
     """Return the delimiter of the header; DuckDB may read a damaged file as a single column."""
-    first = _files(path)[0]
     if first.suffix in {".gz", ".zst"}:
         return "\t" if ".tsv" in first.suffixes else ","
     with first.open("rb") as file:

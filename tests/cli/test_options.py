@@ -1,0 +1,126 @@
+"""What options may say, and that errors name options and not the library's arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from kullback.cli.commands import kullback
+from tests.cli.test_edges import one_line
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for name in ("p", "q"):
+        np.save(f"{name}.npy", random.normal(size=(40, 8)).astype("float32"))
+        pd.DataFrame({"a": np.arange(60) % 7 + 1, "b": np.arange(60) % 5}).to_csv(f"{name}.csv", index=False)
+    np.save("tokens.npy", random.integers(0, 8, 40))
+    Path("text").write_text("hello\n")
+
+
+def run(line: str, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(kullback, shlex.split(line))
+
+
+TABLE = "compare p.csv q.csv --as table"
+CONVERT = "convert p.npy o.kld --as logits --tokens tokens.npy"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "remedy", "right"),
+    [
+        (f"{TABLE} --joint a", "--joint a: wanted names of two or more columns", "--joint A,B", f"{TABLE} --joint a,b"),
+        (f"{TABLE} --joint a,a", "got the single one 'a'", "--joint A,B", f"{TABLE} --joint a,b"),
+        (f"{TABLE} --joint a,c", "--joint: wanted columns of the tables", "--joint A,B", f"{TABLE} --joint a,b"),
+        (f"{TABLE} --bins 9999999", "--bins: wanted at most", "--bins 20", f"{TABLE} --bins 20"),
+        (f"{TABLE} --columns ''", "--columns '': wanted names", "--columns A,B", f"{TABLE} --columns a,b"),
+        (f"{TABLE} --columns a,,b", "got an empty name", "--columns A,B", f"{TABLE} --columns a,b"),
+        ("watch p.csv q.csv --columns ''", "an empty name", "--columns A,B", "watch p.csv q.csv --columns a,b"),
+        (f"{TABLE} --columns a --weights a", "besides those", "--columns b", f"{TABLE} --columns b --weights a"),
+        (f"{TABLE} --columns a --cluster a", "besides those", "--columns b", f"{TABLE} --columns b --cluster a"),
+        ("watch p.csv --columns a --weights a", "besides", "--columns b", "watch p.csv --columns b --weights a"),
+        (
+            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)' --fixed loc,scale",
+            "Q, --fixed: wanted a parameter that is free",
+            "no --fixed or fewer names in it",
+            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)'",
+        ),
+        (
+            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)' --fixed rate",
+            "--fixed: wanted names of parameters",
+            "--fixed loc",
+            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)' --fixed loc",
+        ),
+        ("compare p.csv q.csv --text text", "P, Q: wanted a model", "--as without --text", TABLE),
+        (f"{CONVERT} --n-ctx 20", "SRC: wanted 18 rows", "--all-positions", f"{CONVERT} --n-ctx 20 --all-positions"),
+        (f"{CONVERT} --n-ctx 7", "--tokens: wanted whole", "--n-ctx N", f"{CONVERT} --n-ctx 10 --all-positions"),
+    ],
+)  # fmt: skip
+def test_what_an_error_says_to_write_is_an_option_that_works(wrong, words, remedy, right):
+    line = one_line(run(wrong), words)
+    assert f"Write: {remedy}" in line
+    assert not re.search(r"\w+\(\w+=|[a-z]=\[|fixed=|bins=|reshape", line), "it is the library's call"
+    assert run(right).exit_code == 0
+
+
+def test_other_rows_than_all_positions_are_not_told_to_say_all_positions():
+    np.save("p.npy", np.zeros((30, 8), "float32"))
+    line = one_line(run(f"{CONVERT} --n-ctx 20"), "Write: --tokens FILE")
+    assert "--all-positions" not in line
+
+
+@pytest.mark.parametrize(
+    ("line", "columns"),
+    [
+        *((TABLE, text) for text in ("0", "00", "-5", "abc", "²", "")),
+        ("backends", "0"),
+        ("pairs Normal", "0"),
+    ],
+)
+def test_a_width_that_is_none_prints_as_without_it(monkeypatch, line, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    found = run(line)
+    monkeypatch.delenv("COLUMNS")
+    assert (found.exit_code, found.stdout) == (0, run(line).stdout)
+    assert found.stdout.strip()
+
+
+def test_a_width_is_kept(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert max(map(len, run(TABLE).stdout.splitlines())) <= 40
+
+
+def test_a_table_of_weights_alone_says_why_nothing_is_compared():
+    for name in ("p", "q"):
+        pd.DataFrame({"w": [1.0] * 30}).to_csv(f"{name}.csv", index=False)
+    found = json.loads(run(f"{TABLE} --weights w --json").stdout)
+    assert [each["code"] for each in found["findings"]] == ["no-common-column"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "text"),
+    [
+        (1, 8, "1 row, each a distribution over 8 classes"),
+        (3, 1, "3 rows, each a distribution over 1 class\n"),
+    ],
+)
+def test_one_is_singular(rows, classes, text):
+    for name in ("p", "q"):
+        np.save(f"{name}.npy", np.zeros((rows, classes), "float32"))
+    np.save("cluster.npy", np.zeros(rows, int))
+    printed = run("compare p.npy q.npy --as logits").stdout
+    assert text in printed
+    assert (
+        f"{rows} row{'s' * (rows > 1)} in 1 cluster,"
+        in run("compare p.npy q.npy --as logits --cluster cluster.npy").stdout
+    )
+    assert not re.search(r"\b1 (rows|classes|clusters|columns)\b", printed)
