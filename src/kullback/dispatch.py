@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_type, invalid_value, safe_repr
+from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
-from kullback.inputs import number_from
+from kullback.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.kernels import rounding_error, row_divergence
-from kullback.pairs import METHODS, Options, estimate
+from kullback.pairs import FEWEST_DRAWS, METHODS, Options, estimate
 from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
@@ -219,6 +219,7 @@ def kl_estimate(
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
+    check_confidence("kl_estimate", confidence)
     options = options._replace(confidence=confidence)
     p, q = _operands("kl_estimate", p, q)
     answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
@@ -243,29 +244,20 @@ def _options(
 ) -> Options:
     if not isinstance(method, str) or method not in METHODS:  # pyright: ignore[reportUnnecessaryIsInstance]
         _check_estimator(call, method)
-    for name, number in (
-        ("rtol", rtol),
-        ("atol", atol),
-        ("max_evaluations", max_evaluations),
-        ("draws", draws),
-    ):
+    without = f"{call}(p, q) without it"
+    for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not number_from(number) >= 0:
-            raise invalid_value(
-                call,
-                name,
-                wanted="a number from 0 on",
-                got=safe_repr(number),
-                instead=f"{call}(p, q) without it",
-            )
-    if generator is not None and not isinstance(generator, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call,
-            "generator",
-            wanted="a torch.Generator or None",
-            got=safe_repr(generator),
-            instead="generator=torch.Generator().manual_seed(0)",
-        )
-    return Options(method, rtol, atol, max_evaluations, draws, generator, wants_error)
+            got = safe_repr(number)
+            raise invalid_value(call, name, wanted="a number from 0 on", got=got, instead=without)
+    counts: list[int] = []
+    for name, count, least in (("max_evaluations", max_evaluations, 1), ("draws", draws, FEWEST_DRAWS)):
+        whole = whole_from(count)
+        if whole is None or not least <= whole < 2**63:
+            wanted = f"a whole number from {least} on"
+            raise invalid_value(call, name, wanted=wanted, got=safe_repr(count), instead=without)
+        counts.append(whole)
+    check_generator(call, generator)
+    return Options(method, rtol, atol, counts[0], counts[1], generator, wants_error)
 
 
 # The estimators are imported where there are draws: most calls have none, and they take as long as the rest.
@@ -317,16 +309,24 @@ def _answer(
     ):
         answer = Estimate(row_divergence(kind, *_comparable(call, p, q), exact=exact), None, "summation")
     else:
-        raise NoRuleError(
-            explain(
-                call,
-                "p, q",
-                wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
-                got=f"{type(p).__name__} and {type(q).__name__}, for which there is no rule by {options.method}",
-                instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
-            )
-        )
+        raise _no_rule(call, p, q, options.method)
     return answer if unit == 1 else _in_units(answer, unit)
+
+
+def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
+    """Return the error for two of a kind and a method that does not serve it, or for two of unlike kinds."""
+    if isinstance(p, Representation) and isinstance(q, Representation):
+        wanted, instead = "'auto' or 'summation', which add over classes", "method='summation'"
+        return NoRuleError(explain(call, "method", wanted=wanted, got=repr(method), instead=instead))
+    return NoRuleError(
+        explain(
+            call,
+            "p, q",
+            wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
+            got=f"{type(p).__name__} and {type(q).__name__}",
+            instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
+        )
+    )
 
 
 def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:

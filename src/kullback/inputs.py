@@ -14,15 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, safe_repr
+from kullback.errors import invalid_type, invalid_value, safe_repr
 
 __all__ = [
     "as_tensor",
+    "check_callback",
+    "check_confidence",
     "check_dense",
+    "check_flag",
+    "check_generator",
     "dense",
     "is_fake",
     "is_ordinary",
-    "check_flag",
     "number_from",
     "recordable",
     "split_labels",
@@ -39,17 +42,34 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
     if isinstance(x, Tensor):
         return dense(call, argument, x)
     try:
-        if isinstance(x, np.ndarray) and not x.flags.writeable:
-            x = x.copy()  # a tensor must not share read-only memory
-        return torch.as_tensor(x)
-    except (TypeError, ValueError, RuntimeError) as error:
+        numbers = cast("Any", x).to_numpy() if _is_series(x) else x
+        return torch.as_tensor(_sharable(numbers) if isinstance(numbers, np.ndarray) else numbers)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        LookupError,
+    ) as error:  # the last of a table, by its columns' names
+        made = tensor_remedy(argument, x, floating=False) or "torch.tensor(...)"
         raise invalid_type(
             call,
             argument,
             wanted="a tensor, a NumPy array or nested lists of numbers",
             got=f"{type(x).__name__} ({error})",
-            instead=f"{call}({tensor_remedy(argument, x, floating=False) or 'torch.tensor(...)'})",
+            instead=f"{call}({made if argument == 'x' else f'{argument}={made}'})",
         ) from None
+
+
+def _is_series(x: object) -> bool:
+    """Tell whether `x` is a column of pandas, polars or Arrow: all but tables, whose columns may be anything."""
+    return hasattr(x, "to_numpy") and not hasattr(x, "columns")
+
+
+def _sharable(x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return an array or a copy that torch can share: writable, in native byte order, of no negative stride."""
+    if not x.dtype.isnative:
+        return x.astype(x.dtype.newbyteorder("="))
+    return x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy()
 
 
 def number_from(x: object) -> float:
@@ -80,7 +100,9 @@ def whole_from(x: object) -> int | None:
 
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
     """Return the expression that makes a tensor, maybe a floating-point one, of the data `name`; None if none does."""
-    if not isinstance(x, list | tuple | float | np.ndarray):
+    if hasattr(x, "to_numpy") or isinstance(x, np.ndarray):
+        return _array_remedy(name, x, floating=floating)
+    if not isinstance(x, list | tuple | float):
         return None
     parts = cast("list[object]", list(x)) if isinstance(x, list | tuple) else []
     tensors = [part for part in parts if isinstance(part, Tensor)]
@@ -95,10 +117,66 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
             found = torch.tensor(x)
     except (TypeError, ValueError, RuntimeError):
         return None
+    return _made(name, found, floating=floating)
+
+
+def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
+    """Return the expression for an array, or for a table that makes one; None if none makes numbers of it."""
+    try:
+        array = x if isinstance(x, np.ndarray) else cast("Any", x).to_numpy()
+    except (TypeError, ValueError):
+        return None
+    name = name if array is x else f"{name}.to_numpy()"
+    steps: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("", lambda: array),
+        (".copy()", array.copy),  # of negative strides
+        (".astype('float64')", lambda: array.astype("float64")),  # objects, long floats, swapped bytes
+    )
+    for step, change in steps:
+        try:
+            return _made(f"{name}{step}", torch.tensor(change()), floating=floating)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+    return None
+
+
+def _made(name: str, found: Tensor, *, floating: bool) -> str | None:
     if floating and found.is_complex():
         return None
     dtype = ", dtype=torch.float32" if floating and not found.is_floating_point() else ""
     return f"torch.tensor({name}{dtype})"
+
+
+def check_confidence(call: str, confidence: object) -> None:
+    """Refuse a confidence that is not strictly between 0 and 1."""
+    if not 0 < number_from(confidence) < 1:
+        raise invalid_value(
+            call,
+            "confidence",
+            wanted="a number between 0 and 1",
+            got=safe_repr(confidence),
+            instead="confidence=0.95",
+        )
+
+
+def check_generator(call: str, generator: object) -> None:
+    """Refuse what is neither a generator of torch's nor None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise invalid_type(
+            call,
+            "generator",
+            wanted="a torch.Generator or None",
+            got=safe_repr(generator),
+            instead="generator=torch.Generator().manual_seed(0)",
+        )
+
+
+def check_callback(call: str, argument: str, function: object, instead: str) -> None:
+    """Refuse what is neither a function, or the like, nor None."""
+    if function is not None and not callable(function):
+        raise invalid_type(
+            call, argument, wanted="a function or None", got=safe_repr(function), instead=instead
+        )
 
 
 def check_flag(call: str, argument: str, value: object) -> None:

@@ -28,6 +28,7 @@ from kullback.inputs import check_flag
 from kullback.reduction import Reduction, check_reduction
 from kullback.regularizer import KLRegularizer, active_units, kl_per_dimension
 from kullback.schedules import AdaptiveCoefficient, CyclicalSchedule, LinearSchedule
+from kullback.shown import shown_options
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -211,7 +212,7 @@ class DistillationLoss(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Show what the loss was made with."""
-        return f"kind={self.kind!r}, temperature={self.temperature}, reduction={self.reduction!r}"
+        return shown_options(self, DistillationLoss, always=("kind", "temperature", "reduction"))
 
     @_by_position("student", "teacher", "labels")
     def forward(
@@ -335,7 +336,7 @@ class LinearDistillationLoss(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Show what the loss was made with."""
-        return f"kind={self.kind!r}, temperature={self.temperature}, reduction={self.reduction!r}"
+        return shown_options(self, LinearDistillationLoss, always=("kind", "temperature", "reduction"))
 
     @_by_position(
         "student", "student_weight", "teacher", "teacher_weight", "labels", "student_bias", "teacher_bias"

@@ -8,12 +8,27 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["accurate_dtype", "json_safe", "upcast"]
+__all__ = ["accurate_dtype", "json_safe", "tensor_of", "upcast"]
 
 
 def accurate_dtype(device: torch.device) -> torch.dtype:
     """Return the most accurate dtype of a device: float64, or float32 on Apple's GPUs, which have no other."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def tensor_of(x: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor where it is, maybe in another dtype, and numbers as a tensor of the CPU.
+
+    `torch.as_tensor` would move both to the default device, which need not be that of the data.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     tensor_of(0.5).device
+        device(type='cpu')
+    """
+    if isinstance(x, Tensor):
+        return x if dtype is None else x.to(dtype)
+    return torch.as_tensor(x, dtype=dtype, device="cpu")
 
 
 def upcast(x: Tensor) -> Tensor:

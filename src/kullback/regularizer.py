@@ -10,10 +10,18 @@ import torch
 from torch import Tensor, distributed
 from torch.distributions import Distribution, Independent, Normal
 
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NoRuleError,
+    invalid_type,
+    invalid_value,
+    safe_repr,
+)
 from kullback.functional.positions import position_weights
 from kullback.inputs import check_flag, number_from, whole_from
 from kullback.schedules import AdaptiveCoefficient, Schedule, check_number, scheduled
+from kullback.shown import shown_options
 
 __all__ = ["KLRegularizer", "active_units", "kl_per_dimension"]
 
@@ -257,12 +265,8 @@ class KLRegularizer(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Show what the regularizer was made with."""
-        shown = {
-            "coefficient": self._coefficient,
-            "free_nats": self.free_nats,
-            "capacity": self._capacity_schedule,
-        }
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value)
+        given = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
+        return shown_options(self, KLRegularizer, given, always=("coefficient",))
 
     def forward(
         self,
@@ -415,15 +419,14 @@ def _of_examples(
     call: str, p: Distribution, q: Distribution, mask: Tensor | None, weight: Tensor | None, batch_dims: int
 ) -> tuple[Tensor, Tensor | None]:
     """Return the KL of each example and latent dimension, (examples, ...), and the weights of the examples."""
-    from kullback.dispatch import kl_divergence
     from kullback.pairs.clone import parameters_of
 
     device = next((x.device.type for x in parameters_of(p)), "cpu")
     if torch.compiler.is_compiling() or torch.amp.is_autocast_available(device):
         with torch.autocast(device, enabled=False):
-            kl = kl_divergence(p, q)
+            kl = _kl(call, p, q)
     else:
-        kl = kl_divergence(p, q)
+        kl = _kl(call, p, q)
     if kl.ndim < batch_dims:
         raise invalid_value(
             call,
@@ -438,6 +441,23 @@ def _of_examples(
         weights = position_weights(call, examples, mask, weight, None, 0, kl.device, kl.dtype)
     number = math.prod(examples)
     return kl.reshape(number, *kl.shape[batch_dims:]), None if weights is None else weights.reshape(number)
+
+
+def _kl(call: str, p: Distribution, q: Distribution) -> Tensor:
+    """Return KL(P || Q); a refusal is in the name of `call` and its arguments."""
+    from kullback.dispatch import kl_divergence
+
+    if torch.compiler.is_compiling():
+        return kl_divergence(p, q)
+    try:
+        return kl_divergence(p, q)
+    except (ArgumentTypeError, ArgumentValueError, NoRuleError) as error:
+        line = str(error)
+        for name, own in (("p, q", "posterior, prior"), ("p", "posterior"), ("q", "prior")):
+            theirs, ours = (", ".join(f"{x}=..." for x in names.split(", ")) for names in (name, own))
+            line = line.replace(f"kl_divergence({theirs})", f"{call}({ours})")
+            line = line.replace(f" in {name} ", f" in {own} ").replace(f" in {name}.", f" in {own}.")
+        raise type(error)(line.replace("p.expand(", "posterior.expand(")) from None
 
 
 def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

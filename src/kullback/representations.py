@@ -396,7 +396,18 @@ class Counts(Representation):
                 got=f"a tensor of dtype {x.dtype}",
                 instead="Counts(x.sum(0)) to count how often each class is true",
             )
-        return x.to(torch.int64) if x.dtype in (torch.uint16, torch.uint32, torch.uint64) else x
+        if x.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+            return x
+        signed = x.to(torch.int64)
+        if x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any()):  # which wrapped around
+            raise invalid_value(
+                "Counts",
+                "x",
+                wanted=f"integer counts up to {torch.iinfo(torch.int64).max}, the most that int64 holds",
+                got=f"larger ones ({first_of(signed < 0)})",
+                instead="Counts(torch.as_tensor(x).double()), which rounds them",
+            )
+        return signed
 
     def _check(self, x: Tensor) -> None:
         if x.is_floating_point():

@@ -145,11 +145,14 @@ def _check_shape(draws: Tensor, dim: int) -> None:
 
 
 def _checked_weights(weights: object, n: int) -> Tensor:
-    found = as_tensor("Samples", "weights", weights)
+    with torch.device("cpu"):  # where numbers stay, whatever the default device is
+        found = as_tensor("Samples", "weights", weights)
     _check_present("weights", found)
     # A list became float32, which large and small numbers are beyond.
     found = (
-        torch.tensor(weights, dtype=torch.float64) if isinstance(weights, list) else found.to(torch.float64)
+        torch.tensor(weights, dtype=torch.float64, device=found.device)
+        if isinstance(weights, list)
+        else found.to(torch.float64)
     )
     bad = ~(found.isfinite() & (found >= 0))
     if found.shape != (n,) or bool(bad.any()) or not bool((found > 0).any()):
@@ -167,8 +170,7 @@ def _checked_weights(weights: object, n: int) -> Tensor:
 
 
 def _cluster_codes(cluster: object, n: int) -> Tensor:
-    is_tensor = isinstance(cluster, Tensor)
-    names = as_tensor("Samples", "cluster", cluster).cpu().numpy() if is_tensor else np.asarray(cluster)
+    names = _names_of(cluster)
     if names.shape != (n,):
         raise invalid_value(
             "Samples",
@@ -177,5 +179,30 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
             got=f"shape {names.shape}",
             instead="cluster=None where the draws are independent",
         )
-    codes = np.unique(names, return_inverse=True)[1]
+    missing = np.array([name is None or name != name for name in names.tolist()])  # noqa: PLR0124  # NaN
+    try:
+        codes = np.unique(names, return_inverse=True)[1]
+    except TypeError:  # of names that have no order
+        codes = None
+    if codes is None or missing.any():
+        first = int(missing.argmax()) if missing.any() else 0
+        others = f"{int(missing.sum())} of {n} missing, the first at index {first}"
+        raise invalid_type(
+            "Samples",
+            "cluster",
+            wanted=f"{n} names, or {n} numbers, one for each draw",
+            got=others if missing.any() else "names of types that have no common order",
+            instead="cluster=[str(name) for name in cluster], by which all the missing ones are one cluster",
+        )
     return torch.from_numpy(codes.astype(np.int64))
+
+
+def _names_of(cluster: object) -> Array:
+    if isinstance(cluster, Tensor):
+        found = as_tensor("Samples", "cluster", cluster)
+        _check_present("cluster", found)
+        return cast("Array", found.detach().cpu().numpy())
+    try:
+        return cast("Array", np.asarray(cluster))
+    except ValueError:  # lists of unequal lengths
+        return np.asarray(None)

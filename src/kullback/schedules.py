@@ -43,7 +43,7 @@ class LinearSchedule:
         Called with the number of steps taken, the value.
 
     Raises:
-        ArgumentValueError: an argument is not such a number.
+        ArgumentValueError: an argument is not such a number; at the call, a negative number of steps.
 
     Example:
         >>> warm_up = LinearSchedule(0.0, 1.0, steps=4)
@@ -65,7 +65,7 @@ class LinearSchedule:
 
     def __call__(self, step: int) -> float:
         """Return the value after so many steps."""
-        share = min(step / self.steps, 1.0)
+        share = min(_taken("LinearSchedule", step) / self.steps, 1.0)
         return self.stop if share == 1 else self.start + (self.stop - self.start) * share
 
 
@@ -86,7 +86,7 @@ class CyclicalSchedule:
         Called with the number of steps taken, the value.
 
     Raises:
-        ArgumentValueError: an argument is not such a number.
+        ArgumentValueError: an argument is not such a number; at the call, a negative number of steps.
 
     Example:
         >>> schedule = CyclicalSchedule(0.0, 1.0, period=4, ramp=0.5, cycles=2)
@@ -117,7 +117,7 @@ class CyclicalSchedule:
 
     def __call__(self, step: int) -> float:
         """Return the value after so many steps."""
-        cycle, within = divmod(step, self.period)
+        cycle, within = divmod(_taken("CyclicalSchedule", step), self.period)
         share = min(within / self.period / self.ramp, 1.0)
         if share == 1 or (self.cycles is not None and cycle >= self.cycles):
             return self.stop
@@ -186,6 +186,14 @@ def check_number(call: str, name: str, value: object) -> None:
         raise invalid_value(
             call, name, wanted="a finite number from 0 on", got=safe_repr(value), instead=f"{name}=0.5"
         )
+
+
+def _taken(call: str, step: int) -> int:
+    """Return a number of steps taken; raise where it is negative."""
+    if not step >= 0:
+        wanted, got = "how many steps were taken, 0 or more", safe_repr(step)
+        raise invalid_value(f"{call}.__call__", "step", wanted=wanted, got=got, instead="step=0")
+    return step
 
 
 def _count(call: str, name: str, value: object) -> int:

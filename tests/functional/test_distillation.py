@@ -194,7 +194,10 @@ def test_module_does_the_same() -> None:
         ignore_index=0,
     )
     assert loss(student=student, teacher=teacher, labels=labels) == want
-    assert repr(loss) == "DistillationLoss(kind=ReverseKL(), temperature=2.0, reduction='mean')"
+    assert repr(loss) == (
+        "DistillationLoss(kind=ReverseKL(), temperature=2.0, reduction='mean', temperature_squared=True, "
+        "ignore_index=0)"
+    )
     assert loss(student, teacher, labels) == want  # by position too, as trainers call it: test_by_position.py
 
 

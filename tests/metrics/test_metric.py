@@ -430,7 +430,7 @@ REFUSED = [
     (
         {"representation": "probs", "p": P * 2},
         ArgumentValueError,
-        "row .0,. sums to 2.*representation='logits', 'log-probs'",
+        "row .0,. sums to 2.*representation='logits' for scores, 'log-probs'",
     ),
     ({"representation": "logits", "p": torch.full((1, 2), -INF)}, ArgumentValueError, "nothing but -inf"),
     (

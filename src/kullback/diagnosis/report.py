@@ -87,6 +87,10 @@ class Diagnosis:
     suggestion: Suggestion | None
     reduction: Reduction
 
+    def __hash__(self) -> int:
+        # Equal ones have equal hashes; dictionaries have none.
+        return hash((self.call, self.direction, self.input, self.target, self.dim, self.findings))
+
     @property
     def ok(self) -> bool:
         """Whether there is nothing but notes."""

@@ -55,7 +55,9 @@ def torch_values(
         return {}, str(error).splitlines()[0]
     divisors = {"sum": 1, "mean": math.prod(shape), "batchmean": input.shape[0] if input.ndim else 1}
     values = {
-        name: float(torch.tensor(total / divisor, dtype=torch.float64).to(dtype)) if divisor else math.nan
+        name: float(torch.tensor(total / divisor, dtype=torch.float64, device="cpu").to(dtype))
+        if divisor
+        else math.nan
         for name, divisor in divisors.items()
     }
     return {"none": shape, **values}, None

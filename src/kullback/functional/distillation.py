@@ -289,17 +289,17 @@ def _sharded_loss(
 def _check_stored(teacher: TopK | SampledTail, student: Tensor, settings: LossSettings) -> torch.dtype:
     """Raise unless a teacher of some classes goes with the rest; return the dtype of the values."""
     if isinstance(teacher, TopK):
-        check_top_k_pair(settings.kind, teacher, student, settings.temperature)
+        check_top_k_pair(_CALL, settings.kind, teacher, student, settings.temperature)
         return result_dtype(teacher, student)
-    check_sampled_pair(settings.kind, teacher, student, settings.temperature)
+    check_sampled_pair(_CALL, settings.kind, teacher, student, settings.temperature)
     return torch.float64 if student.dtype == torch.float64 else torch.float32
 
 
 def _check_indices(teacher: TopK | SampledTail, classes: int) -> None:
     if isinstance(teacher, TopK):
-        check_top_k_indices("top_k_divergence", teacher, classes)
+        check_top_k_indices(_CALL, teacher, classes)
     else:
-        check_sampled_indices("sampled_tail_divergence", teacher, classes)
+        check_sampled_indices(_CALL, teacher, classes)
 
 
 def _stored_values(

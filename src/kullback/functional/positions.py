@@ -264,8 +264,17 @@ def position_weights(
             got=f"dtype {mask.dtype}",
             instead="mask=mask != 0",
         )
-    if labels is not None:
-        ignore_index = check_ignore_index(call, ignore_index)
+    if labels is not None and (
+        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
+    ):
+        raise invalid_type(
+            call,
+            "labels",
+            wanted="integers, the true classes",
+            got=f"dtype {labels.dtype}",
+            instead="labels=labels.long()",
+        )
+    ignore_index = check_ignore_index(call, ignore_index)
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
@@ -296,14 +305,6 @@ def hard_labels(
             wanted="the true class of each position, as label_weight is not 0",
             got="None",
             instead="labels=labels, with ignore_index where there is none; or label_weight=0.0",
-        )
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise invalid_type(
-            call,
-            "labels",
-            wanted="integers, the true classes",
-            got=f"dtype {labels.dtype}",
-            instead="labels=labels.long()",
         )
     chosen = labels.reshape(-1).long()
     if weights is not None:  # what does not count may hold anything

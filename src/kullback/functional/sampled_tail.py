@@ -106,8 +106,8 @@ class SampledTail:
         """
         k, draws = _check_drawing(logits, k, draws, generator)
         rows = logits.detach().reshape(-1, logits.shape[-1])
-        uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64)
-        labels = torch.zeros(len(rows), dtype=torch.int64)
+        uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64, device="cpu")
+        labels = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
         accurate = rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64, copy=True)
         found = cls.from_reference(
             summarize_rows(accurate, labels, top=k, uniforms=uniforms), device=logits.device
@@ -201,7 +201,7 @@ def sampled_tail_divergence(
     """
     kind = check_kind(_CALL, kind)
     check_result_dtype(_CALL, dtype)
-    check_sampled_pair(kind, teacher, student, temperature)
+    check_sampled_pair(_CALL, kind, teacher, student, temperature)
     check_sampled_indices(_CALL, teacher, student.shape[-1])
     return sampled_tail_values(kind, teacher, student, dtype=dtype)
 
@@ -415,24 +415,26 @@ def _check_values(teacher: SampledTail) -> None:
             )
 
 
-def check_sampled_pair(kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float) -> None:
+def check_sampled_pair(
+    call: str, kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float
+) -> None:
     """Raise unless all go together; `check_sampled_indices` looks at the indices."""
-    check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
+    check_kind(call, kind)
+    check_temperature(call, temperature)
     if not isinstance(teacher, SampledTail):  # pyright: ignore[reportUnnecessaryIsInstance]
         wanted, instead = "a SampledTail", "teacher=SampledTail.draw(logits)"
-        raise invalid_type(_CALL, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)
-    check_logits(_CALL, "student", student)
+        raise invalid_type(call, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)
+    check_logits(call, "student", student)
     positions = teacher.top.indices.shape[:-1]
     if student.shape[:-1] != positions or student.device != teacher.top.indices.device:
         raise invalid_value(
-            _CALL,
+            call,
             "student",
             wanted=f"the teacher's positions, shape {tuple(positions)}, on {teacher.top.indices.device}",
             got=f"shape {tuple(student.shape[:-1])}, classes left out, on {student.device}",
             instead="the logits of the same positions; SampledTail.from_reference(block, device=student.device)",
         )
-    check_sampled_tail(_CALL, kind, temperature)
+    check_sampled_tail(call, kind, temperature)
 
 
 def check_sampled_tail(call: str, kind: Divergence, temperature: float) -> None:

@@ -163,7 +163,7 @@ def top_k_divergence(
     """
     kind = check_kind(_CALL, kind)
     check_result_dtype(_CALL, dtype)
-    check_top_k_pair(kind, teacher, student, temperature)
+    check_top_k_pair(_CALL, kind, teacher, student, temperature)
     check_top_k_indices(_CALL, teacher, student.shape[-1])
     return top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype)
 
@@ -398,22 +398,22 @@ def _refuse_where(
         )
 
 
-def check_top_k_pair(kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
+def check_top_k_pair(call: str, kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
     """Raise unless all go together; `check_top_k_indices` looks at the indices."""
-    check_kind(_CALL, kind)
-    check_temperature(_CALL, temperature)
+    check_kind(call, kind)
+    check_temperature(call, temperature)
     if not isinstance(teacher, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
-            _CALL,
+            call,
             "teacher",
             wanted="a TopK",
             got=type(teacher).__name__,
             instead="teacher=TopK(indices, log_probs)",
         )
-    check_logits(_CALL, "student", student)
+    check_logits(call, "student", student)
     if student.shape[:-1] != teacher.indices.shape[:-1]:
         raise invalid_value(
-            _CALL,
+            call,
             "student",
             wanted=f"the teacher's positions, shape {tuple(teacher.indices.shape[:-1])}",
             got=f"shape {tuple(student.shape[:-1])}, classes left out",
@@ -421,13 +421,13 @@ def check_top_k_pair(kind: Divergence, teacher: TopK, student: Tensor, temperatu
         )
     if student.device != teacher.indices.device:
         raise invalid_value(
-            _CALL,
+            call,
             "teacher",
             wanted=f"tensors on {student.device}, where the student is",
             got=f"some on {teacher.indices.device}",
             instead="TopK(indices.to(student.device), log_probs.to(student.device))",
         )
-    check_top_k(_CALL, kind, teacher, temperature)
+    check_top_k(call, kind, teacher, temperature)
 
 
 def check_top_k_indices(call: str, teacher: TopK, classes: int) -> None:

@@ -75,6 +75,8 @@ def compute_loss_func(
         student = logits_of(outputs)
         taught = _find(outputs, teacher) if isinstance(teacher, str) else teacher(outputs)
         labels = of_tokens(call, student, labels, loss.ignore_index, causal)
+        if labels is not None and labels.is_floating_point() and loss.label_weight == 0:
+            labels = None  # those of a regression name no class, and none to ignore
         return loss(
             student=student, teacher=taught, labels=labels, normalizer=at_least_one(num_items_in_batch)
         )

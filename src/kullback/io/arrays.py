@@ -135,12 +135,12 @@ class BytesReader(Reader):
         rows, classes = self._size
         dtype = self._array.dtype
         if self._array.columns_first:
-            columns = torch.empty(classes, stop - start, dtype=dtype)
+            columns = torch.empty(classes, stop - start, dtype=dtype, device="cpu")
             for column in range(classes):
                 self._fill(columns[column], column * rows + start)
             block = columns.T.contiguous()
         else:
-            block = torch.empty(stop - start, classes, dtype=dtype)
+            block = torch.empty(stop - start, classes, dtype=dtype, device="cpu")
             self._fill(block, start * classes)
         if self._array.swapped:
             block = block.view(torch.uint8).view(*block.shape, -1).flip(-1).view(dtype).squeeze(-1)

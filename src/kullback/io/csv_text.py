@@ -150,7 +150,7 @@ class CsvReader(Reader):
     def read(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop`."""
         rows = stop - start
-        empty = torch.empty(0, self.classes, dtype=self.dtype)
+        empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
         return next(regroup(self._tensors(), rows, skip=start), empty)
 
     def stream(self, rows: int) -> Iterator[Tensor]:

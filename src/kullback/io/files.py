@@ -55,6 +55,7 @@ class FileReference:
 
     path: Path
     name: str
+    key_name: str = "key"  # the argument that names an array of the file
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
         """Return the error in one line: the file, what was wanted, what came and what to do."""
@@ -146,6 +147,7 @@ def _agrees(claimed: str, head: bytes) -> bool:
 def choose_key(ref: FileReference, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:
     """Return the name of the array to read: `key`, or the only one there is."""
     names = list(keys)
+    option = f"--{ref.key_name.replace('_', '-')}"
     shown = ", ".join(names[:LISTED_KEYS]) + (
         f" and {len(names) - LISTED_KEYS} more" if len(names) > LISTED_KEYS else ""
     )
@@ -155,22 +157,24 @@ def choose_key(ref: FileReference, keys: Iterable[str], key: str | None, *, what
         return names[0]
     if key is None:
         raise ref.error(
-            wanted=f"key=, since the file holds {len(names)} {what}s",
+            wanted=f"{ref.key_name}=, since the file holds {len(names)} {what}s",
             got="no key",
-            instead=f"pass key= (--key) with one of: {shown}",
+            instead=f"pass {ref.key_name}= ({option}) with one of: {shown}",
         )
     if key not in names:
         raise ref.error(
             wanted=f"an {what} named {key!r}" if what[0] in "aeiou" else f"a {what} named {key!r}",
             got=f"a file without one, which holds: {shown}",
-            instead="pass one of those as key= (--key)",
+            instead=f"pass one of those as {ref.key_name}= ({option})",
         )
     return key
 
 
 def refuse_key(ref: FileReference, key: str | None, holds: str) -> None:
-    """Refuse `key=` for a format that holds a single array."""
+    """Refuse a key for a format that holds a single array."""
     if key is not None:
         raise ref.error(
-            wanted=f"no key: this file holds {holds}", got=f"key={key!r}", instead="leave key= out"
+            wanted=f"no key: this file holds {holds}",
+            got=f"{ref.key_name}={key!r}",
+            instead=f"leave {ref.key_name}= out",
         )

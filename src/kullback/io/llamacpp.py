@@ -197,7 +197,7 @@ class LlamaBaseFile(Reader):
                 wanted="a finite scale and smallest log-probability in every row",
                 got=f"{float(scale[where])} and {float(smallest[where])} in row {start + where}",
             )
-        block = torch.empty(stop - start, self.classes)
+        block = torch.empty(stop - start, self.classes, device="cpu")
         step = max(1, PART // self.classes)
         for first in range(0, stop - start, step):
             rows = slice(first, first + step)

@@ -144,7 +144,7 @@ class ParquetReader(Reader):
         """Return a batch as a (rows, classes) tensor; `first` is its first row in the file."""
         if self.key is not None:
             return self._list_matrix(batch.column(self.key), first)
-        block = torch.empty(len(batch), self.classes, dtype=self.dtype)
+        block = torch.empty(len(batch), self.classes, dtype=self.dtype, device="cpu")
         for index, column in enumerate(batch.columns):
             if column.null_count:
                 raise self._null(index, first, column)

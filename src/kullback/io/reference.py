@@ -185,7 +185,9 @@ class Reference(Closes):
         tensors = {
             name: self._readers[name].read(start, stop).view(stop - start, *shapes[name][1:])
             if name in self._readers
-            else torch.empty(stop - start, 0, dtype=torch.int32 if name == "tail_indices" else torch.float32)
+            else torch.empty(
+                stop - start, 0, dtype=torch.int32 if name == "tail_indices" else torch.float32, device="cpu"
+            )
             for name in ROW_TENSORS
         }
         block = ReferenceBlock(start, self.classes, self._labels[start:stop], **tensors)

@@ -117,7 +117,7 @@ class ReferenceWriter:
             raise invalid_value(CALL, "windows", wanted=wanted, got="none", instead=instead)
         self._windows, self._labels = windows, windows.labels
         self._top, self._draws, self._seed = numbers
-        ends = torch.cat([torch.zeros(1, dtype=torch.int64), windows.scored.cumsum(0)])
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), windows.scored.cumsum(0)])
         # The first row of each window, and the end of the last.
         self._firsts: list[int] = ends[windows.offsets].unique().tolist()
         self._layout: ReferenceLayout | None = None
@@ -305,7 +305,7 @@ def summarize_rows(
     device = logits.device
     # To look for a class without mass first is faster than to count.
     whole = bool((logits.amin(-1) > -torch.inf).all())
-    support = torch.full((rows,), classes) if whole else logits.isfinite().sum(-1)
+    support = torch.full((rows,), classes, device="cpu") if whole else logits.isfinite().sum(-1)
     at_label = logits.gather(-1, labels.to(device)[:, None])
     indices = top_classes(logits, min(top, classes))
     kept = logits.gather(-1, indices)

@@ -143,11 +143,11 @@ def _windows(source: TopKSource, lists: _Lists) -> Windows:
                 got=f"sequence {number} without them",
                 instead="store the prompt's token ids too",
             )
-        mask = torch.zeros(len(held), dtype=torch.bool)
+        mask = torch.zeros(len(held), dtype=torch.bool, device="cpu")
         mask[positions[sequences == number]] = True
         tokens.append(held)
         scored.append(mask)
-    lengths = torch.tensor([0, *(len(x) for x in tokens)])
+    lengths = torch.tensor([0, *(len(x) for x in tokens)], device="cpu")
     return Windows(torch.cat(tokens), lengths.cumsum(0), torch.cat(scored))
 
 
@@ -175,9 +175,9 @@ def _summary(block: TopKBlock, known: Tensor, top: int, start: int, source: TopK
         labels=block.labels[known],
         top_indices=indices[:, :top].int(),
         top_log_probs=log_probs[:, :top].float(),
-        tail_indices=torch.zeros(len(indices), 0, dtype=torch.int32),
-        tail_log_probs=torch.zeros(len(indices), 0),
+        tail_indices=torch.zeros(len(indices), 0, dtype=torch.int32, device="cpu"),
+        tail_log_probs=torch.zeros(len(indices), 0, device="cpu"),
         tail_log_mass=outside.clamp(max=0).float(),
         label_log_probs=block.label_log_probs[known].clamp(max=0).float(),
-        support_sizes=torch.zeros(len(indices), dtype=torch.int32),
+        support_sizes=torch.zeros(len(indices), dtype=torch.int32, device="cpu"),
     )

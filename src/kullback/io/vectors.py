@@ -35,6 +35,7 @@ def read_labels(
     rows: int | None = None,
     classes: int | None = None,
     name: str = "labels",
+    key_name: str = "key",
 ) -> Tensor:
     """Read the true class of each row.
 
@@ -45,6 +46,7 @@ def read_labels(
         rows: how many labels there must be.
         classes: the number of classes, which labels must be below.
         name: the argument that the path was passed as, for error messages.
+        key_name: the argument that the key was passed as, likewise.
 
     Returns:
         int64 tensor of shape (rows,); leading dimensions are flattened; -100 marks a row without a label.
@@ -61,7 +63,7 @@ def read_labels(
         >>> kullback.io.read_labels(path)
         tensor([   4,    0, -100])
     """
-    ref = FileReference(Path(path), name)
+    ref = FileReference(Path(path), name, key_name)
     wanted = "whole numbers, the index of the true class in each row"
     values = _read_vector(ref, key, rows, "iu", wanted, "write the class indices as int64")
     labels = torch.from_numpy(values.astype("int64"))
@@ -78,7 +80,12 @@ def read_labels(
 
 
 def read_clusters(
-    path: str | PathLike[str], *, key: str | None = None, rows: int | None = None, name: str = "cluster"
+    path: str | PathLike[str],
+    *,
+    key: str | None = None,
+    rows: int | None = None,
+    name: str = "cluster",
+    key_name: str = "key",
 ) -> Tensor:
     """Read which cluster (document, window, speaker ...) each row belongs to.
 
@@ -88,6 +95,7 @@ def read_clusters(
         key: which array or column, where the file holds several.
         rows: how many ids there must be.
         name: the argument that the path was passed as, for error messages.
+        key_name: the argument that the key was passed as, likewise.
 
     Returns:
         int64 tensor of shape (rows,): the clusters numbered 0 ... K-1 in the sorted order of their ids. Ids in text
@@ -105,7 +113,7 @@ def read_clusters(
         >>> kullback.io.read_clusters(path)
         tensor([1, 1, 0])
     """
-    ref = FileReference(Path(path), name)
+    ref = FileReference(Path(path), name, key_name)
     wanted = "integers or text, the cluster of each row"
     values = _read_vector(ref, key, rows, "iuU", wanted, "write the ids as int64 or as text")
     with ref.decoding("comparable ids"):

@@ -51,7 +51,7 @@ class Windows:
     @property
     def clusters(self) -> Tensor:
         """The window of each row, int64 of shape (rows,)."""
-        window = torch.repeat_interleave(torch.arange(len(self)), self.offsets.diff())
+        window = torch.repeat_interleave(torch.arange(len(self), device="cpu"), self.offsets.diff())
         return window[self.scored]
 
     def window(self, index: int) -> tuple[Tensor, Tensor]:

@@ -172,8 +172,14 @@ def _represent(where: str, x: Tensor, representation: RepresentationName) -> Rep
     try:
         checked = kind(x)
     except KullbackError as error:
-        remedy = "Here representation='logits', 'log-probs', 'probs' or 'counts' says which of these it is."
-        raise type(error)(f"{where}: {error}. {remedy}") from None
+        # The class that refuses is none that the caller named; what it holds is said by a word here.
+        problem, _, remedy = str(error).removeprefix(f"{kind.__name__}(x=...): ").partition(". Write: ")
+        if "(x" in remedy:
+            remedy = (
+                "representation='logits' for scores, 'log-probs' for their log_softmax, 'probs' for probabilities that "
+                "sum to 1, 'counts' for weights that are to be normalized"
+            )
+        raise type(error)(f"{where}: {problem}. Write: {remedy}") from None
     if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
         # Rows must not be rounded to half precision before they are averaged.
         return kind(x.float(), validate=False)

@@ -127,6 +127,10 @@ class ModelComparison(Shown):
     whole_text: bool
     notes: list[str]
 
+    def __hash__(self) -> int:
+        # Equal ones have equal hashes; lists have none.
+        return hash((self.base.name, tuple(each.model.name for each in self.candidates), self.context))
+
     @property
     def windows(self) -> int:
         """The number of windows."""

@@ -118,7 +118,7 @@ def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distributio
     if isinstance(d, MixtureSameFamily):
         return log_weights_of(d), d.component_distribution
     alone = with_dimension(d, -1)
-    return torch.zeros(alone.batch_shape, dtype=torch.float64), alone
+    return torch.zeros(alone.batch_shape, dtype=torch.float64, device="cpu"), alone
 
 
 def _divergences(f: Distribution, g: Distribution) -> Tensor:

@@ -113,7 +113,7 @@ def zero_of_parameters(*distributions: Distribution) -> Tensor:
         for d in distributions
         for x in parameters_of(d)
     ]
-    return sum(zeros, torch.zeros((), dtype=torch.float64))
+    return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 
 def parameters_of(thing: Any) -> Iterator[Tensor]:

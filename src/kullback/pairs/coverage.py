@@ -49,14 +49,14 @@ _CLASSES = 3
 # Typical parameters by the names that torch's constructors give them.
 _TYPICAL: dict[str, object] = {
     "alpha": 2.5,
-    "base_distribution": Normal(torch.zeros(_CLASSES), 1.0),
-    "component_distribution": Normal(torch.tensor([-1.0, 1.0]), 1.0),
+    "base_distribution": Normal(torch.zeros(_CLASSES, device="cpu"), 1.0),
+    "component_distribution": Normal(torch.tensor([-1.0, 1.0], device="cpu"), 1.0),
     "concentration": 1.7,
     "concentration0": 1.7,
     "concentration1": 2.2,
-    "cov_diag": torch.ones(_CLASSES),
-    "cov_factor": torch.ones(_CLASSES, 1),
-    "covariance_matrix": torch.eye(_CLASSES),
+    "cov_diag": torch.ones(_CLASSES, device="cpu"),
+    "cov_factor": torch.ones(_CLASSES, 1, device="cpu"),
+    "covariance_matrix": torch.eye(_CLASSES, device="cpu"),
     "df": 5.0,
     "df1": 6.0,
     "df2": 7.0,
@@ -64,7 +64,7 @@ _TYPICAL: dict[str, object] = {
     "high": 1.0,
     "loc": 0.0,
     "low": 0.0,
-    "mixture_distribution": Categorical(torch.ones(2)),
+    "mixture_distribution": Categorical(torch.ones(2, device="cpu")),
     "probs": 0.4,
     "rate": 1.3,
     "reinterpreted_batch_ndims": 1,
@@ -75,17 +75,20 @@ _TYPICAL: dict[str, object] = {
 }
 # And where the same name means something else.
 _TYPICAL_OF: dict[str, dict[str, object]] = {
-    "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5])},
-    "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5])},
+    "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
+    "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], device="cpu")},
     "GeneralizedPareto": {"concentration": 0.2},
     "Kumaraswamy": {"concentration0": 1.7, "concentration1": 2.2},
-    "LogisticNormal": {"loc": torch.zeros(_CLASSES - 1), "scale": torch.ones(_CLASSES - 1)},
-    "LowRankMultivariateNormal": {"loc": torch.zeros(_CLASSES)},
-    "Multinomial": {"total_count": 1, "probs": torch.tensor([0.2, 0.3, 0.5])},
-    "MultivariateNormal": {"loc": torch.zeros(_CLASSES)},
-    "OneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5])},
-    "OneHotCategoricalStraightThrough": {"probs": torch.tensor([0.2, 0.3, 0.5])},
-    "RelaxedOneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5])},
+    "LogisticNormal": {
+        "loc": torch.zeros(_CLASSES - 1, device="cpu"),
+        "scale": torch.ones(_CLASSES - 1, device="cpu"),
+    },
+    "LowRankMultivariateNormal": {"loc": torch.zeros(_CLASSES, device="cpu")},
+    "Multinomial": {"total_count": 1, "probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
+    "MultivariateNormal": {"loc": torch.zeros(_CLASSES, device="cpu")},
+    "OneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
+    "OneHotCategoricalStraightThrough": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
+    "RelaxedOneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
     "TransformedDistribution": {"base_distribution": Normal(0.0, 1.0)},
 }
 
@@ -125,7 +128,7 @@ def typical(kind: type[Distribution]) -> Distribution:
 
 def _in_float64(value: object) -> object:
     if isinstance(value, float):
-        return torch.tensor(value, dtype=torch.float64)
+        return torch.tensor(value, dtype=torch.float64, device="cpu")
     if isinstance(value, torch.Tensor):
         return value.double()
     if isinstance(value, Normal):
@@ -170,7 +173,7 @@ def _rule_of_reduction(p: Distribution, q: Distribution) -> str | None:
 
 def _named(p: Distribution, q: Distribution) -> Estimate:
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
-    return Estimate(torch.zeros(shape, dtype=torch.float64), None, rule_of(p, q))
+    return Estimate(torch.zeros(shape, dtype=torch.float64, device="cpu"), None, rule_of(p, q))
 
 
 def _rule_of_densities(p: Distribution, q: Distribution) -> str | None:

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["MASS_ERROR", "METHODS", "Options", "Target"]
+__all__ = ["FEWEST_DRAWS", "MASS_ERROR", "METHODS", "Options", "Target"]
 
 METHODS = ("auto", "closed_form", "series", "summation", "quadrature", "monte_carlo")
+FEWEST_DRAWS = 4
+"""How many draws of each element of the batch a standard error takes."""
 MASS_ERROR = 1e-10
 """How well the mass of a density has to be integrated, whatever the value: nodes that miss it may miss the value."""
 

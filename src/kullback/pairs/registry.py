@@ -231,6 +231,14 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     _refuse_ambiguity(type_p, type_q)
 
     def register(rule: RuleT) -> RuleT:
+        if not callable(rule):
+            raise invalid_type(
+                "register_kl",
+                "rule",
+                wanted="a function of P and Q",
+                got=safe_repr(rule),
+                instead="@register_kl(MyDistribution, MyDistribution) above def kl(p, q): ...",
+            )
         _USER_RULES[type_p, type_q] = rule
         for listener in _LISTENERS:
             listener((type_p, type_q))

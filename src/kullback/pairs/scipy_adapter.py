@@ -49,6 +49,7 @@ from torch.distributions import (
 )
 
 from kullback.errors import invalid_type
+from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import Density, Points, Tail, density_of, register_density
 from kullback.pairs.densities.black_box import UNDERFLOWED, black_box
 from kullback.pairs.densities.integer import IntegerDensity
@@ -107,7 +108,7 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 
 
 def _upcast(x: Any) -> Tensor:
-    return torch.as_tensor(x, dtype=torch.float64)
+    return tensor_of(x, torch.float64)
 
 
 def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -222,7 +223,7 @@ class ScipyDensity(Distribution):
 
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
         """Draw by SciPy, from a seed that is torch's."""
-        seed = int(torch.randint(2**31, ()))
+        seed = int(torch.randint(2**31, (), device="cpu"))
         return _upcast(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
 
 
@@ -312,7 +313,7 @@ def _discrete(frozen: Any) -> Distribution | None:
 
 def _listed(frozen: Any, low: Tensor, high: Tensor) -> Distribution:
     """Return the distribution over 0, 1, ... with the probabilities that SciPy gives from `low` to `high`."""
-    steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64)
+    steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")
     points = low + steps.reshape(-1, *[1] * low.ndim)
     return Categorical(logits=_upcast(frozen.logpmf(points.numpy())).movedim(0, -1))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily
 
-from kullback.errors import ConvergenceError, NoRuleError, explain, safe_repr
+from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
 from kullback.pairs.clone import are_valid, parameters_of, upcast_copy, with_tensors, zero_of_parameters
@@ -23,7 +23,14 @@ from kullback.pairs.integration.divergence_terms import power_order, total_of_ma
 from kullback.pairs.numerics.parameters import batch_shape_of, categorical_of, dtype_of, log_probs_of
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
-from kullback.pairs.registry import ClosedForm, find_closed_form, find_reduction, find_user_rule, is_narrower
+from kullback.pairs.registry import (
+    ClosedForm,
+    UserRule,
+    find_closed_form,
+    find_reduction,
+    find_user_rule,
+    is_narrower,
+)
 from kullback.pairs.rounding import rounding_error
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite, is_plain
@@ -90,7 +97,7 @@ def _by_mask(
     """Answer for masked distributions of Pyro: 0 where either side is masked, as their log-densities are there."""
     if not (_is_masked(p) or _is_masked(q)):
         return None
-    kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool)
+    kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool, device="cpu")
     bases: list[Any] = []
     for d in (p, q):
         mask: Any = vars(d)["_mask"] if _is_masked(d) else True
@@ -131,7 +138,22 @@ def _by_rule_of_users(call: str, p: Distribution, q: Distribution, options: Opti
         found = _of_third_party(third_party, p, q)
         if found is not None:
             return found
-    return None if own is None else Estimate(own.function(p, q), None, "closed_form")
+    return None if own is None else Estimate(_value_of_rule(own, p, q), None, "closed_form")
+
+
+def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
+    value = rule.function(p, q)
+    if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        types = ", ".join(each.__name__ for each in rule.pair)
+        raise invalid_type(
+            "register_kl",
+            "rule",
+            wanted="a function that returns a tensor of the broadcast batch shape",
+            got=f"{getattr(rule.function, '__qualname__', safe_repr(rule.function))} for ({types}), which returned "
+            f"{safe_repr(value)}",
+            instead="return torch.as_tensor(value) in the rule",
+        )
+    return value
 
 
 def _by_native(

@@ -14,6 +14,7 @@ from torch.distributions import (
 )
 
 from kullback.errors import invalid_value
+from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import Density, Tail, TailOrder
 
 __all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "tail_margins"]
@@ -144,8 +145,8 @@ def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: TailO
     both = _same_end(end_p, end_q)
     if both is None:
         return None
-    margin = torch.as_tensor(tail.power - order.power, dtype=torch.float64)
-    return torch.where(both & torch.as_tensor(order.power > 0), margin, torch.inf)
+    margin = tensor_of(tail.power - order.power, torch.float64)
+    return torch.where(both & tensor_of(order.power > 0), margin, torch.inf)
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
@@ -170,7 +171,7 @@ def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: 
 def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
     """Tell where two ends are the same, None being an infinite one; None where they never are."""
     if end_p is None and end_q is None:
-        return torch.ones((), dtype=torch.bool)
+        return torch.ones((), dtype=torch.bool, device="cpu")
     if end_p is None or end_q is None:
         end = end_q if end_p is None else end_p
         return None if end is None else end.isinf()
@@ -179,7 +180,7 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 
 def _diverges(tail: Tail, order: TailOrder) -> Tensor:
     """Tell where the mean of -log q over P's tail is infinite."""
-    power, rate, order_power, order_rate = (torch.as_tensor(x, dtype=torch.float64) for x in (*tail, *order))
+    power, rate, order_power, order_rate = (tensor_of(x, torch.float64) for x in (*tail, *order))
     of_power = (order_power >= power) | (order_rate > 0)
     return torch.where(power < torch.inf, of_power, (order_rate > 0) & (order_rate >= rate))
 
@@ -210,7 +211,7 @@ _End = tuple[Tensor | None, Tail, TailOrder]
 def _power_diverges_at(p: _End, q: _End, alpha: float) -> Tensor:
     """Tell where the integral of p^alpha q^(1 - alpha), of an order above 1, diverges next to an end of P."""
     power, rate, order_p, order_rate_p, power_q, rate_q, order_q, order_rate_q = (
-        torch.as_tensor(x, dtype=torch.float64) for x in (*p[1], *p[2], *q[1], *q[2])
+        tensor_of(x, torch.float64) for x in (*p[1], *p[2], *q[1], *q[2])
     )
     heavy, heavy_q = power < torch.inf, power_q < torch.inf
     has_rate, has_rate_q = rate < torch.inf, rate_q < torch.inf
@@ -225,7 +226,7 @@ def _power_diverges_at(p: _End, q: _End, alpha: float) -> Tensor:
     at_both = torch.where(heavy, torch.where(heavy_q, of_powers, faster), light)
     end = p[0]
     together = _same_end(end, q[0])
-    together = torch.zeros((), dtype=torch.bool) if together is None else together
+    together = torch.zeros((), dtype=torch.bool, device="cpu") if together is None else together
     diverges = at_both & together
     if end is not None:  # inside Q's support q is some positive number at that end
         diverges = diverges | (end.isfinite() & ~together & heavy & (alpha * power <= alpha - 1))

@@ -56,7 +56,7 @@ def _finite_elements(
     if infinite is None or not bool(infinite.any()):
         return _in_blocks(p, q, kind, shape, options)
     infinite = infinite.expand(shape)
-    zero = torch.zeros(shape, dtype=torch.float64)
+    zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
     endless = Integral(torch.full_like(zero, torch.inf), zero, zero)
     if bool(infinite.all()):
         return endless
@@ -73,14 +73,14 @@ def _finite_elements(
 def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
     """Sum or integrate block by block over the batch."""
     if shape.numel() == 0:
-        return Integral(*(torch.zeros(shape, dtype=torch.float64),) * 3)
+        return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
     if not (p.is_splittable() and q.is_splittable()):
         p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
         return _compute(p, q, kind, shape, options, options.max_evaluations)
     p, q = (density.mapped(lambda x: x.expand(shape).reshape(-1, 1)) for density in (p, q))
     parts: list[Integral] = []
     for start in range(0, shape.numel(), _BLOCK):
-        block = torch.arange(start, min(start + _BLOCK, shape.numel()))
+        block = torch.arange(start, min(start + _BLOCK, shape.numel()), device="cpu")
         parts.append(_in_two_rounds(p, q, kind, block, options))
     return Integral(*(torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)))
 

@@ -102,7 +102,7 @@ def add_gradients(
                 change = (found.totals[side] - total) / temperature
                 x, norm = (p, q)[side][rows], normalizers[side].block(rows)
                 if masses is None:
-                    masses = torch.empty(gradient.shape, dtype=torch.float64)
+                    masses = torch.empty(gradient.shape, dtype=torch.float64, device="cpu")
                 mass = _shifted(masses[: len(gradient)], x, norm.peak, temperature).exp_()
                 gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
             if labels is not None:
@@ -133,7 +133,7 @@ def _blocks(
 ) -> Iterator[_Found]:
     n, classes = p.shape
     step = max(1, _BLOCK * torch.get_num_threads() // (classes + 1))
-    buffers = [torch.empty(min(step, n), classes + 1, dtype=torch.float64) for _ in range(2)]
+    buffers = [torch.empty(min(step, n), classes + 1, dtype=torch.float64, device="cpu") for _ in range(2)]
     # The class more: its masses, its term, and its derivatives.
     rest = [1 - norm.here / 2 for norm in normalizers]
     log_ratio = torch.log1p((normalizers[1].here - normalizers[0].here) / (2 * rest[1]))

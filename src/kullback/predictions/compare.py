@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.inputs import whole_from
+from kullback.inputs import check_callback, check_generator, whole_from
 from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.parallel.workers import Workers
@@ -128,8 +128,14 @@ def compare_predictions(
     bootstrap = _whole("bootstrap", bootstrap, 0, MOST_DRAWS)
     block_bytes = _whole("block_bytes", block_bytes, 1)
     require_state(CALL, resume)
-    representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(representation)
-    keys = _for_each(key)
+    check_generator(CALL, generator)
+    check_callback(
+        CALL, "progress", progress, "progress=print, which takes the rows done and the rows in all"
+    )
+    representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
+        "representation", representation
+    )
+    keys = _for_each("key", key)
     workers = Workers(CALL, group)
     with ExitStack() as stack:
 
@@ -272,7 +278,7 @@ def _chunks(sides: list[RowSource]) -> Tensor | None:
     """Return the number of each row's window in a llama.cpp base file, or None if neither side is one."""
     for side in sides:
         if isinstance(side.reader, LlamaBaseFile):
-            return torch.arange(side.reader.layout.rows) // side.reader.layout.rows_per_chunk
+            return torch.arange(side.reader.layout.rows, device="cpu") // side.reader.layout.rows_per_chunk
     return None
 
 
@@ -286,8 +292,14 @@ def _rows_in_block(sides: list[RowSource], block_bytes: int, most_rows: int | No
     return max(1, parts) * part
 
 
-def _for_each(value: T | tuple[T | None, T | None] | None) -> tuple[T | None, T | None]:
-    return cast("tuple[T | None, T | None]", value) if isinstance(value, tuple) else (value, value)
+def _for_each(argument: str, value: T | tuple[T | None, T | None] | None) -> tuple[T | None, T | None]:
+    if not isinstance(value, tuple):
+        return value, value
+    if len(value) != 2:
+        instead = f"{argument}=({argument}_of_p, {argument}_of_q)"
+        wanted = "one for both, or a pair: of P, of Q"
+        raise invalid_value(CALL, argument, wanted=wanted, got=f"a tuple of {len(value)}", instead=instead)
+    return cast("tuple[T | None, T | None]", value)
 
 
 def _whole(argument: str, value: object, least: int, most: float = math.inf) -> int:

@@ -87,7 +87,10 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
     )
     index = usable.nonzero()[:, 0]
     order = index[rows.spread[index].argsort(stable=True)]
-    factor, light = torch.zeros(len(rows), dtype=torch.float64), torch.zeros(len(rows), dtype=torch.bool)
+    factor, light = (
+        torch.zeros(len(rows), dtype=torch.float64, device="cpu"),
+        torch.zeros(len(rows), dtype=torch.bool, device="cpu"),
+    )
     if len(order) < ROWS_OF_STRATUM:
         return factor, light
     parts = order.tensor_split(min(MOST_STRATA, len(order) // ROWS_OF_STRATUM))

@@ -95,7 +95,9 @@ class MeanEstimator:
         generator = generator or torch.Generator().manual_seed(0)
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self._draws, self._random = draws, np.random.default_rng(seed)
-        self._sums = torch.zeros(GROUPS, columns + 1, dtype=torch.float64)  # the last column counts rows
+        self._sums = torch.zeros(
+            GROUPS, columns + 1, dtype=torch.float64, device="cpu"
+        )  # the last column counts rows
         self._rows = 0
         self._group_of_row = None
         if clusters is not None:
@@ -146,7 +148,7 @@ class MeanEstimator:
 
     def _new_groups(self, first: int, count: int) -> Tensor:
         """Return the groups of units `first`, `first` + 1, ...: one each while there are groups, then random ones."""
-        units = torch.arange(first, first + count)
+        units = torch.arange(first, first + count, device="cpu")
         drawn = torch.from_numpy(self._random.integers(GROUPS, size=count))
         return torch.where(units < GROUPS, units, drawn)
 

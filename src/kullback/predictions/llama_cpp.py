@@ -67,7 +67,7 @@ class LlamaCpp:
 
     def __init__(self, rows: LlamaCppRows, chunks: Tensor | None) -> None:
         self._like, self._chunks, self._taken = rows == "like", chunks, 0
-        self._sums = torch.zeros(0, 12, dtype=torch.float64)
+        self._sums = torch.zeros(0, 12, dtype=torch.float64, device="cpu")
         self._kld: list[Tensor] = []
         self._delta_p: list[Tensor] = []
 
@@ -83,7 +83,7 @@ class LlamaCpp:
         terms = [torch.ones_like(kld), nll, nll * nll, base, base * base, nll * base]
         terms += [kld, kld * kld, delta_p, square, square * square, same]
         stop = self._taken + len(known)
-        chunk = torch.zeros(len(known), dtype=torch.int64)
+        chunk = torch.zeros(len(known), dtype=torch.int64, device="cpu")
         if self._chunks is not None:
             chunk = self._chunks[self._taken : stop]
         self._taken = stop

@@ -180,6 +180,10 @@ class LabelStatistics:
     top_k_accuracy_p: list[Proportion]
     top_k_accuracy_q: list[Proportion]
 
+    def __hash__(self) -> int:
+        # Equal ones have equal hashes; lists have none.
+        return hash((self.labeled, self.cross_entropy_p, self.cross_entropy_q))
+
 
 @dataclass(frozen=True)
 class LlamaCppFigures:
@@ -231,6 +235,9 @@ class LlamaCppStatistics:
     total: LlamaCppFigures
     kld_quantiles: list[float]
     delta_p_quantiles: list[float]
+
+    def __hash__(self) -> int:
+        return hash(self.total)
 
 
 @dataclass(frozen=True)
@@ -294,6 +301,9 @@ class Comparison(Shown):
     quantiles_exact: bool
     notes: list[str]
     llama_cpp: LlamaCppStatistics | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.p_name, self.q_name, self.rows, self.classes, self.acceptance_rate))
 
     def __repr__(self) -> str:
         names = ", ".join(quoted(name) for name in (self.p_name, self.q_name))

@@ -103,11 +103,13 @@ def take_labels(
     given: object, key: str | None, p: RowSource, q: RowSource
 ) -> tuple[Tensor | None, list[str]]:
     """Return the true class of each row, int64, -100 where there is none; and notes for the report."""
-    if given is None:
-        return _stored_labels(p, q)
     if isinstance(given, str | os.PathLike):
         path = cast("str | os.PathLike[str]", given)
-        return read_labels(path, key=key, rows=p.rows or q.rows, classes=p.classes), []
+        rows = p.rows or q.rows
+        return read_labels(path, key=key, rows=rows, classes=p.classes, key_name="labels_key"), []
+    _refuse_key("labels", key, given)
+    if given is None:
+        return _stored_labels(p, q)
     labels = as_tensor(CALL, "labels", given).detach().cpu().reshape(-1)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         got = f"dtype {labels.dtype}"
@@ -155,11 +157,13 @@ class Clusters(NamedTuple):
 
 def take_clusters(given: object, key: str | None, rows: int | None) -> Clusters | None:
     """Return the cluster of each row, from a file, a tensor, an array or a list of ids."""
+    if isinstance(given, str | os.PathLike):
+        path = cast("str | os.PathLike[str]", given)
+        numbers = read_clusters(path, key=key, rows=rows, key_name="cluster_key")
+        return Clusters(numbers, [str(number) for number in range(int(numbers.max()) + 1)])
+    _refuse_key("cluster", key, given)
     if given is None:
         return None
-    if isinstance(given, str | os.PathLike):
-        numbers = read_clusters(cast("str | os.PathLike[str]", given), key=key, rows=rows)
-        return Clusters(numbers, [str(number) for number in range(int(numbers.max()) + 1)])
     held = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
     ids = np.asarray(held).reshape(-1)
     if ids.dtype.kind not in "iuU":
@@ -168,6 +172,18 @@ def take_clusters(given: object, key: str | None, rows: int | None) -> Clusters 
     require_values("cluster", len(ids), rows)
     names, numbers = np.unique(ids, return_inverse=True)
     return Clusters(torch.from_numpy(numbers.astype("int64")), [str(name) for name in names])
+
+
+def _refuse_key(argument: str, key: str | None, given: object) -> None:
+    """Refuse the name of an array of a file where there is no file."""
+    if key is not None:
+        raise invalid_value(
+            CALL,
+            f"{argument}_key",
+            wanted=f"none without {argument}=" if given is None else f"none for {argument} that are no file",
+            got=safe_repr(key),
+            instead=f"{CALL}(p, q, {argument}=path, {argument}_key=...), or the call without {argument}_key",
+        )
 
 
 def require_values(argument: str, got: int, rows: int | None, *, more: bool = False) -> None:

@@ -24,7 +24,7 @@ EXACT_ROWS = 4_000_000
 CONFIDENCE_EDGES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SEGMENTS = 400
 # Eight bins in each factor of ten; what lies outside goes into the first or the last bin.
-HISTOGRAM_EDGES = 10.0 ** (torch.arange(-40 * 8, 6 * 8 + 1, dtype=torch.float64) / 8)
+HISTOGRAM_EDGES = 10.0 ** (torch.arange(-40 * 8, 6 * 8 + 1, dtype=torch.float64, device="cpu") / 8)
 
 
 class Quantiles:
@@ -58,7 +58,7 @@ class Quantiles:
             return [math.nan] * len(probabilities)
         self._held = [torch.cat(self._held).sort().values]
         ordered = self._held[0]
-        position = torch.tensor(probabilities, dtype=torch.float64) * (self._count - 1)
+        position = torch.tensor(probabilities, dtype=torch.float64, device="cpu") * (self._count - 1)
         below, weight = position.floor().long(), position.frac()
         low, high = ordered[below], ordered[(below + 1).clamp(max=self._count - 1)]
         # Avoids 0 * inf and inf - inf.
@@ -79,7 +79,7 @@ class SignedSketch:
     def quantile(self, probabilities: Sequence[float]) -> Tensor:
         """Return the quantiles, interpolated linearly between the values next to them."""
         last = self._above.count + self._below.count - 1
-        place = torch.tensor(probabilities, dtype=torch.float64) * last
+        place = torch.tensor(probabilities, dtype=torch.float64, device="cpu") * last
         below, share = place.floor(), place.frac()
         low, high = self._ordered(below), self._ordered((below + 1).clamp(max=last))
         return torch.where(low == high, low, (1 - share) * low + share * high)
@@ -97,7 +97,7 @@ class Histogram:
 
     def __init__(self) -> None:
         # Before the bins come the zeros, after them the infinite values.
-        self._counts = torch.zeros(len(HISTOGRAM_EDGES) + 1, dtype=torch.int64)
+        self._counts = torch.zeros(len(HISTOGRAM_EDGES) + 1, dtype=torch.int64, device="cpu")
 
     def add(self, values: Tensor) -> None:
         inner = torch.bucketize(values, HISTOGRAM_EDGES[1:-1], right=True) + 1
@@ -124,7 +124,7 @@ class ByConfidence:
         self._quantiles = [Quantiles() for _ in range(bins)]
 
     def add(self, confidence: Tensor, kl: Tensor, same_top: Tensor) -> None:
-        inner = torch.tensor(CONFIDENCE_EDGES[1:-1], dtype=confidence.dtype)
+        inner = torch.tensor(CONFIDENCE_EDGES[1:-1], dtype=confidence.dtype, device="cpu")
         index = torch.bucketize(confidence, inner, right=True)
         for i in index.unique().tolist():
             here = index == i
@@ -147,11 +147,11 @@ class Segments:
     def __init__(self, rows: int | None) -> None:
         self._length = max(1, math.ceil((rows or 0) / SEGMENTS))
         self._rows = 0
-        self._sums = torch.zeros(SEGMENTS, dtype=torch.float64)
-        self._largest = torch.zeros(SEGMENTS, dtype=torch.float64)
+        self._sums = torch.zeros(SEGMENTS, dtype=torch.float64, device="cpu")
+        self._largest = torch.zeros(SEGMENTS, dtype=torch.float64, device="cpu")
 
     def add(self, kl: Tensor) -> None:
-        rows = torch.arange(self._rows, self._rows + len(kl))
+        rows = torch.arange(self._rows, self._rows + len(kl), device="cpu")
         self._rows += len(kl)
         while self._rows > self._length * SEGMENTS:
             self._merge()
@@ -160,7 +160,7 @@ class Segments:
         self._largest.scatter_reduce_(0, index, kl, "amax")
 
     def _merge(self) -> None:
-        rest = torch.zeros(SEGMENTS // 2, dtype=torch.float64)
+        rest = torch.zeros(SEGMENTS // 2, dtype=torch.float64, device="cpu")
         self._sums = torch.cat([self._sums.view(-1, 2).sum(-1), rest])
         self._largest = torch.cat([self._largest.view(-1, 2).amax(-1), rest])
         self._length *= 2

@@ -24,7 +24,7 @@ from torch.distributions import (
 )
 
 from kullback.estimators.draws import shares_of
-from kullback.numeric import upcast
+from kullback.numeric import tensor_of, upcast
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.projection.moments import bisect, dirichlet_from_mean_logs, matched
@@ -82,7 +82,7 @@ def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[st
 def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
     """Return the parameters of a family of numbers, in the form that q was given them."""
     given = {
-        name: upcast(torch.as_tensor(getattr(q, name))).expand(q.batch_shape)
+        name: upcast(tensor_of(getattr(q, name))).expand(q.batch_shape)
         for name in q.arg_constraints
         if name != "logits"
     }
@@ -99,7 +99,7 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
 
 def normalized_weights(draws: Samples) -> Tensor:
     """Return the weights of draws, in float64, which sum to one."""
-    return shares_of(draws, torch.empty(0, dtype=torch.float64))
+    return shares_of(draws, torch.empty(0, dtype=torch.float64, device="cpu"))
 
 
 def _draws(to: Samples, *, numbers: bool = False) -> Any:
@@ -129,7 +129,9 @@ def _classes(
         index = to.tensor[:, 0].long()
         if to.tensor.shape[-1] != 1 or bool(((index < 0) | (index >= count)).any()):
             return None
-        return _as_given(q, torch.zeros(count, dtype=torch.float64).index_add(0, index, weights))
+        return _as_given(
+            q, torch.zeros(count, dtype=torch.float64, device="cpu").index_add(0, index, weights)
+        )
     probs = _probabilities(to)
     return None if probs is None or probs.shape[-1] != count else _as_given(q, probs)
 
@@ -251,7 +253,7 @@ def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> P
         return None
     mean, log_det = found
     d = q.event_shape[-1]
-    steps = torch.arange(d, dtype=torch.float64) / 2
+    steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
 
     def digamma_d(a: Tensor) -> Tensor:
         return digamma(a.unsqueeze(-1) - steps).sum(-1)
@@ -283,7 +285,7 @@ def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
     if isinstance(to, Wishart):
         df, root = upcast(to.df), upcast(to.scale_tril)
         d = to.event_shape[-1]
-        steps = torch.arange(d, dtype=torch.float64) / 2
+        steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
         of_df = digamma(df.unsqueeze(-1) / 2 - steps).sum(-1) + d * math.log(2)
         return df[..., None, None] * (root @ root.mT), of_df + 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(
             -1

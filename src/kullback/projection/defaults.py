@@ -66,4 +66,4 @@ def _number(constraint: Any) -> Tensor:
         value = 1.0
     elif constraint is constraints.unit_interval:
         value = 0.5
-    return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.float64, device="cpu")

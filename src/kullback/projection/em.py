@@ -104,7 +104,7 @@ def _data(target: Any) -> Samples | None:
 
 def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
     n, count = len(data), q.mixture_distribution.param_shape[-1]
-    even = torch.full((n, count), 1 / n, dtype=torch.float64)
+    even = torch.full((n, count), 1 / n, dtype=torch.float64, device="cpu")
     size = q.event_shape.numel()
     if data.tensor.shape[-1] != size or len(q.event_shape) > 1:
         return False
@@ -146,7 +146,7 @@ def _maximized(
 
 def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStart:
     weights = normalized_weights(data)
-    values, history = start, [torch.tensor(torch.inf, dtype=torch.float64)]
+    values, history = start, [torch.tensor(torch.inf, dtype=torch.float64, device="cpu")]
     spread = _spread(data).amax()
     for _ in range(_MOST_STEPS):
         q: Any = family.build(values)
@@ -161,7 +161,7 @@ def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStar
         mass = r.sum(0)
         parts = _maximized(q, data, r / mass.clamp(min=1e-300), family)
         if parts is None or _has_collapsed(parts, mass, spread):
-            history.append(torch.tensor(torch.inf, dtype=torch.float64))
+            history.append(torch.tensor(torch.inf, dtype=torch.float64, device="cpu"))
             break
         values = {**values, **parts}
         mixing = {
@@ -200,8 +200,8 @@ def _random_start(
     x, weights = upcast(data.tensor), normalized_weights(data)
     count = q.mixture_distribution.param_shape[-1]
     z = x / _spread(data)
-    distance = torch.full((len(data),), torch.inf, dtype=torch.float64)
-    owner = torch.zeros(len(data), dtype=torch.int64)
+    distance = torch.full((len(data),), torch.inf, dtype=torch.float64, device="cpu")
+    owner = torch.zeros(len(data), dtype=torch.int64, device="cpu")
     for k in range(count):
         probabilities = weights if k == 0 else weights * distance
         index = int(torch.multinomial(probabilities.clamp(min=1e-300), 1, generator=generator))

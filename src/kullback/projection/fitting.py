@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from kullback.errors import (
 )
 from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, ReverseKL
-from kullback.inputs import number_from
+from kullback.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.pairs.clone import detached, upcast_copy, usable, with_tensors
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.pairs.solve import as_kl
@@ -116,6 +116,7 @@ def fit(
     """
     began = time.perf_counter()
     settings = _settings(method, starts, tol, max_iterations, draws, generator, show_progress)
+    names = _fixed_names(fixed)
     if kind is not None and not isinstance(kind, Divergence):
         raise invalid_type(
             "fit", "kind", wanted="a divergence", got=safe_repr(kind), instead="kind=KL() or kind=ReverseKL()"
@@ -127,7 +128,6 @@ def fit(
     if isinstance(q, torch.nn.Module):
         found = fit_module(q, objective, settings)
         return _finish(found, kind, objective, to, began)
-    names = frozenset((fixed,) if isinstance(fixed, str) else fixed)
     if isinstance(q, type):
         q = start_of(q, target, kind)
     form = type(q) if isinstance(q, Representation) else None
@@ -162,25 +162,35 @@ def _settings(
         ("max_iterations", max_iterations, 1),
         ("draws", draws, 4),
     ):
-        if not number_from(number) >= least:
+        found = number_from(number) if name == "tol" else whole_from(number)
+        if found is None or not least <= found < 2**63:
             raise invalid_value(
                 "fit",
                 name,
-                wanted=f"a number from {least:g} on",
+                wanted=f"a {'number' if name == 'tol' else 'whole number'} from {least:g} on",
                 got=safe_repr(number),
                 instead="fit(q, to=p) without it",
             )
-    if generator is not None and not isinstance(generator, torch.Generator):
+    check_generator("fit", generator)
+    check_flag("fit", "show_progress", show_progress)
+    return Settings(
+        method, int(starts), float(tol), int(max_iterations), int(draws), generator, show_progress
+    )
+
+
+def _fixed_names(fixed: Any) -> frozenset[str]:
+    names: tuple[Any, ...] | None = None
+    if isinstance(fixed, Iterable):
+        names = (fixed,) if isinstance(fixed, str) else tuple(cast("Iterable[Any]", fixed))
+    if names is None or not all(isinstance(name, str) for name in names):
         raise invalid_type(
             "fit",
-            "generator",
-            wanted="a torch.Generator or None",
-            got=safe_repr(generator),
-            instead="generator=torch.Generator().manual_seed(0)",
+            "fixed",
+            wanted="names of q's parameters",
+            got=safe_repr(fixed),
+            instead="fixed=('loc',), or fixed=() to change them all",
         )
-    return Settings(
-        method, int(starts), float(tol), int(max_iterations), int(draws), generator, bool(show_progress)
-    )
+    return frozenset(names)
 
 
 # ---- What was given.

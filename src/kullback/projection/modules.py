@@ -129,6 +129,6 @@ def _limited_memory(function: Any, u: Tensor, settings: Settings) -> Minimum:
         gradient,
         above,
         converged,
-        torch.tensor([len(history) - 1]),
+        torch.tensor([len(history) - 1], device="cpu"),
         history,
     )

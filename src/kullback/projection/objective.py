@@ -118,7 +118,7 @@ class LikelihoodObjective(Objective):
             -1, int(used.sum())
         )
         errors = [variance_of_sum(each, cluster).sqrt() for each in terms]
-        return torch.stack(errors).reshape(d.shape[1:]) if errors else torch.zeros(d.shape[1:])
+        return torch.stack(errors).reshape(d.shape[1:]) if errors else torch.zeros(d.shape[1:], device="cpu")
 
 
 def is_categorical(q: object) -> bool:
@@ -168,7 +168,7 @@ def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
     try:
         inside = q.support.check(at)  # pyright: ignore[reportOptionalMemberAccess]
     except NotImplementedError:
-        inside = torch.ones(shape[: len(shape) - len(q.event_shape)], dtype=torch.bool)
+        inside = torch.ones(shape[: len(shape) - len(q.event_shape)], dtype=torch.bool, device="cpu")
     if isinstance(q, Uniform):  # whose density in torch is 0 at the upper end
         at = torch.where(at == q.high, q.low.to(at.dtype), at)
     if bool(inside.all()):
@@ -200,7 +200,9 @@ class _Unnormalized(Density):
         return upcast(self.function(x.movedim(-1, 0))).movedim(0, -1).expand(x.shape)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu"), torch.ones(
+            (), dtype=torch.float64, device="cpu"
+        )
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
         return []

@@ -28,7 +28,7 @@ from torch.distributions import (
 )
 
 from kullback.errors import KullbackError, invalid_type, invalid_value
-from kullback.numeric import upcast
+from kullback.numeric import tensor_of, upcast
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
 
 __all__ = ["Family", "Leaf", "bijection_to", "has_numbers", "read_family"]
@@ -266,7 +266,7 @@ def _read_plain(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
     checks: dict[str, Any] = {"validate_args": False} if "validate_args" in accepted else {}
     leaves: dict[str, Leaf] = {}
     for name in names:
-        x, constraint = torch.as_tensor(getattr(d, name)).detach(), _range_of(d, name, ranges[name])
+        x, constraint = tensor_of(getattr(d, name)).detach(), _range_of(d, name, ranges[name])
         own = x.shape[x.ndim - constraint.event_dim :]
         value = upcast(x).expand((*d.batch_shape, *own))
         leaves[prefix + name] = Leaf(value, constraint)

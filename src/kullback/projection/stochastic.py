@@ -63,7 +63,9 @@ def descend(
     terms = _terms_of(objective, start)
     generator = settings.generator
     drawing = (
-        nullcontext() if generator is None else DrawsFrom(int(torch.randint(2**62, (), generator=generator)))
+        nullcontext()
+        if generator is None
+        else DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
     )
     steps = settings.max_iterations
     with drawing:
@@ -110,7 +112,7 @@ def descend(
         f"The value is a mean over {_FINAL_DRAWS} draws; above is half the square of the mean gradient, whose own "
         "standard error is " + f"{float(error.norm(dim=-1).max()):.1g}."
     )
-    iterations = torch.full(shape, steps, dtype=torch.int64)
+    iterations = torch.full(shape, steps, dtype=torch.int64, device="cpu")
     found = Found(
         None,
         start,

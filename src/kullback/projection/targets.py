@@ -102,7 +102,7 @@ class DensityTarget(Target):
 
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Mean:
         if not self.shape.numel():
-            nothing = torch.zeros(self.shape, dtype=torch.float64)
+            nothing = torch.zeros(self.shape, dtype=torch.float64, device="cpu")
             return Mean(nothing, nothing)
         given = [*parameters, *([] if corner is None else [corner])]
         if not self.density.is_splittable():
@@ -115,7 +115,7 @@ class DensityTarget(Target):
         given = [x.expand(self.shape).reshape(-1, 1) for x in given]
         parts: list[tuple[Tensor, Tensor]] = []
         for start in range(0, self.shape.numel(), _BLOCK):
-            block = torch.arange(start, min(start + _BLOCK, self.shape.numel()))
+            block = torch.arange(start, min(start + _BLOCK, self.shape.numel()), device="cpu")
             part = p.mapped(lambda x, block=block: x[block])
             own = [x[block] for x in given]
             parts.append(_integrated(part, statistic, block.shape, own, corner is not None))
@@ -138,7 +138,7 @@ def _mean_of_integers(d: Distribution) -> Tensor:
     """Return the mean, also of a Categorical, of which torch gives NaN."""
     if isinstance(d, Categorical):
         probs = upcast(d.probs)
-        return (probs * torch.arange(probs.shape[-1])).sum(-1)
+        return (probs * torch.arange(probs.shape[-1], device="cpu")).sum(-1)
     if isinstance(d, MixtureSameFamily):
         return (torch.exp(log_weights_of(d)) * _mean_of_integers(d.component_distribution)).sum(-1)
     return upcast(d.mean)

@@ -228,7 +228,7 @@ class ArraysReader(TopKReader):
         of = self._names
         indices = self._tensors[of.indices].read(start, stop, self._k).long()
         values = self._tensors[of.values].read(start, stop, self._k)
-        positions = torch.arange(position, position + stop - start)
+        positions = torch.arange(position, position + stop - start, device="cpu")
         if not of.logits:
             log_tail = self._column("log_tail", start, stop)
             if log_tail is not None and bool(log_tail.isnan().any()):
@@ -251,14 +251,16 @@ class ArraysReader(TopKReader):
         if "input_ids" in self._tensors:
             # Those of the next positions; after the last one of a sequence there is none.
             following = self._column("input_ids", start + 1, min(stop + 1, last))
-            labels = torch.cat([following, torch.full((stop - start - len(following),), NO_LABEL)])
+            labels = torch.cat(
+                [following, torch.full((stop - start - len(following),), NO_LABEL, device="cpu")]
+            )
         return Positions(
             sequence,
             positions + 1,
             indices,
             log_probs if values.dtype == torch.float64 else log_probs.float(),
             labels,
-            log_tail=torch.full((stop - start,), torch.nan, dtype=torch.float64),
+            log_tail=torch.full((stop - start,), torch.nan, dtype=torch.float64, device="cpu"),
         )
 
     def _column(self, name: str, start: int, stop: int) -> Any:

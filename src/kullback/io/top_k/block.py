@@ -110,10 +110,10 @@ def to_block(found: Positions, classes: int | None) -> TopKBlock:
     """Complete positions to a block: the true token joins the known classes where its log-probability is known."""
     n = len(found.positions)
     indices, log_probs = found.indices, found.log_probs
-    labels = torch.full((n,), NO_LABEL) if found.labels is None else found.labels
+    labels = torch.full((n,), NO_LABEL, device="cpu") if found.labels is None else found.labels
     label_log_probs = found.label_log_probs
     if label_log_probs is None:
-        label_log_probs = torch.full((n,), torch.nan)
+        label_log_probs = torch.full((n,), torch.nan, device="cpu")
     label_log_probs = label_log_probs.to(log_probs.dtype)
     listed = (indices == labels.unsqueeze(-1)) & (log_probs != -torch.inf)
     from_list = torch.where(listed, log_probs, -torch.inf).amax(-1)
@@ -134,7 +134,7 @@ def to_block(found: Positions, classes: int | None) -> TopKBlock:
     if classes is not None:
         whole = (log_probs != -torch.inf).sum(-1) >= classes
         log_tail = torch.where(whole & ~log_tail.isnan(), -torch.inf, log_tail)
-    sequences = torch.full((n,), found.sequence)
+    sequences = torch.full((n,), found.sequence, device="cpu")
     return TopKBlock(
         sequences, found.positions, indices, log_probs, labels, label_log_probs, log_tail, classes
     )
@@ -200,7 +200,7 @@ def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
         wanted = f"probabilities that with the mass outside the list sum to 1 within {limit:g} ({dtype_name(rounding)})"
         instead = "store log-probabilities among all classes, and no other number of classes than there are"
         raise _refused(block, ref, bad, totals, wanted, instead)
-    places = torch.arange(1, block.indices.shape[-1] + 1)
+    places = torch.arange(1, block.indices.shape[-1] + 1, device="cpu")
     ordered = torch.where(kept, block.indices, -places).sort(-1).values
     bad = ordered[:, 1:] == ordered[:, :-1]
     if bool(bad.any()):
@@ -217,7 +217,7 @@ def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
         raise _refused(block, ref, bad, block.label_log_probs, wanted, _NOT_LOG_PROBS)
     # Two values of one token differ where the true tokens belong to other positions than the lists.
     listed = ((block.indices == block.labels.unsqueeze(-1)) & kept).nonzero(as_tuple=True)
-    apart = torch.zeros(len(block), dtype=torch.float64)
+    apart = torch.zeros(len(block), dtype=torch.float64, device="cpu")
     difference = (block.label_log_probs[listed[0]] - log_probs[listed]).double().abs()
     apart[listed[0]] = difference / (1 + log_probs[listed].double().abs())
     bad = apart > max(limit, SAME)

@@ -115,7 +115,7 @@ class Packing:
     @property
     def index_bits(self) -> int:
         """The bits of a token: the logarithm is rounded to float32, as DistillKit does."""
-        return int(torch.log2(torch.tensor(self.d, dtype=torch.float32)).ceil())
+        return int(torch.log2(torch.tensor(self.d, dtype=torch.float32, device="cpu")).ceil())
 
     @property
     def value_bytes(self) -> int:
@@ -141,7 +141,7 @@ class Packing:
             return part.view(dtype)
 
         exact = take(self.exact_dtype, self.exact_k).double()
-        others = torch.zeros(len(data), self.k - self.exact_k, dtype=torch.float64)
+        others = torch.zeros(len(data), self.k - self.exact_k, dtype=torch.float64, device="cpu")
         if self.terms:
             # In the dtype of the coefficients: the residuals make up for its rounding.
             fit = (self._powers() * take(self.term_dtype, len(self.terms)).unsqueeze(-2)).sum(-1)
@@ -160,9 +160,9 @@ class Packing:
     def _powers(self) -> Tensor:
         count = self.k - self.exact_k
         t = (
-            torch.linspace(0, 1, count, dtype=self.term_dtype)
+            torch.linspace(0, 1, count, dtype=self.term_dtype, device="cpu")
             if self.normalize_t
-            else torch.arange(count, dtype=self.term_dtype)
+            else torch.arange(count, dtype=self.term_dtype, device="cpu")
         )
         functions = {"sqrt": torch.sqrt, "exp": torch.exp}
         return torch.stack(
@@ -296,7 +296,7 @@ class DistillKitReader(TopKReader):
         n = len(packed[0])
         ids_column = row.get("input_ids")
         tokens = None if ids_column is None else _tokens(ids_column)[:n]
-        labels = torch.full((n,), NO_LABEL)
+        labels = torch.full((n,), NO_LABEL, device="cpu")
         if tokens is not None:
             labels[: max(len(tokens) - 1, 0)] = tokens[1:]
         for start in range(0, n, PIECE):
@@ -306,7 +306,7 @@ class DistillKitReader(TopKReader):
             else:
                 data = [_bytes(ref, where, each[part]) for each in packed]
                 indices, log_probs = packing.indices(data[1]), packing.log_probs(data[0])
-            positions = torch.arange(part.start, part.stop) + 1
+            positions = torch.arange(part.start, part.stop, device="cpu") + 1
             yield Positions(
                 sequence, positions, indices, log_probs, labels[part], tokens=tokens if start == 0 else None
             )
@@ -351,4 +351,4 @@ def _bytes(ref: FileReference, where: str, numbers: Tensor) -> Tensor:
 
 
 def _tokens(column: Any) -> Tensor:
-    return torch.tensor(column.to_numpy(zero_copy_only=False).astype(np.int64))
+    return torch.tensor(column.to_numpy(zero_copy_only=False).astype(np.int64), device="cpu")

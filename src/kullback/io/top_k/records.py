@@ -209,13 +209,13 @@ class Collected:
         log_probs = [values + [-torch.inf] * (k - len(values)) for _, values in self._rows]
         return Positions(
             sequence,
-            torch.tensor(self._positions, dtype=torch.int64),
-            torch.tensor(indices, dtype=torch.int64).reshape(-1, k),
-            torch.tensor(log_probs, dtype=torch.float32).reshape(-1, k),
-            torch.tensor(self._labels, dtype=torch.int64),
-            torch.tensor(self._label_log_probs, dtype=torch.float32),
+            torch.tensor(self._positions, dtype=torch.int64, device="cpu"),
+            torch.tensor(indices, dtype=torch.int64, device="cpu").reshape(-1, k),
+            torch.tensor(log_probs, dtype=torch.float32, device="cpu").reshape(-1, k),
+            torch.tensor(self._labels, dtype=torch.int64, device="cpu"),
+            torch.tensor(self._label_log_probs, dtype=torch.float32, device="cpu"),
             skipped=self.skipped,
-            tokens=None if tokens is None else torch.tensor(tokens, dtype=torch.int64),
+            tokens=None if tokens is None else torch.tensor(tokens, dtype=torch.int64, device="cpu"),
         )
 
     def _token(self, value: object, position: int) -> int:

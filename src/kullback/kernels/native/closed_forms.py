@@ -91,7 +91,7 @@ def _compute(
     """Return the values, and the derivatives that are wanted."""
     first = parameters[0]
     if not first.is_contiguous():
-        first = torch.empty(first.shape, dtype=first.dtype)
+        first = torch.empty(first.shape, dtype=first.dtype, device="cpu")
     of_numbers = form.operator == "closed_form"
     values = torch.empty_like(first) if of_numbers else first.new_empty(first.shape[:-1])
     derivatives = [

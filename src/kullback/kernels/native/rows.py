@@ -45,9 +45,11 @@ def value_and_gradient(
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
-    values = torch.empty(p.shape[0], dtype=torch.float64)
+    values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     gradients = [
-        (x if inplace and x.stride(1) == 1 else torch.empty(x.shape, dtype=x.dtype)) if want else None
+        (x if inplace and x.stride(1) == 1 else torch.empty(x.shape, dtype=x.dtype, device="cpu"))
+        if want
+        else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
     _run(p, q, _in_float64(weights), kind, temperature, 1.0, labels, values, None, *gradients)
@@ -70,9 +72,9 @@ def weighted_total(
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
-    by_p = torch.empty(p.shape, dtype=p.dtype) if wanted[0] else None
-    by_q = torch.empty(q.shape, dtype=q.dtype) if wanted[1] else None
-    total = torch.empty((), dtype=dtype)
+    by_p = torch.empty(p.shape, dtype=p.dtype, device="cpu") if wanted[0] else None
+    by_q = torch.empty(q.shape, dtype=q.dtype, device="cpu") if wanted[1] else None
+    total = torch.empty((), dtype=dtype, device="cpu")
     _run(p, q, _in_float64(weights), kind, temperature, scale, labels, None, total, by_p, by_q)
     return total, by_p, by_q
 

@@ -20,8 +20,8 @@ def statistics(
     logits: Tensor, indices: Tensor, labels: Tensor | None, temperature: float, leaves_out: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the selected logits divided by the temperature, and the five sums of each row (csrc/logits/task.h)."""
-    selected = torch.empty(indices.shape, dtype=torch.float64)
-    sums = torch.empty(indices.shape[0], 5, dtype=torch.float64)
+    selected = torch.empty(indices.shape, dtype=torch.float64, device="cpu")
+    sums = torch.empty(indices.shape[0], 5, dtype=torch.float64, device="cpu")
     labels = None if labels is None else labels.contiguous()
     torch.ops.kullback.selected_statistics.default(
         logits, indices.contiguous(), labels, temperature, leaves_out, selected, sums

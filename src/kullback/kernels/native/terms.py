@@ -46,7 +46,7 @@ def compute(
         return terms, None, None
     results = _places(log_q, wanted, room)
     half = log_q.dtype in (torch.bfloat16, torch.float16)
-    total = torch.empty((), dtype=torch.float64 if half else log_q.dtype)
+    total = torch.empty((), dtype=torch.float64 if half else log_q.dtype, device="cpu")
     torch.ops.kullback.kl_terms.default(
         log_q, target, logs, None, divisor, 1 / divisor, None, total, *results
     )
@@ -108,7 +108,7 @@ def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
         return None
     rows = p.shape[:-1]
     shape = rows.numel(), p.shape[-1]
-    values = torch.empty(shape[0], dtype=torch.float64)
+    values = torch.empty(shape[0], dtype=torch.float64, device="cpu")
     torch.ops.kullback.kl_of_weights.default(
         p.reshape(shape).contiguous(), q.reshape(shape).contiguous(), tolerance, values
     )

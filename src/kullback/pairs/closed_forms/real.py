@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Cauchy, Gumbel, Laplace, LogNormal, Normal, StudentT, Weibull
 
-from kullback.numeric import upcast
+from kullback.numeric import tensor_of, upcast
 from kullback.pairs.registry import closed_form
 from kullback.special import (
     EULER_GAMMA,
@@ -70,7 +70,7 @@ def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -
 
     Far from 0 it is the logarithm of ((s_p + s_q)^2 + d^2) / (4 s_p s_q), of which no part overflows.
     """
-    more, shift = scale_p - scale_q, torch.as_tensor(shift)
+    more, shift = scale_p - scale_q, tensor_of(shift)
     far = (
         2 * torch.log(torch.hypot((scale_p + scale_q) / 2, shift / 2))
         - torch.log(scale_p)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.numeric import upcast
+from kullback.numeric import tensor_of, upcast
 from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, TailOrder, register_density
 from kullback.pairs.sampling.generator import DrawsFrom
 
@@ -84,7 +84,7 @@ def _end_of(distribution: Distribution, name: str) -> Tensor | None:
     bound = getattr(getattr(constraint, "base_constraint", constraint), name, None)
     if bound is None:
         return None
-    end = upcast(torch.as_tensor(bound, dtype=None if isinstance(bound, Tensor) else torch.float64))
+    end = upcast(tensor_of(bound, None if isinstance(bound, Tensor) else torch.float64))
     return None if bool(end.isinf().all()) else end
 
 
@@ -230,7 +230,7 @@ class BlackBoxDensity(Density):
 
         -log density is a power of u where its derivative in log-log is constant, and e^u where that doubles with u.
         """
-        index = torch.arange(_STEPS).reshape(-1, *[1] * len(self.distribution.batch_shape))
+        index = torch.arange(_STEPS, device="cpu").reshape(-1, *[1] * len(self.distribution.batch_shape))
         f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])
         steps = torch.where(f.isfinite() & (f < -1), index, 2).amax(0, keepdim=True).clamp(min=2)
         last, before, first = (f.gather(0, steps - k).squeeze(0) for k in range(3))

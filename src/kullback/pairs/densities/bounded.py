@@ -41,10 +41,10 @@ __all__ = [
 
 class _Unit(Density):
     def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
 
     def high(self) -> Tensor | None:
-        return torch.ones((), dtype=torch.float64)
+        return torch.ones((), dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,10 @@ class VonMisesDensity(Density):
     concentration: Tensor
 
     def low(self) -> Tensor | None:
-        return torch.full((), -math.pi, dtype=torch.float64)
+        return torch.full((), -math.pi, dtype=torch.float64, device="cpu")
 
     def high(self) -> Tensor | None:
-        return torch.full((), math.pi, dtype=torch.float64)
+        return torch.full((), math.pi, dtype=torch.float64, device="cpu")
 
     def log_density(self, at: Points) -> Tensor:
         half = torch.sin((at.x - self.loc) / 2)

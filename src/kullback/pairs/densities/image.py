@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ComposeTransform, Transform
 
-from kullback.numeric import upcast
+from kullback.numeric import tensor_of, upcast
 from kullback.pairs.clone import unvalidated
 from kullback.pairs.densities.base import Density
 from kullback.pairs.densities.black_box import black_box
@@ -34,16 +34,16 @@ def steps_of(transforms: list[Transform]) -> list[Transform]:
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
     """Return the ends of the image of an interval under a monotone transform, None where that is not known."""
     try:
-        falls = bool((torch.as_tensor(step.sign) < 0).all())
-        rises = bool((torch.as_tensor(step.sign) > 0).all())
+        falls = bool((tensor_of(step.sign) < 0).all())
+        rises = bool((tensor_of(step.sign) > 0).all())
     except NotImplementedError:
         return None
     if step.domain.event_dim or not (falls or rises):
         return None
     given: list[Tensor | None] = []
     for end, infinite in zip(ends, (-math.inf, math.inf), strict=True):
-        at = torch.full((), infinite, dtype=torch.float64) if end is None else end
-        image = upcast(torch.as_tensor(step(at)))
+        at = torch.full((), infinite, dtype=torch.float64, device="cpu") if end is None else end
+        image = upcast(tensor_of(step(at)))
         if bool(image.isnan().any()):
             return None
         given.append(None if bool(image.isinf().all()) else image)

@@ -83,7 +83,7 @@ class IntegerDensity(Density):
     """Whether the probabilities are those of a smooth function of x: if not, all have to be looked at."""
 
     def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
 
     def coordinate(self) -> Coordinate:
         return Coordinate(None, None)

@@ -59,7 +59,7 @@ def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
 
 class _Positive(Density):
     def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True)

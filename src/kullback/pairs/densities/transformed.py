@@ -18,7 +18,7 @@ from torch.distributions.transforms import (
 )
 from torch.nn.functional import logsigmoid
 
-from kullback.numeric import upcast
+from kullback.numeric import tensor_of, upcast
 from kullback.pairs.densities.base import (
     Coordinate,
     Density,
@@ -180,11 +180,9 @@ class _MappedDensity(Density):
         unit = self._derivative_at(
             torch.where(endless, 1.0, end)
         )  # how much longer distances from the end become
-        scaled = here[0], torch.where(torch.as_tensor(here[1]) > 0, here[1] * unit, 0.0)
+        scaled = here[0], torch.where(tensor_of(here[1]) > 0, here[1] * unit, 0.0)
         return tuple(
-            torch.where(
-                endless, torch.as_tensor(y, dtype=torch.float64), torch.as_tensor(x, dtype=torch.float64)
-            )
+            torch.where(endless, tensor_of(y, torch.float64), tensor_of(x, torch.float64))
             for x, y in zip(scaled, beyond, strict=True)
         )  # pyright: ignore[reportReturnType]
 
@@ -212,7 +210,7 @@ class _MappedDensity(Density):
 
     def _lowest(self) -> Tensor | None:
         """Return the image of -inf."""
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
 
     def _highest(self) -> Tensor | None:
         """Return the image of +inf."""
@@ -220,8 +218,8 @@ class _MappedDensity(Density):
 
     def _tail(self, tail: Tail) -> Tail:
         """Return the tail where the part's support is infinite: an exponential one becomes a power."""
-        power = torch.as_tensor(tail.power, dtype=torch.float64)
-        rate = torch.as_tensor(tail.rate, dtype=torch.float64)
+        power = tensor_of(tail.power, torch.float64)
+        rate = tensor_of(tail.rate, torch.float64)
         return Tail(power=torch.where(power < torch.inf, 0.0, rate), rate=0.0)
 
     def _order(self, order: TailOrder) -> TailOrder:
@@ -309,11 +307,11 @@ class LogDensity(_MappedDensity):
         return self._order(self.part.lower_order()) if self.low() is None else super().lower_order()
 
     def _tail(self, tail: Tail) -> Tail:
-        power = torch.as_tensor(tail.power, dtype=torch.float64)
+        power = tensor_of(tail.power, torch.float64)
         return Tail(rate=power)
 
     def _order(self, order: TailOrder) -> TailOrder:
-        power, rate = (torch.as_tensor(x, dtype=torch.float64) for x in order)
+        power, rate = (tensor_of(x, torch.float64) for x in order)
         rate = torch.where(rate > 0, torch.inf, power)
         return TailOrder(power=torch.where(rate > 0, 0.0, 1.0), rate=rate)
 
@@ -325,7 +323,7 @@ class SigmoidDensity(_MappedDensity):
     part: Density
 
     def _highest(self) -> Tensor | None:
-        return torch.ones((), dtype=torch.float64)
+        return torch.ones((), dtype=torch.float64, device="cpu")
 
     def _image(self, y: Tensor) -> Tensor:
         return torch.sigmoid(y)
@@ -339,7 +337,7 @@ class SigmoidDensity(_MappedDensity):
         return log_x, at.log_below(1.0) if self.part.high() is None else torch.log1p(-at.x)
 
     def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return sum(self._logs(at), torch.zeros((), dtype=torch.float64))
+        return sum(self._logs(at), torch.zeros((), dtype=torch.float64, device="cpu"))
 
     def _inverse(self, at: Points) -> Points:
         low, high = self.part.low(), self.part.high()
@@ -416,10 +414,10 @@ def _transformed(d: TransformedDistribution) -> Density | None:
 
 def _after(part: Density, step: Transform) -> Density | None:
     """Return the density of what a transform makes of a variable, None where it is not known."""
-    zero, two = (torch.full((), x, dtype=torch.float64) for x in (0.0, 2.0))
+    zero, two = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 2.0))
     inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
     if isinstance(step, AffineTransform) and step.event_dim == 0:
-        loc, scale = (upcast(torch.as_tensor(x)) for x in (step.loc, step.scale))
+        loc, scale = (upcast(tensor_of(x)) for x in (step.loc, step.scale))
         return _affine(part, loc, scale)
     if isinstance(step, ExpTransform):
         return ExpDensity(part)
@@ -430,7 +428,7 @@ def _after(part: Density, step: Transform) -> Density | None:
             SigmoidDensity(AffineDensity(part, zero, two, falls=False)), zero - 1, two, falls=False
         )
     if isinstance(inverse, ExpTransform) or isinstance(step, PowerTransform):
-        exponent = upcast(torch.as_tensor(step.exponent)) if isinstance(step, PowerTransform) else None
+        exponent = upcast(tensor_of(step.exponent)) if isinstance(step, PowerTransform) else None
         return _after_logarithm(part, exponent)
     return None
 

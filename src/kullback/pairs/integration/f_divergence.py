@@ -86,7 +86,7 @@ def _zero_of_parameters(*densities: Density) -> Tensor:
 
     for density in densities:
         density.mapped(look)
-    return sum(zeros, torch.zeros((), dtype=torch.float64))
+    return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 
 # ---- On the line.
@@ -185,10 +185,10 @@ def integrate_divergence(
     pieces: list[_Piece] = []
     parts: list[Panels] = []
     measures: list[Callable[[Tensor, Tensor], Panels]] = []
-    diverges, unseen = torch.zeros(2, *batch_shape, dtype=torch.bool)
+    diverges, unseen = torch.zeros(2, *batch_shape, dtype=torch.bool, device="cpu")
     with torch.no_grad():
         for number, (low, high) in enumerate(_pieces(p, q, shape)):
-            exists = torch.ones(shape, dtype=torch.bool) if low is None else low.isfinite()
+            exists = torch.ones(shape, dtype=torch.bool, device="cpu") if low is None else low.isfinite()
             exists = exists if high is None or low is None else exists & (low < high)
             if not bool(exists.any()):
                 continue
@@ -379,8 +379,8 @@ def _window(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the integers to sum, the last that matters and the last of all, and where the sum diverges or is cut."""
     shape = torch.Size([*batch_shape, 1])
-    doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64)
-    offsets = torch.cat([-doubling.flip(0), torch.zeros(1, dtype=torch.float64), doubling])
+    doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64, device="cpu")
+    offsets = torch.cat([-doubling.flip(0), torch.zeros(1, dtype=torch.float64, device="cpu"), doubling])
     centers = [density.center_and_width()[0].expand(shape).floor() for density in (p, q)]
     ends = [_integer_ends(density, shape) for density in (p, q)]
     least, most = torch.minimum(ends[0][0], ends[1][0]), torch.maximum(ends[0][1], ends[1][1])
@@ -397,12 +397,12 @@ def _window(
     cap = 20 * max(target.max_evaluations, 100)
     count = int(torch.where(diverges.unsqueeze(-1), 0, after - before).amax().clamp(max=cap - 1)) + 1
     cut_off = (after - before).squeeze(-1) >= count
-    return before + torch.arange(count, dtype=torch.float64), after, most, diverges, cut_off
+    return before + torch.arange(count, dtype=torch.float64, device="cpu"), after, most, diverges, cut_off
 
 
 def _integer_ends(density: Density, shape: torch.Size) -> tuple[Tensor, Tensor]:
     low, high = (
-        torch.full(shape, end, dtype=torch.float64) if x is None else x.expand(shape)
+        torch.full(shape, end, dtype=torch.float64, device="cpu") if x is None else x.expand(shape)
         for x, end in ((density.low(), -torch.inf), (density.high(), torch.inf))
     )
     return low, high

@@ -55,7 +55,7 @@ _OTHERS = (
 
 
 def _mirrored(half: tuple[float, ...], sign: float) -> Tensor:
-    return torch.tensor([sign * x for x in half[:0:-1]] + list(half), dtype=torch.float64)
+    return torch.tensor([sign * x for x in half[:0:-1]] + list(half), dtype=torch.float64, device="cpu")
 
 
 NODES = _mirrored(_POSITIVE_NODES, -1.0)

@@ -11,7 +11,8 @@ __all__ = ["kl_terms"]
 
 # e^-d - 1 + d = d^2 (1/2 - d/6 + d^2/24 - ...)
 _SERIES = [
-    (-1) ** k / torch.exp(torch.lgamma(torch.tensor(k + 3.0, dtype=torch.float64))).item() for k in range(13)
+    (-1) ** k / torch.exp(torch.lgamma(torch.tensor(k + 3.0, dtype=torch.float64, device="cpu"))).item()
+    for k in range(13)
 ]
 
 

@@ -47,7 +47,7 @@ _EPS = 8 * torch.finfo(torch.float64).eps
 # Breakpoints of a density, in widths from its center. Those far out are for the logarithm of a mixture, which has a
 # corner wherever another part becomes the largest.
 _LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
-_STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64)
+_STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64, device="cpu")
 # Those that suffice where a density is no narrow peak: the center and two widths from it.
 _MIDDLE = len(_LADDER)
 _COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
@@ -152,8 +152,8 @@ def same_coordinate(a: Coordinate, b: Coordinate) -> bool:
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
     """Return a grid over all v, sorted, on which it is looked for where the integrand is not negligible."""
-    near = torch.arange(0.0, 10.0, 0.125, dtype=torch.float64)
-    far = torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64)
+    near = torch.arange(0.0, 10.0, 0.125, dtype=torch.float64, device="cpu")
+    far = torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64, device="cpu")
     positive = torch.cat([near[1:], far])
     grid = torch.cat([-positive.flip(0), near[:1], positive]).to(breakpoints[0].device)
     marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]

@@ -168,10 +168,13 @@ _MASS_ERRORS = _Columns._fields.index("mass_errors")
 
 def _same_ends(p: Density, q: Density) -> Tensor:
     """Tell where both supports are the same: else Q's mass on that of P is not 1, and changes with P's ends."""
-    same = torch.ones(1, dtype=torch.bool)
+    same = torch.ones(1, dtype=torch.bool, device="cpu")
     for a, b in ((p.low(), q.low()), (p.high(), q.high())):
         if a is not None or b is not None:
-            ends = (torch.full((1,), torch.inf, dtype=torch.float64) if x is None else x for x in (a, b))
+            ends = (
+                torch.full((1,), torch.inf, dtype=torch.float64, device="cpu") if x is None else x
+                for x in (a, b)
+            )
             same = same & torch.eq(*ends)
     return same
 

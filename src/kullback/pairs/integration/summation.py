@@ -34,7 +34,7 @@ _PANELS = 32
 _LOG_ZERO = -700.0
 _HUGE = 1e60
 # Breakpoints of a density, in widths from its center.
-_STEPS = torch.tensor([-2.0, 0.0, 2.0], dtype=torch.float64)
+_STEPS = torch.tensor([-2.0, 0.0, 2.0], dtype=torch.float64, device="cpu")
 _LARGEST_POWER = 220
 
 _LogSize = Callable[[Tensor], Tensor]
@@ -51,10 +51,10 @@ class _Rules(NamedTuple):
 
 @functools.cache
 def _rules() -> _Rules:
-    k = torch.arange(1, _NODES, dtype=torch.float64)
-    one_by_one = torch.arange(_NODES, dtype=torch.float64)
+    k = torch.arange(1, _NODES, dtype=torch.float64, device="cpu")
+    one_by_one = torch.arange(_NODES, dtype=torch.float64, device="cpu")
     nodes, weights = [one_by_one] * 2, [torch.zeros_like(one_by_one), torch.ones_like(one_by_one)]
-    details = [torch.zeros(2, _NODES, dtype=torch.float64)] * 2
+    details = [torch.zeros(2, _NODES, dtype=torch.float64, device="cpu")] * 2
     sizes = [2.0**power for power in range(4, _LARGEST_POWER + 1)]
     for size in sizes[1:]:
         # The recurrence of the monic polynomials that are orthogonal on size equidistant points, in units of size.
@@ -63,7 +63,7 @@ def _rules() -> _Rules:
         nodes.append((size - 1) / 2 + size * found)
         weights.append(size * vectors[0] ** 2)
         details.append(vectors[-2:] * vectors[0] * size**0.5)
-    table = torch.tensor([0.0, *sizes], dtype=torch.float64)
+    table = torch.tensor([0.0, *sizes], dtype=torch.float64, device="cpu")
     return _Rules(table, torch.stack(nodes), torch.stack(weights), torch.stack(details))
 
 

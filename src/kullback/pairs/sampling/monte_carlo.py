@@ -20,8 +20,9 @@ from torch.distributions import Beta, Distribution, LKJCholesky, MixtureSameFami
 from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
 
 from kullback.control_variate import coefficient, ratio_minus_one
-from kullback.errors import NoRuleError, explain, invalid_value, safe_repr
+from kullback.errors import NoRuleError, explain
 from kullback.estimate import Estimate
+from kullback.numeric import tensor_of
 from kullback.pairs.clone import detached
 from kullback.pairs.options import Options
 from kullback.pairs.sampling.generator import DrawsFrom
@@ -32,14 +33,6 @@ __all__ = ["estimate"]
 
 def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate:
     """Return KL(P || Q) from draws of P, with its standard error."""
-    if options.draws < 4:
-        raise invalid_value(
-            call,
-            "draws",
-            wanted="at least 4 draws, which a standard error takes",
-            got=safe_repr(options.draws),
-            instead="draws=10_000",
-        )
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     p, q = (d if d.batch_shape == shape else d.expand(shape) for d in (p, q))
     with _drawing_from(options.generator):
@@ -66,7 +59,9 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
 def _drawing_from(generator: torch.Generator | None) -> AbstractContextManager[object]:
     """Return a context in which draws come from a generator's seed; from torch's own generator without one."""
     return (
-        nullcontext() if generator is None else DrawsFrom(int(torch.randint(2**62, (), generator=generator)))
+        nullcontext()
+        if generator is None
+        else DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
     )
 
 
@@ -155,7 +150,7 @@ def _same(a: object, b: object) -> bool:
     if isinstance(b, MixtureSameFamilyConstraint):
         return _same(a, b.base_constraint)
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return bool((torch.as_tensor(a) == torch.as_tensor(b)).all())
+        return bool((tensor_of(a) == tensor_of(b)).all())
     if not isinstance(a, Constraint) or type(a) is not type(b):
         return a == b
     return all(_same(value, vars(b)[name]) for name, value in vars(a).items())

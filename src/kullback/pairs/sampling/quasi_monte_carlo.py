@@ -84,7 +84,7 @@ def _normal_numbers(count: int, size: int) -> Tensor | None:
     if each < _LEAST or size > SobolEngine.MAXDIM:
         return None
     each = 2 ** (each.bit_length() - 1)  # a power of two, whose points are balanced
-    seeds: list[int] = torch.randint(2**31, (SEQUENCES,)).tolist()
+    seeds: list[int] = torch.randint(2**31, (SEQUENCES,), device="cpu").tolist()
     engines = (SobolEngine(size, scramble=True, seed=seed) for seed in seeds)
     u = torch.stack([engine.draw(each, dtype=torch.float64) for engine in engines], 1).flatten(0, 1)
     return torch.erfinv(2 * (u + _HALF_STEP) - 1) * 2**0.5
