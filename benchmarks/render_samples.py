@@ -63,7 +63,8 @@ none. Where five to nine draws of such a part are expected, nine of ten interval
 
 * **Categories.** Assumed: what Q never showed is, for P, like what Q showed once or twice. Open above where Q never
   showed more than 5 % of P's draws, or significantly more of them than it showed once or twice; where Q showed no
-  category so rarely, two draws of P elsewhere suffice if they could matter.
+  category so rarely, two draws of P elsewhere suffice if they could matter. What P showed three times or less is as
+  likely as its limits allow, at both ends.
 * **`histogram`.** Assumed: Q's tails go on beyond its outermost draws as they do just before (the generalized Pareto
   tail nearest to an exponential one that the draws allow), and densities change little within a bin. Open above where
   twice what these tails add to KL exceeds half of the interval, where P's draws fill a gap of Q's or lie beyond an
@@ -83,10 +84,10 @@ none. Where five to nine draws of such a part are expected, nine of ten interval
   chance may have hidden.
 * **`variational_estimate`.** Always open above: a critic's bound is a lower one.
 
-With clusters, all standard errors are those of independent clusters, with Student's t. Vectors whose components follow
-from others, as proportions and totals do, are compared in the components that are left; if P's and Q's planes differ,
-KL is infinite. `auto` takes nearest neighbors up to ten dimensions, and the classifiers beyond, for clusters, for
-rounded vectors, and wherever neighbors cannot bound KL.
+With clusters, all standard errors are those of independent clusters, whatever their sizes, with Student's t. Vectors
+whose components follow from others, as proportions and totals do, are compared in the components that are left; if
+P's and Q's planes differ, KL is infinite. `auto` takes nearest neighbors up to ten dimensions, and the classifiers
+beyond, for clusters, for rounded vectors, and wherever neighbors cannot bound KL.
 """
 
 HARD = """\
