@@ -258,6 +258,11 @@ def test_the_page_in_the_documentation_is_made_of_the_committed_results() -> Non
         assert render.PAGE.with_suffix("").joinpath(f"{name}.svg").exists()
 
 
+def test_the_page_of_estimators_is_made_of_the_committed_results() -> None:
+    render = script("render_samples")
+    assert render.PAGE.read_text() == render.page(SCRIPTS / "results")
+
+
 def test_the_page_of_numerics_is_made_of_the_committed_numbers() -> None:
     accuracy = script("accuracy")
     assert accuracy.PAGE.read_text() == accuracy.rendered()

@@ -104,6 +104,9 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "tensors": lambda _: [
         divergence(Logits(X), Logits(Y), kind) for kind in (KL(), Renyi(2.0), TotalVariation())
     ],
+    "tensors with an error": lambda _: [
+        kullback.kl_estimate(of(X.softmax(-1)), of(Y.softmax(-1))) for of in (kullback.Probs, Counts)
+    ],
     "labeled counts": lambda _: kullback.kl_divergence(
         Counts(at(1.0, 2.0), labels=["a", "b"], prior=1), Counts(at(1.0, 2.0), labels=["b", "c"], prior=1)
     ),

@@ -72,6 +72,13 @@ def test_what_an_error_says_to_write_is_an_option_that_works(wrong, words, remed
     assert run(right).exit_code == 0
 
 
+def test_a_file_of_tokens_is_asked_for_its_own_key():
+    pd.DataFrame({"a": np.arange(40) % 8, "b": 0}).to_csv("tokens.csv", index=False)
+    line = "convert p.npy o.kld --as logits --tokens tokens.csv --n-ctx 10 --all-positions"
+    one_line(run(line), "pass tokens_key= (--tokens-key) with one of: a, b")
+    assert run(f"{line} --tokens-key a").exit_code == 0
+
+
 def test_other_rows_than_all_positions_are_not_told_to_say_all_positions():
     np.save("p.npy", np.zeros((30, 8), "float32"))
     line = one_line(run(f"{CONVERT} --n-ctx 20"), "Write: --tokens FILE")

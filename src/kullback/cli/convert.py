@@ -130,7 +130,7 @@ def convert(
         open_rows(source, representation=representation, key=key, name="SRC") as rows,
         progress_bar("rows", show=not no_progress, patience=0) as progress,
     ):
-        held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens")
+        held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens", key_name="tokens_key")
         expected = len(held) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):
             raise ArgumentValueError(

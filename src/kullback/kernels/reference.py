@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kullback.generators import Divergence, FinitePair, TotalVariation
 from kullback.kernels.labels import HardLabels
-from kullback.numeric import upcast
+from kullback.numeric import tensor_of, upcast
 from kullback.representations import Representation
 
 __all__ = [
@@ -282,7 +282,7 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
     by_p, by_q = kind.derivatives(pair)
     size = 1 + pair.log_ratio.abs().where(pair.log_ratio.isfinite(), 0).amax(-1)
     peaks = [0.0 if x.in_logs else torch.log(upcast(x.weights()).amax(-1)) for x in (p, q)]
-    size = size + torch.as_tensor(peaks[0] - peaks[1]).abs()
+    size = size + tensor_of(peaks[0] - peaks[1]).abs()
     unit = 8 * torch.finfo(pair.p.dtype).eps * size
     propagated = unit * (by_p.abs() + by_q.abs()).sum(-1) + unit**2
     return torch.where(value.isinf(), 0, propagated + torch.finfo(value.dtype).eps * value.abs()).to(
