@@ -100,7 +100,7 @@ LAYERS = {
         {"__init__"},
     ),
 }
-LONGEST_FILE = 500
+LONGEST_FILE = 650
 
 
 def module_names(package: Path) -> dict[str, Path]:
