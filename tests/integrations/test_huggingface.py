@@ -252,6 +252,153 @@ def test_adapters_of_peft(tmp_path: Path) -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
+def test_an_adapter_on_the_head_is_refused_by_fused_heads_and_trained_by_logits(tmp_path: Path) -> None:
+    # The weight of such a head is its base's alone: the adapter would get no gradient.
+    peft = pytest.importorskip("peft")
+    student, teacher = language_models()
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(student, config)
+    batch = batch_of(examples(4))
+    fused = DistillationTrainer(model, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss())
+    with pytest.raises(ArgumentValueError, match=r"a student whose head is not a plain torch\.nn\.Linear"):
+        fused.compute_loss(model, dict(batch))
+    dense = DistillationTrainer(model, arguments(tmp_path), teacher=teacher, loss=DistillationLoss())
+    dense.compute_loss(model, dict(batch)).backward()
+    assert model.get_base_model().lm_head.lora_B["default"].weight.grad.any()
+    taught = DistillationTrainer(student, arguments(tmp_path), teacher=model, loss=LinearDistillationLoss())
+    taught.batch_loss.teacher = model
+    with pytest.raises(ArgumentValueError, match="a teacher whose head is not a plain"):
+        taught.batch_loss(language_models()[0], dict(batch))
+
+
+class HalvedHead(torch.nn.Linear):
+    """A head with more to it than its weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / 2
+
+
+def test_heads_that_are_more_than_their_weight(tmp_path: Path) -> None:
+    student, teacher = language_models()
+    head = HalvedHead(16, CLASSES, bias=False)
+    student.lm_head = head
+    trainer = DistillationTrainer(
+        student, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss()
+    )
+    with pytest.raises(ArgumentValueError, match="HalvedHead, whose weight alone"):
+        trainer.compute_loss(student, batch_of(examples(4)))
+
+
+def repeat(compute: Any, times: int, student: Any, batch: dict[str, Tensor]) -> None:
+    for _ in range(times):
+        compute(student, dict(batch))
+
+
+def test_a_head_that_changes_during_training_is_noticed(tmp_path: Path) -> None:
+    student, teacher = language_models()
+    trainer = DistillationTrainer(
+        student, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss()
+    )
+    batch = batch_of(examples(4))
+    trainer.compute_loss(student, dict(batch))
+    student.lm_head.register_forward_hook(lambda _m, _x, logits: logits * 1.5)
+    with pytest.raises(ArgumentValueError, match="the logits of the student as its model does"):
+        repeat(trainer.compute_loss, 5, student, batch)
+
+
+def test_a_cap_of_the_configuration_is_noticed_while_logits_are_small(tmp_path: Path) -> None:
+    student, teacher = language_models("Gemma2", final_logit_softcapping=1e4, head_dim=8)
+    wrong = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss())
+    with pytest.raises(ArgumentValueError, match="got softcap=None"):
+        wrong.compute_loss(student, batch_of(examples(4)))
+    loss = LinearDistillationLoss(softcap=1e4)
+    right = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=loss)
+    assert right.compute_loss(student, batch_of(examples(4))).isfinite()
+
+
+def packed(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The rows one after the other in one, as padding-free training has them."""
+    plain = [{name: x.tolist() for name, x in row.items() if name != "attention_mask"} for row in rows]
+    return transformers.DataCollatorWithFlattening()(plain)
+
+
+@EACH_LOSS
+def test_packed_rows_do_not_see_each_other(tmp_path: Path, make: Any) -> None:
+    # With a cache, transformers ignores where sequences begin.
+    student, teacher = language_models()
+    rows = examples(6)
+    trainer = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=make())
+    alone = [
+        kl_by_hand(*(m(row["input_ids"][None]).logits for m in (teacher, student)), row["labels"][None])
+        for row in rows
+    ]
+    want = sum(total for total, _ in alone) / sum(count for _, count in alone)
+    for training in (True, False):
+        student.train(training)
+        found = trainer.compute_loss(student, packed(rows))
+        torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=0)
+
+
+@EACH_LOSS
+def test_neither_side_makes_a_cache(tmp_path: Path, make: Any) -> None:
+    student, teacher = language_models()
+    trainer = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=make())
+    made: list[Any] = []
+    for model in (student, teacher):
+        model.register_forward_hook(lambda _m, _x, outputs: made.append(outputs.past_key_values))
+    trainer.compute_loss(student, batch_of(examples(2)))
+    assert made == [None, None]
+
+
+@EACH_LOSS
+def test_router_losses_of_mixtures_of_experts_count_as_in_the_trainers_own_loss(
+    tmp_path: Path, make: Any
+) -> None:
+    settings = {"output_router_logits": True, "router_aux_loss_coef": 3.0, "num_local_experts": 4}
+    student, teacher = language_models("Mixtral", **settings)
+    batch = batch_of(examples(4))
+    trainer = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=make())
+    outputs = student(**batch, use_cache=False)
+    bare = outputs.logits
+    total, count = kl_by_hand(teacher(batch["input_ids"]).logits, bare, batch["labels"])
+    router = 3.0 * outputs.aux_loss  # of which the model's own loss is made
+    assert router > 1
+    loss = trainer.compute_loss(student, dict(batch))
+    torch.testing.assert_close(loss.double(), total / count + router.double(), rtol=1e-5, atol=0)
+    gate = student.model.layers[0].mlp.gate.weight
+    want = torch.autograd.grad(total / count + router, gate)[0]
+    torch.testing.assert_close(torch.autograd.grad(loss, gate)[0], want, rtol=1e-4, atol=1e-7)
+    # A micro-batch has the weight of its tokens.
+    part = trainer.compute_loss(student, dict(batch), num_items_in_batch=torch.tensor(4 * count))
+    torch.testing.assert_close(4 * part, loss, rtol=1e-5, atol=0)
+
+
+class Router(torch.nn.Module):
+    """A student with a router loss of 20."""
+
+    def forward(self, input_ids: Tensor, **_: Any) -> dict[str, Tensor]:
+        return {"logits": torch.zeros(*input_ids.shape, CLASSES), "aux_loss": torch.tensor(20.0)}
+
+
+def test_a_router_loss_without_its_coefficient(tmp_path: Path) -> None:
+    student = Router()
+    trainer = DistillationTrainer(student, arguments(tmp_path), teacher=SureTeacher())
+    batch = batch_of(examples(4))
+    with pytest.raises(ArgumentValueError, match=r"Write: model\.router_aux_loss_coef = 0\.01"):
+        trainer.compute_loss(student, dict(batch))
+    student.router_aux_loss_coef = 0.01  # type: ignore[assignment]
+    found = trainer.compute_loss(student, dict(batch))
+    assert found.item() == pytest.approx(math.log(CLASSES) + 0.2, rel=1e-5)
+
+
+@EACH_LOSS
+def test_compiled_students(tmp_path: Path, make: Any) -> None:
+    compiled = trained(tmp_path, make(), torch_compile=True, torch_compile_backend="eager", max_steps=3)
+    plain = trained(tmp_path, make(), max_steps=3)
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+
+
 class Pair(torch.nn.Module):
     """A classifier whose outputs hold a teacher's predictions."""
 

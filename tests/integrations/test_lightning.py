@@ -96,6 +96,36 @@ def test_a_language_model(tmp_path: Path, make: Any) -> None:
     assert runner.callback_metrics["train_loss"] < 0.9 * total / count
 
 
+@pytest.mark.parametrize("make", [DistillationLoss, LinearDistillationLoss])
+def test_packed_rows_do_not_see_each_other(make: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    student, teacher = language_models()
+    rows = examples(5)
+    alone = [
+        kl_by_hand(*(m(row["input_ids"][None]).logits for m in (teacher, student)), row["labels"][None])
+        for row in rows
+    ]
+    want = sum(total for total, _ in alone) / sum(count for _, count in alone)
+    plain = [{name: x.tolist() for name, x in row.items() if name != "attention_mask"} for row in rows]
+    batch = dict(transformers.DataCollatorWithFlattening()(plain))
+    module = DistillationModule(student, teacher, make(), causal=True)
+    torch.testing.assert_close(module.training_step(batch, 0).double(), want, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16), ("32-true", None)]
+)
+def test_the_teacher_has_the_precision_of_the_student(
+    tmp_path: Path, precision: Any, dtype: torch.dtype | None
+) -> None:
+    student, teacher, batches = classifiers()
+    module = DistillationModule(student, teacher, optimizer=sgd(0.5))
+    runner = trainer(tmp_path, precision=precision, max_epochs=1)
+    runner.fit(module, loader(batches))
+    assert runner.callback_metrics["train_loss"].isfinite()
+    assert student.weight.dtype == teacher.weight.dtype == (dtype or torch.float32)
+
+
 def test_wrong_settings() -> None:
     with pytest.raises(ArgumentTypeError, match=r"DistillationModule\(teacher=...\)"):
         DistillationModule(torch.nn.Linear(2, 2), "teacher")  # type: ignore[arg-type]

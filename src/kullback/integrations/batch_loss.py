@@ -90,7 +90,7 @@ class BatchLoss:
             )
         check_flag(call, "causal", causal)
         self.call, self.loss, self.teacher, self.causal = call, loss, teacher, causal
-        self._checked = False
+        self._batches = 0
         if teacher is not None:
             teacher.requires_grad_(False).eval()
 
@@ -115,13 +115,48 @@ class BatchLoss:
         """
         features = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels", *STORED)}
         normalizer = at_least_one(normalizer)
+        unwrapped = _without_wrappers(model if unwrapped is None else unwrapped)
         if isinstance(self.loss, LinearDistillationLoss):
-            return self._of_heads(model, unwrapped or model, features, inputs, normalizer, keep_logits)
-        outputs = model(**features)
-        teacher = self._stored(inputs) if self.teacher is None else logits_of(self._teach(**features))
-        student = logits_of(outputs)
-        counted = self._counted(student, inputs)
-        return self.loss(student=student, teacher=teacher, **counted, normalizer=normalizer), outputs
+            sides, outputs = self._of_heads(model, unwrapped, features, inputs, keep_logits)
+        else:
+            outputs = model(**{**_no_cache(unwrapped), **features})
+            taught = self._stored(inputs) if self.teacher is None else logits_of(self._teach(**features))
+            sides = {"student": logits_of(outputs), "teacher": taught}
+        counted = self._counted(sides["student"], inputs)
+        loss = self.loss(**sides, **counted, normalizer=normalizer)
+        return loss + self._router_loss(unwrapped, outputs, counted, normalizer), outputs
+
+    def _router_loss(
+        self,
+        model: Any,
+        outputs: Any,
+        counted: dict[str, Tensor | None],
+        normalizer: Tensor | float | None,
+    ) -> Tensor | float:
+        """Return the load-balancing loss of a mixture of experts, weighted as its model does, else 0.
+
+        With a normalizer, the batch has the weight of its own tokens, so that the losses of micro-batches add up.
+        """
+        auxiliary = outputs.get("aux_loss") if isinstance(outputs, Mapping) else None
+        if not isinstance(auxiliary, Tensor):
+            return 0.0
+        coefficient = _router_coefficient(model)
+        if coefficient is None:
+            raise invalid_value(
+                self.call,
+                "model",
+                wanted="a model with the coefficient of its router loss, as router_aux_loss_coef",
+                got=f"a {type(model).__name__} that returns aux_loss and has none",
+                instead="model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration",
+            )
+        share: Tensor | float = 1.0
+        if normalizer is not None and self.loss.reduction == "mean":
+            labels, mask = counted.get("labels"), counted.get("mask")
+            if labels is not None:
+                share = (labels != self.loss.ignore_index).sum() / normalizer
+            elif mask is not None:
+                share = mask.sum() / normalizer
+        return coefficient * auxiliary * share
 
     def _counted(self, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
         """Return the labels that say which positions count, or without any the mask that does."""
@@ -147,40 +182,57 @@ class BatchLoss:
     @torch.no_grad()
     def _teach(self, **features: Any) -> Any:
         assert self.teacher is not None  # noqa: S101 - for the type checker
-        return self.teacher(**features)
+        return self.teacher(**{**_no_cache(_without_wrappers(self.teacher)), **features})
 
     def _of_heads(
         self,
         model: torch.nn.Module,
-        unwrapped: torch.nn.Module,
+        unwrapped: Any,
         features: dict[str, Any],
         inputs: Mapping[str, Any],
-        normalizer: Tensor | float | None,
         keep_logits: bool,
-    ) -> tuple[Tensor, Any]:
-        teacher: dict[str, Any] = {"teacher": self._stored(inputs)} if self.teacher is None else {}
-        sides, outputs = self._side("student", model, unwrapped, features, keep_logits)
-        if self.teacher is not None:
-            teacher, _ = self._side("teacher", self._teach, self.teacher, features, False)
-        self._checked = True
-        counted = self._counted(sides["student"], inputs)
-        loss = self.loss(**sides, **teacher, **counted, normalizer=normalizer)
-        rest = {name: x for name, x in outputs.items() if name != "hidden_states"}
-        return loss, type(outputs)(**rest)
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the hidden states and heads of both sides, as the loss names them, and the student's outputs."""
+
+        def run(**given: Any) -> Any:
+            return model(**{**_no_cache(unwrapped), **given})
+
+        sides, outputs = self._side("student", run, unwrapped, features, keep_logits)
+        if self.teacher is None:
+            sides["teacher"] = self._stored(inputs)
+        else:
+            teacher = _without_wrappers(self.teacher)
+            sides |= self._side("teacher", self._teach, teacher, features, keep_logits=False)[0]
+        self._batches += 1
+        return sides, type(outputs)(**{name: x for name, x in outputs.items() if name != "hidden_states"})
 
     def _side(
         self, side: str, run: Callable[..., Any], module: Any, features: dict[str, Any], keep_logits: bool
     ) -> tuple[dict[str, Any], Any]:
         """Return the hidden states and the head of a side, by the names of the loss's arguments, and its outputs."""
-        module = _without_adapters(module)
-        # Only the last logits are made: they tell whether the head is what makes them.
-        few = {} if keep_logits else self._few_logits(side, module)
-        found = run(**features, output_hidden_states=True, **few)
         head = module.get_output_embeddings()
-        hidden, bias = found.hidden_states[-1], getattr(head, "bias", None)
-        if not self._checked:
-            self._check_head(side, hidden[:, -1:], head.weight, bias, found.logits[:, -1:])
-        return {side: hidden, f"{side}_weight": head.weight, f"{side}_bias": bias}, found
+        self._check_plain(side, head)
+        # The last logits alone suffice to check that the head makes them.
+        few = {} if keep_logits else self._few_logits(side, module)
+        outputs = run(**features, output_hidden_states=True, **few)
+        hidden, bias = outputs.hidden_states[-1], head.bias
+        # An error of the head can begin during training, so the check is repeated at batches 1, 2, 4, 8 ...
+        if self._batches & (self._batches + 1) == 0:
+            self._check_head(side, module, hidden[:, -1:], head.weight, bias, outputs.logits[:, -1:])
+        return {side: hidden, f"{side}_weight": head.weight, f"{side}_bias": bias}, outputs
+
+    def _check_plain(self, side: str, head: Any) -> None:
+        """Raise unless the head's weight and bias are all that it computes with."""
+        if getattr(type(head), "forward", None) is not torch.nn.Linear.forward:
+            raise invalid_value(
+                self.call,
+                "loss",
+                wanted=f"a DistillationLoss for a {side} whose head is not a plain torch.nn.Linear",
+                got=f"a LinearDistillationLoss and a {type(head).__module__}.{type(head).__name__}, "
+                "whose weight alone does not make its logits",
+                instead="loss=kullback.nn.DistillationLoss(), or no adapter on the head "
+                "(LoraConfig(target_modules=...) without 'lm_head')",
+            )
 
     def _few_logits(self, side: str, module: torch.nn.Module) -> dict[str, int]:
         if "logits_to_keep" not in inspect.signature(module.forward).parameters:
@@ -195,9 +247,9 @@ class BatchLoss:
 
     @torch.no_grad()
     def _check_head(
-        self, side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor
+        self, side: str, module: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor
     ) -> None:
-        """Raise unless the logits are those of the head, capped and scaled as the loss was told."""
+        """Raise unless the logits are the head's, capped and scaled as the loss was told."""
         loss = self.loss
         assert isinstance(loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
         place = int(side == "teacher")
@@ -207,7 +259,11 @@ class BatchLoss:
         made = made if cap is None else cap * torch.tanh(made / cap)
         near = 0.05 if {products.dtype, logits.dtype} & {torch.bfloat16, torch.float16} else 1e-3
         size = logits.float().abs().amax().clamp(min=1e-6)
-        if not bool((made - logits.float()).abs().amax() <= near * size):
+        # A cap changes small logits too little to be seen, so the configuration is read too.
+        wanted = head_settings(module)["softcap"]
+        if (wanted is not None and wanted != cap) or not bool(
+            (made - logits.float()).abs().amax() <= near * size
+        ):
             raise invalid_value(
                 self.call,
                 "loss",
@@ -216,6 +272,21 @@ class BatchLoss:
                 instead="LinearDistillationLoss(softcap=..., logit_scale=...) as in the models' configurations, or "
                 "loss=kullback.nn.DistillationLoss()",
             )
+
+
+def head_settings(model: Any) -> dict[str, float | None]:
+    """Return the cap and the scale of a Hugging Face model's logits, from its configuration."""
+    config: Any = getattr(_without_wrappers(model), "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")  # of Cohere, Glimmer, Falcon
+    scale = next((x for name in names if (x := getattr(config, name, None)) is not None), None)
+    divisor = getattr(config, "logits_scaling", None)  # of Granite; HyperCLOVA X multiplies by it
+    if scale is None and divisor is not None:
+        scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
+    return {
+        "softcap": getattr(config, "final_logit_softcapping", None),
+        "logit_scale": 1.0 if scale is None else scale,
+    }
 
 
 def logits_of(outputs: Any) -> Tensor:
@@ -227,6 +298,25 @@ def logits_of(outputs: Any) -> Tensor:
     return outputs.logits if hasattr(outputs, "logits") else outputs[0]
 
 
-def _without_adapters(model: Any) -> Any:
-    """Return the model that PEFT's adapters are in."""
+def _without_wrappers(model: Any) -> Any:
+    """Return the model inside of `torch.compile`'s and PEFT's wrappers."""
+    model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _no_cache(model: torch.nn.Module) -> dict[str, bool]:
+    """Return the argument that turns off a model's cache of keys and values, for models that have one.
+
+    Training has no use for it, and with one transformers ignores where packed sequences begin.
+    """
+    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+
+def _router_coefficient(model: Any) -> float | None:
+    """Return the weight that a mixture of experts gives to its router loss."""
+    for name in ("router_aux_loss_coef", "aux_loss_coef"):
+        if (coefficient := getattr(model, name, None)) is not None:
+            return float(coefficient)
+    config = getattr(model, "config", None)
+    coefficient = getattr(config, "router_aux_loss_coef", None)
+    return None if coefficient is None else float(coefficient)

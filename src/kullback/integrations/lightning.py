@@ -82,6 +82,11 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
     def test_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self._logged("test_loss", batch)
 
+    def setup(self, stage: str) -> None:
+        """Give the teacher the number format of Lightning's true precisions, as the student has it."""
+        if self.trainer.precision in ("64-true", "bf16-true", "16-true"):
+            self.trainer.precision_plugin.convert_module(self.batch_loss.teacher)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer(self.student.parameters())
 
