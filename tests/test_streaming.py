@@ -14,7 +14,7 @@ from kullback.errors import ArgumentValueError
 from kullback.streaming import Moments, QuantileSketch, merge_moments
 
 INF = math.inf
-on_the_grid = st.floats(1e-15, 1e6)
+on_the_grid = st.floats(1e-15, 1e39)
 values_in_blocks = st.lists(st.lists(on_the_grid | st.just(0.0), max_size=8), min_size=1, max_size=6)
 
 
@@ -171,7 +171,9 @@ def test_quantiles_rise_from_the_exact_minimum_to_the_exact_maximum(values):
         ([0.0, 0.0, INF], [0.5, 0.51, 1.0], [0.0, INF, INF]),
         ([INF, INF], [0.0, 0.3, 1.0], [INF, INF, INF]),
         ([1e-20, 1e-20, 1e-20], [0.0, 0.5, 1.0], [1e-20, 1e-20, 1e-20]),  # below the grid
-        ([5e6, 6e6, 7e6], [0.0, 0.5, 1.0], [5e6, 5e6, 7e6]),  # above the grid
+        ([5e40, 6e40, 7e40], [0.0, 0.5, 1.0], [5e40, math.nan, 7e40]),  # above the grid
+        ([5e40, 5e40, 5e40], [0.0, 0.5, 1.0], [5e40, 5e40, 5e40]),
+        ([1.0, 5e40, 6e40, INF], [0.2, 0.5, 1.0], [math.nan, math.nan, INF]),
         ([3.0], [0.0, 0.2, 1.0], [3.0, 3.0, 3.0]),
         ([], [0.0, 0.5], [math.nan, math.nan]),
         (

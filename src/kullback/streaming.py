@@ -143,8 +143,8 @@ class QuantileSketch:
         relative_error: :math:`\epsilon`, the largest relative error of a quantile between `lowest` and `highest`.
         lowest: the end of the grid, :math:`l`. A quantile below it is answered with 0, or the minimum if
             that is larger.
-        highest: the other end. A finite quantile above it is answered with the grid's end, or the nearer of minimum
-            and maximum if it lies outside them. ``+inf`` is counted apart, and answered with ``+inf``.
+        highest: the other end; divergences of float32 rows are all below 1e39. A finite quantile above it is NaN,
+            unless it is the minimum or the maximum. ``+inf`` is counted apart, and answered with ``+inf``.
         state: the `state` of another sketch with the same grid to go on from; by default an empty one.
         device: where an empty state shall live.
 
@@ -168,7 +168,7 @@ class QuantileSketch:
         self,
         relative_error: float = 0.005,
         lowest: float = 1e-15,
-        highest: float = 1e6,
+        highest: float = 1e39,
         *,
         state: SketchState | None = None,
         device: torch.device | str = "cpu",
@@ -178,7 +178,7 @@ class QuantileSketch:
             raise invalid_value("QuantileSketch", "relative_error", wanted=wanted, got=got, instead=instead)
         if not 0 < lowest < highest < math.inf:
             wanted, got = "0 < lowest < highest < inf", str((lowest, highest))
-            instead = "lowest=1e-15, highest=1e6"
+            instead = "lowest=1e-15, highest=1e39"
             raise invalid_value("QuantileSketch", "lowest, highest", wanted=wanted, got=got, instead=instead)
         self._grid = relative_error, lowest, highest
         if state is None:
@@ -254,7 +254,7 @@ class QuantileSketch:
             probabilities: numbers from 0 to 1, in any shape; 0 asks for the minimum, 1 for the maximum.
 
         Returns:
-            the quantiles in the shape of `probabilities`, float64; NaN if there was no value.
+            the quantiles in the shape of `probabilities`, float64; NaN if there was no value, and above the grid.
 
         Raises:
             ArgumentValueError: a probability is not between 0 and 1.
@@ -291,9 +291,9 @@ class QuantileSketch:
         grid = edges[:-1]
         # The harmonic mean of a bucket's ends halves the relative error.
         inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
-        answers = torch.cat([edges.new_zeros(1), inner, grid[-1:], edges[-1:]])
+        answers = torch.cat([edges.new_zeros(1), inner, edges.new_tensor([torch.nan]), edges[-1:]])
         value = answers[bucket].clamp(self.minimum, self.maximum)
-        value = torch.where(rank == 0, self.minimum, value)
+        value = torch.where((rank == 0) | (self.minimum == self.maximum), self.minimum, value)
         return torch.where(rank == filled[-1] - 1, self.maximum, value)
 
     def _edges(self, device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -394,6 +395,7 @@ def test_another_number_of_classes_and_a_closed_writer(tmp_path: Path) -> None:
 
 # --- what is refused in reading
 
+log = math.log
 FAULTS: list[tuple[str, int, float, str]] = [
     ("tokens", 1, 5, r"below 5 where scored; got 5 at index 1"),
     ("tokens", 0, -1, r"tokens of 0 or more"),
@@ -417,6 +419,19 @@ FAULTS: list[tuple[str, int, float, str]] = [
     ("tail_log_probs", 0, float("nan"), r"tail_log_probs .*got nan"),
     ("label_log_probs", 0, -0.7, r"label_log_probs that fit the other tensors; got -0.7 in row 0"),
     ("label_log_probs", 1, float("nan"), r"label_log_probs that fit"),
+    ("tail_indices", 1, 2, r"tail_log_probs that are equal for draws of one class; got -2.07944, -2.77259"),
+    (
+        "tail_log_probs",
+        1,
+        log(0.13),
+        r"tail_log_probs of at most|tail_log_mass of at least the classes drawn",
+    ),
+    (
+        "tokens",
+        1,
+        2,
+        r"label_log_probs that fit the other tensors",
+    ),  # a class drawn, with another log-probability
     ("support_sizes", 0, 6, r"support_sizes that fit the other tensors; got 6 in row 0"),
     ("support_sizes", 0, 2, r"support_sizes"),
     ("support_sizes", 1, 3, r"support_sizes that fit the other tensors; got 3 in row 1"),
@@ -435,6 +450,62 @@ def test_an_altered_number_is_named(
         reference.read(0, 2)
     assert str(caught.value).startswith(f"path = {path}: wanted ")
     assert "\n" not in str(caught.value)
+
+
+def test_classes_that_exceed_the_tail_or_fall_short_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.klref"
+
+    def error(support: int, **changes: Any) -> str | None:
+        header, values = by_hand()
+        for name, places in {"support_sizes": {0: support}, **changes}.items():
+            for place, value in places.items():
+                values[name][place] = value
+        path.write_bytes(pack(header, values))
+        try:
+            read(path)
+        except FileError as caught:
+            return str(caught).split("wanted ")[1].split(";")[0]
+        return None
+
+    tail = {"top_log_probs": {0: log(0.74), 1: log(0.25)}, "label_log_probs": {0: log(0.74)}}
+    for support in (0, 5):
+        assert error(support) is None
+        # Classes 2 and 4 have 3/16 of a tail of 1/4, so the last class has 1/16: the two may not have more.
+        assert "at least the classes drawn" in str(error(support, tail_log_probs={0: log(0.2), 1: log(0.06)}))
+        # The label is the third class of the tail.
+        label = {"tokens": {1: 3}, "label_log_probs": {0: log(0.0625)}}
+        assert error(support, **label) is None
+        assert error(support, **{**label, "label_log_probs": {0: log(0.08)}}) == (
+            "tail_log_mass of at least the classes drawn and the label, each counted once"
+        )
+        assert error(support, **{**label, "label_log_probs": {0: log(0.04)}}) == (
+            "tail_log_mass that its classes can have, none of them above the last of the top"
+        )
+        # A label that was drawn has the drawn class's log-probability, also if it is said to have no mass.
+        for value in (-INF, log(0.1)):
+            drawn = {"tokens": {1: 2}, "label_log_probs": {0: value}}
+            assert error(support, **drawn) == "label_log_probs that fit the other tensors"
+        # Two classes, drawn as one: the tail of 0.01 has what they have.
+        same = {"tail_indices": {0: 4, 1: 4}, "tail_log_mass": {0: log(0.01)}}
+        for value, refused in ((0.009, False), (0.0099999, False), (0.0101, True)):
+            drawn = {"tail_log_probs": {0: log(value), 1: log(value)}}
+            assert bool(error(support, **tail, **same, **drawn)) == refused
+    # Of a support of 3 classes, two are in the top, and two were drawn.
+    assert error(3) == error(4, tokens={1: 3}, label_log_probs={0: log(0.0625)})
+    assert error(3) == "support_sizes that fit the other tensors"
+    # With 4 classes the two drawn have the whole tail.
+    assert error(4) == "tail_log_mass that its classes can have, none of them above the last of the top"
+    assert error(4, tail_log_probs={0: log(0.125), 1: log(0.125)}) is None
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 100.0, 3000.0])
+@pytest.mark.parametrize("top", [1, 3, 20])
+def test_what_is_written_is_read_whatever_the_scale(tmp_path: Path, scale: float, top: int) -> None:
+    generator = torch.Generator().manual_seed(int(scale))
+    logits = torch.randn(60, 24, generator=generator, dtype=torch.float64) * scale
+    logits[::3, 15:] = -INF
+    write(tmp_path / "a.klref", logits, windows(60, 24), top=top, tail_draws=30)
+    assert len(read(tmp_path / "a.klref")) == 60
 
 
 def test_a_support_that_is_not_known_is_read(tmp_path: Path) -> None:

@@ -309,6 +309,19 @@ def test_statistics_before_any_row_are_not_numbers(reduction):
     assert bool(metric.quantile([0.1, 0.9]).isnan().all())
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6, 1e9, 1e20, 1e37])
+def test_quantiles_of_rows_of_any_size(scale):
+    # A row of logits (0, -s) against (-s, 0) has KL s.
+    sizes = torch.linspace(1, 9, 81, dtype=torch.float64) * scale
+    p = torch.stack([torch.zeros_like(sizes), -sizes], -1)
+    metric = KLDivergence(representation="logits")
+    metric.update(p, p.flip(-1))
+    values = kl_divergence(p, p.flip(-1), representation="logits", reduction="none")
+    probabilities = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
+    exact = np.quantile(values.numpy(), probabilities)
+    np.testing.assert_allclose(metric.quantile(probabilities), exact, rtol=0.005 * (1 + 1e-9))
+
+
 def test_an_infinite_row_shows_in_mean_and_top_quantiles_only():
     p, q = rows([1.0, 0.0], [0.5, 0.5], [0.5, 0.5]), rows([0.5, 0.5], [1.0, 0.0], [0.5, 0.5])
     metric = updated(KLDivergence(), p, q, batch=1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,9 @@ __all__ = ["Reference", "ReferenceBlock"]
 
 BLOCK_ROWS = 4096
 # Rounding to float32 moves a log-probability by 6e-8 of itself, and so the sum of a row by less than this.
-MASS_TOLERANCE = 1e-5
+ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
+# How far two log-probabilities of one class may be apart, relative and absolute.
+SAME = {"rtol": 1e-5, "atol": 1e-6}
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,13 +257,58 @@ def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
     total = top.double().exp().sum(-1) + mass.double().exp()
     yield "top_log_probs", "that sum to 1 with the tail's mass", ~((total - 1).abs() <= MASS_TOLERANCE)
     yield "top_indices", "of distinct classes, none among those drawn", _repeated(block)
+    yield (
+        "tail_log_probs",
+        "that are equal for draws of one class",
+        _known_tail(block, with_label=False).differs,
+    )
     at = block.top_indices == block.labels[:, None]
     kept = torch.where(at, top, -torch.inf).amax(-1)
-    agrees = torch.where(at.any(-1), label.isclose(kept, rtol=1e-5, atol=1e-6), label <= most)
+    known = _known_tail(block, with_label=True)
+    agrees = torch.where(at.any(-1), label.isclose(kept, **SAME), (label <= most) & ~known.differs)
     yield "label_log_probs", "that fit the other tensors", ~agrees
+    exceeds = known.log_mass > mass.double() * (1 - 2 * ROUNDING) + MASS_TOLERANCE
+    yield "tail_log_mass", "of at least the classes drawn and the label, each counted once", some & exceeds
     sizes, counted = block.support_sizes, (top > -torch.inf).sum(-1)
-    fits = (sizes <= classes) & torch.where(some, sizes > counted, sizes == counted)
+    without_mass = (~at.any(-1) & (label == -torch.inf)).long()
+    within = (sizes >= counted + known.classes) & (sizes <= classes - without_mass)
+    fits = torch.where(some, (sizes > counted) & within, sizes == counted) & (sizes <= classes)
     yield "support_sizes", "that fit the other tensors", ~(fits | (sizes == 0))
+    # A class of the tail that is not known has no more than the last of the top.
+    others = torch.where(sizes > 0, sizes, classes - without_mass) - counted - known.classes
+    most_mass = known.log_mass.exp() + others * least.double().exp()
+    wanted = "that its classes can have, none of them above the last of the top"
+    yield "tail_log_mass", wanted, some & (mass.double().exp() > most_mass + MASS_TOLERANCE)
+
+
+class _KnownTail(NamedTuple):
+    """The classes of each row's tail whose log-probability is known: how many have mass, and its logarithm.
+
+    `differs` tells the rows where a class has two log-probabilities.
+    """
+
+    classes: Tensor
+    log_mass: Tensor
+    differs: Tensor
+
+
+def _known_tail(block: ReferenceBlock, *, with_label: bool) -> _KnownTail:
+    """Return what the draws tell of the tail, and the label where it is no class of the top."""
+    log_probs = block.tail_log_probs.double()
+    indices = torch.where(log_probs == -torch.inf, -1, block.tail_indices.long())  # -1: nothing was drawn
+    if with_label:
+        label = block.labels[:, None]
+        label = torch.where((block.top_indices == label).any(-1, keepdim=True), -1, label)
+        indices = torch.cat([indices, label], -1)
+        log_probs = torch.cat([log_probs, block.label_log_probs[:, None].double()], -1)
+    indices, order = indices.sort(dim=-1)
+    log_probs = log_probs.gather(-1, order)
+    repeated = (indices[:, 1:] == indices[:, :-1]) & (indices[:, 1:] >= 0)
+    differs = repeated & ~log_probs[:, 1:].isclose(log_probs[:, :-1], **SAME)
+    first = torch.nn.functional.pad(~repeated, (1, 0), value=True)[:, : indices.shape[-1]]
+    counted = first & (indices >= 0) & (log_probs > -torch.inf)
+    log_mass = torch.where(counted, log_probs, -torch.inf).logsumexp(-1)
+    return _KnownTail(counted.sum(-1), log_mass, differs.any(-1))
 
 
 def _repeated(block: ReferenceBlock) -> Tensor:
