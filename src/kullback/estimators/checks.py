@@ -12,7 +12,18 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.inputs import check_confidence, check_generator
 from kullback.samples import Samples
 
-__all__ = ["EstimateWarning", "check_confidence", "check_finite", "check_samples", "seed_of", "seeded"]
+__all__ = [
+    "EstimateWarning",
+    "check_confidence",
+    "check_finite",
+    "check_samples",
+    "check_weights",
+    "seed_of",
+    "seeded",
+]
+
+# Whole weights whose mean is larger, of values that are all different, are counts.
+_LARGEST_MEAN_WEIGHT = 2
 
 
 class EstimateWarning(UserWarning):
@@ -56,6 +67,30 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
             got=f"{p!r} and {q!r}",
             instead="Samples(x.double()) to read integers as numbers",
         )
+    check_weights(call, "p", p)
+    check_weights(call, "q", q)
+
+
+def check_weights(call: str, name: str, samples: Samples) -> None:
+    """Refuse weights that look like counts: taken as weights, they would make one draw of each value."""
+    if samples.weights is None or samples.cluster is not None:
+        return
+    positive = samples.weights > 0
+    weights = samples.weights[positive]
+    is_whole = bool((weights == weights.round()).all()) and bool((weights != weights[0]).any())
+    if not is_whole or float(weights.mean()) < _LARGEST_MEAN_WEIGHT:
+        return
+    draws = samples.tensor[positive.to(samples.tensor.device)]
+    if len(torch.unique(draws, dim=0)) < len(draws):
+        return
+    raise invalid_value(
+        call,
+        name,
+        wanted="a row for each draw, and weights that are no counts",
+        got=f"{len(draws)} different values with whole weights that sum to {float(weights.sum()):.10g}, as counts do",
+        instead="Samples(np.repeat(x, counts)), or Counts(counts, labels=x) for categories; "
+        "weights=w / w.sum() if each value is one draw with this weight",
+    )
 
 
 def check_finite(call: str, name: str, samples: Samples) -> None:

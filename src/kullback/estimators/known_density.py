@@ -20,7 +20,7 @@ from torch.distributions.constraints import Constraint
 
 from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_finite, seed_of, seeded
+from kullback.estimators.checks import check_confidence, check_finite, check_weights, seed_of, seeded
 from kullback.estimators.draws import Array, Draws, clusters_in, few_clusters, numpy_of, with_weight
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
 from kullback.estimators.known_categories import UnseenByP, below_zero, ends_from_counts, spread_ties
@@ -456,6 +456,7 @@ def _check_shapes(call: str, p: Samples, q: Distribution) -> None:
 
 def _check_draws(call: str, p: Samples, *, discrete: bool) -> None:
     check_finite(call, "p", p)
+    check_weights(call, "p", p)
     p = with_weight(p)
     number, d = clusters_in(p) or len(p), p.tensor.shape[1]
     fewest = 2 if discrete else max(_FEWEST, 2 * d + 2)

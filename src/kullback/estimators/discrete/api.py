@@ -37,6 +37,10 @@ __all__ = [
 
 Parameters = ParamSpec("Parameters")
 
+_NOTHING_SHARED = (
+    "P and Q have no category in common. Names of rows, such as ids, say nothing about the distributions: "
+    "compare other values. If each side has codes of its own, give both the same."
+)
 # Draws of P where Q has none that are worth a note.
 _SEVERAL = 3
 
@@ -294,6 +298,8 @@ def describe(
     unseen, singletons = (float(share) for share in point.unseen_shares(table.a, table.b))
     coarse = coarser(table.a, table.b)
     notes: list[str] = []
+    if categories == "categories" and not bool(((table.a > 0) & (table.b > 0)).any()):
+        notes.append(_NOTHING_SHARED)
     if int((coarse[0] + coarse[1] > 0).sum()) < 2 or not bool(variance.isfinite()):
         notes.append(_refusal(table, variance, categories))
         return None, None, notes
