@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError
+from kullback.estimators import EstimateWarning
 from kullback.metrics import PolicyKL
 
 INF = math.inf
@@ -44,6 +46,16 @@ def written_out(log_p: Tensor, log_q: Tensor, mask: Tensor, threshold: float) ->
         found[f"{name}_error"] = math.sqrt(n / (n - 1) * squares) / tokens
         found[f"sequence_{name}"] = whole
         found[f"sequence_{name}_error"] = math.sqrt(math.fsum((s - whole) ** 2 for s in sums) / (n * (n - 1)))
+        # No token is outside here.
+        found |= {f"inside_{name}": found[name], f"inside_{name}_error": found[f"{name}_error"]}
+    ratios = [
+        math.fsum(math.exp(b - a) for a, b, counted in zip(p, q, m, strict=True) if counted)
+        for p, q, m in zip(log_p.tolist(), log_q.tolist(), mask.tolist(), strict=True)
+        if any(m)
+    ]
+    mean = math.fsum(ratios) / tokens
+    squares = math.fsum((s - mean * c) ** 2 for s, c in zip(ratios, counts, strict=True))
+    found |= {"ratio": mean, "ratio_error": math.sqrt(n / (n - 1) * squares) / tokens, "outside": 0.0}
     found["beyond"] = float(((log_p - log_q).abs() > threshold)[mask].double().mean())
     return found
 
@@ -78,6 +90,7 @@ def test_the_states_of_processes_merge() -> None:
     merged = PolicyKL()
     merged.state = merged._reductions["state"](torch.stack([part.state for part in parts]))  # type: ignore[misc, operator]
     merged.beyond = torch.stack([part.beyond for part in parts]).sum()
+    merged.outside = torch.stack([part.outside for part in parts]).sum(0)
     merged._update_count = 1
     assert_same(merged.compute(), {name: float(value) for name, value in whole.compute().items()})
 
@@ -124,7 +137,9 @@ def test_equal_policies_give_zero() -> None:
     log_p, _, mask = sequences()
     metric = PolicyKL(threshold=0.0)
     metric.update(log_p, log_p, mask)
-    assert set(map(float, metric.compute().values())) == {0.0}
+    found = {name: float(value) for name, value in metric.compute().items()}
+    assert found.pop("ratio") == 1
+    assert set(found.values()) == {0.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -145,20 +160,131 @@ def test_padding_may_hold_anything() -> None:
     assert_same(padded.compute(), {name: float(value) for name, value in clean.compute().items()})
 
 
-def test_infinite_values() -> None:
+def test_tokens_outside_make_the_means_infinite_and_leave_those_inside() -> None:
+    log_p, log_q, mask = sequences()
+    truncated = torch.where(torch.arange(12) % 5 == 2, -INF, log_q)
+    inside = mask & (truncated > -INF)
     metric = PolicyKL()
-    metric.update(torch.tensor([[-1.0, -1.0], [-1.0, -2.0]]), torch.tensor([[-1.05, -INF], [-1.2, -2.0]]))
-    metric.update(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.05, -1.0]]))
-    found = {name: float(value) for name, value in metric.compute().items()}
-    assert found.pop("beyond") == pytest.approx(2 / 6)
-    assert set(found.values()) == {INF}
-    # An overflow of k3 alone leaves k1 as it is.
+    metric.update(log_p[:20], truncated[:20], mask[:20])
+    metric.update(log_p[20:], truncated[20:], mask[20:])
+    outside = int((mask & ~inside).sum())
+    share = outside / int(mask.sum())
+    words = rf"{outside} of {int(mask.sum())} tokens \({share:.2g}\) have probability 0 under Q alone"
+    with pytest.warns(EstimateWarning, match=words):
+        found = {name: float(value) for name, value in metric.compute().items()}
+    assert found["outside"] == pytest.approx(share)
+    for name in ("k1", "k3", "sequence_k1", "sequence_k3"):
+        assert found[name] == found[f"{name}_error"] == INF
+    want = written_out(log_p, log_q, inside, 0.1)
+    for name in ("inside_k1", "inside_k3"):
+        assert found[name] == pytest.approx(want[name], rel=1e-10)
+        # A sequence without a token inside counts among the independent ones.
+        assert found[f"{name}_error"] == pytest.approx(want[f"{name}_error"], rel=0.02)
+    # q/p is 0 there.
+    ratio = (log_q - log_p).exp()
+    assert found["ratio"] == pytest.approx(float(ratio[inside].sum() / mask.sum()), rel=1e-10)
+
+
+@pytest.mark.parametrize(("p", "q", "k1"), [(-1.0, -INF, INF), (-INF, -1.0, -INF)])
+def test_either_side_may_rule_a_token_out(p: float, q: float, k1: float) -> None:
+    metric = PolicyKL()
+    metric.update(torch.tensor([[p, -1.0], [-1.0, -INF]]), torch.tensor([[q, -1.5], [-1.0, -INF]]))
+    with pytest.warns(EstimateWarning, match=r"1 of 4 tokens \(0.25\) have probability 0 under [PQ]"):
+        found = {name: float(value) for name, value in metric.compute().items()}
+    assert (found["k1"], found["k3"], found["outside"]) == (k1, INF, 0.25)
+    assert found["inside_k1"] == pytest.approx(0.5 / 3)
+    assert found["inside_k3"] == pytest.approx((math.exp(-0.5) - 0.5) / 3)
+
+
+def test_an_overflow_of_k3_leaves_k1() -> None:
     metric = PolicyKL()
     metric.update(torch.tensor([[-800.0], [-1.0]]).double(), torch.tensor([[0.0], [-1.0]]).double())
     found = {name: float(value) for name, value in metric.compute().items()}
     assert found["k3"] == found["k3_error"] == INF
     assert found["k1"] == -400.0
     assert found["k1_error"] == pytest.approx(400.0)
+
+
+def truncated_at(log_probs: Tensor, mass: float) -> Tensor:
+    """Top-p: the most probable classes that have so much mass together, renormalized."""
+    p, order = log_probs.exp().sort(-1, descending=True)
+    kept = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p < mass)
+    return log_probs.masked_fill(~kept, -INF).log_softmax(-1)
+
+
+def processed(
+    p_mass: float = 2.0,
+    q_mass: float = 2.0,
+    temperature: float = 1.0,
+    stated: float = 1.0,
+    noise: float = 0.05,
+    scale: float = 1.0,
+    same_tokens: bool = False,
+) -> PolicyKL:
+    """A metric of tokens of 60 classes sampled at a temperature after top-p, given log-probabilities at another."""
+    generator = torch.Generator().manual_seed(4)
+    logits = 2 * torch.randn(100, 30, 60, generator=generator, dtype=torch.float64)
+    trained = scale * logits + noise * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+    sampled = truncated_at((logits / temperature).log_softmax(-1), p_mass)
+    log_q = truncated_at((trained / stated).log_softmax(-1), q_mass)
+    if same_tokens:
+        log_q = log_q.masked_fill(sampled == -INF, -INF).log_softmax(-1)
+    tokens = torch.multinomial(sampled.flatten(0, 1).exp(), 1, generator=generator).view(100, 30, 1)
+    log_p = sampled if stated == temperature else (logits / stated).log_softmax(-1)
+    metric = PolicyKL()
+    metric.update(log_p.gather(-1, tokens)[..., 0], log_q.gather(-1, tokens)[..., 0])
+    return metric
+
+
+def test_processed_log_probabilities_are_named() -> None:
+    metric = processed(p_mass=0.9)
+    with pytest.warns(
+        EstimateWarning, match="k1 = .* and k3 = .* of 3,000 tokens contradict each other"
+    ) as caught:
+        found = metric.compute()
+    (text,) = (str(each.message) for each in caught)
+    ratio, error = float(found["ratio"]), float(found["ratio_error"])
+    assert f"{ratio - 1:.3g}, which is {(1 - ratio) / error:.3g} standard errors" in text
+    assert ratio - 1 == pytest.approx(float(found["k3"] - found["k1"]), rel=1e-9)
+    assert caught[0].filename == __file__
+    # Tokens that Q alone rules out are named in its place.
+    with pytest.warns(EstimateWarning, match="have probability 0 under Q alone"):
+        processed(p_mass=0.95, q_mass=0.9).compute()
+    # Log-probabilities at another temperature than the tokens were sampled at.
+    with pytest.warns(EstimateWarning, match="sampled at another temperature"):
+        processed(temperature=1.5, scale=0.8).compute()
+
+
+@pytest.mark.parametrize(
+    "remedy",
+    [
+        {},  # without top-p
+        {"noise": 0.5},
+        {"p_mass": 0.9, "same_tokens": True},
+        {"temperature": 1.5, "stated": 1.5, "scale": 0.8},
+    ],
+    ids=str,
+)
+def test_the_remedies_agree(remedy: dict[str, Any]) -> None:
+    metric = processed(**remedy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = {name: float(value) for name, value in metric.compute().items()}
+    assert abs(found["k1"] - found["k3"]) < 4 * found["ratio_error"]
+
+
+def test_a_test_of_the_ratio_is_silent_where_nothing_is_wrong() -> None:
+    generator = torch.Generator().manual_seed(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(200):
+            # q/p of tokens of P is lognormal with mean 1, shared in part by the tokens of a sequence.
+            own = 0.3 * torch.randn(12, 1, generator=generator) + 0.3 * torch.randn(
+                12, 5, generator=generator
+            )
+            metric = PolicyKL()
+            metric.update(torch.zeros(12, 5), own - 0.09)
+            metric.compute()
 
 
 def test_nothing_and_one_sequence() -> None:

@@ -30,8 +30,6 @@ __all__ = ["Reference", "ReferenceBlock"]
 BLOCK_ROWS = 4096
 # Rounding to float32 moves a log-probability by 6e-8 of itself, and so the sum of a row by less than this.
 ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
-# How far two log-probabilities of one class may be apart, relative and absolute.
-SAME = {"rtol": 1e-5, "atol": 1e-6}
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +263,7 @@ def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
     at = block.top_indices == block.labels[:, None]
     kept = torch.where(at, top, -torch.inf).amax(-1)
     known = _known_tail(block, with_label=True)
-    agrees = torch.where(at.any(-1), label.isclose(kept, **SAME), (label <= most) & ~known.differs)
+    agrees = torch.where(at.any(-1), _are_same(label, kept), (label <= most) & ~known.differs)
     yield "label_log_probs", "that fit the other tensors", ~agrees
     exceeds = known.log_mass > mass.double() * (1 - 2 * ROUNDING) + MASS_TOLERANCE
     yield "tail_log_mass", "of at least the classes drawn and the label, each counted once", some & exceeds
@@ -304,11 +302,16 @@ def _known_tail(block: ReferenceBlock, *, with_label: bool) -> _KnownTail:
     indices, order = indices.sort(dim=-1)
     log_probs = log_probs.gather(-1, order)
     repeated = (indices[:, 1:] == indices[:, :-1]) & (indices[:, 1:] >= 0)
-    differs = repeated & ~log_probs[:, 1:].isclose(log_probs[:, :-1], **SAME)
+    differs = repeated & ~_are_same(log_probs[:, 1:], log_probs[:, :-1])
     first = torch.nn.functional.pad(~repeated, (1, 0), value=True)[:, : indices.shape[-1]]
     counted = first & (indices >= 0) & (log_probs > -torch.inf)
     log_mass = torch.where(counted, log_probs, -torch.inf).logsumexp(-1)
     return _KnownTail(counted.sum(-1), log_mass, differs.any(-1))
+
+
+def _are_same(a: Tensor, b: Tensor) -> Tensor:
+    """Tell where two log-probabilities of one class agree."""
+    return a.isclose(b, rtol=1e-5, atol=1e-6)
 
 
 def _repeated(block: ReferenceBlock) -> Tensor:

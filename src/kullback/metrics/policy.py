@@ -2,6 +2,7 @@
 
 # No postponed annotations here, as in kullback.metrics.metric.
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from kullback.errors import invalid_value, safe_repr
+from kullback.estimators import EstimateWarning
 from kullback.functional.policy import estimates
 from kullback.inputs import number_from
 from kullback.metrics.metric import move_states
@@ -18,7 +20,12 @@ from kullback.numeric import accurate_dtype, upcast
 __all__ = ["PolicyKL"]
 
 # States that keep their dtype when the metric's is changed.
-_EXACT = ("state", "beyond")
+_EXACT = ("state", "beyond", "outside")
+# The sums of a sequence: k1, k3 and how many, of the tokens with mass under both; q/p - 1 and how many, of all.
+_K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
+_COLUMNS = 5
+# A mean of q/p differs from 1 from so many sequences, standard errors (p < 0.0002) and nats on. Rounding moves it less.
+_FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 
 class PolicyKL(Metric):
@@ -38,16 +45,28 @@ class PolicyKL(Metric):
     either. Both estimators have no bias; k1 may be negative, and k3 varies less where the two are close. Tokens of one
     sequence depend on each other, so errors are those of independent sequences.
 
+    The mean of q/p has the expectation 1 where P has mass wherever Q has, and the tokens were sampled with the
+    probabilities p. Log-probabilities after top-p, top-k or min-p break that: k3 then leaves out the mass of Q that P
+    rules out. `compute` warns where the mean is more than 6 standard errors from 1.
+
     Arguments:
         threshold: a token counts as beyond it where :math:`|\log p - \log q|` is larger.
         kwargs: those of `torchmetrics.Metric`.
 
     Returns:
-        `compute` returns a dict of scalars, ready to be logged: ``"k1"`` and ``"k3"``, the means over tokens,
-        ``"k1_error"`` and ``"k3_error"``, their standard errors, ``"sequence_k1"``, ``"sequence_k3"``,
-        ``"sequence_k1_error"`` and ``"sequence_k3_error"`` likewise, and ``"beyond"``, the share of tokens beyond the
-        threshold. float64 where the device has it. Means of nothing are NaN, and so are errors of fewer than two
-        sequences; a token with q = 0 < p makes its mean and error +inf.
+        `compute` returns a dict of scalars, ready to be logged. float64 where the device has it. Means of nothing are
+        NaN, and so are errors of fewer than two sequences.
+
+        * ``"k1"`` and ``"k3"``, the means over tokens; a token with q = 0 < p makes them +inf;
+        * ``"sequence_k1"`` and ``"sequence_k3"``, the means over sequences;
+        * ``"inside_k1"`` and ``"inside_k3"``, the means over the tokens with mass under both P and Q;
+        * ``"ratio"``, the mean of q/p over tokens;
+        * each of these with ``"_error"`` behind its name, its standard error;
+        * ``"beyond"``, the share of tokens beyond the threshold, and ``"outside"``, the share of tokens with mass under
+          one of the two alone.
+
+    Warns:
+        EstimateWarning: at `compute`, tokens are outside, or k1 and k3 contradict each other.
 
     Raises:
         ArgumentValueError: `threshold` is negative or no number; at `update`, the shapes do not fit.
@@ -89,8 +108,11 @@ class PolicyKL(Metric):
             )
         self.threshold = threshold
         dtype = accurate_dtype(self.device)
-        self.add_state("state", torch.zeros(13, dtype=dtype, device=self.device), dist_reduce_fx=_merge)
+        empty = torch.zeros(1 + _COLUMNS + _COLUMNS**2, dtype=dtype, device=self.device)
+        self.add_state("state", empty, dist_reduce_fx=_merge)
         self.add_state("beyond", torch.zeros((), dtype=dtype, device=self.device), dist_reduce_fx="sum")
+        # Tokens with q = 0 < p, and with p = 0 < q.
+        self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
 
     def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
         """Add sequences: log-probabilities of shape (..., tokens), and which tokens count, the same shape.
@@ -105,26 +127,41 @@ class PolicyKL(Metric):
             raise invalid_value(call, "log_p", wanted=wanted, got=got, instead="log_p[None], log_q[None]")
         counts = torch.ones_like(k1) if weights is None else weights.to(k1.dtype)
         self.beyond = self.beyond + (k1.abs() > self.threshold).sum()
-        rows = torch.stack([x.sum(-1).flatten() for x in (k1, k3, counts)], -1)
-        rows = rows[rows[:, 2] > 0]
+        self.outside = self.outside + torch.stack([(k1 == torch.inf).sum(), (k1 == -torch.inf).sum()])
+        inside = k1.isfinite()
+        kept = (torch.where(inside, x, 0) for x in (k1, k3, counts))
+        rows = torch.stack([x.sum(-1).flatten() for x in (*kept, torch.expm1(-k1), counts)], -1)
+        rows = rows[rows[:, _TOKENS] > 0]
         self.state = _merge(torch.stack([self.state, _state(rows)]))
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the means, their standard errors and the share beyond the threshold, over all processes."""
+        """Return the means, their standard errors and the shares of tokens, over all processes."""
         count, sums, products = _parts(self.state)
-        tokens = sums[2]
+        tokens, outside = sums[_TOKENS], self.outside.sum()
+        without_q, without_p = (torch.where(x > 0, torch.inf, 0) for x in self.outside)
         found: dict[str, Tensor] = {}
-        for i, name in enumerate(("k1", "k3")):
-            mean = sums[i] / tokens
-            # Of S - m n: the deviations of S and n from their means suffice, as their means are m to 1.
-            square = products[i, i] - 2 * mean * products[i, 2] + mean**2 * products[2, 2]
-            for prefix, center, error in (
-                ("", mean, (count / (count - 1) * square.clamp(min=0)).sqrt() / tokens),
-                ("sequence_", sums[i] / count, (products[i, i].clamp(min=0) / (count * (count - 1))).sqrt()),
-            ):
-                error = torch.where(count < 2, torch.nan, torch.where(center.isinf(), torch.inf, error))  # noqa: PLW2901
-                found |= {f"{prefix}{name}": center, f"{prefix}{name}_error": error}
-        return found | {"beyond": self.beyond / tokens}
+        for name, column, infinite in (
+            ("k1", _K1, without_q - without_p),
+            ("k3", _K3, without_q + without_p),
+        ):
+            found |= self._with_error(name, *_ratio(self.state, column, _TOKENS), infinite)
+            of_sequences = sums[column] / count, products[column, column].clamp(min=0) / (count * (count - 1))
+            found |= self._with_error(f"sequence_{name}", of_sequences[0], of_sequences[1].sqrt(), infinite)
+            inside = _ratio(self.state, column, _INSIDE)
+            found |= self._with_error(f"inside_{name}", *inside, torch.zeros_like(infinite))
+        excess, error = _ratio(self.state, _RATIO, _TOKENS)
+        found |= self._with_error("ratio", 1 + excess, error, torch.zeros_like(excess))
+        if bool(outside > 0):
+            _warn_outside(self.outside, tokens)
+        elif int(count) >= _FEWEST_SEQUENCES and bool(excess.abs() > _FARTHEST_RATIO * error + _ROUNDED):
+            _warn_ratio(found, sums[_INSIDE])
+        return found | {"beyond": self.beyond / tokens, "outside": outside / tokens}
+
+    def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
+        """Return a mean and its error by name; `infinite` is added to the mean."""
+        mean = mean + infinite
+        error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))
+        return {name: mean, f"{name}_error": error}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
         """Let a change of device through, but not of dtype, as sums have to stay exact."""
@@ -133,8 +170,45 @@ class PolicyKL(Metric):
         return self
 
 
-# Each sequence has three numbers: the sums of k1 and of k3, and how many tokens it has. A state is the number of
-# sequences, the three sums, and the 3 x 3 products of the deviations from the means, which merge without cancellation.
+def _warn_outside(outside: Tensor, tokens: Tensor) -> None:
+    without_q, without_p, all_tokens = int(outside[0]), int(outside[1]), int(tokens)
+    parts = [
+        f"{number:,} of {all_tokens:,} tokens ({number / all_tokens:.2g}) have probability 0 under {name} alone"
+        for number, name in ((without_q, "Q"), (without_p, "P, which sampled them,"))
+        if number
+    ]
+    text = (
+        f"PolicyKL: {', and '.join(parts)}. That makes the means k1 and k3 infinite; inside_k1 and inside_k3 are those "
+        "of the other tokens. Give both sides the log-probabilities before top-p, top-k and min-p."
+    )
+    warnings.warn(text, EstimateWarning, stacklevel=4)
+
+
+def _warn_ratio(found: dict[str, Tensor], tokens: Tensor) -> None:
+    number = {name: float(value) for name, value in found.items()}
+    distance = abs(number["ratio"] - 1) / number["ratio_error"] if number["ratio_error"] else float("inf")
+    text = (
+        f"PolicyKL: k1 = {number['k1']:.4g} and k3 = {number['k3']:.4g} of {int(tokens):,} tokens contradict each "
+        f"other. They differ by the mean of q/p minus 1, {number['ratio'] - 1:.3g}, which is {distance:.3g} standard "
+        "errors from 0. After top-p, top-k or min-p, k3 omits the mass of Q that P rules out: sample without them, or "
+        "truncate Q to the same tokens and renormalize it. If the tokens were sampled at another temperature than that "
+        "of log_p, both are wrong: pass the log-probabilities at that temperature. If P and Q are far apart, k3 misses "
+        "rare large q/p: use k1."
+    )
+    warnings.warn(text, EstimateWarning, stacklevel=4)
+
+
+# Each sequence has the sums of `_COLUMNS`. A state is the number of sequences, these sums over all of them, and the
+# products of the deviations from their means, which merge without cancellation.
+
+
+def _ratio(state: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
+    """Return the ratio of two columns' sums and its standard error."""
+    count, sums, products = _parts(state)
+    mean = sums[above] / sums[below]
+    # Of S - m n: the deviations of S and n from their means suffice, as their means are m to 1.
+    square = products[above, above] - 2 * mean * products[above, below] + mean**2 * products[below, below]
+    return mean, (count / (count - 1) * square.clamp(min=0)).sqrt() / sums[below]
 
 
 def _state(rows: Tensor) -> Tensor:
@@ -144,11 +218,12 @@ def _state(rows: Tensor) -> Tensor:
 
 
 def _parts(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return state[..., 0], state[..., 1:4], state[..., 4:].unflatten(-1, (3, 3))
+    sums, products = state[..., 1 : 1 + _COLUMNS], state[..., 1 + _COLUMNS :]
+    return state[..., 0], sums, products.unflatten(-1, (_COLUMNS, _COLUMNS))
 
 
 def _merge(states: Tensor) -> Tensor:
-    """Merge states, shape (how many, 13), into one, as Chan, Golub and LeVeque (1979) merge variances."""
+    """Merge states, shape (how many, values), into one, as Chan, Golub and LeVeque (1979) merge variances."""
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)
