@@ -20,7 +20,7 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 # So is diagnosis, a flat folder.
 LAYERS = {
     "kullback": (
-        {"estimate", "numeric", "special", "words"},
+        {"estimate", "numeric", "serial_dependence", "special", "words"},
         {"errors"},
         {"files", "findings", "inputs", "optional"},
         {"shown"},
