@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -16,17 +17,19 @@ from torch import Tensor
 
 from kullback import (
     KL,
+    ChiSquared,
     Divergence,
     Jeffreys,
     JensenShannon,
     Logits,
     Renyi,
     ReverseKL,
+    SquaredHellinger,
     TotalVariation,
     divergence as dense_divergence,
     errors,
 )
-from kullback.functional import distillation_loss
+from kullback.functional import distillation_loss, linear_distillation_loss
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.kernels.native import selected
 from tests.oracles import truth
@@ -163,6 +166,42 @@ def test_zero_for_kl_is_the_generalized_one() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(got.sum(), student)[0], torch.autograd.grad(want.sum(), student)[0]
     )
+
+
+# The terms q f(p / q) of the docstring, where f(1) = f'(1) = 0.
+TERMS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
+    KL(): lambda p, q: p * (p / q).log() - p + q,
+    ReverseKL(): lambda p, q: q * (q / p).log() - q + p,
+    Jeffreys(): lambda p, q: (p - q) * (p / q).log(),
+    JensenShannon(): lambda p, q: (p * (2 * p / (p + q)).log() + q * (2 * q / (p + q)).log()) / 2,
+    TotalVariation(): lambda p, q: (p - q).abs() / 2,
+    SquaredHellinger(): lambda p, q: (p.sqrt() - q.sqrt()) ** 2 / 2,
+    ChiSquared(): lambda p, q: (p - q) ** 2 / q,
+}
+
+
+@pytest.mark.parametrize("off", [0.0, -0.1, 1e-9], ids=["exact", "less", "rounded"])
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("kind", TERMS, ids=repr)
+def test_the_gradients_of_zero_are_those_of_its_sum(kind: Divergence, k: int, off: float) -> None:
+    """Nothing is normalized, whether some or all classes are kept and whatever they sum to."""
+    student, logits = pair(3, 5)
+    log_probs, indices = logits.log_softmax(-1).topk(k)
+    log_probs = (log_probs + off).requires_grad_()
+    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    log_q = student.log_softmax(-1).gather(-1, indices)
+    want = TERMS[kind](log_probs.exp(), log_q.exp()).sum(-1)
+    teacher = TopK(indices, log_probs, "zero")
+    head = linear_distillation_loss(
+        student=student, student_weight=torch.eye(5).double(), teacher=teacher, kind=kind, reduction="none"
+    )
+    for got in (top_k_divergence(kind, teacher, student), head):
+        torch.testing.assert_close(got, want)
+        for by in (log_probs, student):
+            torch.testing.assert_close(
+                torch.autograd.grad((got * weights).sum(), by, retain_graph=True),
+                torch.autograd.grad((want * weights).sum(), by, retain_graph=True),
+            )
 
 
 @given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from kullback.functional.positions import (
     check_result_dtype,
     check_temperature,
 )
+from kullback.functional.selected_terms import weighted_terms
 from kullback.functional.top_k import TopK
-from kullback.generators import Divergence, FinitePair
+from kullback.generators import Divergence
 from kullback.inputs import check_dense, recordable, whole_from
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
@@ -275,37 +276,7 @@ class SampledRows(NamedTuple):
         """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
         k = log_probs.shape[-1]
         log_q = seen[:, :k] - seen[:, k : k + 1]
-        values = cast("Tensor", _WeightedTerms.apply(log_probs, log_q, self.weights, self.kind))
-        return values.to(self.dtype)
-
-
-class _WeightedTerms(torch.autograd.Function):
-    """The weighted sum of a divergence's terms, with the gradient by log q from the kind's derivatives."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(log_p: Tensor, log_q: Tensor, weights: Tensor, kind: Divergence) -> Tensor:
-        terms = kind.terms(_pair(log_p, log_q))
-        return torch.where(weights == 0, 0, weights * terms).sum(-1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        log_p, log_q, weights, ctx.kind = inputs
-        ctx.save_for_backward(log_p, log_q, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        log_p, log_q, weights = ctx.saved_tensors
-        _, by_log_q = ctx.kind.derivatives(_pair(log_p, log_q))
-        counted = weights * grads[0].unsqueeze(-1)
-        return None, torch.where(counted == 0, 0, counted * by_log_q), None, None
-
-
-def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
-    both = (log_p == -torch.inf) & (log_q == -torch.inf)
-    log_ratio = torch.where(both, 0, log_p - torch.where(both, 0, log_q))
-    return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
+        return weighted_terms(self.kind, log_probs, log_q, self.weights).to(self.dtype)
 
 
 def _check_form(teacher: SampledTail) -> None:

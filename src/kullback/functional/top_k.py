@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Literal, NamedTuple, Self, cast, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from kullback.functional.positions import (
     check_result_dtype,
     check_temperature,
 )
+from kullback.functional.selected_terms import weighted_terms
 from kullback.generators import Divergence
 from kullback.inputs import check_dense, recordable
 from kullback.kernels import row_divergence
 from kullback.kernels.labels import HardLabels
-from kullback.kernels.reference import pair_from_weights
 from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
 from kullback.parallel.selected import Shard, ShardedClasses
@@ -145,7 +145,8 @@ def top_k_divergence(
 
     Gradient:
         to the student, and to the teacher's log-probabilities if they require one, of any order; as stated by `kind`
-        for the classes above. The first needs no memory beside itself. A padding entry gets 0.
+        for the classes above. The first needs no memory beside itself. A padding entry gets 0. ``"bucket"`` scales the
+        teacher's probabilities to sum to one where nothing is left, and its gradient includes that scaling.
 
     Example:
         >>> import torch
@@ -241,6 +242,9 @@ class TopKRows(NamedTuple):
     def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
         """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
         q = seen[:, : log_probs.shape[-1] + 1]
+        if self.tail == "zero":
+            log_q = q[:, :-1] - q.logsumexp(-1, keepdim=True)
+            return weighted_terms(self.kind, log_probs, log_q, torch.ones_like(log_q)).to(self.dtype)
         if self.tail == "renormalize":
             left = torch.full_like(q[:, -1:], -torch.inf)
         else:
@@ -248,8 +252,6 @@ class TopKRows(NamedTuple):
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
             left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, self.rounding))
         p = torch.cat([log_probs / self.temperature, left], -1)
-        if self.tail == "zero":
-            return cast("Tensor", _KeptTerms.apply(p, q, self.kind)).to(self.dtype)
         return row_divergence(
             self.kind, Logits(p, validate=False), Logits(q, validate=False), dtype=self.dtype
         )
@@ -260,33 +262,6 @@ def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tenso
     kept = log_probs.exp().sum(-1, keepdim=True)
     some_left = (kept < 1) & ((others > -torch.inf) | (1 - kept > rounding))
     return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
-
-
-class _KeptTerms(torch.autograd.Function):
-    """The sum of a divergence's terms without that of the last class, with the gradient from the kind's derivatives."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(p: Tensor, q: Tensor, kind: Divergence) -> Tensor:
-        return kind.terms(pair_from_weights(p, q, True, True))[..., :-1].sum(-1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        p, q, ctx.kind = inputs
-        ctx.save_for_backward(p, q)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        p, q = ctx.saved_tensors
-        pair = pair_from_weights(p, q, True, True)
-        grad = grads[0].unsqueeze(-1)
-        by_weights: list[Tensor] = []
-        for derivatives, mass in zip(ctx.kind.derivatives(pair), (pair.p, pair.q), strict=True):
-            by_log_mass = torch.cat([derivatives[..., :-1], torch.zeros_like(derivatives[..., :1])], -1)
-            by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
-            by_weights.append(torch.where(grad == 0, 0, grad * by_log_weight))
-        return by_weights[0], by_weights[1], None
 
 
 def _check_form(teacher: TopK) -> None:
