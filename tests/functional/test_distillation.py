@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,29 @@ def test_gradients_reach_both_sides(kind: Divergence) -> None:
         want_p, want_q = truth.logit_gradient(kind, teacher[row].tolist(), student[row].tolist())
         torch.testing.assert_close(by_teacher[row], torch.tensor(want_p).double(), rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(by_student[row], torch.tensor(want_q).double(), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("label_weight", [0.0, 0.3])
+@pytest.mark.parametrize("settings", [{}, {"reduction": "none"}, {"weight": torch.tensor([0.3, 1.7, 0.1])},
+                                      {"normalizer": torch.tensor(3.3, dtype=torch.float64)},
+                                      {"temperature": 0.7, "temperature_squared": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_to_a_float64_teacher_has_its_digits(
+    dtype: torch.dtype, settings: dict[str, Any], label_weight: float
+) -> None:
+    """Whatever dtype the student has, in the first backward pass, in later ones and where it is differentiated."""
+    (student, _), (_, teacher) = pair(3, 9, dtype=dtype), pair(3, 9)
+    teacher.requires_grad_()
+    settings = settings | {"labels": torch.tensor([8, 0, 4]), "label_weight": label_weight}
+
+    def gradients(student: Tensor) -> list[Tensor]:
+        loss = distillation_loss(student=student, teacher=teacher, **settings)
+        factor = torch.full_like(loss, 1 / 3)
+        passes = [torch.autograd.grad(loss, teacher, factor, retain_graph=True)[0] for _ in range(2)]
+        return [*passes, torch.autograd.grad(loss, teacher, factor, create_graph=True)[0].detach()]
+
+    for got, want in zip(gradients(student), gradients(student.detach().double()), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-14 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

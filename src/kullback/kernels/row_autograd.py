@@ -14,6 +14,7 @@ from kullback.kernels import reference
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Rows
+from kullback.numeric import accurate_dtype
 from kullback.representations import can_inspect
 
 __all__ = ["CompiledTotal", "FusedRowDivergence", "TotalTask", "WeightedTotal"]
@@ -109,7 +110,7 @@ class TotalTask(NamedTuple):
 
     def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
         """Return what each row's divergence counts in `factor` times the total."""
-        dtype = torch.promote_types(rows.dtype, torch.float32)
+        dtype = accurate_dtype(rows.device)  # the gradient may be by a side that is more accurate than the rows
         weights = (
             rows.new_ones(rows.shape[0], dtype=dtype) if self.weights is None else self.weights.to(dtype)
         )
