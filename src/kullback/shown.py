@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from importlib import import_module
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console
 
-__all__ = ["Shown", "html_table", "open_console", "shown_options"]
+__all__ = ["Shown", "html_table", "open_console", "shown_options", "without_commands"]
+
+# GitHub Actions takes a line that begins with two colons as a command; other servers look for marks anywhere.
+_COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
+_MARK = re.compile(r"##(?=\[|vso\[)")
 
 
 class Shown:
@@ -54,7 +59,8 @@ class Shown:
             return repr(self)
         text = io.StringIO()
         self._report("terminal").render(self, open_console(file=text, no_color=True, highlight=False))
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
+        lines = "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
+        return without_commands(lines)
 
     def _repr_html_(self) -> str | None:
         """Return the main table of the page, for notebooks; None, for the repr, where jinja2 is not installed."""
@@ -62,6 +68,16 @@ class Shown:
 
     def _report(self, medium: str) -> Any:
         return import_module(f"{self._reports}.{medium}")
+
+
+def without_commands(text: str) -> str:
+    r"""Escape whatever a build server would execute: names of columns and files can come from anywhere.
+
+    Example:
+        >>> print(without_commands("::error::boom, ##[group]x, a::b"))
+        \x3a:error::boom, #\u0023[group]x, a::b
+    """
+    return _MARK.sub(r"#\\u0023", _COMMAND.sub(r"\1\\x3a", text))
 
 
 def open_console(**options: Any) -> Console:

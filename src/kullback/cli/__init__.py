@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
-from kullback.cli.streams import open_closed
+from kullback.cli.streams import CheckedStream, open_closed
 
 __all__ = ["main"]
 
@@ -26,6 +26,7 @@ def main(*, may_have_workers: bool = False) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character of a name
+    sys.stdout, sys.stderr = CheckedStream(sys.stdout), CheckedStream(sys.stderr)
     for number in ("SIGTERM", "SIGHUP"):
         found = getattr(signal, number, None)
         if found is not None and signal.getsignal(found) is not signal.SIG_IGN:  # as nohup asks

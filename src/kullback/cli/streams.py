@@ -1,15 +1,47 @@
-"""The standard streams, which may be closed, on a full disk, or a pipe that nobody reads."""
+"""The standard streams, which may be closed, on a full disk, a pipe that nobody reads, or read by a build server."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Any
 
-__all__ = ["discard_unwritable", "open_closed", "print_error"]
+from kullback.shown import without_commands
+
+__all__ = ["CheckedStream", "discard_unwritable", "open_closed", "print_error"]
 
 NAMES = "stdout", "stderr"
+
+
+class CheckedStream:
+    """A text stream on which no name from the data is a command to a build server (`without_commands`).
+
+    Arguments:
+        stream: the stream to write to.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._line = stream, ""  # the beginning of the line that is not ended
+
+    def write(self, text: str) -> int:
+        """Write the text, with commands escaped."""
+        if not isinstance(text, str):
+            return self._stream.write(text)  # which raises
+        whole = self._line + text
+        escaped = without_commands(whole)[len(self._line) :]
+        self._line = whole.rpartition("\n")[2][:100]
+        self._stream.write(escaped)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write the lines, with commands escaped."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def open_closed() -> None:
