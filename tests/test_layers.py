@@ -78,6 +78,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.pairs": (
+        {"overrides"},
         {"clone", "numerics", "options", "registry", "torch_registry"},
         {"rounding", "sampling"},
         {"densities"},

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily
 
 from kullback.errors import invalid_type
-from kullback.pairs.clone import upcast_copy, with_dimension
+from kullback.pairs.clone import expanded, upcast_copy, with_dimension
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.cholesky import of_root, whitened
@@ -114,7 +114,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
 def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distribution]:
     """Return the logarithms of the weights and the components in float64, these along the last batch dimension."""
-    d = upcast_copy(d if d.batch_shape == shape else d.expand(shape))
+    d = upcast_copy(expanded(d, shape))
     if isinstance(d, MixtureSameFamily):
         return log_weights_of(d), d.component_distribution
     alone = with_dimension(d, -1)

@@ -18,6 +18,7 @@ from kullback.numeric import upcast
 __all__ = [
     "are_valid",
     "detached",
+    "expanded",
     "parameters_of",
     "unvalidated",
     "upcast_copy",
@@ -161,8 +162,28 @@ def unvalidated(d: Distribution) -> Any:
     return new
 
 
+def expanded(d: Distribution, shape: torch.Size) -> Any:
+    """Return a distribution of a larger batch shape; torch's `expand` forgets a `log_prob` that is an attribute."""
+    if d.batch_shape == shape:
+        return d
+    new = d.expand(shape)
+    if "log_prob" in vars(d):
+        vars(new)["log_prob"] = d.log_prob
+    return new
+
+
 def with_dimension(d: Distribution, axis: int) -> Any:
     """Return a copy with one more batch dimension, of size 1, at an axis counted from the end: -1 or -2."""
+    if any("log_prob" in vars(part) for part in (d, *_parts(d))):
+        raise NoRuleError(
+            explain(
+                "kl_bounds",
+                "p, q",
+                wanted="components with the log_prob of their class",
+                got=f"{type(d).__name__} with a log_prob that is an attribute of the object",
+                instead="a subclass that overrides log_prob",
+            )
+        )
     batch = d.batch_shape
     place = len(batch) + axis + 1
     new = with_tensors(d, lambda owner, name, x: _unsqueezed(owner, name, x, batch, place))

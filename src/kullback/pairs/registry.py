@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 
 from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
+from kullback.pairs.overrides import class_overrides_density
 
 __all__ = [
     "ClosedForm",
@@ -113,12 +114,13 @@ def closed_forms() -> Iterator[tuple[TypePair, ClosedForm]]:
 
 
 def find_closed_form(type_p: type, type_q: type) -> ClosedForm | None:
-    """Return the closed form for a pair of types, None where there is none."""
+    """Return the closed form for a pair of types, None where there is none or one has a `log_prob` of its own."""
     key = (type_p, type_q)
     if key in _FOUND:
         return _FOUND[key]
     best = _most_specific(_CLOSED_FORMS, type_p, type_q)
-    found = _CLOSED_FORMS[best[0]] if len(best) == 1 else None
+    served = len(best) == 1 and not (class_overrides_density(type_p) or class_overrides_density(type_q))
+    found = _CLOSED_FORMS[best[0]] if served else None
     if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
         _FOUND[key] = found
     return found

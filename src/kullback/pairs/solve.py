@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,14 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
-from kullback.pairs.clone import are_valid, parameters_of, upcast_copy, with_tensors, zero_of_parameters
+from kullback.pairs.clone import (
+    are_valid,
+    expanded,
+    parameters_of,
+    upcast_copy,
+    with_tensors,
+    zero_of_parameters,
+)
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
@@ -23,6 +30,7 @@ from kullback.pairs.integration.divergence_terms import power_order, total_of_ma
 from kullback.pairs.numerics.parameters import batch_shape_of, categorical_of, dtype_of, log_probs_of
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
+from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import (
     ClosedForm,
     UserRule,
@@ -74,6 +82,8 @@ def estimate(
     """
     kind = KL() if kind is None else kind
     rules = _KL_RULES if isinstance(kind, KL) else _OTHER_RULES
+    if overrides_density(p) or overrides_density(q):
+        rules = _RULES_BY_DENSITY
     if isinstance(kind, KL):
         found = _by_rule_of_users(call, p, q, options)
         if found is not None:
@@ -268,7 +278,7 @@ def _with_elements_replaced(p: Distribution, q: Distribution, lost: Tensor) -> t
         where = lost.reshape(*shape, *[1] * (x.ndim - len(shape)))
         return torch.where(where, x.detach().flatten(0, len(shape) - 1)[other], x)
 
-    return with_tensors(p.expand(shape), change), with_tensors(q.expand(shape), change)
+    return with_tensors(expanded(p, shape), change), with_tensors(expanded(q, shape), change)
 
 
 def _by_reduction(
@@ -286,7 +296,9 @@ def _by_rule_of_torch(
 ) -> Estimate | None:
     """Use a rule that a third party registered with torch for torch's classes; torch's own have better ones here."""
     found = find_third_party_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
-    return None if found is None or found.for_own_class else _of_third_party(found, p, q)
+    if found is None or found.for_own_class or any(map(overrides_density, _parts_of(p, q))):
+        return None
+    return _of_third_party(found, p, q)
 
 
 def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
@@ -411,6 +423,15 @@ _KL_RULES: tuple[Rule, ...] = (
     _by_densities,
 )
 _OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_classes, _by_renyi, _by_densities)
+# Of a distribution that overrides the `log_prob` of its family.
+_RULES_BY_DENSITY: tuple[Rule, ...] = (_by_nan, _by_densities)
+
+
+def _parts_of(*distributions: Distribution) -> Iterator[Distribution]:
+    """Yield distributions and those that they are made of."""
+    for d in distributions:
+        yield d
+        yield from _parts_of(*(x for x in vars(d).values() if isinstance(x, Distribution)))
 
 
 def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | None, method: str) -> Estimate:
@@ -453,6 +474,20 @@ def _checked(
 
 def _no_rule(call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options) -> NoRuleError:
     names = f"({type(p).__name__}, {type(q).__name__})"
+    own = next((d for d in _parts_of(p, q) if overrides_density(d)), None)
+    if own is not None and options.method == "auto":
+        rule = f"@register_kl{names} above a function of p and q, " if isinstance(kind, KL) else ""
+        draws = " or method='monte_carlo'" if isinstance(kind, KL) else ""
+        return NoRuleError(
+            explain(
+                call,
+                "p, q" if isinstance(kind, KL) else "p, q, kind",
+                wanted="the log_prob of the family, or one of numbers that can be integrated or summed over a finite "
+                "set of integers from 0 on",
+                got=f"{names}, where {type(own).__name__} overrides log_prob",
+                instead=f"{rule}the family's own class where log_prob is the same{draws}",
+            )
+        )
     if not isinstance(kind, KL):
         return NoRuleError(
             explain(

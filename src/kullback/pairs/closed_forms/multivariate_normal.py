@@ -30,6 +30,7 @@ from kullback.pairs.numerics.cholesky import (
     relative,
     whitened,
 )
+from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
 from kullback.representations import can_inspect
 from kullback.special import bregman_by_quadrature, itakura_saito
@@ -132,6 +133,8 @@ def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
 
     None for any other distribution.
     """
+    if overrides_density(d) or (isinstance(d, Independent) and overrides_density(d.base_dist)):
+        return None
     if isinstance(d, LowRankMultivariateNormal):
         mean, factors, variances = factor_model_of(d)
         return mean, of_low_rank(factors, variances)

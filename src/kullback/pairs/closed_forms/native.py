@@ -61,6 +61,7 @@ from kullback.pairs.closed_forms.multivariate_normal import (
     low_rank_to_full_gradients,
 )
 from kullback.pairs.numerics.parameters import first_given, given_logits
+from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
 from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
 
@@ -318,11 +319,12 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
     pair = _PAIRS.get(types)
     if pair is None:
         if types in ALWAYS_INFINITE:
-            return infinite_divergence(types, p, q)
+            is_own = "log_prob" in vars(p) or "log_prob" in vars(q)
+            return None if is_own else infinite_divergence(types, p, q)
         pair = _other_pair(types, p, q)
     if pair is None:
         return _of_dimensions(p, q) if types == (Independent, Independent) else None
-    if not _is_ordinary_call(types):
+    if not _is_ordinary_call(types) or "log_prob" in vars(p) or "log_prob" in vars(q):
         return None
     parameters = pair.read_p(p) + pair.read_q(q)
     required = required_gradients(parameters)
@@ -354,6 +356,8 @@ def _of_dimensions(p: Any, q: Any) -> Tensor | None:
     dimensions: int = p.reinterpreted_batch_ndims
     if (
         not dimensions
+        or overrides_density(p)
+        or overrides_density(q)
         or p.event_shape != q.event_shape
         or dimensions != q.reinterpreted_batch_ndims
         or (has_user_rules() and find_user_rule("kl_divergence", Independent, Independent) is not None)
@@ -370,7 +374,7 @@ def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
         if not (isinstance(p, Distribution) and isinstance(q, Distribution)):
             return None
         known = cached("kullback kernel", types, _of_superclasses)
-        if known is None:
+        if known is None or overrides_density(p) or overrides_density(q):
             return None
         pair = _PAIRS.get(known)
         if pair is not None:

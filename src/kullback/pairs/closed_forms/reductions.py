@@ -22,6 +22,7 @@ from kullback.estimate import Estimate
 from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
+from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.special import safe_logsumexp
 
@@ -89,7 +90,7 @@ def kl_mixture(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | No
 
 
 def _collapsed(d: Distribution) -> Distribution:
-    if not isinstance(d, MixtureSameFamily):
+    if not isinstance(d, MixtureSameFamily) or overrides_density(d.component_distribution):
         return d
     parts = d.component_distribution
     log_weights = log_weights_of(d)

@@ -40,6 +40,7 @@ from kullback.pairs.closed_forms.multivariate_normal import moments, rounding_er
 from kullback.pairs.closed_forms.positive import gamma_divergence
 from kullback.pairs.numerics.bernoulli import generalized_kl
 from kullback.pairs.numerics.cholesky import mixed_with_one, relative, whitened
+from kullback.pairs.overrides import overrides_density
 from kullback.representations import can_inspect
 from kullback.special import LARGEST_EXPONENT, log1pmx, log_ratio
 
@@ -57,6 +58,8 @@ def renyi_in_closed_form(
 
     None alone where there is no formula.
     """
+    if overrides_density(p) or overrides_density(q):
+        return None
     for families, rule in _RULES:
         if isinstance(p, families) and isinstance(q, families):
             value = rule(p, q, alpha, rest)

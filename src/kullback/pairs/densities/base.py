@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
+from kullback.pairs.overrides import overrides_density
+
 __all__ = [
     "Coordinate",
     "TailOrder",
@@ -252,7 +254,12 @@ def register_density(family: type) -> Callable[[DensityReader], DensityReader]:
 
 
 def density_of(distribution: Distribution) -> Density | None:
-    """Return the density of a distribution, None if its family is not known."""
+    """Return the density of a distribution, None if its family is not known.
+
+    One that overrides its family's `log_prob` is known by that alone.
+    """
+    if overrides_density(distribution):
+        return _READERS[Distribution](distribution)
     for family in type(distribution).__mro__:
         found = _READERS[family](distribution) if family in _READERS else None
         if found is not None:

@@ -13,10 +13,11 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, VonMises
 
 from kullback.numeric import tensor_of, upcast
 from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, TailOrder, register_density
+from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
 
 __all__ = ["UNDERFLOWED", "BlackBoxDensity", "black_box"]
@@ -279,12 +280,29 @@ def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
 
 @register_density(Distribution)
 def _any(d: Distribution) -> Density | None:
-    """Read the density of any other distribution, None where it is not on the line or cannot be asked."""
-    if d.event_shape or type(d).log_prob is Distribution.log_prob:
+    """Read the density of any other distribution, None where it is not a number or cannot be asked.
+
+    Integers have to be finitely many, from 0 on. Angles are not numbers: torch gives the line for their support.
+    """
+    if (
+        isinstance(d, VonMises)
+        or d.event_shape
+        or (type(d).log_prob is Distribution.log_prob and "log_prob" not in vars(d))
+    ):
         return None
     try:
-        if d.support is None or d.support.is_discrete:
+        if d.support is None:
             return None
-        return black_box(d)
+        return _table(d) if d.support.is_discrete else black_box(d)
     except NotImplementedError:
         return None
+
+
+def _table(d: Distribution) -> Density | None:
+    """Return the probabilities of all values, None unless these are the integers from 0 to some other."""
+    values = upcast(d.enumerate_support(expand=False)).flatten()
+    if not bool((values == torch.arange(len(values), device=values.device)).all()):
+        return None
+    shape = torch.Size([len(values), *[1] * len(d.batch_shape)])
+    at = d.enumerate_support(expand=False).reshape(shape).expand(len(values), *d.batch_shape)
+    return CategoricalDensity(upcast(d.log_prob(at)).movedim(0, -1))

@@ -19,6 +19,7 @@ from kullback.pairs.densities.base import (
     density_of,
     register_density,
 )
+from kullback.pairs.densities.image import density_on_image
 from kullback.pairs.numerics.parameters import log_probs_of
 from kullback.special import safe_logsumexp
 
@@ -133,6 +134,15 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
     if part is None:
         return None
+    if not part.is_splittable():  # a density that only its distribution knows: the mixture is asked itself
+        low, high = part.low(), part.high()
+        return density_on_image(
+            d,
+            (
+                low if low is None or not low.ndim else low.amin(-1),
+                high if high is None or not high.ndim else high.amax(-1),
+            ),
+        )
     return (MixtureOfIntegersDensity if part.integer else MixtureDensity)(log_weights_of(d), part)
 
 

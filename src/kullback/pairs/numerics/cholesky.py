@@ -7,7 +7,7 @@ of which no term is negative. Where P and Q are close, M comes from the differen
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -227,10 +227,10 @@ def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance
 def _given(d: Distribution) -> tuple[str, Tensor]:
     """Return the matrix that a distribution was made from, without the batch dimensions that it was expanded to."""
     attributes = vars(d)
-    name = cast("str", first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")))
-    matrix: Tensor = attributes[name]
-    own: Tensor = attributes["_unbroadcasted_scale_tril"]
-    if matrix.numel():
+    name = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")) or "covariance_matrix"
+    matrix: Tensor = getattr(d, name)
+    own: Tensor | None = attributes.get("_unbroadcasted_scale_tril")  # GPyTorch's have none
+    if own is not None and matrix.numel():
         matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
         for axis, size in enumerate(own.shape[:-2]):
             matrix = matrix.narrow(axis, 0, size)

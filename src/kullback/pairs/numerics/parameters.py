@@ -8,6 +8,7 @@ from torch.distributions import Categorical, Distribution, OneHotCategorical
 from torch.distributions.utils import probs_to_logits
 
 from kullback.numeric import upcast
+from kullback.pairs.overrides import overrides_density
 from kullback.representations import can_inspect
 from kullback.special import safe_log
 
@@ -108,7 +109,12 @@ def given_logits(distribution: Distribution) -> bool:
 
 
 def categorical_of(d: object) -> Categorical | None:
-    """Return a Categorical, or the one that a OneHotCategorical is made of; None for anything else."""
+    """Return a Categorical, or the one that a OneHotCategorical is made of; None for anything else.
+
+    None too for one with a `log_prob` of its own.
+    """
+    if isinstance(d, Distribution) and overrides_density(d):
+        return None
     part = vars(d).get("_categorical") if isinstance(d, OneHotCategorical) else d
     return part if isinstance(part, Categorical) else None
 

@@ -32,6 +32,7 @@ from torch.distributions import (
 )
 
 from kullback.pairs.numerics.parameters import dtype_of, first_given
+from kullback.pairs.overrides import overrides_density
 from kullback.representations import can_inspect
 
 __all__ = ["in_common_unit"]
@@ -75,6 +76,8 @@ def in_common_unit(p: Distribution, q: Distribution) -> tuple[Any, Any]:
 
 def _powers(d: Distribution) -> dict[str, int] | None:
     """Return the parameters and the power of the unit of each; None if the family has no unit."""
+    if overrides_density(d):
+        return None
     if type(d) is MultivariateNormal:
         given = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix"))
         return {"loc": 1, "scale_tril": 1} if given == "scale_tril" else None
@@ -83,7 +86,7 @@ def _powers(d: Distribution) -> dict[str, int] | None:
 
 def _sizes(d: Distribution) -> list[Tensor] | None:
     """Return the binary orders of magnitude of the parameters in a unit, NaN for 0; None without a common unit."""
-    if type(d) is MixtureSameFamily:
+    if type(d) is MixtureSameFamily and not overrides_density(d):
         found = _sizes(d.component_distribution)
         return None if found is None else [part for x in found for part in x.unbind(-1)]
     powers = _powers(d)

@@ -23,8 +23,9 @@ from kullback.control_variate import coefficient, ratio_minus_one
 from kullback.errors import NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.numeric import tensor_of
-from kullback.pairs.clone import detached
+from kullback.pairs.clone import detached, expanded
 from kullback.pairs.options import Options
+from kullback.pairs.overrides import overrides, overrides_density
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
@@ -34,7 +35,17 @@ __all__ = ["estimate"]
 def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate:
     """Return KL(P || Q) from draws of P, with its standard error."""
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
-    p, q = (d if d.batch_shape == shape else d.expand(shape) for d in (p, q))
+    if overrides_density(p) and not (overrides(p, "sample") or overrides(p, "rsample")):
+        raise NoRuleError(
+            explain(
+                call,
+                "method",
+                wanted="draws from the density of P for method='monte_carlo'",
+                got=f"{type(p).__name__}, which overrides log_prob, but neither sample nor rsample",
+                instead="a sample in the class that draws from the density that log_prob gives",
+            )
+        )
+    p, q = expanded(p, shape), expanded(q, shape)
     with _drawing_from(options.generator):
         try:
             if isinstance(p, MixtureSameFamily):

@@ -21,6 +21,8 @@ from torch.distributions import (
 )
 from torch.quasirandom import SobolEngine
 
+from kullback.pairs.overrides import overrides
+
 __all__ = ["SEQUENCES", "quasi_draws"]
 
 SEQUENCES = 16
@@ -34,6 +36,8 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
 
     All elements of a batch share the numbers. The draws are differentiable by P's parameters.
     """
+    if any(overrides(p, method) for method in ("log_prob", "sample", "rsample")):
+        return None
     if isinstance(p, TransformedDistribution):
         x = quasi_draws(p.base_dist, count)
         for transform in p.transforms if x is not None else []:
@@ -53,6 +57,8 @@ def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
     normal = p
     while isinstance(normal, Independent):
         normal = normal.base_dist
+    if any(overrides(normal, method) for method in ("log_prob", "sample", "rsample")):
+        return None
     if isinstance(normal, Normal):
         loc, scale = normal.loc, normal.scale
         return size, lambda z: loc + scale * _shaped(z, p, loc)
