@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kullback.generators import KL, Divergence
 from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.own_scale import in_own_scale
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
 from kullback.pairs.integration.kl_integrand import kl_terms
@@ -76,8 +77,10 @@ def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, opti
         return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
     if not (p.is_splittable() and q.is_splittable()):
         p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
+        p, q = in_own_scale(p, q, of_p=isinstance(kind, KL))
         return _compute(p, q, kind, shape, options, options.max_evaluations)
     p, q = (density.mapped(lambda x: x.expand(shape).reshape(-1, 1)) for density in (p, q))
+    p, q = in_own_scale(p, q, of_p=isinstance(kind, KL))
     parts: list[Integral] = []
     for start in range(0, shape.numel(), _BLOCK):
         block = torch.arange(start, min(start + _BLOCK, shape.numel()), device="cpu")

@@ -19,6 +19,7 @@ __all__ = [
     "CauchyDensity",
     "GumbelDensity",
     "LaplaceDensity",
+    "LocationScaleDensity",
     "LogisticDensity",
     "NormalDensity",
     "StudentTDensity",
@@ -36,7 +37,9 @@ def log_one_plus_square(z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _LocationScale(Density):
+class LocationScaleDensity(Density):
+    """A function of z = (x - loc) / scale, divided by scale."""
+
     loc: Tensor
     scale: Tensor
 
@@ -48,7 +51,7 @@ class _LocationScale(Density):
         return (at.x - self.loc) / self.scale
 
 
-class NormalDensity(_LocationScale):
+class NormalDensity(LocationScaleDensity):
     """exp(-z^2 / 2) / (scale sqrt(2 pi))."""
 
     def log_density(self, at: Points) -> Tensor:
@@ -60,7 +63,7 @@ class NormalDensity(_LocationScale):
     upper_order = lower_order
 
 
-class LaplaceDensity(_LocationScale):
+class LaplaceDensity(LocationScaleDensity):
     """exp(-|z|) / (2 scale)."""
 
     def log_density(self, at: Points) -> Tensor:
@@ -78,7 +81,7 @@ class LaplaceDensity(_LocationScale):
     upper_tail, upper_order = lower_tail, lower_order
 
 
-class CauchyDensity(_LocationScale):
+class CauchyDensity(LocationScaleDensity):
     """1 / (pi scale (1 + z^2))."""
 
     def log_density(self, at: Points) -> Tensor:
@@ -90,7 +93,7 @@ class CauchyDensity(_LocationScale):
     upper_tail = lower_tail
 
 
-class GumbelDensity(_LocationScale):
+class GumbelDensity(LocationScaleDensity):
     """exp(-z - e^-z) / scale."""
 
     def log_density(self, at: Points) -> Tensor:
@@ -107,7 +110,7 @@ class GumbelDensity(_LocationScale):
         return TailOrder(power=1.0)
 
 
-class LogisticDensity(_LocationScale):
+class LogisticDensity(LocationScaleDensity):
     """e^-z / (scale (1 + e^-z)^2)."""
 
     def log_density(self, at: Points) -> Tensor:

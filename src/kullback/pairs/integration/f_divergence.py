@@ -45,6 +45,8 @@ _CROSSINGS = 8
 _BISECTIONS = 55
 # Logarithms of densities that differ by less than this cross nowhere else.
 _SAME = 1e-11
+# How many times wider than a density the line may be measured.
+_NARROW = 1e4
 # What part of the sum over a panel its nodes may miss by if |p - q| has its corner there.
 _OF_A_CORNER = 0.03
 
@@ -250,7 +252,18 @@ def _placed(
     marks = torch.where(marks.abs() < 1e300, marks, torch.nan)
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
-    piece = _Piece(number, exists, center, torch.where(reach > 0, reach / 4, 1.0))
+    width = torch.where(reach > 0, reach / 4, 1.0)
+    if (
+        coordinate.low is None and coordinate.high is None
+    ):  # nodes near a far narrower density keep its digits
+        (center_p, width_p), (center_q, width_q) = (
+            [x.expand_as(center) for x in density.center_and_width()] for density in (p, q)
+        )
+        by_p = width_p <= width_q
+        narrowest, scale = torch.where(by_p, center_p, center_q), torch.where(by_p, width_p, width_q)
+        is_narrow = torch.maximum((center - narrowest).abs(), width) > _NARROW * scale
+        center, width = torch.where(is_narrow, narrowest, center), torch.where(is_narrow, scale, width)
+    piece = _Piece(number, exists, center, width)
     line = Line(coordinate, center, piece.width)
     return piece, [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in found]
 
