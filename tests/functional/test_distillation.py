@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback import KL, Divergence, Jeffreys, JensenShannon, Renyi, ReverseKL, errors, nn
-from kullback.functional import TopK, distillation_loss
+from kullback.functional import TopK, distillation_loss, linear_distillation_loss
 from tests.oracles import truth
 
 INF = math.inf
@@ -44,6 +44,22 @@ def test_gradients_reach_both_sides(kind: Divergence) -> None:
         want_p, want_q = truth.logit_gradient(kind, teacher[row].tolist(), student[row].tolist())
         torch.testing.assert_close(by_teacher[row], torch.tensor(want_p).double(), rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(by_student[row], torch.tensor(want_q).double(), rtol=1e-7, atol=1e-9)
+
+
+def test_a_factor_of_zero_makes_infinite_gradients_zero() -> None:
+    student, teacher = torch.tensor([[-200.0, 0.0]]).requires_grad_(), torch.zeros(1, 2)
+    loss = distillation_loss(student=student, teacher=teacher, kind="chi2")
+    for factor, want in ((1.0, INF), (0.0, 0.0)):
+        (got,) = torch.autograd.grad(loss, student, torch.tensor(factor), retain_graph=True)
+        assert got.abs().tolist() == [[want, want]]
+    head = linear_distillation_loss(
+        student=student,
+        student_weight=torch.eye(2),
+        teacher=teacher,
+        teacher_weight=torch.eye(2),
+        kind="chi2",
+    )
+    assert torch.autograd.grad(head, student, torch.tensor(0.0))[0].tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("label_weight", [0.0, 0.3])

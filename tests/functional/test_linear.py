@@ -10,8 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kullback import KL, Divergence, JensenShannon, Renyi, ReverseKL, TotalVariation, errors
-from kullback.functional import distillation_loss, head_chunks
+from kullback import (
+    KL,
+    Alpha,
+    ChiSquared,
+    Divergence,
+    JensenShannon,
+    Renyi,
+    ReverseKL,
+    TotalVariation,
+    errors,
+)
+from kullback.functional import TopK, distillation_loss, head_chunks
 from kullback.functional.linear import linear_distillation_loss
 
 NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
@@ -295,6 +305,49 @@ def test_frozen_heads_skip_their_products() -> None:
         names = [event.name for event in profile.events()]
         counts.append(sum(name in ("aten::mm", "aten::addmm_") for name in names))
     assert counts == [2, 3, 4]
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize("route", ["sum", "none", "differentiated", "compiled", "stored"])
+@pytest.mark.parametrize("kind", [ChiSquared(), Alpha(4.0), Alpha(-1.5)], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_beyond_the_range_of_the_logits_are_rounded_and_never_nan(
+    dtype: torch.dtype, kind: Divergence, route: str, chunk_bytes: int | None
+) -> None:
+    """Those of the same numbers in float64, infinite where these are too large."""
+    if route == "compiled" and (chunk_bytes, dtype, kind) != (None, torch.float32, ChiSquared()):
+        return  # which takes its time, and makes no chunks
+    of = tensors(dtype)
+    with torch.no_grad():
+        for name in ("student", "teacher"):  # some positions far apart, some near
+            of[name] *= torch.linspace(0.2, 30, POSITIONS).unsqueeze(-1)
+
+    def gradients(of: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        learn, given = list(of.values()), dict(of)
+        if route == "stored":
+            learn = learn[:3]
+            indices = torch.arange(20).expand(POSITIONS, -1)
+            log_p = (of["teacher"].double() @ of["teacher_weight"].double().mT).detach().log_softmax(-1)
+            given = {name: of[name] for name in NAMES[:3]}
+            given["teacher"] = TopK(indices, log_p[:, :20].float().contiguous())  # type: ignore[assignment]
+        compute = linear_distillation_loss
+        if route == "compiled":
+            compute = torch.compile(compute, fullgraph=True, backend="aot_eager")
+        reduction = "none" if route == "none" else "sum"
+        loss = compute(**given, kind=kind, reduction=reduction, chunk_bytes=chunk_bytes)
+        return torch.autograd.grad(loss.sum(), learn, create_graph=route == "differentiated")
+
+    found = gradients(of)
+    exact = gradients({name: x.detach().double().requires_grad_() for name, x in of.items()})
+    assert any(bool(x.isinf().any()) for x in found)
+    for got, want in zip(found, exact, strict=True):
+        assert got.dtype == dtype
+        assert not got.isnan().any()
+        assert (got.isinf() == want.to(dtype).isinf()).all()
+        if dtype == torch.float32:
+            scale = want.abs().where(got.isfinite(), 0).amax(tuple(range(1, want.ndim)), keepdim=True)
+            error = (got.double() - want).abs().where(got.isfinite(), 0)
+            assert (error <= 3e-4 * scale + 1e-5).all()
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kullback import JensenShannon, Renyi
+from kullback import Alpha, ChiSquared, JensenShannon, Renyi
 from kullback.functional import SampledTail, TopK, linear_distillation_loss
 from tests.parallel.losses import chunked, even, late, ragged
 from tests.parallel.world import SIZES, Rank
@@ -136,8 +136,15 @@ LOW = {
     f"{dtype} labels": Head(tensors(dtype=dtype), cut=late, chunk_bytes=200, **LABELED)
     for dtype in (torch.float32, torch.bfloat16)
 }
+FAR = {
+    name: Head({x: 9 * y for x, y in tensors(dtype=torch.float32).items()}, cut, chunk_bytes=200, **more)
+    for name, cut, more in (
+        ("beyond float32", ragged, {"kind": ChiSquared()}),
+        ("beyond float32, rows", late, {"kind": Alpha(-1.5), "reduction": "none", "mask": MASK}),
+    )
+}
 ALL = {**HEADS, **OF_STUDENT, **OF_DRAWS}
-CASES = {f"head {name}": head.sharded for name, head in {**ALL, **LOW}.items()}
+CASES = {f"head {name}": head.sharded for name, head in {**ALL, **LOW, **FAR}.items()}
 
 
 def joined(found: list[dict[str, Tensor]], name: str) -> Tensor:
@@ -170,6 +177,19 @@ def test_low_precision_is_within_the_error_of_whole_heads(results, name, size):
         budget = (one[what].double() - truth).abs().amax()
         unit = torch.finfo(one[what].dtype).eps * truth.abs().amax()
         assert (got - truth).abs().amax() <= 1.5 * budget + unit, what
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", FAR)
+def test_what_is_beyond_float32_is_rounded_once(results, name, size):
+    """Ranks whose own gradients are within the range work with those that have others."""
+    expected = FAR[name].whole(torch.float64)
+    assert any(x.float().isinf().any() for x in expected.values())
+    for what, wanted in expected.items():
+        got = joined(results[f"head {name}", size], what)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, wanted.float(), rtol=1e-3, atol=1e-3 * float(wanted.float().abs()
+                                   .nan_to_num(posinf=0).amax()))  # fmt: skip
 
 
 def test_kl_of_heads_is_that_of_their_logits(results):

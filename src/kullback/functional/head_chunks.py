@@ -10,10 +10,22 @@ from torch import Tensor
 
 from kullback.functional.sampled_tail import SampledRows
 from kullback.functional.top_k import TopKRows
-from kullback.generators import Divergence
+from kullback.generators import (
+    KL,
+    Alpha,
+    Divergence,
+    Jeffreys,
+    JensenShannon,
+    Renyi,
+    ReverseKL,
+    SkewKL,
+    SquaredHellinger,
+    TotalVariation,
+)
 from kullback.kernels import row_divergence, value_and_gradient
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
+from kullback.kernels.row_autograd import scaled_by
 from kullback.numeric import accurate_dtype, upcast
 from kullback.parallel.ranks import check_first_derivative
 from kullback.parallel.rows import ShardedRows
@@ -33,6 +45,10 @@ _PART_OF_HEAD = 4
 _TILE_BYTES = 8 << 20
 # Up to so many chunks are summed in half precision, where the rounding of the sum is no more than of one product.
 _HALF_SUMS = 16
+# Derivatives by logits of these are at most some thousand times the position's weight, however far apart P and Q are.
+_BOUNDED = (KL, ReverseKL, Jeffreys, SkewKL, JensenShannon, TotalVariation, SquaredHellinger, Renyi)
+# Of the others, which grow as the value does, they are at most so many times the weighted value.
+_PER_VALUE = 1e6
 
 
 class Head(NamedTuple):
@@ -91,12 +107,21 @@ class HeadSpec(NamedTuple):
     shards: ShardedRows | None = None  # where each rank has some classes of the heads
     widest: int = 0  # the number of classes of the rank that has most
 
+    @property
+    def summed_over_ranks(self) -> tuple[int, ...]:
+        """By which of the tensors each rank has a part of the gradient; it is rounded when it is whole."""
+        if self.shards is None:
+            return ()
+        return (0, 3) if isinstance(self.teacher, Head) else (0,)
+
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Return the divergence of each position from all logits at once, by differentiable operations."""
         if excluded is not None:  # NaN at an excluded position must not reach a gradient
             tensors = [
                 torch.where(excluded.unsqueeze(-1), 0, x) if i % 3 == 0 else x for i, x in enumerate(tensors)
             ]
+        if _may_overflow(self.kind):  # inf - inf in the products of a gradient by logits
+            tensors = [x if x is None else upcast(x) for x in tensors]
         student = self.student.reference(*tensors[:3])
         if isinstance(self.teacher, Head):
             teacher = self.teacher.reference(*tensors[3:])
@@ -148,10 +173,18 @@ class HeadSpec(NamedTuple):
         return -(-positions // max(1, -(-positions // most)))
 
 
+def _may_overflow(kind: Divergence) -> bool:
+    """Tell whether derivatives by logits can be far larger than the position's weight, as powers of p/q are."""
+    return not (type(kind) in _BOUNDED or (type(kind) is Alpha and 0 <= kind.alpha <= 1))
+
+
 def sweep(
     spec: HeadSpec, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
+
+    A gradient by logits beyond the range of their dtype would make products of inf - inf. The positions that have one
+    are swept again in float64.
 
     Arguments:
         spec: what to compute.
@@ -159,6 +192,33 @@ def sweep(
         weights: of each position's divergence in the sum; None where no gradient is wanted.
         wanted: by which of the tensors.
     """
+    values, gradients = _sweep(spec, tensors, weights, wanted)
+    accurate = accurate_dtype(values.device)
+    ranges = [torch.finfo(x.dtype).max for x in tensors if x is not None]
+    if weights is None or min(ranges) == torch.finfo(accurate).max or not _may_overflow(spec.kind):
+        return values, gradients
+    is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
+    if is_finite and spec.shards is None:  # ranks whose own gradients are finite work with the others
+        return values, gradients
+    is_far = (weights * values).abs() > min(ranges) / _PER_VALUE
+    if not bool(is_far.any()):
+        return values, gradients
+    counts = ~is_far
+    if spec.counted is not None:
+        counts &= torch.zeros_like(is_far).index_fill(0, spec.counted, True)
+    near, far = (spec._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
+    _, gradients = _sweep(near, tensors, weights, wanted)
+    _, added = _sweep(far, [x if x is None else x.to(accurate) for x in tensors], weights, wanted)
+    return values, [
+        x if x is None or y is None else x + y if i in spec.summed_over_ranks else (x + y).to(x.dtype)
+        for i, (x, y) in enumerate(zip(gradients, added, strict=True))
+    ]
+
+
+def _sweep(
+    spec: HeadSpec, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the same, with gradients by logits in the dtype of these."""
     student, teacher = tensors[:3], tensors[3:]
     values = student[0].new_zeros(student[0].shape[0], dtype=accurate_dtype(student[0].device))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
@@ -417,8 +477,8 @@ class FusedTotal(torch.autograd.Function):
             return None, None, *_through_whole_logits(ctx.spec.reference_total, tensors, wanted, grad)
         if ready is None:
             _, ready = sweep(ctx.spec, tensors, ctx.spec.row_weights(tensors[0], grad), wanted)
-        elif not grad.is_cpu or grad.item() != 1:
-            ready = [x if x is None else x.mul_(grad) for x in ready]
+        else:
+            ready = scaled_by(grad, ready)
         ctx.gradients = None
         return None, None, *_over_ranks(ctx.spec, tensors, ready)
 
@@ -452,11 +512,10 @@ def _over_ranks(
     spec: HeadSpec, tensors: Sequence[Any], gradients: list[Tensor | None]
 ) -> list[Tensor | None]:
     """Sum the gradients by hidden states over the ranks of sharded classes; those of stored classes are whole."""
-    if spec.shards is not None:
-        for i in (0, 3) if isinstance(spec.teacher, Head) else (0,):
-            part = gradients[i]
-            if part is not None:
-                gradients[i] = spec.shards.ranks.sum(part).to(tensors[i].dtype)
+    for i in spec.summed_over_ranks:
+        part = gradients[i]
+        if part is not None and spec.shards is not None:
+            gradients[i] = spec.shards.ranks.sum(part).to(tensors[i].dtype)
     return gradients
 
 

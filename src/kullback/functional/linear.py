@@ -177,7 +177,8 @@ def linear_distillation_loss(
         backward pass computes the logits anew. That of a half-precision weight is summed in float32 over more than 16
         chunks, in a buffer that is twice its size. Further and forward-mode derivatives, `torch.func` and
         `torch.compile` go over whole logits. Zero at positions that do not count. Of the cross-entropy with labels as
-        `distillation_loss` says. Under autocast the products are in its dtype.
+        `distillation_loss` says. Under autocast the products are in its dtype. A gradient too large for its dtype is
+        infinite: positions whose gradient by the logits leaves the range are computed again in float64.
 
     Sharded classes:
         As with `distillation_loss`, shards may be of any size, DTensors with ``Shard(0)`` in one dimension of their

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from kullback.kernels.reference import Rows
 from kullback.numeric import accurate_dtype
 from kullback.representations import can_inspect
 
-__all__ = ["CompiledTotal", "FusedRowDivergence", "TotalTask", "WeightedTotal"]
+__all__ = ["CompiledTotal", "FusedRowDivergence", "TotalTask", "WeightedTotal", "scaled_by"]
 
 
 class FusedRowDivergence(torch.autograd.Function):
@@ -110,7 +111,9 @@ class TotalTask(NamedTuple):
 
     def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
         """Return what each row's divergence counts in `factor` times the total."""
-        dtype = accurate_dtype(rows.device)  # the gradient may be by a side that is more accurate than the rows
+        dtype = accurate_dtype(
+            rows.device
+        )  # the gradient may be by a side that is more accurate than the rows
         weights = (
             rows.new_ones(rows.shape[0], dtype=dtype) if self.weights is None else self.weights.to(dtype)
         )
@@ -141,9 +144,7 @@ class WeightedTotal(torch.autograd.Function):
         (grad,), ready = grads, ctx.gradients
         if ready is not None and not torch.is_grad_enabled() and can_inspect(grad):
             ctx.gradients = None
-            if not grad.is_cpu or grad.item() != 1:
-                ready = [x if x is None else x.mul_(grad) for x in ready]
-            return *ready, None, None
+            return *scaled_by(grad, ready), None, None
         task: TotalTask = ctx.task
         p, q = ctx.saved_tensors
         if p is None or q is None:
@@ -204,6 +205,13 @@ class CompiledTotal(torch.autograd.Function):
         by_p, by_q = ctx.saved_tensors
         (grad,) = grads
         return None if by_p is None else by_p * grad, None if by_q is None else by_q * grad, None, None
+
+
+def scaled_by(factor: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Multiply gradients in place by a number; 0 makes them 0, where they are infinite too."""
+    if factor.is_cpu and factor.item() in (0, 1):
+        return [x.zero_() if x is not None and factor.item() == 0 else x for x in gradients]
+    return [x if x is None else x.mul_(factor) for x in gradients]
 
 
 def _may_round_early(p: Tensor, q: Tensor) -> bool:
