@@ -48,7 +48,8 @@ LAYERS = {
     ),
     "kullback.estimators": (
         {"checks", "draws"},
-        {"knn_entropy", "permutations", "spans", "tails"},
+        {"dimension", "knn_entropy", "permutations", "surfaces", "tails"},
+        {"spans"},
         {"unseen"},
         {"known_categories", "normal_interval"},
         {"discrete", "importance", "knn", "known_density", "variational"},

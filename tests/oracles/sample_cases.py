@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from mpmath import mp
+from scipy.stats import vonmises_fisher
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -48,6 +50,44 @@ def neighbors_correlated(d: int, correlation: float) -> np.ndarray:
 
 def shifted(d: int, by: float) -> np.ndarray:
     return np.array([by] + [0.0] * (d - 1))
+
+
+def mises_fisher(d: int, concentration: float, axis: int) -> Draw:
+    """Draw from the von Mises-Fisher distribution on the unit sphere about a coordinate axis."""
+    about = vonmises_fisher(np.eye(d)[axis], concentration)
+    return lambda rng, n: about.rvs(n, random_state=rng)
+
+
+def log_mises_fisher_constant(d: int, concentration: float) -> mp.mpf:
+    half = mp.mpf(d) / 2
+    bessel = mp.besseli(half - 1, concentration)
+    return (half - 1) * mp.log(concentration) - half * mp.log(2 * mp.pi) - mp.log(bessel)
+
+
+def sphere_case(name: str, d: int, first: float, second: float) -> Case:
+    """P of one concentration about one axis, Q of another one about an axis at right angles to it."""
+    length = mp.besseli(mp.mpf(d) / 2, first) / mp.besseli(mp.mpf(d) / 2 - 1, first)
+    constants = log_mises_fisher_constant(d, first) - log_mises_fisher_constant(d, second)
+    return Case(
+        name, float(constants + first * length), mises_fisher(d, first, 0), mises_fisher(d, second, 1)
+    )
+
+
+def softmax_case(name: str, d: int, shift: float) -> Case:
+    """Logistic normal rows of probabilities: a normal distribution and a shifted one, by the softmax of d logits.
+
+    Only differences of logits count: the shift of one of d logits is that of d - 1 equally correlated ones.
+    """
+
+    def draw(by: float) -> Draw:
+        def rows(rng: np.random.Generator, n: int) -> np.ndarray:
+            logits = rng.standard_normal((n, d)) + shifted(d, by)
+            values = np.exp(logits - logits.max(1, keepdims=True))
+            return values / values.sum(1, keepdims=True)
+
+        return rows
+
+    return Case(name, shift**2 / 2 * (1 - 1 / d), draw(0.0), draw(shift))
 
 
 def cauchy(location: float, d: int) -> Draw:
@@ -94,4 +134,8 @@ DISCRETE = [
     categorical_case("zipf_equal", zipf(1000, 1.1), zipf(1000, 1.1)),
     categorical_case("ten_categories", zipf(10, 1.0), np.full(10, 0.1)),
 ]
-CASES = {case.name: case for case in (*CONTINUOUS, *DISCRETE)}
+ON_SURFACES = [
+    *(sphere_case(f"sphere{d}", d, 4.0, 3.0) for d in (3, 6, 8, 10)),
+    softmax_case("softmax5", 5, 1.0),
+]
+CASES = {case.name: case for case in (*CONTINUOUS, *DISCRETE, *ON_SURFACES)}

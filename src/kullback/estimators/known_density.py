@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Binomial, Distribution
+from torch.distributions import Binomial, Distribution, constraints
 from torch.distributions.constraints import Constraint
 
 from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, check_weights, seed_of, seeded
+from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
 from kullback.estimators.draws import Array, Draws, clusters_in, few_clusters, numpy_of, with_weight
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
 from kullback.estimators.known_categories import UnseenByP, below_zero, ends_from_counts, spread_ties
@@ -31,6 +32,8 @@ from kullback.estimators.normal_interval import (
     opened,
     standard_normal_quantile,
 )
+from kullback.estimators.spans import common_span, rank_of
+from kullback.estimators.surfaces import surface_of
 from kullback.estimators.tails import tail_allowance
 from kullback.estimators.unseen import Verdict
 from kullback.optional import load
@@ -45,6 +48,8 @@ _FEWEST = 16
 _SHARED = 0.6
 # Neighbors to count where the density changes within more of them.
 _FEWEST_NEIGHBORS = 3
+# Draws of Q that show whether it is on the surface that P's draws are on.
+_DRAWS_OF_Q = 1000
 # So many standard deviations from P's change with k, a reference is not like P.
 _REFUTED = 3.0
 
@@ -71,13 +76,15 @@ def from_density(
         generator: for the reference draws.
 
     Returns:
-        the estimate in nats. It is infinite, with a note, where Q gives no density to a draw, or P has an atom and Q a
-        density.
+        the estimate in nats. It is infinite, with a note, where Q gives no density to a draw, and where P has an atom,
+        or is in a plane or on a surface, and Q is not. The density of a Q on the simplex, such as a Dirichlet, is that
+        of all components but the last.
         The interval's upper end is infinite, with a note, where the tail of log p / q may have no mean, and where the
         draws put it below 0.
 
     Raises:
-        ArgumentValueError: too few draws, infinite ones, or shapes that do not fit.
+        ArgumentValueError: too few draws, infinite ones, or shapes that do not fit; draws that fill fewer dimensions
+            than they have components, so that P has no density.
         NoRuleError: the draws are those of Q and the density that of P. Where P has mass and Q showed no draw, nothing
             can be known: draw from P instead and compare the draws.
         OptionalDependencyError: SciPy is not installed.
@@ -234,6 +241,12 @@ def _from_neighbors(
     """Return the mean of log p - log q over continuous draws, less its bias."""
     n = draws.groups
     rng = np.random.default_rng(seed_of(generator))
+    if draws.x.shape[1] > 1:
+        flat = _on_surface(p, q, rng)
+        if flat:
+            return _infinite(p, flat)
+        x, log_volume = _coordinates(q, draws.x)
+        draws, log_q = replace(draws, x=x), log_q + log_volume
     usual = neighbor_numbers(n * draws.effective / len(draws))
     found = _by_neighbors(draws, log_q, q, usual, rng)
     if isinstance(found, _Found) and found.left > found.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
@@ -250,6 +263,54 @@ def _from_neighbors(
     low = max(found.value - reach * found.error, 0.0)
     estimate = replace(estimate, interval=(estimate.value.new_tensor(low), estimate.value.new_tensor(high)))
     return _with_tail(estimate, [found.terms], draws)
+
+
+def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
+    r"""Return draws in coordinates that they can fill, and the logarithm of the volume that Q's density is for there.
+
+    On the simplex the density is that of all components but the last, and the coordinates are
+    :math:`\log x_i / x_d`, in which no edge is near; where a component is 0, the first components themselves.
+    """
+    if not isinstance(_support(q), type(constraints.simplex)):
+        return x, 0.0
+    if not (x > 0).all():
+        return x[:, :-1], 0.0
+    logs = np.log(x)
+    return logs[:, :-1] - logs[:, -1:], logs.sum(1)
+
+
+def _on_surface(p: Samples, q: Distribution, rng: np.random.Generator) -> str:
+    """Return why KL is infinite where P's draws are in a plane or on a surface and Q's are not; raise where both are.
+
+    The density of a Q on a surface may be that of any coordinates on it.
+    """
+    points = _coordinates(q, Draws.of(p).x)[0]
+    with seeded(int(rng.integers(2**31))):
+        try:
+            y = _coordinates(q, _draws_of(q, _DRAWS_OF_Q))[0]
+        except NotImplementedError:
+            y = None
+    if y is not None:
+        span = common_span(Samples(torch.from_numpy(points)), Samples(torch.from_numpy(y)))
+        if span.infinite:
+            return span.infinite
+    plane = points.shape[1] > 1 and rank_of(points - points.mean(0)) < points.shape[1]
+    surface = None if plane else surface_of(points, p.tensor.dtype)
+    if not plane and surface is None:
+        return ""
+    raise invalid_value(
+        "from_density",
+        "p, q",
+        wanted="draws that fill all dimensions of their space, or draws of q that do so while those of p do not",
+        got="draws of p and of q in one plane"
+        if plane
+        else "draws of p on a curved surface, and q on it or unknown",
+        instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
+    )
+
+
+def _draws_of(q: Distribution, n: int) -> Array:
+    return q.sample(torch.Size([n])).reshape(n, q.event_shape.numel()).to("cpu", torch.float64).numpy()
 
 
 @dataclass(frozen=True)
@@ -284,12 +345,32 @@ def _by_neighbors(
             f"a draw is repeated more than {numbers[0]} times: an atom of P, where Q has a density, makes KL infinite; "
             "if rounding made it, Q has to be rounded alike"
         )
+    _check_dimensions(draws.x, float(np.diff(log_p.mean(0))[0]), numbers, n)
     terms = log_p - log_q[:, None]
     means = draws.shares @ terms
     bias = _bias(q, means, numbers, n, d, rng)
     shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
     variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + bias.error**2 + bias.left**2
     return _Found(float(means[0]) - bias.value, math.sqrt(variance), bias.left, bias.above, terms[:, 0])
+
+
+def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
+    """Refuse draws near a set of fewer dimensions, by how much their mean log-density changes with the number k."""
+    d = x.shape[1]
+    digamma = load("scipy.special", "from_density").digamma
+    growth = float(digamma(numbers[1]) - digamma(numbers[0])) - change
+    if d == 1 or dimension_of(growth / d, numbers) >= fewest_dimensions(numbers, n, d):
+        return
+    found = too_few_dimensions(x, x, (1, 4))
+    if found is None:
+        return
+    raise invalid_value(
+        "from_density",
+        "p",
+        wanted="draws that fill all dimensions of their space, so that P has a density as Q has",
+        got=f"draws that fill about {found:.1f} of {d} dimensions at the distance of their neighbors",
+        instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
+    )
 
 
 def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
@@ -331,7 +412,7 @@ def _bias(
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     references = [[_gaussian_bias(rng, n, d, numbers) for _ in range(times)]]
     with seeded(int(rng.integers(2**31))):
-        own = [_own_bias(q, n, d, numbers) for _ in range(times)]
+        own = [_own_bias(q, n, numbers) for _ in range(times)]
     if all(bias is not None for bias in own):
         references.append([bias for bias in own if bias is not None])
     change = means[1] - means[0]
@@ -360,11 +441,13 @@ def _gaussian_bias(rng: np.random.Generator, n: int, d: int, numbers: tuple[int,
     return local_log_density(z, numbers).mean(0) + 0.5 * float((z**2).sum(1).mean()) + d * HALF_LOG_2PI
 
 
-def _own_bias(q: Distribution, n: int, d: int, numbers: tuple[int, int]) -> Array | None:
+def _own_bias(q: Distribution, n: int, numbers: tuple[int, int]) -> Array | None:
     """Return what the estimate of KL(Q || Q) = 0 is from draws of Q; None where it cannot be had."""
     try:
-        y = q.sample(torch.Size([n])).reshape(n, d).to("cpu", torch.float64).numpy()
-        bias = (local_log_density(y, numbers) - _log_prob("from_density", q, y)[:, None]).mean(0)
+        y = _draws_of(q, n)
+        x, log_volume = _coordinates(q, y)
+        log_q = _log_prob("from_density", q, y) + log_volume
+        bias = (local_log_density(x, numbers) - log_q[:, None]).mean(0)
     except (NotImplementedError, FlatError):
         return None
     return bias if np.isfinite(bias).all() else None

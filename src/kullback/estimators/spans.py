@@ -1,4 +1,4 @@
-"""Vectors that lie in a plane: components that follow from others, as proportions and totals do."""
+"""Vectors in a plane or on a surface: components that follow from others, as those of proportions and unit vectors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kullback.estimators.draws import Array, Draws, Integers
+from kullback.estimators.surfaces import surface_of
 from kullback.optional import load
 from kullback.samples import Samples
 
@@ -24,7 +25,8 @@ class Span:
         p: P's draws.
         q: Q's draws.
         notes: which components were left out, if any.
-        infinite: why KL is infinite, where P lies in a plane in which Q does not, or Q in one in which P does not.
+        infinite: why KL is infinite, where one side is in a plane, or on a surface, that no draw of the other side is
+            on.
     """
 
     p: Samples
@@ -34,10 +36,10 @@ class Span:
 
 
 def common_span(p: Samples, q: Samples) -> Span:
-    """Leave out components that follow from others in P and Q alike, which does not change KL.
+    """Leave out components that follow linearly from others in P and Q alike, which does not change KL.
 
-    No plane is seen in fewer draws than there are components and two more; these are returned as they are. Draws of
-    weight 0 are not looked at.
+    Draws on a curved surface keep their components. No plane is seen in fewer draws than there are components and two
+    more; these are returned as they are. Draws of weight 0 are not looked at.
     """
     x, y = Draws.of(p).x, Draws.of(q).x
     d = x.shape[1]
@@ -50,7 +52,7 @@ def common_span(p: Samples, q: Samples) -> Span:
     means = [side.mean(0) for side in sides]
     null_p, null_q = (_null_space(side - mean) for side, mean in zip(sides, means, strict=True))
     if not null_p.shape[1] and not null_q.shape[1]:
-        return Span(p, q)
+        return Span(p, q, infinite=_on_other_surfaces(p, q, x, y))
     off_plane = np.abs((sides[1] - means[0]) @ null_p), np.abs((sides[0] - means[1]) @ null_q)
     if any((off > 10 * _FLAT).all(0).any() for off in off_plane):
         where = "P's draws lie" if (off_plane[0] > 10 * _FLAT).all(0).any() else "Q's draws lie"
@@ -75,7 +77,17 @@ def common_span(p: Samples, q: Samples) -> Span:
     ]
     if not len(kept):
         return Span(p, q)
-    return Span(_columns(p, kept), _columns(q, kept), tuple(notes))
+    p, q = _columns(p, kept), _columns(q, kept)
+    return Span(p, q, tuple(notes), _on_other_surfaces(p, q, x[:, kept], y[:, kept]))
+
+
+def _on_other_surfaces(p: Samples, q: Samples, x: Array, y: Array) -> str:
+    """Return why KL is infinite where one side is on a curved surface and no draw of the other side is on it."""
+    for name, own, others in (("P", x, y), ("Q", y, x)):
+        surface = surface_of(own, p.tensor.dtype, q.tensor.dtype)
+        if surface is not None and surface.misses(others):
+            return f"All draws of {name} are on {surface.name}, and no draw of the other side is on it: KL is infinite."
+    return ""
 
 
 def rank_of(centered: Array) -> int:

@@ -30,12 +30,13 @@ from kullback.estimators.density_ratio.models import (
     log_loss,
     users_candidate,
 )
+from kullback.estimators.dimension import fills_less
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
 from kullback.estimators.histogram import histogram
 from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import heaviness
-from kullback.estimators.unseen import unseen_in_scores, upper_end
+from kullback.estimators.unseen import Verdict, unseen_in_scores, upper_end
 from kullback.optional import load
 from kullback.progress import Update, progress_bar
 from kullback.samples import Samples
@@ -56,6 +57,10 @@ _MOST_BEYOND = 0.25
 _DRAWS_FOR_THREADS = 20_000
 # How often the draws are halved to extrapolate from half of them: twice the fits each, of half the size.
 _HALVINGS = 3
+_ON_A_SURFACE = (
+    "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. If they are on a "
+    "curved surface, KL is infinite, so the interval has no upper end."
+)
 
 
 def density_ratio(
@@ -358,6 +363,8 @@ def _estimate(
     beyond = float(p.shares @ (of_p > of_q.max()))
     if beyond > _MOST_BEYOND or found.value > math.log(len(q)):
         return _from_scores(estimate, of_p, of_q, sides, confidence)
+    if fills_less(p.x, q.x):
+        return opened(estimate, Verdict(math.inf, _ON_A_SURFACE))
     return opened(estimate, upper_end(unseen, half_width(estimate)))
 
 

@@ -16,8 +16,9 @@ import torch
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence
+from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws
-from kullback.estimators.knn.data import check_independent, check_points, prepared
+from kullback.estimators.knn.data import charted, check_independent, check_points, prepared
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
@@ -35,7 +36,6 @@ _MANY = 50_000
 # The k-NN estimate is off by a factor beyond (measured), and no interval around it would be honest.
 _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
-_LEAST_OF_DIMENSION = 0.7
 # From so many dimensions on, four times as many neighbors tell how slowly the bias may fall.
 _FEWEST_DIMENSIONS_WIDE = 3
 # So many standard errors above 0 the bias is seen to fall, and three numbers of neighbors tell by which power.
@@ -54,7 +54,7 @@ class _Terms:
     occurrence_p: list[Array]
     occurrence_q: list[Array]
     overfit: float  # by how much the pilot is likely to flatter its own draws
-    dimension: float  # of the set that P's draws fill, by how fast balls fill
+    flat: str  # which side's draws fill fewer dimensions than they have, and how many; empty if neither's do
     radii: tuple[Array, Array]  # of P's and Q's draws, in the coordinates in which Q's are searched
     wide: Array | None = None  # the log-ratio with four times the largest number of neighbors
     ball: float = 0.0  # the median radius of P's smallest balls, in standard deviations
@@ -138,6 +138,7 @@ def nearest_neighbors(
     if span.infinite:
         return infinite_estimate("nearest_neighbors", (len(p), len(q)), span.infinite, p.tensor.device)
     first, second, notes = prepared(span.p, span.q)
+    first, second = charted(first, second, (p.tensor.dtype, q.tensor.dtype), notes)
     notes += span.notes
     device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
     ks = _numbers(first, second, k, extrapolate=extrapolate)
@@ -193,7 +194,7 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
     wide = _wide(ks, p, q)
     searched = ks if wide is None else (*ks, wide)
     smoothing, overfit, ball = np.zeros((len(searched), 1)), 0.0, 0.0
-    radii = p.x[:, 0], q.x[:, 0]
+    radii, flat = (p.x[:, 0], q.x[:, 0]), ""
     on_a_line = d == 1 and device.type == "cpu"
     if on_a_line:
         x, y, stretch = p.x[:, 0], q.x[:, 0], 0.0
@@ -206,6 +207,7 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
         at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
         radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
         stretch = whitening_q.log_volume - whitening_p.log_volume
+        flat = _flat((p.x, at_p), (q.x, draws_q), ks[-1]) if 1 < d <= _MOST_DIMENSIONS else ""
         own = search_space(
             at_p, at_p, searched, own=True, weights=p.weights, query_weights=p.weights, device=device
         )
@@ -235,7 +237,7 @@ def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: tor
         occurrence_p,
         occurrence_q,
         overfit,
-        _dimension(ks, own, d),
+        flat,
         radii,
         None if wide is None else log_ratio[used],
         ball,
@@ -249,12 +251,11 @@ def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
     return wide if usable and wide <= min(len(p) - 1, len(q)) else None
 
 
-def _dimension(ks: tuple[int, ...], own: list[KNearest], d: int) -> float:
-    r"""Estimate d from :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`."""
-    if len(ks) == 1:
-        return float(d)
-    difference = float((own[1].log_radius - own[0].log_radius).mean())
-    return sum(1 / j for j in range(ks[0], ks[1])) / difference if difference > 0 else math.inf
+def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:
+    """Return which side fills fewer dimensions than its draws, plain and whitened, have; nothing if neither does."""
+    ks = max(k, 4) // 4, max(k, 4)
+    fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in (("P", p), ("Q", q))]
+    return " and ".join(f"{name}'s about {d:.1f}" for name, d in fewer if d is not None)
 
 
 def _log_ratio(own: KNearest, cross: KNearest, d: int) -> Array:
@@ -456,10 +457,11 @@ def _judged(
             "no interval is given: method='density_ratio' suits more than ten dimensions."
         )
         return None, notes
-    if terms.dimension < _LEAST_OF_DIMENSION * d:
+    if terms.flat:
         notes.append(
-            f"The draws of p lie near a set of about {terms.dimension:.1f} dimensions in {d}, where there is "
-            "hardly a density, so no interval is given: leave out components that follow from others."
+            f"The draws have {d} components but fill fewer dimensions at the distance of their neighbors: "
+            f"{terms.flat}. On such a surface neighbors give no density, so there is no interval: use "
+            "method='density_ratio'."
         )
         return None, notes
     if min(p.groups, q.groups) < _FEWEST_FOR_INTERVAL:

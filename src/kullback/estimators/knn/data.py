@@ -6,15 +6,17 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from kullback.errors import ArgumentValueError, explain, invalid_type, invalid_value
 from kullback.estimators.checks import check_finite, check_samples
 from kullback.estimators.draws import Array, Draws
 from kullback.estimators.knn.search import spatial_order
 from kullback.estimators.spans import rank_of
+from kullback.estimators.surfaces import sphere_chart, surface_of
 from kullback.samples import Samples
 
-__all__ = ["RepeatedDrawsError", "check_independent", "check_points", "prepared"]
+__all__ = ["RepeatedDrawsError", "charted", "check_independent", "check_points", "prepared"]
 
 _CALL = "nearest_neighbors"
 # Rounding of real measurements gives a few ties; from here on they decide the result.
@@ -46,6 +48,20 @@ def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
     first, second = _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
     _check_ties(first, second, notes)
     return first, second, notes
+
+
+def charted(p: Draws, q: Draws, dtypes: tuple[torch.dtype, ...], notes: list[str]) -> tuple[Draws, Draws]:
+    """Return draws on a common sphere or ellipsoid in coordinates on it, one fewer; others as they are."""
+    surface = surface_of(p.x, *dtypes)
+    if surface is None or surface.to_sphere is None or not surface.contains(q.x):
+        return p, q
+    x, y = sphere_chart(surface.to_sphere(p.x), surface.to_sphere(q.x))
+    notes.append(
+        f"All draws are on {surface.name}, which has one dimension less than the draws: neighbors are searched in "
+        "coordinates on it, in which KL is the same."
+    )
+    first, second = replace(p, x=x), replace(q, x=y)
+    return _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
 
 
 def _ordered(draws: Draws) -> Draws:
