@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from mpmath import mp
@@ -54,11 +55,11 @@ def shifted(d: int, by: float) -> np.ndarray:
 
 def mises_fisher(d: int, concentration: float, axis: int) -> Draw:
     """Draw from the von Mises-Fisher distribution on the unit sphere about a coordinate axis."""
-    about = vonmises_fisher(np.eye(d)[axis], concentration)
+    about = cast("Any", vonmises_fisher)(np.eye(d)[axis], concentration)
     return lambda rng, n: about.rvs(n, random_state=rng)
 
 
-def log_mises_fisher_constant(d: int, concentration: float) -> mp.mpf:
+def log_mises_fisher_constant(d: int, concentration: float) -> Any:
     half = mp.mpf(d) / 2
     bessel = mp.besseli(half - 1, concentration)
     return (half - 1) * mp.log(concentration) - half * mp.log(2 * mp.pi) - mp.log(bessel)

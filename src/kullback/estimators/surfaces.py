@@ -138,7 +138,10 @@ def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
         return None
     center = np.linalg.solve(matrix, -equation[len(rows) : -1] / 2)
     square = float(center @ matrix @ center - equation[-1])
-    return (center, vectors * np.sqrt(values / square)) if square > 0 else None
+    if not square > 0:
+        return None
+    root: Array = vectors * np.sqrt(values / square)
+    return np.asarray(center, dtype=np.float64), root
 
 
 def sphere_chart(p: Array, q: Array) -> tuple[Array, Array]:
