@@ -117,7 +117,7 @@ def zero_of_parameters(*distributions: Distribution) -> Tensor:
     return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 
-def parameters_of(thing: Any) -> Iterator[Tensor]:
+def parameters_of(*things: Any) -> Iterator[Tensor]:
     """Yield the parameters; not what torch makes of them, by formulas whose derivatives may be infinite."""
     seen: set[int] = set()  # a transform and its inverse may hold each other
 
@@ -134,7 +134,8 @@ def parameters_of(thing: Any) -> Iterator[Tensor]:
                 elif isinstance(part, Distribution | Transform) and id(part) not in seen:
                     yield from inside(part)
 
-    yield from inside(thing)
+    for thing in things:
+        yield from inside(thing)
 
 
 def _parameter_names(thing: Any) -> Any:

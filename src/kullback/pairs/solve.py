@@ -442,6 +442,12 @@ def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | N
         rounding = 0 if dtype == torch.float64 else torch.finfo(dtype).eps * size
         error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
+    if (
+        torch.is_grad_enabled()
+        and not value.requires_grad
+        and any(x.requires_grad for x in parameters_of(p, q))
+    ):
+        value = value + zero_of_parameters(p, q).to(dtype)  # an infinite one has a gradient of 0
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 

@@ -16,6 +16,7 @@ from kullback.pairs.integration.kl_integrand import kl_terms
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.integration.uniform_endpoints import integrate_kl
+from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Options
 from kullback.pairs.support import is_infinite, is_power_infinite
 
@@ -101,7 +102,7 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, block: Tensor, opti
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
         more = attempt(block[short], options.max_evaluations)
         found = Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
-    if not (found.value.requires_grad and bool(found.value.isinf().any())):
+    if not (is_tracked(found.value) and bool(found.value.isinf().any())):
         return found
     # The derivatives of what overflowed may be NaN, so it is left out.
     finite = (~found.value.isinf()).nonzero().squeeze(-1)
@@ -129,7 +130,7 @@ def _needs_gradient(*densities: Density) -> bool:
     found: list[bool] = []
 
     def look(x: Tensor) -> Tensor:
-        found.append(x.requires_grad)
+        found.append(is_tracked(x))
         return x
 
     for density in densities:

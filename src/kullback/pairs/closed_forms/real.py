@@ -47,7 +47,8 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     Where the medians are far apart, r is taken out, so that it cancels in no derivative either.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
-    distance = (upcast(p.loc) - upcast(q.loc)).abs()
+    shift = upcast(p.loc) - upcast(q.loc)
+    distance = torch.where(shift < 0, -shift, shift)  # unlike |shift| it has second derivatives at 0
     # y may overflow, and r, where r y does not
     y = clamped_quotient(distance, scale_p, 1000)
     far = y > 2

@@ -32,10 +32,17 @@ __all__ = [
 ]
 
 
+def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(e^a + e^b), also with its second derivatives, which `torch.logaddexp` has as NaN far out."""
+    is_first = a >= b
+    high, low = torch.where(is_first, a, b), torch.where(is_first, b, a)
+    return high - logsigmoid(torch.where(high.isinf(), 0, high - low))
+
+
 def log_sum(a: Tensor, b: Tensor) -> Tensor:
     """Return log(e^a + e^b), which is b, in value and derivative, where a is -inf."""
     alone = a == -torch.inf
-    return torch.where(alone, b, torch.logaddexp(torch.where(alone, b, a), b))
+    return torch.where(alone, b, _log_add_exp(torch.where(alone, b, a), b))
 
 
 def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
@@ -43,7 +50,7 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
     near = (u.abs() < 1) | ((weight < 0.5) & (u < 0)) | ((u > 0) & (u < 700))
     close = torch.log1p(weight * torch.expm1(torch.where(near, u, 0)))
     far = torch.where(near, 0, u)
-    return torch.where(near, close, torch.logaddexp(torch.log(rest), torch.log(weight) + far))
+    return torch.where(near, close, _log_add_exp(torch.log(rest), torch.log(weight) + far))
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
@@ -86,7 +93,7 @@ def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
     """Return log(distance + more)."""
     none = ~(more > 0) | more.isinf()
     log_more = torch.log(torch.where(none, 1, more))
-    return torch.where(none, log_distance, torch.logaddexp(log_more, log_distance))
+    return torch.where(none, log_distance, _log_add_exp(log_more, log_distance))
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,10 @@ class Density(ABC):
             self, **{field.name: _mapped(getattr(self, field.name), change) for field in fields(self)}
         )
 
+    def detached(self) -> Density:
+        """Return the density at the same numbers, without a derivative by any parameter, forward or backward."""
+        return replace(self, **{field.name: _detached(getattr(self, field.name)) for field in fields(self)})
+
     def is_splittable(self) -> bool:
         """Tell whether `mapped` may cut the batch into parts."""
         parts = (getattr(self, field.name) for field in fields(self))
@@ -235,6 +246,14 @@ def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:
         return value.mapped(change)
     if isinstance(value, tuple):
         return tuple(_mapped(part, change) for part in value)  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _detached(value: object) -> object:
+    if isinstance(value, Tensor | Density):
+        return value.detach() if isinstance(value, Tensor) else value.detached()
+    if isinstance(value, tuple):
+        return tuple(_detached(part) for part in value)  # pyright: ignore[reportUnknownVariableType]
     return value
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution, VonMises
 
 from kullback.numeric import tensor_of, upcast
+from kullback.pairs.clone import detached
 from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, TailOrder, register_density
 from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
@@ -96,9 +97,14 @@ class BlackBoxDensity(Density):
     distribution: Distribution
     quartiles: Quartiles
     changes: tuple[Callable[[Tensor], Tensor], ...] = ()
+    is_fixed: bool = False
+    """Whether no derivative is wanted, not even by the ends of the support."""
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, changes=(*self.changes, change))
+
+    def detached(self) -> Density:
+        return replace(self, distribution=detached(self.distribution), is_fixed=True)
 
     def is_splittable(self) -> bool:
         return False
@@ -183,6 +189,8 @@ class BlackBoxDensity(Density):
 
     def _end(self, name: str) -> Tensor | None:
         end = _end_of(self.distribution, name)
+        if end is not None and self.is_fixed:
+            end = end.detach()
         return end if end is None or not end.ndim else self._changed(end)
 
     def _read(self, side: int) -> _Ends:

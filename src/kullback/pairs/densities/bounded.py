@@ -94,7 +94,7 @@ class KumaraswamyDensity(_Unit):
         # log x loses its digits near 1, where log(1 - x) has them.
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
         # 1 - x^a = a (1 - x) nearly, where even that difference underflows.
-        tiny = a * log_x > -1e-300
+        tiny = a * log_x > -1e-100
         inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
         inner = torch.where(tiny, torch.log(a) + log_rest, inner)
         return torch.log(a) + torch.log(b) + (a - 1) * log_x + (b - 1) * inner

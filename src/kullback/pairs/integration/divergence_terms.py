@@ -7,10 +7,12 @@ With p and q times the weights of nodes these are the terms that a pair of finit
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from kullback.generators import (
     Alpha,
@@ -21,10 +23,13 @@ from kullback.generators import (
     SquaredHellinger,
     TotalVariation,
 )
+from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
 __all__ = ["DivergenceTerms", "power_order", "total_of_masses", "with_derivatives"]
 
 
+# The logarithm of a mass that rounds to 0, as does its square root.
+_NO_MASS = -2000.0
 # The largest logarithm of a derivative: sums of such derivatives are finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
@@ -86,18 +91,17 @@ class DivergenceTerms(NamedTuple):
         """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass.
 
         Each has all its digits beside its own mass, however large the other mass is: far out on a tail the derivative
-        of a logarithm of a density is huge.
+        of a logarithm of a density is huge. They have derivatives of their own.
         """
-        with torch.no_grad():
-            if 0 != self.order != 1:
-                found = self._power_derivatives(log_p, log_q)
-            else:
-                found = self.kind.derivatives(_pair(log_p, log_q))
-            both = zip(found, (log_p, log_q), strict=True)
-            by_p, by_q = (
-                _less_mean(torch.where(log.isfinite() & by.isfinite(), by, 0), log) for by, log in both
-            )
-            return by_p, by_q
+        if 0 != self.order != 1:
+            found = self._power_derivatives(log_p, log_q)
+        elif isinstance(self.kind, Renyi):  # of order 0, where it matters which masses are none
+            found = self.kind.derivatives(_pair(log_p, log_q))
+        else:  # no mass is one too small to count, which has a derivative
+            found = self.kind.derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
+        both = zip(found, (log_p, log_q), strict=True)
+        by_p, by_q = (_less_mean(torch.where(log.isfinite() & by.isfinite(), by, 0), log) for by, log in both)
+        return by_p, by_q
 
     def sensitivities(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return how much each term changes with log p and with log q."""
@@ -153,19 +157,50 @@ def _less_mean(derivative: Tensor, log_mass: Tensor) -> Tensor:
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return the divergence of masses along the last dimension; its gradient is that of the kind's derivatives."""
     terms = DivergenceTerms(kind)
-    value = terms.total(log_p, log_q)
-    if not (torch.is_grad_enabled() and (log_p.requires_grad or log_q.requires_grad)):
+    value = terms.total(log_p.detach(), log_q.detach())
+    if not (torch.is_grad_enabled() and (is_tracked(log_p) or is_tracked(log_q))):
         return value
-    by_p, by_q = terms.derivatives(log_p, log_q)
-    return with_derivatives(value, (by_p, log_p), (by_q, log_q))
+    return with_derivatives(value, terms.derivatives, log_p, log_q)
 
 
-def with_derivatives(value: Tensor, *parts: tuple[Tensor, Tensor]) -> Tensor:
-    """Return a value with these derivatives by these variables, summed along the last dimension."""
-    surrogate = torch.zeros_like(value)
-    for derivative, variable in parts:
-        surrogate = surrogate + (derivative * torch.where(derivative != 0, variable, 0)).sum(-1)
-    return value + (surrogate - surrogate.detach())
+def with_derivatives(
+    value: Tensor,
+    derivatives: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    log_p: Tensor,
+    log_q: Tensor,
+) -> Tensor:
+    """Return a value whose derivatives by the logarithms of masses are these, which may be differentiated again."""
+    if not (is_transformed() or forward_ad._current_level >= 0):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return _WithDerivatives.apply(value, derivatives, log_p, log_q)  # pyright: ignore[reportReturnType]
+    # Forward derivatives of forward ones are those of expressions alone: the step from where the logarithms are, which
+    # is 0, times the derivatives on the way. Radau's rule for their mean is exact to the third derivatives.
+    fixed = log_p.detach(), log_q.detach()
+    steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (log_p, log_q), strict=True)]
+    there = derivatives(*fixed)
+    on_the_way = derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
+    for by, by_ahead, step in zip(there, on_the_way, steps, strict=True):
+        value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
+    return value
+
+
+class _WithDerivatives(torch.autograd.Function):
+    """A value, and derivatives by logarithms of masses as functions of these."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, derivatives: Any, log_p: Tensor, log_q: Tensor) -> Tensor:
+        ctx.derivatives = derivatives
+        ctx.save_for_backward(log_p, log_q)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        log_p, log_q = ctx.saved_tensors
+        gradient = gradients[0].unsqueeze(-1)
+        return None, None, *(gradient * by for by in ctx.derivatives(log_p, log_q))
+
+
+def _with_some_mass(log_mass: Tensor) -> Tensor:
+    return torch.where(log_mass == -torch.inf, _NO_MASS, log_mass)
 
 
 def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:

@@ -7,6 +7,7 @@ variable of integration runs over all reals.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.base import Coordinate, Density, Points
+from kullback.pairs.integration.breaks import Break, corner_terms, find_breaks, moving
 from kullback.pairs.integration.divergence_terms import DivergenceTerms, with_derivatives
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
@@ -32,12 +34,15 @@ from kullback.pairs.integration.panels import (
     span,
 )
 from kullback.pairs.integration.quadrature import Integral
+from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Target
 
 __all__ = ["integrate_divergence", "sum_divergence"]
 
 # Below this, in logarithms, a mass is rounded to 0 or nearly so.
 _UNDERFLOW = -700.0
+# A node with e to minus this of a density's mass adds nothing.
+_FEW = 60.0
 _FIRST_PANELS = 12
 _FARTHEST = 1e14
 # Crossings of the densities that are looked for, and halvings that find one.
@@ -52,6 +57,8 @@ _OF_A_CORNER = 0.03
 
 # Where each density is asked; everywhere if None.
 _Needed = tuple[Tensor, Tensor] | None
+# P and Q.
+_Both = tuple[Density, Density]
 
 
 def _integral(
@@ -61,21 +68,34 @@ def _integral(
     log_masses: Callable[[Density, Density, _Needed], tuple[Tensor, Tensor]],
     error: Tensor,
     diverges: Tensor,
+    second_order: Callable[[Tensor, Tensor], Tensor],
 ) -> Integral:
     """Return the divergence of the masses at the nodes found, with its gradient."""
     with torch.no_grad():
-        logs = log_masses(p, q, None)
+        logs = log_masses(p.detached(), q.detached(), None)
         value = terms.total(*logs)
         error = torch.where(diverges, 0.0, terms.error(value, error))
         unintegrated = torch.stack([(torch.exp(log).sum(-1) - 1).abs() for log in logs]).amax(0)
         unintegrated = torch.where(diverges, 0.0, unintegrated)
     if torch.is_grad_enabled():
-        derivatives = terms.derivatives(*logs)
-        derivatives = tuple(torch.where(diverges.unsqueeze(-1), 0, by) for by in derivatives)
-        needed = derivatives[0] != 0, derivatives[1] != 0
-        value = with_derivatives(value, *zip(derivatives, log_masses(p, q, needed), strict=True))
-        value = value if value.requires_grad else value + _zero_of_parameters(p, q)
+        finite = ~diverges.unsqueeze(-1)
+
+        def derivatives(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+            by_p, by_q = terms.derivatives(log_p, log_q)
+            return torch.where(finite, by_p, 0), torch.where(finite, by_q, 0)
+
+        with torch.no_grad():
+            by_p, by_q = derivatives(*logs)
+            needed = _needed(by_p, logs[0]) & finite, _needed(by_q, logs[1]) & finite
+        value = with_derivatives(value, derivatives, *log_masses(p, q, needed))
+        value = value + second_order(*logs)
+        value = value if is_tracked(value) else value + _zero_of_parameters(p, q)
     return Integral(torch.where(diverges, torch.inf, value), error, unintegrated)
+
+
+def _needed(by: Tensor, log: Tensor) -> Tensor:
+    """Tell at which nodes a mass has first or second derivatives that count."""
+    return log.isfinite() & ((by != 0) | (log > _UNDERFLOW))
 
 
 def _zero_of_parameters(*densities: Density) -> Tensor:
@@ -103,15 +123,30 @@ class _Piece:
     center: Tensor
     width: Tensor
 
+    def line(self, low: Tensor | None, high: Tensor | None) -> Line:
+        """Return the line between two ends; some elements of a batch may lack this piece."""
+        low = low if low is None else torch.where(self.exists, low, 0.0)
+        high = high if high is None else torch.where(self.exists, high, 1.0)
+        return Line(Coordinate(low, high), self.center, self.width)
+
+    def breaks(self, densities: _Both, fixed: _Both, lower: Tensor, upper: Tensor) -> list[Break]:
+        """Return the breaks of the densities on this piece."""
+        line = self.line(*_pieces(*densities, self.center.shape)[self.number])
+
+        def log_densities(v: Tensor) -> tuple[Tensor, Tensor]:
+            log_p, log_q, _ = self.log_densities(*fixed, v)
+            return log_p, log_q
+
+        return find_breaks(densities, line, log_densities, lower, upper)
+
     def log_densities(
         self, p: Density, q: Density, v: Tensor, needed: _Needed = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the logarithms of p dx/dv and q dx/dv, -inf where they are 0 or not needed, and log dx/dv."""
         low, high = _pieces(p, q, self.center.shape)[self.number]
-        # Some elements of a batch may lack this piece.
-        low = low if low is None else torch.where(self.exists, low, 0.0)
-        high = high if high is None else torch.where(self.exists, high, 1.0)
-        at, log_jacobian = Line(Coordinate(low, high), self.center, self.width).points(v)
+        line = self.line(low, high)
+        low, high = line.coordinate.low, line.coordinate.high
+        at, log_jacobian = line.points(v)
         log_p, log_q = (
             _density_on(density, low, high, at, self.exists if needed is None else self.exists & needed[side])
             for side, density in enumerate((p, q))
@@ -184,6 +219,8 @@ def integrate_divergence(
         target: the error wanted, and the limit on nodes.
     """
     shape = torch.Size([*batch_shape, 1])
+    tracked = p, q
+    p, q = p.detached(), q.detached()
     pieces: list[_Piece] = []
     parts: list[Panels] = []
     measures: list[Callable[[Tensor, Tensor], Panels]] = []
@@ -223,19 +260,91 @@ def integrate_divergence(
         error = torch.where(unseen, torch.inf, SAFETY * error + rounding)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
-        found: list[tuple[Tensor, Tensor]] = []
-        start = 0
-        for piece, part in zip(pieces, parts, strict=True):
-            v, half = panel_nodes(part.lower, part.upper)
-            log_weights = torch.log(WEIGHTS_KRONROD * half).flatten(-2)
-            stop = start + log_weights.shape[-1]
-            here = None if needed is None else (needed[0][..., start:stop], needed[1][..., start:stop])
-            log_p, log_q, _ = piece.log_densities(density_p, density_q, v.flatten(-2), here)
-            found.append((log_p + log_weights, log_q + log_weights))
-            start = stop
-        return torch.cat([a for a, _ in found], -1), torch.cat([b for _, b in found], -1)
+        return _log_masses(pieces, parts, (density_p, density_q), (p, q), needed)
 
-    return _integral(p, q, terms, log_masses, error, diverges)
+    def second_order(log_p: Tensor, log_q: Tensor) -> Tensor:
+        return torch.where(diverges, 0, _of_breaks(pieces, parts, tracked, (p, q), terms, (log_p, log_q)))
+
+    return _integral(*tracked, terms, log_masses, error, diverges, second_order)
+
+
+def _log_masses(
+    pieces: list[_Piece], parts: list[Panels], densities: _Both, fixed: _Both, needed: _Needed
+) -> tuple[Tensor, Tensor]:
+    """Return the logarithms of the masses at all nodes; jumps of the densities move the nodes."""
+    found: list[tuple[Tensor, Tensor]] = []
+    start = 0
+    for piece, part in zip(pieces, parts, strict=True):
+        lower, upper = part.lower, part.upper
+        if needed is not None:
+            breaks = piece.breaks(densities, fixed, lower, upper)
+            lower, upper = moving(lower, breaks), moving(upper, breaks)
+        v, half = panel_nodes(lower, upper)
+        log_half = torch.where(half > 0, torch.log(torch.where(half > 0, half, 1)), -torch.inf)
+        log_weights = (torch.log(WEIGHTS_KRONROD) + log_half).flatten(-2)
+        stop = start + log_weights.shape[-1]
+        here = None if needed is None else (needed[0][..., start:stop], needed[1][..., start:stop])
+        log_p, log_q, _ = piece.log_densities(*densities, v.flatten(-2), here)
+        found.append((log_p + log_weights, log_q + log_weights))
+        start = stop
+    return torch.cat([a for a, _ in found], -1), torch.cat([b for _, b in found], -1)
+
+
+def _of_breaks(
+    pieces: list[_Piece],
+    parts: list[Panels],
+    densities: _Both,
+    fixed: _Both,
+    terms: DivergenceTerms,
+    logs: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Return 0 with the second derivatives that corners of the densities and of the terms add."""
+    total = torch.zeros(logs[0].shape[:-1], dtype=torch.float64, device="cpu")
+    for piece, part in zip(pieces, parts, strict=True):
+
+        def derivatives(place: Tensor, piece: _Piece = piece) -> tuple[Tensor, Tensor]:
+            # As those of one more node with so little mass that it changes nothing.
+            at = (log - _FEW for log in piece.log_densities(*fixed, place)[:2])
+            more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
+            by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))
+            return by_p, by_q
+
+        total = total + corner_terms(piece.breaks(densities, fixed, part.lower, part.upper), derivatives)
+        if not terms.is_smooth:
+            total = total + _of_crossings(piece, densities, fixed, part)
+    return total
+
+
+def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels) -> Tensor:
+    """Return what the corners of |p - q| / 2 where the densities cross add to second derivatives; see `corner_terms`.
+
+    With a slope s of log p - log q at a crossing, where both are q, that is q / s times the square of its derivative.
+    """
+    v = panel_nodes(part.lower, part.upper)[0].flatten(-2).sort(-1).values
+    d = _log_ratio(piece, fixed, v)
+    known = (d.abs() > _SAME) & d.isfinite()  # at a crossing the sign is that of rounding
+    last = torch.where(known, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
+    last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
+    crosses = known & known.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
+    count = int(crosses.sum(-1).max())
+    if count == 0:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    index = crosses.to(torch.uint8).topk(count, dim=-1).indices
+    low, high = v.gather(-1, last.gather(-1, index)), v.gather(-1, index)
+    place = _bisected(piece, *fixed, low, high, d.gather(-1, index) > 0)
+    step = 1e-4 * (high - low)
+    ends = (_log_ratio(piece, fixed, place + side * step) for side in (1, -1))
+    slope = ((next(ends) - next(ends)) / (2 * step)).abs()
+    size = torch.exp(piece.log_densities(*fixed, place)[1]) / torch.where(slope > 0, slope, 1)
+    size = torch.where(crosses.gather(-1, index) & (slope > 0) & size.isfinite(), size, 0)
+    moves = _log_ratio(piece, densities, place)
+    moves = torch.where(size > 0, moves - moves.detach(), 0)
+    return (size * moves**2 / 2).sum(-1)
+
+
+def _log_ratio(piece: _Piece, densities: _Both, v: Tensor) -> Tensor:
+    log_p, log_q, _ = piece.log_densities(*densities, v)
+    return log_p - log_q
 
 
 def _sums(parts: list[Panels]) -> Tensor:
@@ -374,17 +483,18 @@ def sum_divergence(
     p: Density, q: Density, terms: DivergenceTerms, batch_shape: torch.Size, target: Target
 ) -> Integral:
     """Sum the terms of a divergence over every integer that matters; arguments as of `integrate_divergence`."""
+    fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
-        n, after, most, diverges, cut_off = _window(p, q, batch_shape, terms, target)
+        n, after, most, diverges, cut_off = _window(fixed_p, fixed_q, batch_shape, terms, target)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
         found = _log_masses_at(density_p, density_q, torch.minimum(n, most), needed)
         return torch.where(n <= after, found[0], -torch.inf), torch.where(n <= after, found[1], -torch.inf)
 
     with torch.no_grad():
-        sizes = terms.terms(*log_masses(p, q, None)).abs().sum(-1)
+        sizes = terms.terms(*log_masses(fixed_p, fixed_q, None)).abs().sum(-1)
     error = 1e-15 * sizes + torch.where(cut_off & ~diverges, torch.inf, 0.0)
-    return _integral(p, q, terms, log_masses, error, diverges)
+    return _integral(p, q, terms, log_masses, error, diverges, lambda *logs: torch.zeros_like(error))
 
 
 def _window(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.base import Density
+from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
     NEGLIGIBLE,
@@ -32,6 +33,7 @@ from kullback.pairs.integration.panels import (
     without_ladders,
 )
 from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
+from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Target
 
 __all__ = ["Integral", "Terms", "integrate"]
@@ -81,7 +83,15 @@ class _Pair(NamedTuple):
         return [self.line.v(marks).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for marks in found]
 
 
-def integrate(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, target: Target) -> Integral:
+def integrate(
+    p: Density,
+    q: Density,
+    terms: Terms,
+    batch_shape: torch.Size,
+    target: Target,
+    *,
+    moves_nodes: bool = True,
+) -> Integral:
     """Integrate `terms` of two densities over P's support.
 
     Arguments:
@@ -90,12 +100,15 @@ def integrate(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
         terms: the integrand, per dv.
         batch_shape: what the parameters broadcast to, without the last dimension.
         target: the error wanted, and the limit on nodes.
+        moves_nodes: whether the ends of P take the nodes with them; else the derivatives are those by the densities at
+            fixed nodes alone.
     """
+    fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
-        center, width = (x.expand(*batch_shape, 1) for x in p.center_and_width())
-        pair = _Pair(p, q, Line(p.coordinate(), center, width))
-        same_ends = _same_ends(p, q).squeeze(-1)
-        tails = slow_tails(p, q, pair.line)
+        center, width = (x.expand(*batch_shape, 1) for x in fixed_p.center_and_width())
+        pair = _Pair(fixed_p, fixed_q, Line(fixed_p.coordinate(), center, width))
+        same_ends = _same_ends(fixed_p, fixed_q).squeeze(-1)
+        tails = slow_tails(fixed_p, fixed_q, pair.line)
 
         def measure(lower: Tensor, upper: Tensor) -> Panels:
             return Panels(lower, upper, _measured(pair, lower, upper, terms))
@@ -118,10 +131,14 @@ def integrate(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
         error = torch.where(is_finite, SAFETY * sums.error + sums.rounding, endless)
     if torch.is_grad_enabled():
-        lower, upper = _out_to_breakpoints(pair, parts[0].lower, parts[0].upper)
-        pair = _Pair(p, q, pair.line._replace(coordinate=p.coordinate()))
-        found = _differentiable_sum(pair, lower, upper, sums.is_whole, is_finite, terms, mean)
-        value = torch.where(is_finite, found, value)
+        lower, upper = parts[0].lower, parts[0].upper
+        line = pair.line
+        if moves_nodes:
+            lower, upper = _out_to_breakpoints(pair, p, lower, upper)
+            line = line._replace(coordinate=p.coordinate())
+        is_whole = sums.is_whole & moves_nodes
+        found = _differentiable_sum(_Pair(p, q, line), pair, lower, upper, is_whole, is_finite, terms, mean)
+        value = torch.where(is_finite, found if moves_nodes else value + (found - found.detach()), value)
     for tail in tails:
         rest, rest_error = tail.rest(p, q, is_finite)
         value, error = value + rest, error + rest_error
@@ -212,18 +229,18 @@ def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Colum
     return _Columns(values, errors, roundings, mass_p, mass_q, mass_errors)
 
 
-def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+def _out_to_breakpoints(pair: _Pair, p: Density, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Add panels next to an end of P that a parameter moves, if Q changes there on a far smaller scale than P.
 
     They hold too little of P's mass for the value, but what Q does there decides the derivative by that end.
     """
-    p, line = pair.p, pair.line
+    line = pair.line
     with torch.no_grad():
         marks = torch.cat(without_ladders(pair.breakpoints()), -1)
         marks = line.t(torch.where(marks.abs() < OUTERMOST, marks, 0))  # those outside the support are there
         reach = NEGLIGIBLE / 2
         for end, side in ((p.low(), -1), (p.high(), 1)):
-            if end is None or not end.requires_grad:
+            if end is None or not is_tracked(end):
                 continue
             edge = lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
             beyond = side * (side * marks).amax(-1, keepdim=True) + side * reach
@@ -238,6 +255,7 @@ def _out_to_breakpoints(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tens
 
 def _differentiable_sum(
     pair: _Pair,
+    fixed: _Pair,
     lower: Tensor,
     upper: Tensor,
     is_whole: Tensor,
@@ -250,19 +268,28 @@ def _differentiable_sum(
     With it the integrand that meets the derivative of p is log(p / q) less its mean: where that is large and the rest
     is small, the derivative would otherwise be lost in the rounding of a derivative of P's mass.
     """
-    v, half = panel_nodes(lower, upper)
+    whole = is_whole.unsqueeze(-1)
+    breaks = find_breaks((pair.p, pair.q), pair.line, fixed.log_densities, lower, upper)
+    v, half = panel_nodes(moving(lower, breaks), moving(upper, breaks))
     weights = (WEIGHTS_KRONROD.to(v.device) * half).flatten(-2)
     v = v.flatten(-2)
     with torch.no_grad():
-        log_p, log_q, _ = pair.clean_log_densities(v)
-        counted = (weights > 0) & is_finite.unsqueeze(-1)
+        log_p, log_q, _ = fixed.clean_log_densities(v.detach())
+        counted = (weights.detach() > 0) & is_finite.unsqueeze(-1)
         alive = (log_p > _UNDERFLOW) & counted
-        lone = (log_q > _UNDERFLOW) & counted & ~alive & is_whole.unsqueeze(-1)  # Q's mass where P has none
+        lone = (log_q > _UNDERFLOW) & counted & ~alive & whole  # Q's mass where P has none
     log_p, log_q = pair.log_densities(v, alive)
-    f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))
+    f = torch.where(whole, terms(log_p, log_q, True), terms(log_p, log_q, False))
     mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
     total = torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
     if bool(lone.any()):
         _, log_q = pair.log_densities(v, lone)
         total = total + torch.where(lone, torch.exp(log_q) * weights, 0).sum(-1)
-    return total
+
+    def derivatives(place: Tensor) -> tuple[Tensor, Tensor]:
+        log_p, log_q = fixed.log_densities(place)
+        p, q = torch.exp(log_p), torch.exp(log_q)
+        by_p = p * (log_p - log_q - mean.unsqueeze(-1))
+        return torch.where(whole, by_p, by_p + p), torch.where(whole, q - p, -p)
+
+    return total + torch.where(is_finite, corner_terms(breaks, derivatives), 0)

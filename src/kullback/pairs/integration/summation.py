@@ -94,11 +94,13 @@ def sum_terms(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
         batch_shape: what the parameters broadcast to, without the last dimension.
         target: the error wanted, and the limit on nodes, which holds unless one by one is the only way.
     """
+    fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
-        low, high, missing = _window(p, q, batch_shape)
+        low, high, missing = _window(fixed_p, fixed_q, batch_shape)
         starts, kinds = _cut(low, high, _is_smooth(p) and _is_smooth(q))
-        panels = _measure(p, q, terms, *_resolved(starts, kinds, _breakpoints(p, q, batch_shape)))
-        rest_of_q = _mass_outside(q, panels)
+        marks = _breakpoints(fixed_p, fixed_q, batch_shape)
+        panels = _measure(fixed_p, fixed_q, terms, *_resolved(starts, kinds, marks))
+        rest_of_q = _mass_outside(fixed_q, panels)
         while True:
             is_whole = _is_whole(panels, rest_of_q)
             value, error, rounding = _totals(panels, is_whole)
@@ -106,7 +108,7 @@ def sum_terms(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
             splits = max(4, panels.starts.shape[-1] // 4)
             if bool(enough.all()) or (panels.starts.shape[-1] + splits) * _NODES > target.max_evaluations:
                 break
-            panels = _split(p, q, terms, panels, is_whole, splits)
+            panels = _split(fixed_p, fixed_q, terms, panels, is_whole, splits)
         unintegrated = (panels.mass_p.sum(-1) - 1).abs()
         error = error + rounding + missing + torch.where(is_whole, rest_of_q, 0)
         error = error + torch.where(value.isinf(), 0, unintegrated * value.abs())

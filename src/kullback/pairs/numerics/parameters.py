@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.distributions import Categorical, Distribution, OneHotCategorical
 from torch.distributions.utils import probs_to_logits
 
@@ -19,6 +20,7 @@ __all__ = [
     "dtype_of",
     "first_given",
     "given_logits",
+    "is_tracked",
     "is_transformed",
     "log_probs_of",
 ]
@@ -48,6 +50,11 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
 def is_transformed() -> bool:
     """Tell whether this runs inside a transform of torch.func, such as vmap."""
     return _functorch.peek_interpreter_stack() is not None
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Tell whether a derivative by this tensor may be wanted: by a backward pass, a forward one or torch.func."""
+    return x.requires_grad or is_transformed() or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def dtype_of(*distributions: Distribution) -> torch.dtype:

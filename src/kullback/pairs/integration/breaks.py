@@ -1,0 +1,113 @@
+"""Where an integrand has corners or jumps that move with the parameters, and what they add to derivatives.
+
+The nodes of an integral are constants, and its derivatives are those of a sum over them. A place where the integrand
+jumps has to take the nodes with it: the edges of the panels there move. A place where it only has a corner adds
+nothing to the first derivatives. To the second ones it adds the change of the integrand's slope there, times the
+derivatives of the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.pairs.densities.base import Density
+from kullback.pairs.integration.panels import OUTERMOST, Line
+from kullback.pairs.numerics.parameters import is_tracked
+
+__all__ = ["Break", "corner_terms", "find_breaks", "moving"]
+
+# Where the logarithm of a density is asked next to a break, in distances to the next edge.
+_STEP = 1e-4
+# By how much a logarithm changes at least where it jumps, rather than its slope.
+_JUMP = 1e-6
+
+# Returns log p and log q, per unit of the variable of integration.
+LogDensities = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Break(NamedTuple):
+    """A place, of shape (..., 1), at which the logarithm of a density has a corner or jumps."""
+
+    side: int
+    """0 where it is P's, 1 where it is Q's."""
+    place: Tensor
+    """In the variable of integration, with its derivatives."""
+    jumps: Tensor
+    bend: Tensor
+    """How much the slope of the logarithm changes; 0 where it jumps and where there is no break."""
+
+
+def find_breaks(
+    densities: tuple[Density, Density], line: Line, log_densities: LogDensities, lower: Tensor, upper: Tensor
+) -> list[Break]:
+    """Return the breaks of two densities between the edges of panels.
+
+    Arguments:
+        densities: P and Q, with the derivatives of their parameters.
+        line: that of the panels, likewise.
+        log_densities: those of P and Q without derivatives.
+        lower: where the panels begin.
+        upper: where they end.
+    """
+    found: list[Break] = []
+    edges = torch.cat([lower, upper], -1).detach()
+    for side, density in enumerate(densities):
+        for point in density.nonsmooth_points():
+            place = line.v(line.coordinate.of(point)).expand(*edges.shape[:-1], 1)
+            if not is_tracked(place):
+                continue
+            fixed = place.detach()
+            inside = (fixed > edges.amin(-1, keepdim=True)) & (fixed < edges.amax(-1, keepdim=True))
+            inside = inside & (fixed.abs() < OUTERMOST)
+            if not bool(inside.any()):
+                continue
+            fixed = torch.where(inside, fixed, 0)
+            distances = (edges - fixed).abs()
+            step = _STEP * torch.where(distances > 0, distances, torch.inf).amin(-1, keepdim=True)
+            level, slope = zip(
+                *(_beside(log_densities, side, fixed, sign * step) for sign in (-1, 1)), strict=True
+            )
+            change = level[1] - level[0]
+            jumps = ~(change.abs() <= _JUMP * (1 + level[0].abs())) & inside
+            bend = torch.where(inside & ~jumps, slope[1] - slope[0], 0)
+            found.append(Break(side, torch.where(inside, place, 0), jumps, bend))
+    return found
+
+
+def _beside(log_densities: LogDensities, side: int, place: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of a density and its slope at a place, extrapolated from three steps to one side."""
+    at = place + step * torch.tensor([1.0, 2.0, 3.0], dtype=step.dtype, device=step.device)
+    first, second, third = log_densities(at)[side].split(1, -1)
+    return 3 * first - 3 * second + third, (-5 * first + 8 * second - 3 * third) / (2 * step)
+
+
+def moving(edges: Tensor, breaks: list[Break]) -> Tensor:
+    """Return the edges of panels with the derivatives of the places of jumps that they are at."""
+    moved = torch.zeros_like(edges, dtype=torch.bool)
+    result = edges
+    for each in breaks:
+        if not bool(each.jumps.any()):
+            continue
+        here = each.jumps & (edges == each.place.detach()) & ~moved
+        result = result + torch.where(here, each.place - each.place.detach(), 0)
+        moved = moved | here
+    return result
+
+
+def corner_terms(breaks: list[Break], derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    """Return a sum that is 0, as its first derivatives are; the second ones are what the corners add.
+
+    Arguments:
+        breaks: those of both densities.
+        derivatives: returns those of the integrand at places, by log p and by log q.
+    """
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
+    for each in breaks:
+        place = each.place.detach()
+        change = (derivatives(place)[each.side] * each.bend).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        total = total + (change * (each.place - place) ** 2 / 2).squeeze(-1)
+    return total
