@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -244,11 +245,12 @@ def divergences(
         clusters=found.clusters,
         rare=found.rare,
         pooled=len(found.groups),
+        sparse=found.sparse,
         confidence=settings.confidence,
     )
     parts = {name: getattr(statistics, name) for name in ("kl_pq", "kl_qp", "js", "psi", "tv", "p_value")}
     shown = _shown(table, found, statistics.contributions)
-    notes, findings = _remarks(found, columns, statistics.kl_pq)
+    notes, findings = _remarks(found, columns, statistics.kl_pq, statistics.kl_qp)
     return parts | {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}, findings
 
 
@@ -265,6 +267,7 @@ class _Pooled:
         rare: their rows by value and group; None where there is one group only.
         clusters: the weights by cluster, and bin or group; None where rows are independent.
         scales: how many rows of equal weight a weight of 1 of P and of Q stands for.
+        sparse: whether some bins are rare and none is pooled, because there are few.
     """
 
     frequent: Group
@@ -275,10 +278,13 @@ class _Pooled:
     rare: RareValues | None = None
     clusters: tuple[Array, Array] | None = None
     scales: tuple[float, float] = (1.0, 1.0)
+    sparse: bool = False
 
 
 def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> _Pooled:
     """Return the bins to compare: rare ones in groups."""
+    if _are_few(table, settings, clustered):
+        return _Pooled(np.arange(len(table.labels)), (), table.p, table.q, sparse=True)
     rare = _is_rare(table, settings, clustered)
     frequent, values = np.flatnonzero(~rare), int(rare.sum())
     p, q = table.p[frequent], table.q[frequent]
@@ -303,6 +309,20 @@ def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None)
         for side, group, scale in zip((p, q), found.totals, scales, strict=True)
     ]
     return _Pooled(frequent, found.labels, sums[0], sums[1], values, found, scales=scales)
+
+
+def _are_few(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> bool:
+    """Tell whether categories of independent rows are few enough for a posterior, and some too rare to do without."""
+    if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
+        return False
+    occupied = table.p + table.q > 0
+    expected = expected_rows(table.p, table.q, settings.sizes)[occupied]
+    rows = [side.sum() for side in (table.p, table.q)]
+    whole = np.allclose(rows, settings.sizes) and all(
+        np.allclose(side, np.round(side)) for side in (table.p, table.q)
+    )
+    few = len(expected) <= MOST_BINS and expected.mean() >= MIN_EXPECTED
+    return bool(whole and few and (expected < MIN_EXPECTED).any())
 
 
 def _is_rare(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> Mask:
@@ -404,7 +424,7 @@ def _shown(table: ContingencyTable, found: _Pooled, parts: Array) -> tuple[Bin, 
 
 
 def _remarks(
-    found: _Pooled, columns: Sequence[str], quantity: Quantity
+    found: _Pooled, columns: Sequence[str], quantity: Quantity, backward: Quantity
 ) -> tuple[tuple[str, ...], list[Finding]]:
     """Return what was pooled, what is infinite, and why there is no value or interval, as notes and findings."""
     notes: list[str] = []
@@ -420,16 +440,7 @@ def _remarks(
         _remark_rare(found, quantity, remark, notes)
     if not ((a > 0) & (b > 0)).any():
         remark("disjoint", "no value of P lies in a bin where one of Q does")
-    empty = [
-        f"{divergence} (bins without rows of {side}: {count})"
-        for divergence, side, count in (
-            ("KL(P||Q)", "Q", int(((a > 0) & (b == 0)).sum())),
-            ("KL(Q||P)", "P", int(((a == 0) & (b > 0)).sum())),
-        )
-        if count
-    ]
-    if empty:
-        remark("infinite", f"infinite by the counts alone: {', '.join(empty)}; the intervals are open above")
+    _remark_empty(found, (quantity, backward), remark, notes)
     fewest = MIN_CLUSTERS
     if found.clusters is not None:
         fewest = min(int((side.sum(1) > 0).sum()) for side in found.clusters)
@@ -443,6 +454,30 @@ def _remarks(
     elif quantity.interval is None:
         notes.append("All rows are in one bin: nothing tells P from Q.")
     return tuple(notes), findings
+
+
+def _remark_empty(
+    found: _Pooled, both: tuple[Quantity, Quantity], remark: Callable[[str, str], None], notes: list[str]
+) -> None:
+    """Say what bins without rows of one side mean for both directions of KL."""
+    sides = (("KL(P||Q)", "Q", found.p, found.q), ("KL(Q||P)", "P", found.q, found.p))
+    infinite: list[str] = []
+    for (divergence, side, other, own), known in zip(sides, both, strict=True):
+        without = (own == 0) & (other > 0)
+        if not without.any():
+            continue
+        bins, share = f"bins without rows of {side}: {without.sum()}", other[without].sum() / other.sum()
+        if found.sparse and known.interval is not None and math.isfinite(known.interval[1]):
+            notes.append(
+                f"{bins[0].upper()}{bins[1:]}, with {100 * share:.2g} % of the other side's. The interval of "
+                f"{divergence} takes {side} to have some there that chance left out of its rows."
+            )
+        else:
+            infinite.append(f"{divergence} ({bins})")
+    if infinite:
+        remark(
+            "infinite", f"infinite by the counts alone: {', '.join(infinite)}; the intervals are open above"
+        )
 
 
 def _remark_rare(

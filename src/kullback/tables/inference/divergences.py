@@ -48,6 +48,8 @@ MIN_EXPECTED = 10.0  # rows in a bin, on the smaller side, below which it is rar
 STRAY = 0.01  # the proportion of rows that may differ unseen before a divergence has no upper end
 MOST_UNSEEN = 0.5  # the proportion of rows that nothing is known of, beyond which a divergence has no value
 TV_DRAWS = 2000
+POSTERIOR_DRAWS = 4000
+MOST_MISSING = 3.0  # rows expected by the other side in a bin where one has none: that is chance in 5 %
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def compare_counts(
     clusters: tuple[Array, Array] | None = None,
     rare: RareValues | None = None,
     pooled: int = 0,
+    sparse: bool = False,
     confidence: float = 0.95,
 ) -> Statistics:
     """Compare P's counts with Q's in the same bins.
@@ -85,6 +88,8 @@ def compare_counts(
             row, zeros where a side does not have it; None where rows are independent.
         rare: the rows of rare values, whose groups are the last bins; None where there are none, or only one group.
         pooled: how many of the last bins hold rare values; of the first of them nothing more is known.
+        sparse: whether independent rows are counted in few bins, some of them with too few rows for a chi-square
+            distribution. The intervals are then those of a posterior.
         confidence: the confidence level of the intervals.
 
     Returns:
@@ -111,14 +116,19 @@ def compare_counts(
     else:
         p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
     n, m = errors.effective
-    case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence)
+    posterior = (_posterior(a, random), _posterior(b, random)) if sparse else None
+    case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
     contributions[occupied] = case.contributions()
     forward, backward = case.zhang_grabchak(), case.swapped_zhang_grabchak()
+    # A bin without rows on one side: the posterior bounds the divergence where chance explains that it has none.
+    most = MOST_MISSING if sparse else 0.0
+    no_q = float(case.p[b == 0].max(initial=0.0)) * m > most
+    no_p = float(case.q[a == 0].max(initial=0.0)) * n > most
     quantities = [
-        case.smooth(_kl, forward, unbounded=bool(((a > 0) & (b == 0)).any())),
-        case.smooth(_reverse_kl, backward, unbounded=bool(((a == 0) & (b > 0)).any())),
+        case.smooth(_kl, forward, unbounded=no_q),
+        case.smooth(_reverse_kl, backward, unbounded=no_p),
         case.smooth(_jensen_shannon, case.jensen_shannon()),
-        case.smooth(_jeffreys, forward + backward, unbounded=bool(((a == 0) != (b == 0)).any())),
+        case.smooth(_jeffreys, forward + backward, unbounded=no_q or no_p),
         case.total_variation(random),
     ]
     if not p_value <= 1 - confidence:
@@ -214,6 +224,7 @@ class _Comparison:
     m: float
     errors: SamplingError
     confidence: float
+    posterior: tuple[Array, Array] | None = None
 
     @property
     def _too_few(self) -> bool:
@@ -272,13 +283,26 @@ class _Comparison:
             student = self.errors.inflation(of_p, of_q, quantile)
         error = float(np.sqrt(variance + 2 * dof * scale**2))
         scale *= student
-        low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
-        if not (self.p.all() and self.q.all()):  # half a row is the continuity correction of none
-            low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
-        low, high = min(scale * low, value), max(scale * high, value)
+        if self.posterior is not None:
+            low, high = self._of_posterior(function(*self.posterior)[0], plugin)
+        else:
+            low, high = _unified_interval(dof + corrected / scale, dof, 1 - self.confidence)
+            if not (self.p.all() and self.q.all()):  # half a row is the continuity correction of none
+                low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
+            low, high = scale * low, scale * high
+        low, high = min(low, value), max(high, value)
         return Quantity(
             value, error, (float(low), math.inf if unbounded else min(float(high), function.greatest))
         )
+
+    def _of_posterior(self, drawn: Array, plugin: float) -> Interval:
+        """Return the interval of a divergence by its posterior.
+
+        Its mean exceeds the plug-in as much as the plug-in exceeds the truth. The lower end allows for both.
+        """
+        tail = (1 - self.confidence) / 2
+        low, high = np.quantile(drawn, [tail, 1 - tail])
+        return max(0.0, float(low) - 2 * (float(drawn.mean()) - plugin)), float(high)
 
     def total_variation(self, random: np.random.Generator) -> Quantity:
         """Return the plug-in minus the bootstrap estimate of its bias, with an interval by simulated errors.
@@ -310,6 +334,15 @@ class _Comparison:
         high = plugin - float(np.quantile(shift, alpha / 2))
         error = float(shift.std())
         return Quantity(value, error, (min(max(low, 0.0), value), max(min(high, 1.0), value)))
+
+
+def _posterior(counts: Array, random: np.random.Generator) -> Array:
+    """Return draws of the proportions given their counts, with Jeffreys' prior.
+
+    References:
+        An Invariant Form for the Prior Probability in Estimation Problems (Jeffreys, 1946)
+    """
+    return random.dirichlet(counts + 0.5, POSTERIOR_DRAWS)
 
 
 def _entropy(proportion: Array, counts: Array, size: float) -> float:
@@ -375,40 +408,40 @@ class _Divergence:
     """A divergence of p and q with its gradients.
 
     Attributes:
-        at: a function from p and q to the divergence and its gradients with respect to both.
+        at: a function from p and q, shape (..., K), to the divergence and its gradients with respect to both.
         curvature: its second derivative at p = q, relative to KL's.
         greatest: its largest possible value.
     """
 
-    at: Callable[[Array, Array], tuple[float, Array, Array]]
+    at: Callable[[Array, Array], tuple[Any, Array, Array]]
     curvature: float
     greatest: float = math.inf
 
-    def __call__(self, p: Array, q: Array) -> tuple[float, Array, Array]:
+    def __call__(self, p: Array, q: Array) -> tuple[Any, Array, Array]:
         return self.at(p, q)
 
 
-def _kl_at(p: Array, q: Array) -> tuple[float, Array, Array]:
+def _kl_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
     ratio = np.log(p / q)
-    return float((p * ratio).sum()), ratio, -p / q
+    return (p * ratio).sum(-1), ratio, -p / q
 
 
-def _reverse_kl_at(p: Array, q: Array) -> tuple[float, Array, Array]:
+def _reverse_kl_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
     value, of_q, of_p = _kl_at(q, p)
     return value, of_p, of_q
 
 
-def _jeffreys_at(p: Array, q: Array) -> tuple[float, Array, Array]:
+def _jeffreys_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
     parts = zip(_kl_at(p, q), _reverse_kl_at(p, q), strict=True)
     value, of_p, of_q = (forward + backward for forward, backward in parts)
-    return value, of_p, of_q  # pyright: ignore[reportReturnType]
+    return value, of_p, of_q
 
 
-def _jensen_shannon_at(p: Array, q: Array) -> tuple[float, Array, Array]:
+def _jensen_shannon_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
     from scipy.special import rel_entr
 
     middle = (p + q) / 2
-    value = float(rel_entr(p, middle).sum() + rel_entr(q, middle).sum()) / 2
+    value = (rel_entr(p, middle).sum(-1) + rel_entr(q, middle).sum(-1)) / 2
     with np.errstate(divide="ignore"):  # a gradient at a proportion of 0 is never weighted
         return value, np.log(p / middle) / 2, np.log(q / middle) / 2
 
