@@ -83,7 +83,7 @@ LAYERS = {
         {"clone", "numerics", "options", "registry", "torch_registry"},
         {"rounding", "sampling"},
         {"densities"},
-        {"closed_forms", "scipy_adapter", "support"},
+        {"checks", "closed_forms", "scipy_adapter", "support"},
         {"coverage", "integration"},
         {"univariate"},
         {"solve"},

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily
 
 from kullback.errors import invalid_type
-from kullback.pairs.clone import expanded, upcast_copy, with_dimension
+from kullback.pairs.checks import check_domains
+from kullback.pairs.clone import expanded, upcast_copy, usable, with_dimension
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.cholesky import of_root, whitened
@@ -96,6 +97,8 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
                 instead="MixtureSameFamily(Categorical(weights), components)",
             )
     check_comparable("kl_bounds", p, q)
+    check_domains("kl_bounds", p, q)
+    p, q = usable("kl_bounds", "p", p), usable("kl_bounds", "q", q)
     shape, dtype = batch_shape_of(p, q), dtype_of(p, q)
     (weights_p, parts_p), (weights_q, parts_q) = (_components(d, shape) for d in (p, q))
     across = _divergences(parts_p, parts_q)

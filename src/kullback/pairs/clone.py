@@ -57,10 +57,18 @@ def _copied(thing: Any, change: Change, seen: dict[int, Any]) -> Any:
 
 def usable(call: str, argument: str, d: Distribution) -> Distribution:
     """Return a distribution, or a copy with parameters that autograd can save; raise if they are no dense numbers."""
-    if torch.compiler.is_compiling() or all(map(is_ordinary, _tensors(d))):
+    if torch.compiler.is_compiling() or all(is_ordinary(x) and not x.is_complex() for x in _tensors(d)):
         return d
 
     def checked(_owner: Any, name: str, x: Tensor) -> Tensor:
+        if x.is_complex():
+            raise invalid_value(
+                call,
+                argument,
+                wanted="real parameters",
+                got=f"{type(d).__name__} with a {name} of dtype {x.dtype}",
+                instead="the real part, x.real, where the imaginary part is 0",
+            )
         if x.is_meta or is_fake(x):
             raise invalid_value(
                 call,

@@ -14,6 +14,7 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
+from kullback.pairs.checks import check_domains, check_integrable
 from kullback.pairs.clone import (
     are_valid,
     expanded,
@@ -89,6 +90,7 @@ def estimate(
         if found is not None:
             return found
     check_comparable(call, p, q)
+    check_domains(call, p, q)
     masked = _by_mask(call, p, q, kind, options)
     if masked is not None:
         return masked
@@ -400,8 +402,24 @@ def _rounding(value: Tensor, relative: float) -> Tensor:
 def _by_densities(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
+    if not torch.compiler.is_compiling():
+        return _of_densities(call, p, q, kind, options)
+    names = f"({type(p).__name__}, {type(q).__name__})"
+    torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
+        msg=f"{call} of {names} is an integral or a sum, which looks at its parameters to decide where to look next. "
+        "It is no graph. Write: torch.compile(...) without fullgraph=True, or call it outside"
+    )
+    of_densities: Rule = torch.compiler.disable(_of_densities)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
+    return of_densities(call, p, q, kind, options)
+
+
+def _of_densities(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
     from kullback.pairs.univariate import divergence_of_densities, method_for  # what closed forms do without
 
+    if not p.event_shape:
+        check_integrable(call, p, q)
     p, q = in_common_unit(p, q)
     densities = density_of(p), density_of(q)
     if densities[0] is None or densities[1] is None:

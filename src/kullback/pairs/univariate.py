@@ -24,6 +24,8 @@ __all__ = ["divergence_of_densities", "method_for"]
 
 # Nodes that an element gets at first; those that need more get as many as there may be.
 _FIRST_EVALUATIONS = 900
+# Elements of a batch that are tried again alone where they did not reach their tolerance.
+_ALONE = 16
 # Elements of a batch that are summed or integrated at once, as every one takes memory for hundreds of nodes.
 _BLOCK = 4096
 
@@ -102,6 +104,14 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, block: Tensor, opti
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
         more = attempt(block[short], options.max_evaluations)
         found = Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
+        if len(block) > 1:  # an element is not refused for what the others of its batch need
+            refused = (
+                ~options.is_accepted(found.value.detach(), found.error) & found.value.detach().isfinite()
+            )
+            for index in refused.nonzero().flatten()[:_ALONE].tolist():
+                element = torch.tensor([index], device="cpu")
+                one = attempt(block[element], options.max_evaluations)
+                found = Integral(*(x.index_copy(0, element, y) for x, y in zip(found, one, strict=True)))
     if not (is_tracked(found.value) and bool(found.value.isinf().any())):
         return found
     # The derivatives of what overflowed may be NaN, so it is left out.

@@ -193,8 +193,12 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
             center = marks[..., _MIDDLE : _MIDDLE + 1]
             width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
             inside = (marks.amax(-1, keepdim=True) > start) & (marks.amin(-1, keepdim=True) < stop)
-            if bool((inside & (width < _NARROW * size)).any()):
-                marks = torch.where((marks - center).abs() > size, center, marks)  # noqa: PLW2901
+            is_narrow = inside & (width < _NARROW * size)
+            if bool(is_narrow.any()):
+                ladder = torch.where((marks - center).abs() > size, center, marks)
+                coarse = torch.full_like(marks, torch.nan)  # as elements without a narrow peak have alone
+                coarse[..., _COARSE] = marks[..., _COARSE]
+                marks = torch.where(is_narrow, ladder, torch.where(coarse.isnan(), center, coarse))  # noqa: PLW2901
             else:
                 marks = marks[..., _COARSE]  # noqa: PLW2901
         edges.append(torch.maximum(torch.minimum(marks, stop), start))

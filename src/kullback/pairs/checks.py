@@ -1,0 +1,171 @@
+"""Refusals of distributions that no rule can serve: maps outside of their domain, parameters that are no numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    Poisson,
+    TransformedDistribution,
+    constraints,
+)
+from torch.distributions.transforms import Transform
+
+from kullback.errors import KullbackError, NoRuleError, explain, invalid_value
+from kullback.numeric import tensor_of, upcast
+from kullback.pairs.densities.image import Ends, ends_after, steps_of
+from kullback.representations import can_inspect
+
+__all__ = ["check_domains", "check_integrable", "invalid_parameter"]
+
+# How far below the domain of a map rounding may put the end of a support, beside the numbers that it comes from.
+_ROUNDING = 1e-6
+# Parameters that have to be finite and, but for the location, positive.
+_NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
+
+_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def check_domains(call: str, p: Distribution, q: Distribution) -> None:
+    """Raise if a transform gets mass from outside of its domain, as the logarithm of a Normal does."""
+    for argument, d in (("p", p), ("q", q)):
+        if isinstance(d, Independent | MixtureSameFamily | TransformedDistribution):
+            _checked_ends(call, argument, d)
+
+
+def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
+    """Return the ends of where a distribution has mass, None where they are not known, after the check."""
+    while isinstance(d, Independent | MixtureSameFamily):
+        d = d.base_dist if isinstance(d, Independent) else d.component_distribution
+    if not isinstance(d, TransformedDistribution):
+        return _ends_of(_support_of(d))
+    ends = _checked_ends(call, argument, d.base_dist)
+    for step in steps_of(d.transforms):
+        domain = _ends_of(step.domain)
+        if (
+            ends is None
+            or domain is None
+            or not all(can_inspect(x) for x in (*ends, *domain) if x is not None)
+        ):
+            return None
+        if not _is_inside(ends, domain):
+            raise invalid_value(
+                call,
+                argument,
+                wanted=f"a base distribution with all of its mass in {_interval(domain)}, the domain of {_name(step)}",
+                got=f"{type(d.base_dist).__name__} with mass in {_interval(ends)} there",
+                instead="a base distribution, or a transform before this one, that stays in the domain; for the "
+                "logarithm LogNormal or Gamma, not Normal",
+            )
+        ends = ends_after(ends, step)
+    return ends
+
+
+def _support_of(d: Distribution) -> object:
+    try:
+        return d.support
+    except NotImplementedError:
+        return None
+
+
+def _ends_of(constraint: object) -> Ends | None:
+    """Return the ends of an interval, None for an infinite one; None alone for any other set."""
+    while hasattr(constraint, "base_constraint"):
+        constraint = getattr(constraint, "base_constraint")  # noqa: B009
+    ends = (getattr(constraint, name, None) for name in ("lower_bound", "upper_bound"))
+    low, high = (None if x is None else upcast(tensor_of(x, torch.float64)) for x in ends)
+    if (low is None and high is None and constraint is not constraints.real) or getattr(
+        constraint, "is_discrete", True
+    ):
+        return None
+    return low, high
+
+
+def _is_inside(ends: Ends, domain: Ends) -> bool:
+    for end, edge, side in zip(ends, domain, (1, -1), strict=True):
+        if edge is None or bool(edge.isinf().all()):
+            continue
+        if end is None or bool((side * (end - edge) < -_ROUNDING * (1 + edge.abs())).any()):
+            return False
+    return True
+
+
+def _interval(ends: Ends) -> str:
+    low, high = ("" if x is None else f"{float(x.detach().flatten()[0]):g}" for x in ends)
+    return f"({low or '-inf'}, {high or 'inf'})"
+
+
+def _name(step: Transform) -> str:
+    inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
+    return type(step).__name__ if inverse is None else f"{type(inverse).__name__}().inv"
+
+
+def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
+    """Raise where a sum or an integral cannot look at the parameters, or where one of these is no number."""
+    for d in (p, q):
+        for _, _, x in _parameters(d):
+            if not can_inspect(x) and _is_batched(x):
+                raise NoRuleError(
+                    explain(
+                        call,
+                        "p, q",
+                        wanted="parameters that can be looked at, for an integral or a sum",
+                        got=f"{_names(p, q)} inside of torch.func.vmap",
+                        instead=f"{call}(p, q) without vmap for distributions with a batch shape",
+                    )
+                )
+    failure = invalid_parameter(call, p, q)
+    if failure is not None:
+        raise failure
+
+
+def invalid_parameter(call: str, p: Distribution, q: Distribution) -> KullbackError | None:
+    """Return the error for a location or a scale that is infinite, or a scale that is not positive; None without."""
+    for argument, d in (("p", p), ("q", q)):
+        for owner, name, x in _parameters(d):
+            if name not in _NUMBERS or not can_inspect(x):
+                continue
+            wrong, wanted = x.isinf(), "a finite"
+            if name != "loc":  # a Poisson may have the rate 0
+                wrong, wanted = (
+                    wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0),
+                    "a finite and positive",
+                )
+            if bool(wrong.any()):
+                index = tuple(int(i) for i in wrong.nonzero()[0])
+                at = f" at {list(index)}" if index else ""
+                return invalid_value(
+                    call,
+                    argument,
+                    wanted=f"{wanted} {name} in {type(owner).__name__}",
+                    got=f"{float(x[index].detach())}{at}",
+                    instead="p and q without these elements of the batch, or a small positive number in place of 0",
+                )
+    return None
+
+
+def _parameters(d: Distribution) -> list[tuple[Distribution, str, Tensor]]:
+    """Return the parameters by name, also those of the distributions inside."""
+    found: list[tuple[Distribution, str, Tensor]] = []
+    for name, x in vars(d).items():
+        if isinstance(x, Tensor) and x.is_floating_point():
+            found.append((d, name, x))
+        elif isinstance(x, Distribution):
+            found += _parameters(x)
+    return found
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Tell whether a tensor stands for a batch of `torch.func.vmap`, on whatever level of transforms."""
+    while _functorch.is_functorch_wrapped_tensor(x):
+        if _functorch.is_batchedtensor(x):
+            return True
+        x = _functorch.get_unwrapped(x)
+    return False
+
+
+def _names(p: Distribution, q: Distribution) -> str:
+    return f"({type(p).__name__}, {type(q).__name__})"
