@@ -19,7 +19,7 @@ from kullback.functional.positions import (
 )
 from kullback.functional.selected_terms import weighted_terms
 from kullback.functional.top_k import TopK
-from kullback.generators import Divergence
+from kullback.generators import KL, Divergence, FinitePair
 from kullback.inputs import check_dense, recordable, whole_from
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
@@ -40,6 +40,11 @@ __all__ = [
 ]
 
 _CALL = "sampled_tail_divergence"
+# A student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
+_FAR = 0.25
+_LARGEST_CHANGE = 3.0
+_LEAST = torch.finfo(torch.float32).tiny
+_LEAST_LOG = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,15 +161,23 @@ def sampled_tail_divergence(
     :math:`t(p, q)` the non-negative terms :math:`q f(p/q)` of `kullback.generators`, which for KL are
     :math:`p \log(p/q) - p + q`:
 
-    .. math:: \hat D = \sum_{i \in K} t(p_i, q_i) + \frac{M}{m} \sum_{l=1}^m \frac{t(p_{j_l}, q_{j_l})}{p_{j_l}}
+    .. math:: \hat D = \sum_{i \in K} t(p_i, q_i) + \frac{M}{m} \sum_{l=1}^m \left(\frac{t(p_{j_l}, q_{j_l})}{p_{j_l}}
+        - s_l \Bigl(\frac{q_{j_l}}{p_{j_l}} - 1\Bigr)\right) + \Bigl(1 - \sum_{i \in K} q_i - M\Bigr)
+        \frac1m \sum_{l=1}^m s_l
 
     q is normalized over all classes. The mean over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and the mean
-    of the gradient its gradient. It is never negative, and 0 with zero gradient where student and teacher agree,
-    whatever was drawn; the closer they are, the less it varies. It varies most where the student has far more mass than
-    the teacher on classes that are seldom drawn.
+    of the gradient its gradient: :math:`s_l` is independent of :math:`j_l`, as only the other draws and K, M and q
+    decide it. It is 0 where these agree, and rises to the limit of t(p, q)/q at p = 0 (1 for KL) where they do not.
+    Derivatives take it as constant, and stay unbiased.
 
-    What is not seen: classes whose probability under the teacher is exactly 0 are never drawn, and their terms, q for
-    KL and q/2 for TV, are missing from the mean. Without draws at all (m = 0), the tail counts nothing.
+    The estimate is 0 with zero gradient where student and teacher agree, whatever was drawn; the closer they are, the
+    less it varies. Where they are far apart, a class that the student prefers but that is seldom drawn makes no spike
+    of the size of q/p; the estimate may then be negative by chance. For kinds whose terms grow faster than q, such as
+    `ReverseKL` and `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
+
+    Classes whose probability under the teacher is exactly 0 are never drawn. Their terms, q for KL and q/2 for TV, are
+    in the estimate by the share that :math:`s_l` has of its limit: fully where student and teacher are far apart or
+    M = 0. Without draws at all (m = 0), a tail with mass counts nothing.
 
     Arguments:
         kind: the divergence or its name; not `Renyi`, which is no sum over classes.
@@ -193,7 +206,7 @@ def sampled_tail_divergence(
         >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
         >>> teacher = SampledTail.draw(logits, k=2, draws=8, generator=torch.Generator().manual_seed(0))
         >>> sampled_tail_divergence(KL(), teacher, torch.zeros(1, 4))
-        tensor([0.4884])
+        tensor([0.4261])
         >>> sampled_tail_divergence(KL(), teacher, logits).abs() < 1e-9
         tensor([True])
 
@@ -236,28 +249,37 @@ class SampledRows(NamedTuple):
     indices: Tensor
     log_probs: Tensor
     weights: Tensor
+    tail_mass: Tensor
+    draws: int
     dtype: torch.dtype
 
     @classmethod
     def of(cls, kind: Divergence, teacher: SampledTail, dtype: torch.dtype) -> Self:
         """Make rows of a teacher that was checked."""
-        draws, rows = teacher.tail_indices.shape[-1], teacher.tail_log_mass.numel()
+        top, draws, rows = (
+            *(x.shape[-1] for x in (teacher.top.indices, teacher.tail_indices)),
+            teacher.tail_log_mass.numel(),
+        )
 
         def flat(x: Tensor) -> Tensor:
             return recordable(x.detach()).reshape(rows, x.shape[-1])
 
-        indices = torch.cat([flat(teacher.top.indices).long(), flat(teacher.tail_indices).long()], -1)
-        top, drawn = upcast(flat(teacher.top.log_probs)), upcast(flat(teacher.tail_log_probs))
+        log_probs = upcast(torch.cat([flat(teacher.top.log_probs), flat(teacher.tail_log_probs)], -1))
+        is_padding = log_probs == -torch.inf
+        indices = torch.cat([flat(teacher.top.indices), flat(teacher.tail_indices)], -1).long()
+        indices = torch.where(is_padding, -1, indices)
         mass = upcast(flat(teacher.tail_log_mass.unsqueeze(-1)))
-        # Padding weighs nothing.
-        of_drawn = torch.where(drawn == -torch.inf, 0, torch.exp(mass - drawn) / max(draws, 1))
-        weights = torch.cat([(top > -torch.inf).to(top.dtype), of_drawn], -1)
-        return cls(kind, indices, torch.cat([top, drawn], -1), weights, dtype)
+        log_weights = torch.nn.functional.pad(mass - log_probs[:, top:] - math.log(max(draws, 1)), (top, 0))
+        weights = torch.where(is_padding, 0, log_weights.exp())
+        return cls(kind, indices, log_probs, weights, mass.exp(), draws, dtype)
 
     def of_rows(self, rows: slice | Tensor) -> Self:
         """Return those of some of the rows."""
         return self._replace(
-            indices=self.indices[rows], log_probs=self.log_probs[rows], weights=self.weights[rows]
+            indices=self.indices[rows],
+            log_probs=self.log_probs[rows],
+            weights=self.weights[rows],
+            tail_mass=self.tail_mass[rows],
         )
 
     def classes(
@@ -276,7 +298,56 @@ class SampledRows(NamedTuple):
         """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
         k = log_probs.shape[-1]
         log_q = seen[:, :k] - seen[:, k : k + 1]
-        return weighted_terms(self.kind, log_probs, log_q, self.weights).to(self.dtype)
+        values = weighted_terms(self.kind, log_probs, log_q, self.weights)
+        return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
+
+    def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
+        """Return what a multiple of q - p, exact over the tail, has more than over the draws."""
+        mass = self.tail_mass
+        log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)  # the terms are NaN then
+        top, drawn = slice(log_q.shape[-1] - self.draws), slice(log_q.shape[-1] - self.draws, None)
+        excess = (1 - mass - log_q[:, top].exp().sum(-1, keepdim=True)).clamp(min=-mass)
+        if not self.draws:
+            return torch.where(mass == 0, excess, 0).squeeze(-1)
+        # Padded draws are -inf on both sides; they are in rows without a tail, whose mass of 0 takes them out.
+        change = torch.expm1(log_q[:, drawn] - log_probs[:, drawn].clamp(min=_LEAST_LOG))
+        with torch.no_grad():
+            apart = (log_q[:, top] / 2).exp() - (log_probs[:, top] / 2).exp()
+            share = self._share(4 * apart.square().sum(-1, keepdim=True), excess, change)
+        return share.mean(-1) * excess.squeeze(-1) - (share * change).mean(-1) * mass.squeeze(-1)
+
+    def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
+        """Return for each draw from 0 to 1 how far the student is from what is known without that draw.
+
+        That are the top and the tail's mass and, from the other draws, how q/p varies and how much of the mass of q
+        they do not show.
+
+        Arguments:
+            top: how far it is over the top classes.
+            excess: of the tail's mass under Q over that under P.
+            change: q/p - 1 of the draws.
+        """
+        change = change.clamp(max=_LARGEST_CHANGE)
+        expected = (excess / self.tail_mass.clamp(min=_LEAST)).clamp(max=_LARGEST_CHANGE)
+        others = self.draws - 1
+        unseen = others * expected - _sum_of_others(change)
+        distance = (_sum_of_others(change.square()) + unseen.square()) / max(others, 1)
+        distance = torch.where(self.tail_mass == 0, _FAR, distance + (top + expected.square()))
+        return 1 - (1 - distance / _FAR).clamp(min=0).square()
+
+
+def _sum_of_others(x: Tensor) -> Tensor:
+    """Return for each entry the sum of the others in its row."""
+    return x.sum(-1, keepdim=True) - x
+
+
+def _slope_without_p(kind: Divergence) -> Tensor | float:
+    """Return the limit of t(p, q) / q at p = 0; 0 where it is infinite, or far away still where q / p is 10,000."""
+    if type(kind) is KL:
+        return 1.0
+    log_p = torch.tensor([-math.inf, -math.log(1e4)], dtype=torch.float64, device="cpu")
+    limit, nearby = kind.terms(FinitePair(log_p.exp(), torch.ones_like(log_p), log_p))
+    return torch.where(limit.isfinite() & (nearby >= limit / 2), limit, 0)
 
 
 def _check_form(teacher: SampledTail) -> None:
