@@ -48,7 +48,7 @@ LAYERS = {
     ),
     "kullback.estimators": (
         {"checks", "draws"},
-        {"dimension", "knn_entropy", "permutations", "surfaces", "tails"},
+        {"dependence", "dimension", "knn_entropy", "permutations", "surfaces", "tails"},
         {"spans"},
         {"unseen"},
         {"known_categories", "normal_interval"},

@@ -255,7 +255,9 @@ def test_differences_are_found(name: str) -> None:
 
 
 def test_dependent_draws_pass_for_a_difference_only_without_their_clusters() -> None:
-    ignored = p_values(lambda rng: tuple(Samples(s.tensor) for s in EQUAL["clusters"](rng)), 40)
+    ignored = p_values(
+        lambda rng: tuple(Samples(s.tensor, independent=True) for s in EQUAL["clusters"](rng)), 40
+    )
     assert (ignored <= 0.05).mean() > 0.3
     assert (p_values(EQUAL["clusters"], 40) <= 0.05).mean() < 0.2
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.inputs import as_tensor, is_fake
 from kullback.representations import can_inspect, first_of
 
@@ -30,6 +30,8 @@ class Samples:
         weights: what each draw counts for, n numbers, none negative, not all zero; left out, each counts the same.
         cluster: the name or number of the group that each draw came with, where draws of one group depend on each
             other (the visits of one user, the windows of one document); intervals then treat groups as the draws.
+        independent: whether the draws are known not to depend on each other, whatever their order shows. By default
+            their order is examined, and where it shows dependence, intervals and tests treat blocks as the draws.
         validate: check that no value is NaN (which waits for an accelerator).
 
     Raises:
@@ -54,6 +56,7 @@ class Samples:
         *,
         weights: object = None,
         cluster: object = None,
+        independent: bool = False,
         validate: bool = True,
     ) -> None:
         self.labels, values = _encoded(x)
@@ -64,6 +67,7 @@ class Samples:
         self.dim = -1
         self.weights = None if weights is None else _checked_weights(weights, len(self))
         self.cluster = None if cluster is None else _cluster_codes(cluster, len(self))
+        self.independent = _checked_independence(independent, self.cluster)
         if validate and draws.is_floating_point() and can_inspect(draws) and bool(draws.isnan().any()):
             raise invalid_value(
                 "Samples",
@@ -177,7 +181,7 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
             "cluster",
             wanted=f"{n} names or numbers, one for each draw",
             got=f"shape {names.shape}",
-            instead="cluster=None where the draws are independent",
+            instead="independent=True where the draws are independent",
         )
     missing = np.array([name is None or name != name for name in names.tolist()])  # noqa: PLR0124  # NaN
     try:
@@ -195,6 +199,26 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
             instead="cluster=[str(name) for name in cluster], by which all the missing ones are one cluster",
         )
     return torch.from_numpy(codes.astype(np.int64))
+
+
+def _checked_independence(independent: object, cluster: Tensor | None) -> bool:
+    if not isinstance(independent, bool):
+        raise invalid_type(
+            "Samples",
+            "independent",
+            wanted="True or False",
+            got=safe_repr(independent),
+            instead="independent=True where no draw depends on another",
+        )
+    if independent and cluster is not None:
+        raise invalid_value(
+            "Samples",
+            "independent",
+            wanted="independent=True or cluster=, not both",
+            got="both",
+            instead="cluster= alone, by which draws of different clusters are independent",
+        )
+    return independent
 
 
 def _names_of(cluster: object) -> Array:

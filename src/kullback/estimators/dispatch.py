@@ -21,6 +21,7 @@ from kullback.errors import (
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.density_ratio.api import density_ratio
+from kullback.estimators.dependence import grouped
 from kullback.estimators.discrete.api import (
     augmented_plugin,
     coverage_adjusted,
@@ -73,11 +74,31 @@ def estimate_from_samples(
 ) -> Estimate:
     """Estimate a divergence of which at least one side is `Samples`, by the estimator named or the one that suits."""
     check_confidence(call, confidence)
-    if isinstance(kind, ReverseKL):
-        p, q, kind = q, p, KL()
     settings = _Settings(call, method, confidence, generator)
     with _in_the_name_of(call):
+        return _in_groups(settings, p, q, kind)
+
+
+def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
+    """Estimate from draws in the groups that their order shows, without an error where these are too few."""
+    sides = [
+        grouped(side, name) if isinstance(side, Samples) else None for side, name in ((p, "P"), (q, "Q"))
+    ]
+    notes = [note for side in sides if side is not None for note in side.notes]
+    if not notes:
         return _by_kind(settings, p, q, kind)
+    too_few = any(side is not None and side.is_open for side in sides)
+    first, second = (
+        given if side is None else side.samples for side, given in zip(sides, (p, q), strict=True)
+    )
+    try:
+        found = _by_kind(settings, first, second, kind)
+    except ArgumentValueError:  # of an estimator that takes more groups than there are
+        found, too_few = _by_kind(settings, p, q, kind), True
+        notes.append(f"These are too few for {found.method!r}: there is no interval.")
+    if too_few and bool(found.value.isfinite()):
+        found = replace(found, interval=None, standard_error=None)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 @contextmanager
@@ -94,6 +115,8 @@ def _in_the_name_of(call: str) -> Generator[None]:
 
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     call = settings.call
+    if isinstance(kind, ReverseKL):
+        return _by_kind(settings, q, p, KL())
     if isinstance(kind, Jeffreys):
         return _added(_kl(settings, p, q), _kl(settings, q, p))
     if not isinstance(kind, KL):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,6 +13,7 @@ import torch
 from kullback.errors import ArgumentValueError, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_samples, seed_of
+from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.dispatch import estimate_from_samples
 from kullback.estimators.draws import Array, Integers, numpy_of
 from kullback.estimators.knn.search import nearest_among
@@ -65,6 +67,8 @@ class TwoSampleTest:
 
     Attributes:
         p_value: how often draws with shuffled origins differ at least as much, if both data sets have one distribution.
+            NaN where draws depend on each other so much that fewer than 10 blocks of them are independent; `notes` say
+            so.
         statistic: the value of the statistic named by `method`.
         effect: KL(P || Q) of the two, estimated by the method that suits them: how much they differ. None where no
             estimator serves these draws; `notes` say why.
@@ -72,7 +76,7 @@ class TwoSampleTest:
         method: the statistic that shows the difference most clearly: ``"likelihood_ratio"`` of categories; of numbers
             ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
             ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
-        notes: what a reader has to know about the effect.
+        notes: what a reader has to know about the draws and the effect, one sentence each.
 
     Example:
         >>> from kullback import Samples, two_sample_test
@@ -117,7 +121,8 @@ def two_sample_test(
     features stand in for their distances, and above 10,000,000 products of components, these are left out.
 
     Arguments:
-        p: draws of P, shape (n, d); its clusters are shuffled as wholes.
+        p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws whose order shows
+            dependence are shuffled in blocks, of one length on both sides; equal continuous draws stay together.
         q: draws of Q, shape (m, d).
         permutations: how many shuffles, B; the smallest p-value is 1 / (B + 1).
         generator: where the shuffles come from; left out, they follow from the state of torch's own, which
@@ -148,9 +153,13 @@ def two_sample_test(
     check_samples(CALL, p, q)
     permutations = _check(p, q, permutations)
     rng = np.random.default_rng(seed_of(generator, CALL))
-    found, statistic, method = permutation_test(p, q, permutations, rng)
+    groups = grouped_alike(p, q)
+    found, statistic, method = permutation_test(groups.p, groups.q, permutations, rng)
     effect, notes = _effect(p, q, generator)
-    return TwoSampleTest(found, statistic, effect, permutations, method, notes)
+    notes = tuple(dict.fromkeys((*groups.notes, *notes)))
+    return TwoSampleTest(
+        math.nan if groups.is_open else found, statistic, effect, permutations, method, notes
+    )
 
 
 def permutation_test(

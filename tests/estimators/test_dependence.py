@@ -1,0 +1,182 @@
+"""Draws that depend on their order: intervals cover, tests keep their level, and the user's word overrides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Normal
+
+from kullback import (
+    Jeffreys,
+    ReverseKL,
+    Samples,
+    kl_estimate,
+    two_sample_test,
+)
+from kullback.errors import ArgumentValueError
+from kullback.estimators.dispatch import estimate_from_samples
+
+Array = np.ndarray[Any, Any]
+
+
+def autoregression(rng: np.random.Generator, n: int, correlation: float, d: int = 1) -> Array:
+    x = rng.standard_normal((n, d)) * math.sqrt(1 - correlation**2)
+    x[0] = rng.standard_normal(d)
+    for t in range(1, n):
+        x[t] += correlation * x[t - 1]
+    return x
+
+
+def together(rng: np.random.Generator, n: int) -> Array:
+    """Draw rows of 40 users, those of each user together."""
+    return (
+        np.repeat(rng.standard_normal((40, 1)), n // 40, 0) + rng.standard_normal((n // 40 * 40, 1))
+    ) / 2**0.5
+
+
+def three_times(rng: np.random.Generator, n: int) -> Array:
+    return rng.permutation(np.repeat(rng.standard_normal((n // 3, 1)), 3, axis=0))
+
+
+CASES: dict[str, Callable[[np.random.Generator], Array]] = {
+    "autoregression 0.6": lambda rng: autoregression(rng, 1000, 0.6),
+    "autoregression 0.9": lambda rng: autoregression(rng, 2000, 0.9),
+    "rows of one user together": lambda rng: together(rng, 2000),
+    "each row three times, shuffled": lambda rng: three_times(rng, 1500),
+}
+
+
+def pairs(name: str, count: int, **options: Any) -> list[tuple[Samples, Samples]]:
+    sides = []
+    for seed in range(count):
+        rng = np.random.default_rng([seed, 3])
+        sides.append((Samples(CASES[name](rng), **options), Samples(CASES[name](rng), **options)))
+    return sides
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_intervals_of_dependent_draws_cover_and_are_wider_than_those_of_independent_ones(name: str) -> None:
+    missed, narrower = 0, 0
+    for (p, q), (x, y) in zip(pairs(name, 20), pairs(name, 20, independent=True), strict=True):
+        found, plain = kl_estimate(p, q), kl_estimate(x, y)
+        assert plain.interval is not None
+        assert any("independent=True" in note for note in found.notes)
+        assert not any("independent=True" in note for note in plain.notes)
+        if found.interval is None:
+            assert found.standard_error is None
+            continue
+        missed += not found.interval[0] <= 0 <= found.interval[1]
+        narrower += bool(found.interval[0] > plain.interval[0] + 1e-3)
+    # Binomial(20, 0.07) is above 5 with chance 0.002.
+    assert missed <= 5
+    assert narrower <= 6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_test_keeps_its_level(name: str) -> None:
+    def share(**options: Any) -> float:
+        found = [
+            two_sample_test(p, q, permutations=59, generator=torch.Generator().manual_seed(0)).p_value
+            for p, q in pairs(name, 40, **options)
+        ]
+        return sum(value <= 0.05 for value in found) / len(found)
+
+    assert share() <= 0.15  # Binomial(40, 0.05) is above 6 with chance 0.003
+    assert share(independent=True) > 0.2
+
+
+def test_differences_of_dependent_draws_are_seen() -> None:
+    rng = np.random.default_rng(4)
+    x, y = autoregression(rng, 3000, 0.6) + 0.7, autoregression(rng, 3000, 0.6)
+    found = two_sample_test(Samples(x), Samples(y))
+    assert found.p_value <= 0.01
+    assert any("shuffles move" in note for note in found.notes)
+    assert found.effect is not None
+    assert found.effect.interval is not None
+    assert found.effect.interval[0] > 0.05
+
+
+def test_independent_draws_are_as_they_were() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 5])
+        x, y = rng.standard_normal(400), rng.integers(0, 5, 400)
+        for draws in (x, y):
+            known = kl_estimate(
+                Samples(draws[:200], independent=True), Samples(draws[200:], independent=True)
+            )
+            found = kl_estimate(Samples(draws[:200]), Samples(draws[200:]))
+            assert found.notes == known.notes
+            assert (found.value, found.standard_error) == (known.value, known.standard_error)
+            assert found.interval == known.interval
+
+
+def test_too_few_blocks_give_no_interval_and_no_p_value_and_say_so() -> None:
+    rng = np.random.default_rng(6)
+    x, y = np.cumsum(rng.standard_normal((2, 1000)), axis=1)
+    found = kl_estimate(Samples(x), Samples(y))
+    assert (found.interval, found.standard_error) == (None, None)
+    assert any("Fewer than 10 independent blocks" in note for note in found.notes)
+    test = two_sample_test(Samples(x), Samples(y))
+    assert math.isnan(test.p_value)
+    assert any("cannot tell" in note for note in test.notes)
+    # The remedies that the notes name:
+    assert kl_estimate(Samples(x, independent=True), Samples(y, independent=True)).interval is not None
+    weeks = np.arange(1000) // 20
+    assert kl_estimate(Samples(x, cluster=weeks), Samples(y, cluster=weeks)).interval is not None
+
+
+def test_the_user_has_the_last_word() -> None:
+    rng = np.random.default_rng(7)
+    x = autoregression(rng, 800, 0.9)
+    own = np.arange(800) // 4
+    p, q = Samples(x[:400], cluster=own[:400]), Samples(x[400:], cluster=own[:400])
+    assert "100 clusters" in " ".join(kl_estimate(p, q).notes)
+    with pytest.raises(ArgumentValueError, match="not both"):
+        Samples(x, cluster=own, independent=True)
+    with pytest.raises(TypeError, match="True or False"):
+        Samples(x, independent="yes")  # pyright: ignore[reportArgumentType]
+
+
+def test_weights_and_blocks_act_together() -> None:
+    rng = np.random.default_rng(8)
+    x, y = autoregression(rng, 2000, 0.8), rng.standard_normal((500, 1))
+    weights = np.where(np.arange(2000) < 1500, 1.0, 0.0)
+    found = kl_estimate(Samples(x, weights=weights), Samples(y))
+    known = kl_estimate(Samples(x[:1500]), Samples(y))
+    assert found.interval is not None
+    assert known.interval is not None
+    assert float(found.interval[1]) == pytest.approx(float(known.interval[1]), rel=0.05)
+    assert "1,500 rows" in found.notes[0]
+
+
+@pytest.mark.parametrize("kind", [ReverseKL(), Jeffreys()])
+def test_notes_name_the_side_that_the_user_named(kind: Any) -> None:
+    rng = np.random.default_rng(9)
+    p, q = Samples(autoregression(rng, 1000, 0.8)), Samples(rng.standard_normal(1000))
+    notes = estimate_from_samples("kl_estimate", p, q, kind).notes
+    assert [note[:14] for note in notes if "independent=True" in note] == ["The order of P"]
+
+
+def test_vectors_categories_and_known_densities() -> None:
+    rng = np.random.default_rng(10)
+    x = autoregression(rng, 1500, 0.6, d=2)
+    states = np.digitize(x[:, 0], [-1.0, 0.0, 1.0])
+    plain = kl_estimate(Samples(states, independent=True), Samples(rng.permutation(states)))
+    found = kl_estimate(Samples(states), Samples(rng.permutation(states)))
+    assert found.interval is not None
+    assert plain.interval is not None
+    assert found.interval[1] > plain.interval[1]
+    q = Normal(torch.tensor(0.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))
+    one = kl_estimate(Samples(x[:, 0]), q)
+    assert "order of P" in one.notes[0]
+    assert one.interval is not None
+    assert one.interval[0] <= 0 <= one.interval[1]
+    two = kl_estimate(Samples(x[:750]), Samples(x[750:]), generator=torch.Generator().manual_seed(0))
+    assert two.method == "density_ratio"  # nearest neighbors would be rows next to each other
+    assert two.interval is not None
+    assert two.interval[0] <= 0 <= two.interval[1]
