@@ -12,8 +12,11 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from kullback import Samples, kl_estimate, two_sample_test
+from kullback.errors import ArgumentValueError
+from kullback.estimators import nearest_neighbors
+from kullback.estimators.draws import affordable_draws
 
-MODULES = ("density_ratio.api", "permutations", "knn.search")
+MODULES = ("density_ratio.api", "known_density", "permutations", "knn.search")
 
 
 @pytest.fixture
@@ -94,3 +97,56 @@ def test_without_a_generator_the_global_ones_stay_as_they_were(name: str) -> Non
     call()
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_references_of_a_known_density_are_counted_up_to_all(told):
+    x = np.random.default_rng(0).standard_normal((300, 2))
+    kl_estimate(
+        Samples(x), MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double()), generator=seeded()
+    )
+    done, total = told["references"][-1]
+    assert done == total == len(told["references"])
+
+
+@pytest.mark.parametrize("d", [6, 8, 10, 12])
+def test_many_draws_in_many_dimensions_are_thinned_by_a_rule(d, monkeypatch):
+    """The rule's numbers, a hundredth of them here: the search has no more draws than these."""
+    usual = affordable_draws(d)
+    assert 6000 <= usual <= 30_000
+    for name in ("draws", "knn.api", "known_density"):
+        module = importlib.import_module(f"kullback.estimators.{name}")
+        monkeypatch.setattr(module, "affordable_draws", lambda d: usual // 20)
+    x, y = vectors(2000, d)
+    first, again, other = (
+        kl_estimate(x, y, method="nearest_neighbors", generator=torch.Generator().manual_seed(seed))
+        for seed in (0, 0, 1)
+    )
+    assert first.value == again.value
+    assert other.notes[0] == first.notes[0]
+    assert f"{usual // 20:,} of P's 2,000 draws" in first.notes[0]
+    assert first.n == (2000, 2000)
+    whole = nearest_neighbors(x, y, most=2000)  # as the note says
+    assert not any("chosen at random" in note for note in whole.notes)
+    q = MultivariateNormal(torch.zeros(d).double(), torch.eye(d).double())
+    known = kl_estimate(x, q, generator=seeded())
+    assert any(f"{usual // 40:,} of the 2,000 draws" in note for note in known.notes)
+
+
+@pytest.mark.parametrize("most", [0, 99, 2.5, "all"])
+def test_too_few_draws_at_most_are_refused(most):
+    with pytest.raises(ArgumentValueError, match=r"most=\.\.\..*Write: most=None"):
+        nearest_neighbors(*vectors(300, 3), most=most)
+
+
+def test_five_dimensions_use_every_draw():
+    assert affordable_draws(5) is None
+
+
+def test_the_graph_of_neighbors_is_among_so_many_draws(monkeypatch):
+    module = importlib.import_module("kullback.estimators.two_sample_test")
+    monkeypatch.setattr(module, "MOST_IN_GRAPH", 50)
+    rng = np.random.default_rng(0)
+    form = module._of_vectors(rng.standard_normal((400, 3)), rng)
+    graph = form.matrices["nearest_neighbors"].tocoo()
+    assert len(np.unique(graph.row)) == 50
+    assert set(graph.row) == set(graph.col)

@@ -13,7 +13,7 @@ from kullback.optional import load
 __all__ = ["dimension_of", "fewest_dimensions", "fills_less", "too_few_dimensions"]
 
 # Draws among which neighbors are looked for, and how many of them look.
-_MOST_DRAWS, _MOST_QUERIES = 20_000, 1000
+_MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
 # Between the dimension of a normal distribution and that of one with a component less, this share above the latter.
 _SHARE = 0.25
 # So many standard errors below that of a normal distribution may be chance.

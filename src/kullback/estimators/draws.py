@@ -16,6 +16,7 @@ __all__ = [
     "Array",
     "Draws",
     "Integers",
+    "affordable_draws",
     "cluster_correction",
     "clusters_in",
     "effective_number",
@@ -29,6 +30,10 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+# How many draws of each side, by dimensions.
+_AFFORDABLE = {6: 30_000, 7: 15_000, 8: 10_000, 9: 8000, 10: 6000}
+_AFFORDABLE_BY_PRODUCTS = 20_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,12 @@ class Draws:
         weights = None if self.weights is None else self.weights[index]
         return Draws(self.x[index], weights, None if self.cluster is None else self.cluster[index])
 
+    def thinned(self, number: int, rng: np.random.Generator) -> Draws:
+        """Return at most so many draws, chosen at random, in their order."""
+        if len(self) <= number:
+            return self
+        return self.taken(np.sort(rng.choice(len(self), number, replace=False)))
+
     @property
     def shares(self) -> Array:
         """The weights, adding up to one."""
@@ -89,6 +100,14 @@ class Draws:
         """Return the variance of a sum to which each draw adds its influence."""
         cluster = None if self.cluster is None else torch.from_numpy(self.cluster)
         return float(variance_of_sum(torch.from_numpy(influence), cluster))
+
+
+def affordable_draws(d: int) -> int | None:
+    """Return the number of draws whose neighbors take a few seconds in d dimensions; None where any number is fast.
+
+    A search tree visits more of its leaves in more dimensions. From 11 dimensions on all distances are computed.
+    """
+    return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 
 
 def with_weight(samples: Samples) -> Samples:

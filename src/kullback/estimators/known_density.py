@@ -9,8 +9,9 @@ one mean, and what varies in common cancels.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,15 @@ from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, check_weights, seed_of, seeded
 from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
-from kullback.estimators.draws import Array, Draws, clusters_in, few_clusters, numpy_of, with_weight
+from kullback.estimators.draws import (
+    Array,
+    Draws,
+    affordable_draws,
+    clusters_in,
+    few_clusters,
+    numpy_of,
+    with_weight,
+)
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
 from kullback.estimators.known_categories import UnseenByP, below_zero, ends_from_counts, spread_ties
 from kullback.estimators.normal_interval import (
@@ -37,10 +46,13 @@ from kullback.estimators.surfaces import surface_of
 from kullback.estimators.tails import tail_allowance
 from kullback.estimators.unseen import Verdict
 from kullback.optional import load
+from kullback.progress import progress_bar
 from kullback.samples import Samples
 from kullback.special import HALF_LOG_2PI
 
 __all__ = ["from_density"]
+
+_T = TypeVar("_T")
 
 # Draws, and draws for each dimension, below which neighbors say nothing about a density.
 _FEWEST = 16
@@ -239,7 +251,7 @@ def _from_neighbors(
     generator: torch.Generator | None,
 ) -> Estimate:
     """Return the mean of log p - log q over continuous draws, less its bias."""
-    n = draws.groups
+    thinned: list[str] = []
     rng = np.random.default_rng(seed_of(generator))
     if draws.x.shape[1] > 1:
         flat = _on_surface(p, q, rng)
@@ -247,6 +259,8 @@ def _from_neighbors(
             return _infinite(p, flat)
         x, log_volume = _coordinates(q, draws.x)
         draws, log_q = replace(draws, x=x), log_q + log_volume
+        draws, log_q, thinned = _thinned(draws, log_q, rng)
+    n = draws.groups
     usual = neighbor_numbers(n * draws.effective / len(draws))
     found = _by_neighbors(draws, log_q, q, usual, rng)
     if isinstance(found, _Found) and found.left > found.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
@@ -254,7 +268,7 @@ def _from_neighbors(
         found = _by_neighbors(draws, log_q, q, (_FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS), rng)
     if not isinstance(found, _Found):
         return _infinite(p, found)
-    notes = list(_notes(draws, found.left, found.error))
+    notes = [*thinned, *_notes(draws, found.left, found.error)]
     estimate = _estimate(p, found.value, found.error, confidence, notes)
     reach = _reach(confidence, draws)
     high = found.value + reach * math.sqrt(found.error**2 + found.above**2)
@@ -263,6 +277,19 @@ def _from_neighbors(
     low = max(found.value - reach * found.error, 0.0)
     estimate = replace(estimate, interval=(estimate.value.new_tensor(low), estimate.value.new_tensor(high)))
     return _with_tail(estimate, [found.terms], draws)
+
+
+def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draws, Array, list[str]]:
+    """Return as many draws as neighbors are found for in seconds, among them and among draws of the references."""
+    number = (affordable_draws(draws.x.shape[1]) or 2 * len(draws)) // 2
+    if len(draws) <= number:
+        return draws, log_q, []
+    chosen = np.sort(rng.choice(len(draws), number, replace=False))
+    note = (
+        f"{number:,} of the {len(draws):,} draws were used, chosen at random: in {draws.x.shape[1]} dimensions the "
+        "neighbors of all would take too long."
+    )
+    return draws.taken(chosen), log_q[chosen], [note]
 
 
 def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
@@ -410,9 +437,17 @@ def _bias(
     more than that its bias may be as far beyond.
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
-    references = [[_gaussian_bias(rng, n, d, numbers) for _ in range(times)]]
-    with seeded(int(rng.integers(2**31))):
-        own = [_own_bias(q, n, numbers) for _ in range(times)]
+    with progress_bar("references") as update:
+
+        def counted(biases: Iterable[_T], done: int) -> Generator[_T]:
+            for i, bias in enumerate(biases, done + 1):
+                if update:
+                    update(i, 2 * times)
+                yield bias
+
+        references = [list(counted((_gaussian_bias(rng, n, d, numbers) for _ in range(times)), 0))]
+        with seeded(int(rng.integers(2**31))):
+            own = list(counted((_own_bias(q, n, numbers) for _ in range(times)), times))
     if all(bias is not None for bias in own):
         references.append([bias for bias in own if bias is not None])
     change = means[1] - means[0]

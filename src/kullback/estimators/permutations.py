@@ -112,8 +112,8 @@ class BinCounts(NamedTuple):
 class QuadraticForms(NamedTuple):
     """Statistics of sums of similarities within P, within Q and between the two.
 
-    A similarity is a symmetric matrix, dense or sparse, or the features whose products it is the sum of. Of some scores
-    the largest difference of means counts, instead of the sum of their squares.
+    A similarity is a symmetric matrix, dense or sparse, or the sum of products of features. Of some scores the largest
+    difference of means counts, instead of the sum of their squares. All draws together have mean features and scores 0.
     """
 
     matrices: dict[str, Any]
@@ -151,8 +151,7 @@ class QuadraticForms(NamedTuple):
                 found.append(within_p / n**2 + within_q / m**2 - 2 * (all_p - within_p) / (n * m))
 
         def difference(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            sums = labels.T @ features
-            return sums / n[:, None] - (features.sum(0) - sums) / m[:, None]
+            return (labels.T @ features) * (1 / n + 1 / m)[:, None]
 
         found += [np.square(difference(x)).sum(1, dtype=float) for x in self.features.values()]
         found += [np.abs(difference(x)).max(1).astype(float) for x in self.scores.values()]

@@ -36,7 +36,9 @@ Float32s: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 CALL = "two_sample_test"
 # Neighbors of each draw in the graph that is counted: more see wider differences, at more memory.
-FEWEST_NEIGHBORS, MOST_NEIGHBORS, MOST_EDGES = 5, 30, 2_000_000
+FEWEST_NEIGHBORS, MOST_NEIGHBORS = 5, 30
+# Neighbors are looked for among so many draws, chosen at random: in many dimensions they take most of the time.
+MOST_IN_GRAPH = 5000
 # Ranks finer than this tell nothing more, and each of them costs in every shuffle.
 MOST_RANKS = 1000
 # Bins of equal probability in which numbers are counted.
@@ -45,7 +47,7 @@ RANK_BINS = 8
 MOST_PERMUTATIONS = 10_000_000
 # All distances are computed between so many draws; between more, sums of features stand in for them.
 MOST_DISTANCES = 2500
-FEATURE_NUMBERS, FEWEST_FEATURES, MOST_FEATURES = 10_000_000, 64, 512
+FEATURE_NUMBERS, FEWEST_FEATURES, MOST_FEATURES, MOST_PRODUCTS = 3_000_000, 64, 512, 10_000_000
 # How much the evidence of each statistic counts: most that of shifts, which are what most differences begin with.
 WEIGHTS = {
     "likelihood_ratio": 1.0,
@@ -117,8 +119,9 @@ def two_sample_test(
     center, which sees spreads; those of the mean products of two components' normal scores, which see correlations; and
     the number of nearest neighbors that come from the same data set, weighted for unequal sizes.
 
-    Memory is bounded: above 1000 numbers, ranks and values are taken in 1000 groups; above 2500 vectors, random
-    features stand in for their distances, and above 10,000,000 products of components, these are left out.
+    Time and memory are bounded: above 1000 numbers, ranks and values are taken in 1000 groups; above 2500 vectors,
+    random features stand in for their distances; neighbors are those among 5000 vectors chosen at random; and above
+    10,000,000 products of components, these are left out.
 
     Arguments:
         p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws whose order shows
@@ -294,16 +297,14 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     Equal distances are taken in an order that the origin of the draws has no part in.
     """
     n = len(points)
-    order = rng.permutation(n)
-    scaled = (points / _scale(points))[order]
-    number = min(n - 1, max(FEWEST_NEIGHBORS, min(MOST_NEIGHBORS, int(n**0.5), MOST_EDGES // n)))
-    place = np.argsort(order)
-    neighbors = order[nearest_among(scaled, number)][place]
+    scaled = points / _scale(points)
+    chosen = rng.permutation(n)[:MOST_IN_GRAPH]
+    number = min(len(chosen) - 1, max(FEWEST_NEIGHBORS, min(MOST_NEIGHBORS, int(len(chosen) ** 0.5))))
+    neighbors = chosen[nearest_among(scaled[chosen], number)]
     ones = np.ones(neighbors.size, dtype=np.float32)
-    start = np.arange(0, neighbors.size + 1, number)
-    graph = load("scipy.sparse", CALL).csr_array((ones, neighbors.ravel(), start), shape=(n, n))
+    edges = np.repeat(chosen, number), neighbors.ravel()
+    graph = load("scipy.sparse", CALL).csr_array((ones, edges), shape=(n, n))
     graph = (graph + graph.T) / 2
-    scaled = scaled[place]
     some = scaled[rng.choice(n, min(n, 500), replace=False)]
     scores = _normal_scores(scaled)
     moments = _moments(scaled, scores)
@@ -317,7 +318,7 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a wide one is like energy.
     count = int(min(max(FEATURE_NUMBERS / n, FEWEST_FEATURES), MOST_FEATURES))
     found = {
-        name: _features(scaled / (width * median), count, rng)
+        name: _features((scaled / (width * median)).astype(np.float32), count, rng)
         for name, width in (("energy", 3.0), ("kernel", 1.0))
     }
     return QuadraticForms({"nearest_neighbors": graph}, found | moments, {"shift": scores})
@@ -328,23 +329,27 @@ def _normal_scores(points: Array) -> Float32s:
     ranks = load("scipy.stats", CALL).rankdata(points, axis=0)
     scores = load("scipy.special", CALL).ndtri(ranks / (len(points) + 1))
     spread = scores.std(0)
-    return (scores / np.where(spread > 0, spread, 1.0)).astype(np.float32)
+    return _centered(scores / np.where(spread > 0, spread, 1.0))
 
 
 def _moments(points: Array, scores: Float32s) -> dict[str, Float32s]:
     """Return the logarithms of distances from the center, and the products of two components' normal scores."""
     n, d = points.shape
     square = np.square(points - np.median(points, axis=0)).sum(1, keepdims=True)
-    found = {"spread": np.log(np.maximum(square, np.finfo(np.float32).tiny)).astype(np.float32)}
-    if n * d * (d - 1) <= 2 * FEATURE_NUMBERS:
+    found = {"spread": _centered(np.log(np.maximum(square, np.finfo(np.float32).tiny)))}
+    if n * d * (d - 1) <= 2 * MOST_PRODUCTS:
         first, second = np.triu_indices(d, 1)
-        found["products"] = scores[:, first] * scores[:, second]
+        found["products"] = _centered(scores[:, first] * scores[:, second])
     return found
 
 
-def _features(points: Array, count: int, rng: np.random.Generator) -> Float32s:
-    angles = points @ rng.standard_normal((points.shape[1], count))
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+def _features(points: Float32s, count: int, rng: np.random.Generator) -> Float32s:
+    angles = points @ rng.standard_normal((points.shape[1], count), dtype=np.float32)
+    return _centered(np.concatenate([np.cos(angles), np.sin(angles)], axis=1))
+
+
+def _centered(features: Array | Float32s) -> Float32s:
+    return (features - features.mean(0, dtype=float)).astype(np.float32)
 
 
 def _scale(points: Array) -> Array:
