@@ -480,8 +480,8 @@ def test_calc_of_another_kind(options, first, second):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--kind", "skew"], ("calc(kind=...)", "'skew:ALPHA' with ALPHA from 0 to 1")),
-        (["--kind", "what"], ("one of 'kl', 'reverse_kl'", "Write: kind='kl'")),
+        (["--kind", "skew"], ("--kind: wanted", "'skew:ALPHA' with ALPHA from 0 to 1", "--kind skew:0.1")),
+        (["--kind", "what"], ("one of 'kl', 'reverse_kl'", "Write: --kind kl")),
         (["--kind", "tv", "--base", "2"], ("no base for a divergence without a logarithm",)),
     ],
 )
@@ -534,6 +534,11 @@ def test_lists_become_representations():
     assert found.tensor.tolist() == [[0, 1], [2, -torch.inf]]
 
 
+def test_counts_take_a_prior_and_labels():
+    assert "= 0 nats" in run("calc", "Counts([3, 5], prior=2)", "Counts([5, 7])").stdout
+    assert "= 0 nats" in run("calc", "Counts([3, 5], labels=[1, 2])", "Counts([5, 3], labels=[2, 1])").stdout
+
+
 @pytest.mark.usefixtures("validation")
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -549,7 +554,29 @@ def test_lists_become_representations():
         ("Normal(0, 9**9**9)", "9 ** 9"),
         ("Normal(0, [1, [2]])", "number"),
         ("Normal(*[0, 1])", "*[0, 1]"),
-        ("Normal(**{})", "missing"),
+        ("Normal(**{})", "'**' is not allowed"),
+        ("Normal(**{'loc': 0}, scale=1)", "'**' is not allowed"),
+        ("Normal(loc=0, loc=1, scale=1)", "'loc' twice"),
+        ("Counts([3, 5], prior=1, prior=2)", "'prior' twice"),
+        ("Normal(0, 1, loc=2)", "multiple values for argument 'loc'"),
+        ("Independent(Normal(loc=[0], loc=[1], scale=1), 1)", "'loc' twice"),
+        ("Normal(0, 1, 1)", "'validate_args' of Normal cannot be set"),
+        ("Normal(0, 1, validate_args=0)", "'validate_args' of Normal cannot be set"),
+        ("Probs([0.5, 0.6], validate=0)", "'validate' of Probs cannot be set"),
+        ("Normal(0, 1,)", "last comma"),
+        ("Probs([0.2, 0.8, ])", "last comma"),
+        ("Normal((0, 1,), 1)", "last comma"),
+        ("Normal(True, 1)", "'True'"),
+        ("Categorical([True, False])", "'True'"),
+        ("Normal(1e400, 1)", "beyond the range of float64"),
+        ("normal(0, 1)", "did you mean Normal?"),
+        ("NORMAL(0, 1)", "did you mean Normal?"),
+        ("studentt(3)", "did you mean StudentT?"),
+        ("counts([3, 5])", "did you mean Counts?"),
+        ("Independent(normal([0], [1]), 1)", "did you mean Normal?"),
+        ("Normal(loc=0, sclae=1)", "did you mean scale?"),
+        ("Normal(0, beta)", "did you mean Beta(...)?"),
+        ("normal", "did you mean Normal(...)?"),
         ("Normal(0, 1/0)", "division by zero"),
         ("Normal(0, -1)", "scale"),
         ("Normal(0)", "scale"),

@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kullback.cli.commands import kullback
+from kullback.errors import ArgumentValueError
+from kullback.generators import parse
 
 TWO = "MixtureSameFamily(Categorical([0.4, 0.6]), Normal([-4, 3], [0.8, 1.2]))"
 
@@ -51,7 +53,7 @@ def test_a_class_is_fitted_to_a_distribution() -> None:
 
 
 def test_the_other_direction_as_json() -> None:
-    document = json.loads(run("fit", "Normal(3, 1)", "--to", TWO, "--kind", "reverse-kl", "--json").stdout)
+    document = json.loads(run("fit", "Normal(3, 1)", "--to", TWO, "--kind", "reverse_kl", "--json").stdout)
     assert document["schema"] == "kullback.fit/1"
     assert document["quantity"] == "KL(q || to)"
     assert document["value"] == pytest.approx(0.5108, abs=1e-3)
@@ -191,3 +193,40 @@ def test_a_first_line_of_numbers_is_a_draw(tmp_path: Path) -> None:
     path.write_text("1.5\n2.5\n3.5\n4.0\n7\n")
     found = json.loads(run(*NORMAL, str(path), "--json").stdout)
     assert found["parameters"]["loc"] == pytest.approx(3.7)
+
+
+SPELLINGS = {
+    "kl": "kl", "reverse_kl": "reverse_kl", "reverse-kl": "reverse_kl", "Reverse_KL": "reverse_kl",
+    "jeffreys": "jeffreys", "js": "js:0.5", "js:0.1": "js:0.1", "skew:0.1": "skew:0.1", "tv": "tv",
+    "total-variation": "tv", "hellinger": "hellinger", "chi2": "chi2", "alpha:0.5": "alpha:0.5", "renyi:2": "renyi:2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spelling", "name"), SPELLINGS.items())
+def test_kinds_have_the_same_names_in_every_command_as_in_the_library(
+    spelling: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kullback import dispatch, projection
+
+    taken = []
+
+    def take(*_: object, kind: object, **__: object) -> None:
+        taken.append(kind)
+        raise ArgumentValueError("taken")
+
+    monkeypatch.setattr(projection, "fit", take)
+    monkeypatch.setattr(dispatch, "divergence", lambda p, q, kind, **_: take(kind=kind))
+    monkeypatch.setattr(dispatch, "kl_estimate", lambda p, q, **_: take(kind=parse("kl")))
+    for command in (("fit", "Normal", "--to", "Normal(0, 1)"), ("calc", "Normal(0, 1)", "Normal(0, 1)")):
+        assert_one_line_error(run(*command, "--kind", spelling), "taken")
+    assert taken == [parse(name)] * 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"), {"reverse": "reverse_kl", "renyi": "renyi:2", "foo": "kl"}.items()
+)
+def test_a_kind_that_does_not_exist_is_refused_with_a_remedy_that_works(wrong: str, remedy: str) -> None:
+    for command in (("fit", "Poisson(1)", "--to"), ("calc", "Poisson(1)")):
+        result = run(*command, "Poisson(2)", "--kind", wrong)
+        assert_one_line_error(result, "--kind: wanted", f"Write: --kind {remedy}")
+    assert run("calc", "Poisson(1)", "Poisson(2)", "--kind", remedy).exit_code == 0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any, cast
 
 import torch
@@ -25,8 +28,10 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-# Parameters that count something, for which a tensor will not do.
-WHOLE = ("total_count", "dim", "reinterpreted_batch_ndims", "event_dim", "cache_size")
+# Parameters for which a tensor will not do.
+PLAIN = ("total_count", "dim", "reinterpreted_batch_ndims", "event_dim", "prior", "labels")
+# Parameters that turn checks off, or change no value.
+SETTINGS = ("validate_args", "validate", "cache_size")
 HINT = (
     "write a torch distribution of numbers, lists and keyword arguments, such as Normal(0, 1), Gamma(2, rate=3), "
     "Categorical([0.2, 0.8]), or Probs([...]), Logits([...]), LogProbs([...]), Counts([...])"
@@ -97,15 +102,21 @@ def _shown(text: str) -> str:
 def _syntax(text: str) -> ast.AST:
     if len(text) > LONGEST:
         raise ValueError(f"it has {len(text)} characters, more than {LONGEST}")
+    if re.search(r",\s*[)\]]", text):
+        raise ValueError("a value is missing after its last comma")
     return ast.parse(text.strip(), mode="eval").body
 
 
 def _evaluate(node: ast.AST) -> Any:
     match node:
-        case ast.Constant(value=bool() | int() | float() as value):
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            if math.isinf(value):
+                raise ValueError("a number is beyond the range of float64; inf is written inf")
             return value
         case ast.Name(id="inf"):
             return torch.inf
+        case ast.Name(id=name) if close := _did_you_mean(name, _constructors()):
+            raise ValueError(f"{name!r} has no parameters{close}(...)?")
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
             return OPERATORS[type(sign)](_number(operand))
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
@@ -128,11 +139,15 @@ def _number(node: ast.AST) -> int | float:
 def _construct(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
     constructor = _constructors().get(name)
     if constructor is None:
+        close = _did_you_mean(name, _constructors())
         raise ValueError(
             f"{name!r} is neither a distribution of torch's nor one of kullback's representations"
+            + (f"{close}?" if close else "")
         )
-    named = {str(keyword.arg): keyword.value for keyword in keywords}
-    bound = inspect.signature(constructor).bind(*args, **named)
+    signature = inspect.signature(constructor)
+    bound = signature.bind(*args, **_named(name, keywords, signature.parameters))
+    if settings := [each for each in SETTINGS if each in bound.arguments]:
+        raise ValueError(f"{settings[0]!r} of {name} cannot be set here: parameters are always checked")
     return constructor(
         **{
             parameter: _as_parameter(parameter, _evaluate(node))
@@ -141,9 +156,30 @@ def _construct(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> 
     )
 
 
+def _named(name: str, keywords: list[ast.keyword], parameters: Iterable[str]) -> dict[str, ast.expr]:
+    found: dict[str, ast.expr] = {}
+    for keyword in keywords:
+        if keyword.arg is None:
+            raise ValueError("'**' is not allowed in it")
+        if keyword.arg not in parameters:
+            close = _did_you_mean(keyword.arg, parameters)
+            raise ValueError(f"{name} has no parameter {keyword.arg!r}{f'{close}?' if close else ''}")
+        if keyword.arg in found:
+            raise ValueError(f"{name} is given {keyword.arg!r} twice")
+        found[keyword.arg] = keyword.value
+    return found
+
+
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the hint at the name that is meant, whatever its case, or nothing if none is close."""
+    by_lower_case = {each.lower(): each for each in names}
+    close = get_close_matches(name.lower(), by_lower_case, n=1)
+    return f"; did you mean {by_lower_case[close[0]]}" if close else ""
+
+
 def _as_parameter(name: str, value: Any) -> Any:
-    """Convert numbers and lists of numbers to float64 tensors; return counts, flags and distributions as they are."""
-    if isinstance(value, bool) or name in WHOLE or not isinstance(value, int | float | list):
+    """Convert numbers and lists of numbers to float64 tensors; return counts and distributions as they are."""
+    if name in PLAIN or not isinstance(value, int | float | list):
         return value
     held = cast("list[Any] | int | float", value)
     return held if _holds_objects(held) else _float64(held)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kullback.cli.options import FILE, JSON, NO_PROGRESS, SEED, split_names
+from kullback.cli.options import FILE, JSON, KIND, NO_PROGRESS, SEED, as_kind, split_names
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.wording import in_options
 from kullback.errors import ArgumentValueError, KullbackError, quoted
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fit"]
 
-KINDS = ("kl", "reverse-kl", "jeffreys", "js", "hellinger", "tv")
 # The arguments of the library that are given here, and its remedies as options.
 OPTIONS = {"q": "Q", "to": "--to", "kind": "--kind", "fixed": "--fixed"}
 REMEDIES = (
@@ -28,7 +27,7 @@ REMEDIES = (
     (r"fixed=\('([^']*)',\)", r"--fixed \1"),
     (r"\bfixed=", "--fixed"),
     (r"kind=KL\(\)", "--kind kl"),
-    (r"kind=ReverseKL\(\)", "--kind reverse-kl"),
+    (r"kind=ReverseKL\(\)", "--kind reverse_kl"),
 )
 TABLES = (".parquet", ".csv", ".ndjson", ".jsonl", ".npy")
 
@@ -38,7 +37,7 @@ TABLES = (".parquet", ".csv", ".ndjson", ".jsonl", ".npy")
 @click.option("--to", required=True, help="The target: a distribution, or a file of draws.")
 @click.option("--column", metavar="NAME", help="The column of a table that holds the draws.")
 @click.option("--weights", metavar="NAME", help="The column of a table that holds the draws' weights.")
-@click.option("--kind", type=click.Choice(KINDS), default="kl", show_default=True, help="Which divergence.")
+@KIND
 @click.option(
     "--fixed",
     callback=split_names,
@@ -70,12 +69,12 @@ def fit(
 
     Q is a distribution of torch.distributions with its start, such as 'Normal(0, 1)', or a class such as Normal. The
     target is a distribution, or a file of draws: a table with --column, or a .npy array. KL is from the target to Q;
-    reverse-kl from Q to the target. The exit status is 2 if there is no fit, or if it did not converge.
+    reverse_kl from Q to the target. The exit status is 2 if there is no fit, or if it did not converge.
 
     \b
     kullback fit Normal --to 'Gamma(3, 1)'
     kullback fit 'Normal(0, 1)' --to 'Laplace(2, 1)' \\
-        --kind reverse-kl
+        --kind reverse_kl
     kullback fit Normal --to before.parquet --column x
     """
     is_file = to.lower().endswith(TABLES) or Path(to).is_file()
@@ -121,7 +120,7 @@ def _fitted(
             return projection.fit(
                 family,
                 to=target,
-                kind=_kinds()[kind],
+                kind=as_kind("fit", kind),
                 fixed=fixed,
                 starts=starts,
                 generator=torch.Generator().manual_seed(seed),
@@ -138,13 +137,6 @@ def _remedy(_: str, instead: str) -> str:
     for written, option in REMEDIES:
         instead = re.sub(written, option, instead)
     return instead
-
-
-def _kinds() -> dict[str, Any]:
-    from kullback.generators import KL, Jeffreys, JensenShannon, ReverseKL, SquaredHellinger, TotalVariation
-
-    found = (KL(), ReverseKL(), Jeffreys(), JensenShannon(), SquaredHellinger(), TotalVariation())
-    return dict(zip(KINDS, found, strict=True))
 
 
 def _draws(path: Path, column: str | None, weights: str | None, family: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,6 +16,9 @@ from kullback.cli.streams import print_error
 from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, ArgumentValueError, printable, quoted
 from kullback.words import REPRESENTATION_NAMES
 
+if TYPE_CHECKING:
+    from kullback.generators import Divergence
+
 __all__ = [
     "BINS",
     "COLUMNS",
@@ -23,12 +26,14 @@ __all__ = [
     "FILE",
     "HTML",
     "JSON",
+    "KIND",
     "MARKDOWN",
     "NO_PROGRESS",
     "REPRESENTATIONS",
     "SEED",
     "WEIGHTS",
     "FiniteRange",
+    "as_kind",
     "complete_files",
     "fail_above",
     "fail_below",
@@ -131,6 +136,23 @@ SEED = click.option(
     show_default=True,
     help="The seed of the random numbers.",
 )
+
+
+KIND = click.option(
+    "--kind",
+    default="kl",
+    show_default=True,
+    help="The divergence: kl, reverse_kl, jeffreys, js:0.5, skew:0.1, tv, hellinger, chi2, alpha:0.5, renyi:2, ...",
+)
+
+
+def as_kind(command: str, name: str) -> Divergence:
+    """Return the divergence that ``--kind`` names; every command takes the names of `kullback.generators.parse`."""
+    from kullback.cli.wording import in_options
+    from kullback.generators import as_divergence
+
+    with in_options({"kind": "--kind"}, lambda _, instead: "--kind " + instead.split("'")[1]):
+        return as_divergence(command, name)
 
 
 def fail_above(metrics: str) -> Any:
