@@ -1,10 +1,14 @@
-"""Requests to a server: JSON over one connection pool, with timeouts, retries, and answers of bounded size."""
+"""Requests to a server: JSON over one connection pool, with retries, and answers of bounded size and duration."""
 
 from __future__ import annotations
 
 import json
 import os
-from threading import Event
+import socket
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from threading import Event, Timer
 from typing import Any, NamedTuple
 
 from kullback.errors import ModelError, printable
@@ -15,11 +19,16 @@ __all__ = ["Answer", "Endpoint", "UnreachableError"]
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the one before
 CONNECT_TIMEOUT = 10.0
-MOST_BYTES = 1 << 28  # of an answer
+MOST_BYTES = 1 << 28  # of an answer, decompressed
+PIECE_BYTES = 1 << 16
+GZIP = 16 + zlib.MAX_WBITS
+LONGEST_IN_TIMEOUTS = 2  # how long an answer may take from the first to the last byte, in times of `timeout`
 # Statuses that may pass: too early, too many requests, an error, or a restart behind a proxy.
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = range(300, 400)
 NOT_ALLOWED = {401, 403}
+# How httpx says that a connection was lost, which may pass; other errors of the protocol are the server's answer.
+LOST = "disconnected", "closed"
 
 
 class UnreachableError(ModelError):
@@ -49,7 +58,8 @@ class Endpoint:
         address: as in ``http://localhost:8000``; a ``/v1`` at its end is ignored.
         api_key_env: the name of the environment variable with the key that the server asks for. The key goes into the
             ``Authorization`` header and into no message.
-        timeout: how many seconds the server may take before it sends something.
+        timeout: how many seconds the server may take before it sends something. The whole answer may take twice as
+            long.
         first_wait: how many seconds to wait before the second attempt.
 
     Raises:
@@ -77,11 +87,14 @@ class Endpoint:
                     f"model = {self.address}: wanted the key in the environment variable {printable(api_key_env)}; got "
                     f"none; set it: export {printable(api_key_env)}=..."
                 )
+        self._longest = LONGEST_IN_TIMEOUTS * timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = httpx.Client(
-            headers=headers,
+            headers=headers | {"Accept-Encoding": "gzip"},
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
             follow_redirects=False,  # the key and the text go to the address that was named, and to no other
+            event_hooks={"response": [self._refuse_redirection]},  # before httpx reads the other address
+            limits=httpx.Limits(max_keepalive_connections=0),  # `_Deadline` ends the connection that it saw begin
         )
 
     def get(self, path: str) -> Answer:
@@ -124,6 +137,8 @@ class Endpoint:
                 answer, after = self._once(method, path, body, most_bytes)
             except self._httpx.HTTPError as error:
                 reason = self._without_key(_in_short(error))
+                if isinstance(error, self._httpx.ProtocolError) and not any(x in reason for x in LOST):
+                    break
                 continue
             if answer.status not in RETRIED:
                 return self._accepted(answer)
@@ -136,28 +151,59 @@ class Endpoint:
         )
 
     def _once(self, method: str, path: str, body: object, most_bytes: int) -> tuple[Answer, float]:
-        with self._client.stream(method, self.address + path, json=body) as response:
-            content = bytearray()
-            for part in response.iter_bytes():
+        with _Deadline(self._longest) as deadline:
+            try:
+                extensions = {"trace": deadline.trace}
+                url = self.address + path
+                with self._client.stream(method, url, json=body, extensions=extensions) as response:
+                    content = self._content(response, most_bytes)
+            except self._httpx.HTTPError:
+                if not deadline.has_passed:
+                    raise
+            if deadline.has_passed:
+                reason = f"an answer that did not end within {self._longest:g} seconds"
+                raise UnreachableError(
+                    f"{self.address}: wanted an answer; got {reason}; take a smaller --context, or see the server's log",
+                    reason,
+                )
+        after = response.headers.get("retry-after", "")
+        seconds = float(after) if after.isascii() and after.isdecimal() else 0.0
+        return Answer(response.status_code, _decoded(content)), seconds
+
+    def _content(self, response: Any, most_bytes: int) -> bytes:
+        """Read an answer, and decompress it piece by piece, until it is longer than allowed."""
+        coding = response.headers.get("content-encoding", "").strip().lower()
+        if coding not in ("", "identity", "gzip", "x-gzip"):
+            raise ModelError(
+                f"{self.address}: wanted an answer as it is, or compressed with gzip; got {printable(coding, 40)}; "
+                "see the settings of the server, or of a proxy before it"
+            )
+        parts = response.iter_raw(PIECE_BYTES)
+        content = bytearray()
+        try:
+            for part in _decompressed(parts) if coding.endswith("gzip") else parts:
                 content += part
                 if len(content) > most_bytes:
                     raise ModelError(
                         f"{self.address}: wanted an answer of at most {most_bytes >> 20} MiB; got a longer one; ask "
                         "for fewer tokens (--top), or take a smaller --context"
                     )
-            status = response.status_code
-            after = response.headers.get("retry-after", "")
-            location = response.headers.get("location", "")
-        if status in REDIRECTS:
-            return Answer(status, location), 0.0
-        return Answer(status, _decoded(bytes(content))), float(after) if after.isdigit() else 0.0
+        except zlib.error as error:
+            raise ModelError(
+                f"{self.address}: wanted an answer compressed with gzip, as it says; got another ({error}); see the "
+                "server's log"
+            ) from None
+        return bytes(content)
+
+    def _refuse_redirection(self, response: Any) -> None:
+        if response.status_code in REDIRECTS:
+            location = self._without_key(printable(response.headers.get("location", ""), 200))
+            raise ModelError(
+                f"{self.address}: wanted an answer; got a redirection to {location}; give that address if it is the "
+                "server's"
+            )
 
     def _accepted(self, answer: Answer) -> Answer:
-        if answer.status in REDIRECTS:
-            raise ModelError(
-                f"{self.address}: wanted an answer; got a redirection to {printable(answer.body, 200)}; give that "
-                "address if it is the server's"
-            )
         if answer.status in NOT_ALLOWED:
             instead = "check the key" if self._key else "name the variable with its key (--api-key-env NAME)"
             raise ModelError(f"{self.address}: the server refuses access ({self.message(answer)}); {instead}")
@@ -165,6 +211,65 @@ class Endpoint:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "[key]") if self._key else text
+
+
+class _Deadline:
+    """A limit on the time of one request: it shuts down the connection, whatever the server still sends.
+
+    Arguments:
+        seconds: how long the request may take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.has_passed = False
+        self._socket: socket.socket | None = None
+        self._timer = Timer(seconds, self._pass)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def trace(self, event: str, info: dict[str, Any]) -> None:
+        """Take the socket of the connection; httpx calls this at each step of a request."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self.has_passed:
+                self._shut_down()
+
+    def _pass(self) -> None:
+        self.has_passed = True
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too, without a farewell
+
+
+def _decompressed(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Decompress gzip, whose members may be several, in pieces of bounded size.
+
+    Raises:
+        zlib.error: it is no gzip, or ends early.
+    """
+    member = zlib.decompressobj(GZIP)
+    is_new = True
+    for part in parts:
+        left = part
+        while left:
+            is_new = False
+            yield member.decompress(left, PIECE_BYTES)
+            left = member.unconsumed_tail
+            if member.eof:
+                left, member, is_new = member.unused_data, zlib.decompressobj(GZIP), True
+    while not is_new and (piece := member.decompress(b"", PIECE_BYTES)):
+        yield piece
+    if not is_new and not member.eof:
+        raise zlib.error("its end is missing")
 
 
 def _checked(httpx: Any, address: str) -> str:
