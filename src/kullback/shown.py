@@ -87,9 +87,13 @@ def open_console(**options: Any) -> Console:
     """
     from rich.console import Console
 
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - rich calls it while it handles the error, and would end the process with status 1
+
     sizes = {name: os.environ.get(name, "") for name in ("COLUMNS", "LINES")}
     useless = [name for name, text in sizes.items() if not (text.isdecimal() and int(text) > 0)]
-    return Console(
+    return PlainConsole(
         _environ={name: text for name, text in os.environ.items() if name not in useless}, **options
     )
 

@@ -27,6 +27,9 @@ from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 __all__ = ["kullback"]
 
 
+CLOSED_PIPE = 141  # as a shell reports a program that SIGPIPE ended
+
+
 class _Failure(click.ClickException):
     """An error in one line, and exit status 2."""
 
@@ -47,7 +50,7 @@ def _errors_in_one_line() -> Generator[None, None, None]:
     except BrokenPipeError:
         # Whoever read the output has gone; the interpreter must not try to write the rest at its end.
         discard_unwritable()
-        raise click.exceptions.Exit(_Failure.exit_code) from None
+        raise click.exceptions.Exit(CLOSED_PIPE) from None
     except KeyboardInterrupt:
         raise click.exceptions.Exit(130) from None
     except (click.ClickException, click.exceptions.Exit, click.exceptions.Abort):
@@ -90,8 +93,8 @@ def kullback(ctx: click.Context) -> None:
     kullback compare p.npy q.npy --as logits
     kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
 
-    kullback COMMAND --help says more. The exit status is 0 where all is well, 1 where a gate fails, 2 on an error and
-    130 after Ctrl-C.
+    kullback COMMAND --help says more. The exit status is 0 where all is well, 1 where a gate fails, 2 on an error, 130
+    after Ctrl-C, and 141 if the reader of the output leaves; of a comparison it is then 0 or 1, as its gates say.
     """
     if ctx.obj is True and ctx.invoked_subcommand not in (None, compare.name):
         refuse_workers(f"kullback {ctx.invoked_subcommand} is")

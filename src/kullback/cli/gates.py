@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,7 @@ from kullback.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
     from kullback.predictions import Comparison, LabelStatistics, Mean, Proportion, Summary
-    from kullback.report.tables.wording import Verdict
+    from kullback.report.shared.verdicts import Verdict
     from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 Side = Literal["above", "below"]
+# The candidate's name, the comparison, and of lower bounds, for each divergence, the least and the most of its mean.
+Compared = tuple["str | None", "Comparison", "Mapping[str, tuple[float, float]] | None"]
 
 STATISTICS: dict[str, Callable[[Summary], float]] = {
     "mean": lambda summary: summary.mean,
@@ -75,10 +77,14 @@ METRICS_IN_WORDS = (
 )
 P_VALUES = ("p_value", "p_adjusted")
 WHOLE = "findings"
+ESTIMATE = ".value"
+ESTIMATES = tuple(f"{name}{ESTIMATE}" for name in TABLE_DIVERGENCE_NAMES)
 TABLE_METRICS_IN_WORDS = (
     f"{', '.join((*TABLE_DIVERGENCE_NAMES, *P_VALUES))} (of every column and joint group; of one: psi[COLUMN]), "
-    f"{WHOLE} (their number)"
+    f"{WHOLE} (their number); a limit on a divergence holds for the end of its interval, one on psi{ESTIMATE} for the "
+    "estimate alone"
 )
+SIDES: dict[Side, str] = {"above": "upper", "below": "lower"}
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,24 @@ class Gate:
     """A limit on a number of a comparison of predictions."""
 
     limit: Limit
+
+    def verdict(self, compared: Sequence[Compared]) -> Verdict:
+        """Return the limit in words and how the comparisons violate it.
+
+        Arguments:
+            compared: of each comparison the candidate's name, the result, and `certain` of `failure`.
+        """
+        from kullback.report.shared.verdicts import Verdict
+
+        failed = {
+            name: failure
+            for name, found, certain in compared
+            if (failure := self.failure(found, certain)) is not None
+        }
+        sentences = [
+            f"{name}: {failure}" if len(compared) > 1 else failure for name, failure in failed.items()
+        ]
+        return Verdict(self.limit.words, tuple(sentences), tuple(name for name in failed if name is not None))
 
     def failure(
         self, found: Comparison, certain: Mapping[str, tuple[float, float]] | None = None
@@ -247,7 +271,7 @@ class TableGate:
 
     def verdict(self, found: TableComparison) -> Verdict:
         """Return the limit in words and how the comparison violates it; what is not known violates it too."""
-        from kullback.report.tables.wording import Verdict
+        from kullback.report.shared.verdicts import Verdict
 
         metric, column, words = self.limit.metric, self.limit.column, self.limit.words
         if metric == WHOLE:
@@ -269,18 +293,27 @@ class TableGate:
         return Verdict(words, tuple(sentences), tuple(failures))
 
     def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
-        what, found = f"{self.limit.metric} of {quoted(name)}", getattr(compared, self.limit.metric)
+        metric = self.limit.metric.removesuffix(ESTIMATE)
+        what, found = f"{metric} of {quoted(name)}", getattr(compared, metric)
         value = found if self.limit.metric in P_VALUES else found.value
         if value is None or math.isnan(value):
             return f"{what} is not known: most values are too rare to be compared"
-        if self.limit.metric in TABLE_DIVERGENCE_NAMES and found.interval is None and len(compared.bins) > 1:
+        failure = self.limit.failure(what, value)
+        if failure is not None or self.limit.metric in P_VALUES or len(compared.bins) < 2:
+            return failure
+        if found.interval is None:
             return f"{what} is not known: too few independent rows or clusters"
-        return self.limit.failure(what, value)
+        if metric != self.limit.metric:
+            return None
+        end = found.interval[self.limit.side == "above"]
+        return self.limit.failure(
+            f"{what} is {value:.6g}, but the {SIDES[self.limit.side]} end of its interval", end
+        )
 
 
 def parse_table_gate(text: str, side: Side) -> TableGate:
     """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
-    of_columns = (*TABLE_DIVERGENCE_NAMES, *P_VALUES)
+    of_columns = (*TABLE_DIVERGENCE_NAMES, *ESTIMATES, *P_VALUES)
     metrics = (*of_columns, WHOLE)
     return TableGate(
         parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)

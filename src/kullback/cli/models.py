@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kullback.cli.gates import Gate
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["run_model_comparison"]
 
@@ -80,25 +81,19 @@ def run_model_comparison(
                 progress=progress,
                 **settings,
             )
-        several = len(found.candidates) > 1
-        failures = [
-            f"{candidate.model.name}: {failure}" if several else failure
-            for candidate in found.candidates
-            for gate in gates
-            if (
-                failure := gate.failure(
-                    candidate.comparison, candidate.certain if candidate.is_lower_bound else None
-                )
-            )
+        compared = [
+            (each.model.name, each.comparison, each.certain if each.is_lower_bound else None)
+            for each in found.candidates
         ]
+        verdicts = [gate.verdict(compared) for gate in gates]
         write_reports(
             outputs,
-            json=lambda: json.dumps(found),
-            html=lambda: html.render(found),
-            markdown=lambda: markdown.render(found, failures),
-            table=partial(_print, found),
+            json=lambda: json.dumps(found, verdicts),
+            html=lambda: html.render(found, verdicts),
+            markdown=lambda: markdown.render(found, verdicts),
+            table=partial(_print, found, verdicts),
         )
-    return failures
+    return [failure for verdict in verdicts for failure in verdict.failures]
 
 
 def _remedy(_: str, instead: str) -> str:
@@ -107,11 +102,11 @@ def _remedy(_: str, instead: str) -> str:
     return instead
 
 
-def _print(found: ModelComparison, console: Console) -> None:
+def _print(found: ModelComparison, verdicts: Sequence[Verdict], console: Console) -> None:
     """Print the scoreboard, or llama.cpp's lines of each candidate under its name."""
     compared = [each for each in found.candidates if each.comparison.llama_cpp is not None]
     if not compared:
-        terminal.render(found, console)
+        terminal.render(found, console, verdicts)
     for each in compared:
         if len(compared) > 1:
             click.echo(f"# {printable(each.model.name)}")

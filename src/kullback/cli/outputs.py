@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from kullback.cli.streams import closed_pipe_allowed
 from kullback.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.optional import load
 from kullback.shown import open_console
@@ -98,7 +99,8 @@ def write_reports(
     texts += [markdown()] if outputs.markdown and markdown is not None else []
     printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
     write_all({**others, **dict(zip(outputs.files, texts, strict=True))})
-    if printed is None:
-        table(open_console())
-    else:
-        click.echo(printed, nl=False)
+    with closed_pipe_allowed():
+        if printed is None:
+            table(open_console())
+        else:
+            click.echo(printed, nl=False)

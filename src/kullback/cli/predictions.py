@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kullback.cli.gates import Gate
     from kullback.predictions.llama_cpp import LlamaCppRows
     from kullback.report.predictions.wording import Tokens
+    from kullback.report.shared.verdicts import Verdict
     from kullback.words import RepresentationName
 
 __all__ = ["Inputs", "print_llama_cpp", "require_one_output", "run_prediction_comparison"]
@@ -102,19 +103,19 @@ def run_prediction_comparison(
                     group=workers.group,
                     **settings,
                 )
-            verdicts = [(gate.limit.words, gate.failure(found)) for gate in gates]
+            verdicts = [gate.verdict([(None, found, None)]) for gate in gates]
 
             def write() -> None:
                 write_reports(
                     outputs,
-                    json=lambda: report.json.dumps(found),
-                    html=lambda: report.html.render(found, tokens=words),
+                    json=lambda: report.json.dumps(found, verdicts),
+                    html=lambda: report.html.render(found, verdicts, tokens=words),
                     markdown=lambda: markdown.render(found, verdicts),
-                    table=partial(_print, found, words),
+                    table=partial(_print, found, words, verdicts),
                 )
 
             workers.each(write if is_first else lambda: None)
-    return [failure for _, failure in verdicts if failure is not None and is_first]
+    return [failure for verdict in verdicts for failure in verdict.failures if is_first]
 
 
 def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
@@ -125,10 +126,10 @@ def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
         return read_tokens(tokens, classes=source.classes, name="--tokens")
 
 
-def _print(found: Comparison, tokens: Tokens | None, console: Console) -> None:
+def _print(found: Comparison, tokens: Tokens | None, verdicts: Sequence[Verdict], console: Console) -> None:
     """Print the tables, or llama.cpp's lines."""
     if found.llama_cpp is None:
-        report.terminal.render(found, console, tokens=tokens)
+        report.terminal.render(found, console, verdicts, tokens=tokens)
     else:
         print_llama_cpp(found, found.llama_cpp.total.count)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from kullback.shown import without_commands
 
-__all__ = ["CheckedStream", "discard_unwritable", "open_closed", "print_error"]
+__all__ = ["CheckedStream", "closed_pipe_allowed", "discard_unwritable", "open_closed", "print_error"]
 
 NAMES = "stdout", "stderr"
 
@@ -58,6 +58,16 @@ def discard_unwritable() -> None:
             getattr(sys, name).flush()
         except (OSError, ValueError, AttributeError):
             _discard(name)
+
+
+@contextmanager
+def closed_pipe_allowed() -> Generator[None]:
+    """Skip the rest of the output if its reader has left, as ``head`` does: the exit status is then up to the gates."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_unwritable()
 
 
 def print_error(line: str, file: IO[Any] | None = None) -> None:

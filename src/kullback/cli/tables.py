@@ -13,6 +13,7 @@ import click
 import torch
 
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.streams import closed_pipe_allowed
 from kullback.cli.wording import in_options
 from kullback.errors import ArgumentValueError, printable
 from kullback.files import check_writable, refuse_overwriting
@@ -159,6 +160,12 @@ def run_watch(
     Raises:
         KullbackError: an input or an output cannot be used.
     """
+    if gates and not batches:
+        limit = gates[0].limit
+        raise ArgumentValueError(
+            f"--fail-{limit.side}: wanted a batch to check; got none. Write: kullback watch P Q --fail-{limit.side} "
+            f"{limit.metric}={limit.limit:g}"
+        )
     _check_watch(reference, batches, outputs, profile, save_batch, merge=merge, rebuild=rebuild)
     with _in_options(), progress_text(show=show_progress) as progress:
         saved = reference_profile(
@@ -173,15 +180,24 @@ def run_watch(
         place = reference if is_profile(reference) else profile or profile_path(reference)
         size = f"{counted(saved.rows, 'row')} and {counted(len(saved.columns), 'column')}"
         click.echo(f"{place}: the profile of {size}")
+    lines: list[str] = []
     failures: list[str] = []
+    failed = 0
     for name, batch in found:
         compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
         if len(found) == 1:
             others = {} if save_batch is None else {save_batch: batch.to_json() + "\n"}
             return _reported(compared, gates, outputs, others)
         verdicts = [gate.verdict(compared) for gate in gates]
-        click.echo(f"{printable(name)}: {printable(tables_wording.summary(compared, verdicts))}")
+        lines.append(f"{printable(name)}: {printable(tables_wording.summary(compared, verdicts))}")
         failures += [f"{name}: {failure}" for verdict in verdicts for failure in verdict.failures]
+        failed += any(verdict.failures for verdict in verdicts)
+    if gates:
+        number = counted(len(found), "batch", "batches")
+        lines.insert(0, f"Failed: {failed} of {number}." if failed else f"Passed: {number}.")
+    with closed_pipe_allowed():
+        for line in lines:
+            click.echo(line)
     return failures
 
 
@@ -232,7 +248,7 @@ def _reported(
     verdicts = [gate.verdict(found) for gate in gates]
     write_reports(
         outputs,
-        json=lambda: tables_json.dumps(found),
+        json=lambda: tables_json.dumps(found, verdicts),
         html=lambda: tables_html.render(found, verdicts),
         table=lambda console: tables_terminal.render(found, console, verdicts),
         others=others,

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from kullback.report.predictions import html, markdown
 from kullback.report.predictions.wording import token_of
 from kullback.report.shared.formats import number, percent, visible
+from kullback.report.shared.verdicts import Verdict
 from tests.cli.test_commands import assert_one_line_error, compare, files, run  # noqa: F401 - a fixture
 from tests.report.predictions.test_report import COMPARISON, NASTY, Page, changed, rendered
 
@@ -82,9 +83,10 @@ def test_markdown_has_the_main_numbers_with_their_intervals():
 
 def test_markdown_says_which_gates_hold_and_which_fail():
     text = markdown.render(
-        COMPARISON, [("mean at most 0.02", None), ("max at most 1", "max is 7.777, above 1")]
+        COMPARISON, [Verdict("mean at most 0.02", ()), Verdict("max at most 1", ("max is 7.777, above 1",))]
     )
     lines = text.splitlines()
+    assert lines[0].startswith("**Failed: 1 of 2 limits broken. KL")
     assert "- ✅ mean at most 0.02" in lines
     assert "- ❌ max at most 1: max is 7.777, above 1" in lines
     assert "infinite in 3 of 12,345 rows" in text

@@ -15,8 +15,9 @@ import torch
 from rich.console import Console
 
 from kullback.report import write
+from kullback.report.shared.verdicts import Verdict
 from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
-from kullback.report.tables.wording import Verdict, contributors, interval, p_value_text
+from kullback.report.tables.wording import contributors, interval, p_value_text
 from kullback.tables.compare import compare_tables
 from kullback.tables.result import TableComparison
 from tests.report.pages import DESK, PHONE, WIDTHS, boxes, overlap, too_faint

@@ -29,15 +29,18 @@ from kullback.report.predictions.wording import (
     label_rows,
     top_k_rows,
 )
-from kullback.report.shared.page import render_page
+from kullback.report.shared.page import on_top, render_page
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kullback.models import Candidate, ModelComparison, ReadToken
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["render", "render_table"]
 
 
-def render(found: ModelComparison) -> str:
+def render(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> str:
     """Build the page: one HTML document that needs no other file, no network and no script.
 
     Each token of the passages is colored by its KL, and shows the top classes of both models when it is pointed at,
@@ -45,6 +48,7 @@ def render(found: ModelComparison) -> str:
 
     Arguments:
         found: the result of `compare_models`.
+        verdicts: the limits that were asked for.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.
@@ -52,7 +56,7 @@ def render(found: ModelComparison) -> str:
     return render_page(
         "models.html.j2",
         (visible, interval_text),
-        **_values(found),
+        **_values(found, verdicts),
         plots=draw_plots(found),
         parts=_parts(found),
     )
@@ -63,11 +67,10 @@ def render_table(found: ModelComparison) -> str:
     return render_page("models_table.html.j2", (visible, interval_text), **_values(found))
 
 
-def _values(found: ModelComparison) -> dict[str, Any]:
+def _values(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
     return {
         "found": found,
-        "outcome": outcome(found),
-        "tone": "",
+        **on_top(outcome(found), verdicts),
         "size": size(found),
         "headings": [
             heading.replace("||", "‖").replace(" dp", " Δp").replace("dPPL", "ΔPPL") for heading in HEADINGS

@@ -15,6 +15,8 @@ The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": 
 * ``differences``: the mean KL of each candidate but the first minus that of the one before, with ``standard_error``,
   ``interval`` and ``reason``.
 * ``noise_floor``: the base against itself with rounding noise, as a candidate, or null.
+* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+  ``failures`` (sentences) and ``broken_by`` (the candidates beyond it).
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Within version 1 names may be added,
@@ -29,20 +31,25 @@ from typing import TYPE_CHECKING, Any
 from kullback.report.models.wording import token_text
 from kullback.report.predictions import json as predictions
 from kullback.report.shared.json import document, to_text
+from kullback.report.shared.verdicts import in_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["SCHEMA", "dumps", "to_dict"]
 
 SCHEMA = "kullback.models/1"
 
 
-def to_dict(found: ModelComparison) -> dict[str, Any]:
+def to_dict(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
     """Return a comparison as dicts, lists, strings and finite numbers, in the schema of this module."""
     return document(
         SCHEMA,
-        {
+        in_json(verdicts)
+        | {
             "base": _info(found.base),
             "candidates": [_candidate(found, candidate) for candidate in found.candidates],
             "differences": [asdict(mean) for mean in found.differences],
@@ -56,9 +63,9 @@ def to_dict(found: ModelComparison) -> dict[str, Any]:
     )
 
 
-def dumps(found: ModelComparison) -> str:
+def dumps(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> str:
     """Return a comparison as an indented JSON document that ends in a newline."""
-    return to_text(to_dict(found))
+    return to_text(to_dict(found, verdicts))
 
 
 def _candidate(found: ModelComparison, candidate: Candidate) -> dict[str, Any]:

@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING
 
 from kullback.report.models.wording import HEADINGS, certain, differences, noise, outcome, scoreboard, size
 from kullback.report.shared.markdown import escaped, table
+from kullback.report.shared.verdicts import in_markdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kullback.models import ModelComparison
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["render"]
 
 
-def render(found: ModelComparison, failures: Sequence[str] = ()) -> str:
-    """Return the outcome, the gates that fail, and the scoreboard.
+def render(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> str:
+    """Return the verdict of the gates, the outcome, and the scoreboard.
 
     Arguments:
         found: the result of `compare_models`.
-        failures: a sentence for each gate that fails.
+        verdicts: the limits that were asked for.
     """
-    lines = [f"**{escaped(outcome(found))}**", ""]
-    lines += [f"- gate failed: {escaped(failure)}" for failure in failures]
-    lines += [
-        "",
+    lines = [
+        *in_markdown(outcome(found), verdicts),
         *table(HEADINGS, [line.cells for line in scoreboard(found)]),
         "",
         *(f"{escaped(sentence)}  " for sentence in (*differences(found), *certain(found), *noise(found))),

@@ -22,10 +22,13 @@ from kullback.report.shared.console import Printer
 from kullback.report.shared.formats import count, number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from kullback.models import ModelComparison
     from kullback.predictions import WorstRow
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["render"]
 
@@ -34,14 +37,16 @@ DROPPED = (9, 8, 7, 5, 4, 2, 3, 6)
 WORST = 5
 
 
-def render(found: ModelComparison, console: Console) -> None:
+def render(found: ModelComparison, console: Console, verdicts: Sequence[Verdict] = ()) -> None:
     """Print the scoreboard, the tokens in which the first candidate differs most, and the notes.
 
     Arguments:
         found: the result of `compare_models`.
         console: the rich console to print on.
+        verdicts: the limits that were asked for.
     """
     say = Printer(console)
+    say.verdicts(verdicts)
     say.line(outcome(found), style="bold")
     say.line(size(found))
     say.table(

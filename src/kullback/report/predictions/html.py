@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kullback.predictions import Comparison
 from kullback.report.predictions.plots import draw_plots
@@ -20,7 +21,12 @@ from kullback.report.predictions.wording import (
     token_of,
     top_k_rows,
 )
-from kullback.report.shared.page import render_page
+from kullback.report.shared.page import on_top, render_page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["render", "render_table"]
 
@@ -28,7 +34,7 @@ __all__ = ["render", "render_table"]
 SYMBOLS = {key: name.replace("||", "‖") for key, name in QUANTITIES.items()}
 
 
-def render(comparison: Comparison, *, tokens: Tokens | None = None) -> str:
+def render(comparison: Comparison, verdicts: Sequence[Verdict] = (), *, tokens: Tokens | None = None) -> str:
     """Render a comparison as one HTML document that needs no other file, no network and no script.
 
     It adapts to the width of a phone, to light and dark, and to paper. The output is deterministic. Divergences are in
@@ -36,6 +42,7 @@ def render(comparison: Comparison, *, tokens: Tokens | None = None) -> str:
 
     Arguments:
         comparison: the result of `compare_predictions`.
+        verdicts: the limits that were asked for.
         tokens: the text of each class, to be shown beside its number; None, or a class beyond the end, has none.
 
     Returns:
@@ -57,8 +64,7 @@ def render(comparison: Comparison, *, tokens: Tokens | None = None) -> str:
         "predictions.html.j2",
         (confidence_range,),
         comparison=comparison,
-        outcome=summary(comparison),
-        tone="",
+        **on_top(summary(comparison), verdicts),
         kl=comparison.divergences[KL_PQ],
         symbols=SYMBOLS,
         summary_rows=SUMMARY_ROWS,

@@ -20,6 +20,8 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
 * ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.
 * ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
 * ``infinite``: for each divergence, in how many rows it is infinite.
+* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+  ``failures`` (sentences) and ``broken_by`` (empty).
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
 * ``llama_cpp``: null, or, where it was asked for, what llama.cpp prints: ``chunks`` (a list) and ``total``, objects
   with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``, ``log_ratio``,
@@ -36,21 +38,28 @@ Within version 3 names may be added, never removed or changed.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kullback.predictions import Comparison
 from kullback.report.shared.json import document, to_text
+from kullback.report.shared.verdicts import in_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["SCHEMA", "dumps", "to_dict"]
 
 SCHEMA = "kullback.predictions/3"
 
 
-def to_dict(comparison: Comparison) -> dict[str, Any]:
+def to_dict(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
     """Return a comparison as dicts, lists, strings and finite numbers, in the schema of this module.
 
     Arguments:
         comparison: the result of `compare_predictions`.
+        verdicts: the limits that were asked for.
 
     Returns:
         A dict that `json.dumps` writes with ``allow_nan=False``.
@@ -72,14 +81,15 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
     fields["quantiles"] = [
         dict(zip(("probability", "kl"), part, strict=True)) for part in fields["quantiles"]
     ]
-    return document(SCHEMA, fields)
+    return document(SCHEMA, in_json(verdicts) | fields)
 
 
-def dumps(comparison: Comparison) -> str:
+def dumps(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> str:
     """Return a comparison as an indented JSON document that ends in a newline.
 
     Arguments:
         comparison: the result of `compare_predictions`.
+        verdicts: the limits that were asked for.
 
     Returns:
         Strict JSON in ASCII, in the schema of this module.
@@ -92,4 +102,4 @@ def dumps(comparison: Comparison) -> str:
         >>> json.loads(dumps(compare_predictions(p, p)))["divergences"]["kl_pq"]["mean"]
         0.0
     """
-    return to_text(to_dict(comparison))
+    return to_text(to_dict(comparison, verdicts))

@@ -15,23 +15,26 @@ from kullback.report.predictions.wording import (
 )
 from kullback.report.shared.formats import number, percent
 from kullback.report.shared.markdown import escaped, table
+from kullback.report.shared.verdicts import Verdict, in_markdown
 
 __all__ = ["render"]
 
 
-def render(comparison: Comparison, gates: Sequence[tuple[str, str | None]] = ()) -> str:
-    """Return the outcome in one sentence, the main numbers with their 95 % intervals, and the gates.
+def render(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> str:
+    """Return the verdict of the gates, the outcome in one sentence, and the main numbers with their 95 % intervals.
 
     Arguments:
         comparison: the result of `compare_predictions`.
-        gates: each limit in words, and how it fails, or None where it holds.
+        verdicts: the limits that were asked for.
 
     Example:
         >>> import torch
         >>> from kullback import Probs, compare_predictions
         >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
-        >>> print(render(compare_predictions(p, p), [("mean at most 0.1", None)]))
-        **P and Q are equal in every row: KL(P\\|\\|Q) is 0.**
+        >>> print(render(compare_predictions(p, p), [Verdict("mean at most 0.1", ())]))
+        **Passed: 1 limit. P and Q are equal in every row: KL(P\\|\\|Q) is 0.**
+        <BLANKLINE>
+        - ✅ mean at most 0.1
         <BLANKLINE>
         P: a tensor of shape (2, 2), Q: a tensor of shape (2, 2); 2 rows, each a distribution over 2 classes
         <BLANKLINE>
@@ -39,14 +42,8 @@ def render(comparison: Comparison, gates: Sequence[tuple[str, str | None]] = ())
         ...
     """
     names = f"P: {comparison.p_name}, Q: {comparison.q_name}; {sizes(comparison)}"
-    lines = [f"**{escaped(summary(comparison))}**", "", escaped(names), ""]
+    lines = [*in_markdown(summary(comparison), verdicts), escaped(names), ""]
     lines += table(["", "value", "95% CI"], [_row(*each) for each in _numbers(comparison)])
-    if gates:
-        lines.append("")
-    for words, failure in gates:
-        lines.append(
-            f"- ✅ {escaped(words)}" if failure is None else f"- ❌ {escaped(words)}: {escaped(failure)}"
-        )
     sentences = infinite_sentences(comparison)
     lines += ["", *(f"- {escaped(sentence)}" for sentence in sentences)] if sentences else []
     return "\n".join([*lines, ""])

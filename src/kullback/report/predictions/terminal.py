@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kullback.report.predictions.wording import Tokens
+    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["LONGEST_TOKEN", "MEANINGS", "render", "render_numbers"]
 
@@ -38,7 +39,13 @@ MEANINGS = (
 )
 
 
-def render(comparison: Comparison, console: Console, *, tokens: Tokens | None = None) -> None:
+def render(
+    comparison: Comparison,
+    console: Console,
+    verdicts: Sequence[Verdict] = (),
+    *,
+    tokens: Tokens | None = None,
+) -> None:
     """Print a comparison as tables that fit 80 columns.
 
     Divergences are in nats. Everything printed is ASCII except names and notes.
@@ -46,6 +53,7 @@ def render(comparison: Comparison, console: Console, *, tokens: Tokens | None = 
     Arguments:
         comparison: the result of `compare_predictions`.
         console: the rich console to print on.
+        verdicts: the limits that were asked for.
         tokens: the text of each class, to be shown beside its number; None, or a class beyond the end, has none.
 
     Example:
@@ -59,6 +67,7 @@ def render(comparison: Comparison, console: Console, *, tokens: Tokens | None = 
         ...
     """
     say = Printer(console)
+    say.verdicts(verdicts)
     say.heading(summary(comparison), comparison.p_name, comparison.q_name, sizes(comparison))
     render_numbers(comparison, console)
     if comparison.worst and tokens is None:

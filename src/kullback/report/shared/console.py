@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kullback.report.shared.formats import printable
+from kullback.report.shared.verdicts import headline, lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from kullback.report.shared.verdicts import Verdict
+
 __all__ = ["Printer"]
 
+GOOD, BAD = "green", "bold red"
 LONGEST_LINE = 24  # characters of a name that a table makes room for; a longer one folds
 
 
@@ -28,6 +32,14 @@ class Printer:
 
         encoding = self._console.encoding
         return Text(printable(text).encode(encoding, "backslashreplace").decode(encoding))
+
+    def verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Print whether all limits hold, the first line of a report, and then each."""
+        if verdicts:
+            passed = not any(each.failures for each in verdicts)
+            self.line(f"{headline(verdicts)}.", style=GOOD if passed else BAD)
+        for text, holds in lines(verdicts):
+            self.line(text, style=GOOD if holds else BAD)
 
     def heading(self, outcome: str, p_name: str, q_name: str, size: str, style: str = "bold") -> None:
         """Print the outcome, the names of P and Q and the amount of data."""

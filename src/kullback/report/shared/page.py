@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from kullback.optional import load
 from kullback.report.shared.formats import count, counted, number, percent, printable, probability
+from kullback.report.shared.verdicts import headline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["render_page"]
+    from kullback.report.shared.verdicts import Verdict
+
+__all__ = ["on_top", "render_page"]
 
 FILTERS: tuple[Callable[..., str], ...] = (count, counted, number, percent, printable, probability)
 
@@ -33,3 +36,14 @@ def render_page(template: str, filters: tuple[Callable[..., str], ...], /, **val
     )
     environment.filters.update({write.__name__: write for write in (*FILTERS, *filters)})
     return environment.get_template(template).render(values)
+
+
+def on_top(outcome: str, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the values that the head of a page shows: the verdict of the limits, and the outcome."""
+    verdict = headline(verdicts)
+    failed = any(each.failures for each in verdicts)
+    return {
+        "outcome": f"{verdict}. {outcome}" if verdict else outcome,
+        "tone": ("bad" if failed else "good") if verdicts else "",
+        "verdicts": verdicts,
+    }

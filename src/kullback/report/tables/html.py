@@ -12,7 +12,6 @@ from kullback.report.tables.wording import (
     MODERATE,
     SIGNIFICANT,
     Meaning,
-    Verdict,
     contributors,
     differing,
     in_order,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kullback.report.shared.plots import Plot
+    from kullback.report.shared.verdicts import Verdict
     from kullback.report.tables.wording import Compared
     from kullback.tables.result import Bin, ColumnComparison, TableComparison
 

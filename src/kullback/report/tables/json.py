@@ -14,6 +14,8 @@ The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": 
   categories.
 * ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
 * ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
+* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+  ``failures`` (sentences) and ``broken_by`` (the columns beyond it).
 * ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 
@@ -28,8 +30,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kullback.report.shared.json import document, to_text
+from kullback.report.shared.verdicts import in_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kullback.report.shared.verdicts import Verdict
     from kullback.tables.result import TableComparison
 
 __all__ = ["SCHEMA", "dumps", "to_dict"]
@@ -38,11 +44,12 @@ SCHEMA = "kullback.tables/2"
 FIRST = ("name", "columns", "column_type")
 
 
-def to_dict(comparison: TableComparison) -> dict[str, Any]:
+def to_dict(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
     """Return the comparison as dicts, lists, strings and finite numbers, in the schema of this module.
 
     Arguments:
         comparison: the result of `compare_tables`.
+        verdicts: the limits that were asked for.
 
     Returns:
         What `json.dumps` can write with ``allow_nan=False``.
@@ -56,14 +63,15 @@ def to_dict(comparison: TableComparison) -> dict[str, Any]:
     """
     fields = asdict(comparison)
     fields |= {key: [_named_first(each) for each in fields[key]] for key in ("columns", "joint")}
-    return document(SCHEMA, fields)
+    return document(SCHEMA, in_json(verdicts) | fields)
 
 
-def dumps(comparison: TableComparison) -> str:
+def dumps(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str:
     """Return the comparison as a JSON document, indented and ending in a newline.
 
     Arguments:
         comparison: the result of `compare_tables`.
+        verdicts: the limits that were asked for.
 
     Returns:
         Strict JSON in ASCII, in the schema of this module; the same text for the same comparison.
@@ -75,7 +83,7 @@ def dumps(comparison: TableComparison) -> str:
         >>> json.loads(dumps(compare_tables(table, table)))["columns"][0]["psi"]["value"]
         0.0
     """
-    return to_text(to_dict(comparison))
+    return to_text(to_dict(comparison, verdicts))
 
 
 def _named_first(fields: dict[str, Any]) -> dict[str, Any]:

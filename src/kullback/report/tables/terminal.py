@@ -11,7 +11,6 @@ from kullback.report.tables.wording import (
     MODERATE,
     SIGNIFICANT,
     Tone,
-    Verdict,
     contributors,
     differing,
     in_order,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from kullback.report.shared.verdicts import Verdict
     from kullback.report.tables.wording import Compared
     from kullback.tables.result import TableComparison
 

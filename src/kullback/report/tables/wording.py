@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from kullback.errors import quoted
 from kullback.report.shared.formats import count, counted, decimal, percent
+from kullback.report.shared.verdicts import Verdict, headline
 from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison, least
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "Compared",
     "Meaning",
     "Tone",
-    "Verdict",
     "contributors",
     "differing",
     "in_order",
@@ -37,20 +37,6 @@ SIGNIFICANT = 0.05
 MODERATE, LARGE = 0.1, 0.25
 Compared = ColumnComparison | JointComparison
 Tone = Literal["bad", "warning", "good", "unknown"]
-
-
-class Verdict(NamedTuple):
-    """A limit that was asked for, and how the comparison breaks it.
-
-    Attributes:
-        limit: the limit in words, such as "psi at most 0.2".
-        failures: a sentence for each column beyond it; none where it holds.
-        broken_by: the columns, and groups of columns, that are beyond it.
-    """
-
-    limit: str
-    failures: tuple[str, ...]
-    broken_by: tuple[str, ...] = ()
 
 
 class Meaning(NamedTuple):
@@ -94,11 +80,7 @@ def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> st
         >>> summary(compare_tables(table, table))
         'No difference is seen in 2 columns.'
     """
-    broken = sum(1 for verdict in verdicts if verdict.failures)
-    limits = counted(len(verdicts), "limit")
-    outcome: list[str] = []
-    if verdicts:
-        outcome = [f"Failed: {count(broken)} of {limits} broken" if broken else f"Passed: {limits}"]
+    outcome = [headline(verdicts)] if verdicts else []
     unknown = sum(1 for column in comparison.columns if meaning(column).tone == "unknown")
     outcome += _differences(comparison, unknown)
     if unknown:
