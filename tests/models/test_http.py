@@ -199,7 +199,9 @@ def test_a_slow_answer_within_the_limit_is_taken() -> None:
 @pytest.mark.parametrize("after", ["²", "٣", "-1", "1e3", "soon", "", "9" * 400, "0"])
 def test_any_time_to_wait_is_read_or_left_aside(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "LONGEST_WAIT", 0.02)
-    lines = head("Content-Length: 0", status="503 Busy")[:-2] + b"Retry-After: " + after.encode() + b"\r\n\r\n"
+    lines = (
+        head("Content-Length: 0", status="503 Busy")[:-2] + b"Retry-After: " + after.encode() + b"\r\n\r\n"
+    )
     latin = lines.replace("²".encode(), "²".encode("latin-1"))
     for answer in (lines, latin):
         with pytest.raises(UnreachableError, match="status 503"):

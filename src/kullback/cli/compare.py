@@ -130,7 +130,9 @@ MEBIBYTE = 1024 * 1024
 @BINS
 @CONFIDENCE
 @click.option(
-    "--text", type=FILE, help="Models: the text to compare them on, or JSONL with text or messages."
+    "--text",
+    type=FILE,
+    help="Models: the text to compare them on, or JSONL with text, messages, or prompt and completion.",
 )
 @model_options
 @click.option(

@@ -17,7 +17,12 @@ __all__ = ["record"]
 
 @click.command()
 @click.argument("model", metavar="MODEL", shell_complete=complete_files)
-@click.option("--text", type=FILE, required=True, help="The text it reads, or JSONL with text or messages.")
+@click.option(
+    "--text",
+    type=FILE,
+    required=True,
+    help="The text it reads, or JSONL with text, messages, or prompt and completion.",
+)
 @click.option(
     "-o", "--output", "output", type=FILE, required=True, metavar="FILE.klref", help="The file to write."
 )

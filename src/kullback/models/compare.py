@@ -93,8 +93,9 @@ def compare_models(
             `kullback.io.open_top_k` with a row for each scored token.
         candidates: Q, likewise, or the address of a server (``http://...``) that speaks vLLM's, SGLang's or OpenAI's
             completions API; one or a list of them.
-        texts: a text, a `pathlib.Path` of a text file or of JSONL lines with ``"text"`` or ``"messages"``, a list of
-            texts, or a list of conversations. May be left out where a side is a reference file, whose text it is.
+        texts: a text; a `pathlib.Path` of a text file, or of JSONL lines with ``"text"``, with ``"messages"`` and
+            ``"tools"``, or with ``"prompt"`` and ``"completion"``; a list of texts, or of such records; or a list of
+            conversations. May be left out where a side is a reference file, whose text it is.
         tokenizer: that of the modules among the models.
         representation: what the numbers of the files among the sides are, as for `compare_predictions`.
         context: the number of tokens in a window, and the most that a conversation may have.

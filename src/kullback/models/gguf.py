@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kullback.errors import ModelError, printable
 from kullback.io.windows import Windows
-from kullback.models.language_model import LanguageModel, Message, ModelInfo
+from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
 from kullback.optional import load
 
@@ -87,8 +87,16 @@ class GGUFModel(LanguageModel):
     def encode(self, text: str) -> list[int]:
         return self._tokenize(text, special=False)
 
-    def chat_tokens(self, messages: Sequence[Message], *, reply_follows: bool) -> list[int]:
+    def chat_text(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
+    ) -> str:
         shown = printable(self.name)
+        if tools or any(message.get("tool_calls") for message in messages):
+            raise ModelError(
+                f"{shown}: wanted the folder of a Hugging Face model, whose template writes tools as in its training; "
+                "got a GGUF file, for which llama-cpp-python writes their JSON in another way; name the folder as P, "
+                "or leave the tools out"
+            )
         template = self._llama.llama_model_chat_template(self._model, None)
         if not template:
             raise ModelError(
@@ -107,13 +115,12 @@ class GGUFModel(LanguageModel):
             formatter = formats.Jinja2ChatFormatter(
                 template=template.decode(), add_generation_prompt=reply_follows, **special
             )
-            prompt = formatter(messages=[dict(message) for message in messages]).prompt
+            return str(formatter(messages=[dict(message) for message in messages]).prompt)
         except Exception as error:
-            raise ModelError(
-                f"{shown}: wanted a conversation that the chat template takes; got {printable(error, 200)}; "
-                "check the roles and their order"
-            ) from error
-        return self._tokenize(prompt, special=True)
+            raise refused_conversation(self.name, error) from error
+
+    def chat_encode(self, text: str) -> list[int]:
+        return self._tokenize(text, special=True)
 
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
         if first >= len(windows):

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from threading import Event, Timer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from kullback.errors import ModelError, printable
 from kullback.optional import load
@@ -94,7 +94,9 @@ class Endpoint:
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
             follow_redirects=False,  # the key and the text go to the address that was named, and to no other
             event_hooks={"response": [self._refuse_redirection]},  # before httpx reads the other address
-            limits=httpx.Limits(max_keepalive_connections=0),  # `_Deadline` ends the connection that it saw begin
+            limits=httpx.Limits(
+                max_keepalive_connections=0
+            ),  # `_Deadline` ends the connection that it saw begin
         )
 
     def get(self, path: str) -> Answer:
@@ -151,21 +153,23 @@ class Endpoint:
         )
 
     def _once(self, method: str, path: str, body: object, most_bytes: int) -> tuple[Answer, float]:
+        found: tuple[Any, bytes] | None = None
         with _Deadline(self._longest) as deadline:
             try:
                 extensions = {"trace": deadline.trace}
                 url = self.address + path
                 with self._client.stream(method, url, json=body, extensions=extensions) as response:
-                    content = self._content(response, most_bytes)
+                    found = response, self._content(response, most_bytes)
             except self._httpx.HTTPError:
                 if not deadline.has_passed:
                     raise
-            if deadline.has_passed:
-                reason = f"an answer that did not end within {self._longest:g} seconds"
-                raise UnreachableError(
-                    f"{self.address}: wanted an answer; got {reason}; take a smaller --context, or see the server's log",
-                    reason,
-                )
+        if found is None or deadline.has_passed:  # an end that is that of the connection is none
+            reason = f"an answer that did not end within {self._longest:g} seconds"
+            raise UnreachableError(
+                f"{self.address}: wanted an answer; got {reason}; take a smaller --context, or see the server's log",
+                reason,
+            )
+        response, content = found
         after = response.headers.get("retry-after", "")
         seconds = float(after) if after.isascii() and after.isdecimal() else 0.0
         return Answer(response.status_code, _decoded(content)), seconds
@@ -226,7 +230,7 @@ class _Deadline:
         self._timer = Timer(seconds, self._pass)
         self._timer.daemon = True
 
-    def __enter__(self) -> _Deadline:
+    def __enter__(self) -> Self:
         self._timer.start()
         return self
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from kullback.errors import ModelError, printable
 from kullback.io.tokens import byte_level, sentencepiece_bytes
 from kullback.io.windows import Windows
-from kullback.models.language_model import LanguageModel, Message, ModelInfo
+from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
 from kullback.optional import load
 
@@ -50,16 +50,27 @@ class HuggingFaceModel(LanguageModel):
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return list(self.tokenizer(text, **options)["input_ids"])
 
-    def chat_tokens(self, messages: Sequence[Message], *, reply_follows: bool) -> list[int]:
+    def chat_text(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
+    ) -> str:
         if not getattr(self.tokenizer, "chat_template", None):
             raise ModelError(
                 f"{printable(self.name)}: wanted a tokenizer with a chat template; got none; score the whole text "
                 "(--score all), or save the template with the tokenizer"
             )
-        found = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=reply_follows, return_dict=False
-        )
-        return list(found)
+        try:
+            found = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else list(tools),
+                add_generation_prompt=reply_follows,
+                tokenize=False,
+            )
+        except Exception as error:  # of the template, which is a program of its own
+            raise refused_conversation(self.name, error) from error
+        return str(found)
+
+    def chat_encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     @torch.inference_mode()
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -13,9 +14,9 @@ from kullback.io.files import Closes
 from kullback.io.windows import Windows
 from kullback.models.vocabulary import Vocabulary
 
-__all__ = ["LanguageModel", "ModelInfo"]
+__all__ = ["LanguageModel", "Message", "ModelInfo", "refused_conversation"]
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,14 @@ class LanguageModel(Closes, ABC):
             an iterator over tensors of shape (at most `rows`, classes), in the dtype and on the device of the model.
         """
 
-    def chat_tokens(self, messages: Sequence[Message], *, reply_follows: bool) -> list[int]:
-        """Return the tokens of a conversation in the model's chat template.
+    def chat_text(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
+    ) -> str:
+        """Return a conversation in the model's chat template.
 
         Arguments:
             messages: dictionaries with ``"role"`` and ``"content"``.
+            tools: descriptions of the tools that the assistant may call.
             reply_follows: whether to add the beginning of an assistant's reply at the end.
 
         Raises:
@@ -101,3 +105,21 @@ class LanguageModel(Closes, ABC):
             f"{printable(self.name)}: wanted a model with a chat template; got one without; score the whole text "
             "(--score all)"
         )
+
+    def chat_encode(self, text: str) -> list[int]:
+        """Return the tokens of what `chat_text` returns, in which special tokens are written as text."""
+        raise NotImplementedError
+
+    def chat_tokens(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
+    ) -> list[int]:
+        """Return the tokens of a conversation in the model's chat template; arguments and errors as of `chat_text`."""
+        return self.chat_encode(self.chat_text(messages, tools=tools, reply_follows=reply_follows))
+
+
+def refused_conversation(name: str, error: Exception) -> ModelError:
+    """Return the error of a chat template that does not take a conversation."""
+    return ModelError(
+        f"{printable(name)}: wanted a conversation that the chat template takes; got {printable(error, 200)}; "
+        "check the roles and their order"
+    )

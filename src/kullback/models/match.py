@@ -12,6 +12,7 @@ from torch import Tensor
 from kullback.errors import FileError, ModelError, invalid_value, printable
 from kullback.io import Reference, RowSource, TopKSource
 from kullback.io.windows import Windows
+from kullback.models.conversations import texts_of
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
@@ -284,7 +285,7 @@ def _require_same_text(
             "first token (BOS); compare models of one tokenizer"
         )
     for document in () if text is None else text.documents:
-        for each in [document] if isinstance(document, str) else [message["content"] for message in document]:
+        for each in texts_of(document):
             server.require_same_tokens(each, reader.encode)
 
 

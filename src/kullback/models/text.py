@@ -14,12 +14,20 @@ from torch import Tensor
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
 from kullback.files import check_input
 from kullback.io.windows import Windows
-from kullback.models.language_model import LanguageModel, Message
+from kullback.models.conversations import (
+    WANTED,
+    Completion,
+    Conversation,
+    Document,
+    WrongRecordError,
+    read_record,
+    reply_tokens,
+)
+from kullback.models.language_model import LanguageModel
 
-__all__ = ["Conversation", "Score", "Text", "make_windows", "read_texts", "take_texts"]
+__all__ = ["Score", "Text", "make_windows", "read_texts", "take_texts"]
 
 Score = Literal["second-half", "all", "assistant"]
-Conversation = Sequence[Message]
 FEWEST_TOKENS = 3  # in a window: one before the first scored token, whose half is cut
 LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON
 
@@ -29,22 +37,25 @@ class Text:
     """What the models are to read.
 
     Attributes:
-        documents: the texts, or the conversations.
+        documents: the texts, or the conversations and completions.
         running: whether it is one running text, of which only whole windows are read, as llama.cpp does; of each of
             several documents the last window may be shorter.
     """
 
-    documents: Sequence[str] | Sequence[Conversation]
+    documents: Sequence[Document]
     running: bool
 
     @property
     def are_conversations(self) -> bool:
-        """Whether the documents are conversations."""
+        """Whether the documents are conversations or completions, of which the replies are scored."""
         return not isinstance(self.documents[0], str)
 
 
 def read_texts(path: Path) -> Text:
-    """Read a text file, or a JSONL file whose lines hold ``"text"`` or ``"messages"``.
+    """Read a text file, or a JSONL file of records.
+
+    A record holds a ``"text"``; ``"messages"``, with ``"tools"`` where there are some; or a ``"prompt"`` and its
+    ``"completion"``, both text or both messages.
 
     Raises:
         FileError: it cannot be read, is empty, is not UTF-8, or a line is not as said.
@@ -72,17 +83,16 @@ def read_texts(path: Path) -> Text:
     ]
     if len({isinstance(each, str) for each in documents}) > 1:
         raise FileError(
-            f'text = {path}: wanted "text" in every line, or "messages" in every line; got both; write two files'
+            f'text = {path}: wanted "text" in every line, or "messages" or a "prompt" and "completion" in every line; '
+            "got both; write two files"
         )
     return Text(documents, running=False)
 
 
-def _document(path: Path, number: int, line: str) -> Any:
+def _document(path: Path, number: int, line: str) -> Document:
     def wrong(got: str) -> FileError:
         return FileError(
-            f'text = {path}: wanted {{"text": "..."}} or {{"messages": [{{"role": ..., "content": ...}}]}} in every '
-            "line; "
-            f"got {got} in line {number}; mend that line"
+            f"text = {path}: wanted {WANTED} in every line; got {got} in line {number}; mend that line"
         )
 
     if len(line) > LONGEST_LINE:
@@ -91,24 +101,10 @@ def _document(path: Path, number: int, line: str) -> Any:
         held = json.loads(line)
     except (ValueError, RecursionError):
         raise wrong("no JSON") from None
-    if isinstance(held, dict):
-        fields = cast("dict[str, Any]", held)
-        if isinstance(fields.get("text"), str):
-            return fields["text"]
-        if _is_conversation(fields.get("messages")):
-            return fields["messages"]
-    raise wrong("neither")
-
-
-def _is_conversation(given: object) -> bool:
-    return (
-        isinstance(given, list | tuple)
-        and bool(given)
-        and all(
-            isinstance(each, dict) and all(isinstance(each.get(key), str) for key in ("role", "content"))
-            for each in cast("Iterable[Any]", given)
-        )
-    )
+    try:
+        return read_record(held if isinstance(held, dict) else None)
+    except WrongRecordError as error:
+        raise wrong(str(error)) from None
 
 
 def take_texts(call: str, texts: object) -> Text:
@@ -123,10 +119,18 @@ def take_texts(call: str, texts: object) -> Text:
                 call, "texts", wanted="a text", got="an empty one", instead="texts='some words'"
             )
         return Text([texts], running=True)
-    documents = list(cast("Iterable[Any]", texts)) if isinstance(texts, list | tuple) else []
-    if documents and (
-        all(isinstance(each, str) for each in documents) or all(map(_is_conversation, documents))
-    ):
+    given = list(cast("Iterable[Any]", texts)) if isinstance(texts, list | tuple) else []
+    try:
+        documents = [each if isinstance(each, str) else read_record(each) for each in given]
+    except WrongRecordError as error:
+        raise invalid_value(
+            call,
+            "texts",
+            wanted=f"a text, or {WANTED}, or its messages, in every item",
+            got=str(error),
+            instead="texts=[[{'role': 'user', 'content': '...'}, {'role': 'assistant', 'content': '...'}]]",
+        ) from None
+    if len({isinstance(each, str) for each in documents}) == 1:
         return Text(documents, running=False)
     raise invalid_type(
         call,
@@ -142,7 +146,7 @@ def take_texts(call: str, texts: object) -> Text:
 def make_windows(
     model: LanguageModel, text: Text, *, context: int, score: Score, most: int | None = None
 ) -> tuple[Windows, Tensor]:
-    """Cut texts into windows of `context` tokens, as ``llama-perplexity`` does, or conversations into one each.
+    """Cut texts into windows of `context` tokens, as ``llama-perplexity`` does; each conversation is one window.
 
     The tokens of a running text are cut one window after the other; what is left at its end is dropped. The first token
     of a window is replaced by the model's first token (BOS) where its tokenizer adds one, so that no window begins
@@ -153,7 +157,7 @@ def make_windows(
         text: what to cut.
         context: the number of tokens in a window, and the most that a conversation may have.
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window, ``"all"`` those after
-            its first, ``"assistant"`` the replies of conversations.
+            its first, ``"assistant"`` the replies of conversations and the completions of prompts.
         most: the number of windows to keep.
 
     Returns:
@@ -161,7 +165,8 @@ def make_windows(
 
     Raises:
         ArgumentValueError: `score` does not go with the text, or `context` is too small.
-        ModelError: the text is shorter than a window, or a conversation longer.
+        ModelError: the text is shorter than a window, a conversation is longer, or its replies are not in the tokens
+            as they are in the record.
     """
     if score not in get_args(Score):
         names = ", ".join(map(repr, get_args(Score)))
@@ -186,7 +191,7 @@ def make_windows(
         if isinstance(document, str):
             cut = _cut(model, document, context, score, running=text.running)
         else:
-            cut = [_replies(model, document, context, number)]
+            cut = [_replies(model, document, context, number + 1)]
         found += ((number, *window) for window in cut)
         if most is not None and len(found) >= most:
             found = found[:most]
@@ -224,30 +229,13 @@ def _cut(
 
 
 def _replies(
-    model: LanguageModel, messages: Conversation, context: int, number: int
+    model: LanguageModel, document: Conversation | Completion, context: int, number: int
 ) -> tuple[list[int], list[bool]]:
-    """Return the tokens of a conversation, and which belong to the assistant's replies."""
-    tokens = model.chat_tokens(messages, reply_follows=False)
+    """Return the tokens of a conversation or completion, and which belong to the assistant's replies."""
+    tokens, scored = reply_tokens(model, document, number)
     if len(tokens) > context:
         raise ModelError(
-            f"text: wanted conversations of at most {context} tokens; got {len(tokens)} in conversation {number + 1}; "
+            f"text: wanted conversations of at most {context} tokens; got {len(tokens)} in conversation {number}; "
             f"allow more (--context {len(tokens)}), or leave that conversation out"
         )
-    scored = [False] * len(tokens)
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        ends = [
-            model.chat_tokens(messages[:place], reply_follows=True) if place else [],
-            model.chat_tokens(messages[: place + 1], reply_follows=False),
-        ]
-        if any(tokens[: len(end)] != end for end in ends):
-            raise ModelError(
-                f"text: wanted a chat template that only adds to a conversation; got one that rewrites conversation "
-                f"{number + 1} when it goes on; score the whole text (--score all) of a file written by that template"
-            )
-        before, after = map(len, ends)
-        scored[before:after] = [True] * (after - before)
-    if scored:
-        scored[0] = False
     return tokens, scored

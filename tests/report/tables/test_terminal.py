@@ -78,7 +78,7 @@ def test_columns_mean_what_their_numbers_and_limits_say(found):
     assert means["flag"] == ("small shift", "good")
     assert means["still"] == means["constant"] == ("none seen", "good")
     assert means["id"] == ("cannot tell", "unknown")
-    strict = parse_table_gate("psi=0.01", "above").verdict(found)
+    strict = parse_table_gate("psi.value=0.01", "above").verdict(found)
     assert strict.broken_by == ("number", "flag", "id")
     assert meaning(found["flag"], [strict]) == ("limit broken", "bad")
     assert meaning(found["id"], [strict]) == ("cannot tell", "bad")

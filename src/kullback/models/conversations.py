@@ -1,0 +1,286 @@
+"""Conversations and completions: the records of chat data, and the tokens of the replies in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from kullback.errors import ModelError, printable, quoted
+from kullback.models.language_model import LanguageModel, Message
+
+__all__ = [
+    "Completion",
+    "Conversation",
+    "Document",
+    "WrongRecordError",
+    "read_record",
+    "reply_tokens",
+    "texts_of",
+]
+
+WANTED = (
+    '{"text": "..."}, {"messages": [{"role": ..., "content": ...}]} or {"prompt": ..., "completion": ...}'
+)
+# Fields that change the prompt in ways that are not supported, and so must not be ignored.
+UNSUPPORTED = "documents", "functions", "chat_template", "chat_template_kwargs"
+# What the makers of templates call a reply's thoughts.
+REASONING = "reasoning_content", "reasoning", "thinking"
+THINK = "<think>"
+
+
+class WrongRecordError(Exception):
+    """A record is none of a text, a conversation or a completion; the message says what came instead."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, of which the assistant's replies are scored.
+
+    Attributes:
+        messages: what `LanguageModel.chat_text` takes; every content is a text, or None beside calls of tools.
+        tools: the tools that the assistant may call.
+        first_scored: the first message that may be scored; those before are the prompt.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Any] | None = None
+    first_scored: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A text and how it goes on, of which the latter is scored; no template is applied."""
+
+    prompt: str
+    completion: str
+
+
+Document = str | Conversation | Completion
+
+
+def read_record(given: object) -> Document:
+    """Return what a record, or a list of messages, holds.
+
+    Raises:
+        WrongRecordError: it is something else, or what it holds cannot be rendered truly.
+    """
+    if isinstance(given, list | tuple):
+        return Conversation(_messages(cast("Sequence[Any]", given)))
+    if not isinstance(given, Mapping):
+        raise WrongRecordError("neither")
+    fields = cast("Mapping[str, Any]", given)
+    if isinstance(fields.get("text"), str):
+        return fields["text"]
+    for name in UNSUPPORTED:
+        if fields.get(name):
+            raise WrongRecordError(f'"{name}", which would change the prompt and is not supported,')
+    tools = _tools(fields.get("tools"))
+    if "messages" in fields:
+        return Conversation(_messages(fields["messages"]), tools)
+    prompt, completion = fields.get("prompt"), fields.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        if tools:
+            raise WrongRecordError('"tools" beside a prompt that is text')
+        return Completion(prompt, completion)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        before = _messages(cast("Sequence[Any]", prompt))
+        return Conversation([*before, *_messages(cast("Sequence[Any]", completion))], tools, len(before))
+    raise WrongRecordError("neither")
+
+
+def texts_of(document: Document) -> list[str]:
+    """Return the texts in a document."""
+    if isinstance(document, str):
+        return [document]
+    if isinstance(document, Completion):
+        return [document.prompt, document.completion]
+    return [message["content"] for message in document.messages if message["content"]]
+
+
+def _messages(given: object) -> list[Message]:
+    if not isinstance(given, list | tuple) or not given:
+        raise WrongRecordError("neither")
+    return [_message(each, number) for number, each in enumerate(cast("Sequence[Any]", given), 1)]
+
+
+def _message(given: object, number: int) -> Message:
+    """Return a message with its content as text and the arguments of its calls as objects, as templates take them."""
+    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
+        raise WrongRecordError("neither")
+    message = dict(cast("Mapping[str, Any]", given))
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        parts = cast("Sequence[Any]", content)
+        texts = [
+            each.get("text") for each in parts if isinstance(each, Mapping) and each.get("type") == "text"
+        ]
+        if len(parts) != 1 or not texts or not isinstance(texts[0], str):
+            raise WrongRecordError(
+                f"{len(parts)} parts, or one that is no text, as the content of message {number}"
+            )
+        content = texts[0]
+    calls = message.get("tool_calls") or []
+    if content is None and not calls:
+        raise WrongRecordError(f"neither content nor tool_calls in message {number}")
+    if content is not None and not isinstance(content, str):
+        raise WrongRecordError(f"a content that is no text in message {number}")
+    message["content"] = content
+    if calls:
+        message["tool_calls"] = [_call(each, number) for each in calls]
+    return message
+
+
+def _call(given: object, number: int) -> dict[str, Any]:
+    call = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+    function = call.get("function", call)
+    arguments = function.get("arguments", {}) if isinstance(function, Mapping) else None
+    if isinstance(arguments, str):  # as OpenAI's API has them
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict) or not isinstance(function.get("name"), str):
+        raise WrongRecordError(
+            f"a tool call without a name, or with arguments that are no object, in message {number}"
+        )
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _tools(given: object) -> list[Any] | None:
+    tools = given
+    if isinstance(tools, str):  # as tables have them, whose columns are of one type
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            raise WrongRecordError('"tools" that are no JSON') from None
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in cast("list[Any]", tools)):
+        raise WrongRecordError('"tools" that are no list of objects')
+    return cast("list[Any]", tools)
+
+
+def reply_tokens(
+    model: LanguageModel, document: Conversation | Completion, number: int
+) -> tuple[list[int], list[bool]]:
+    """Return the tokens of a conversation or completion, and which of them are scored.
+
+    Arguments:
+        model: whose tokens and template they are.
+        document: the conversation or completion.
+        number: its number, from 1, for errors.
+
+    Raises:
+        ModelError: the template does not write the replies, calls, tools or messages as they are in the record, or
+            the completion begins within a token.
+    """
+    if isinstance(document, Completion):
+        return _completion_tokens(model, document, number)
+    messages, tools = document.messages, document.tools
+    text = model.chat_text(messages, tools=tools, reply_follows=False)
+    _require_all(model, document, text, number)
+    tokens = model.chat_encode(text)
+    scored = [False] * len(tokens)
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant" or place < document.first_scored:
+            continue
+        before = model.chat_text(messages[:place], tools=tools, reply_follows=True) if place else ""
+        after = model.chat_text(messages[: place + 1], tools=tools, reply_follows=False)
+        ends = [model.chat_encode(before) if before else [], model.chat_encode(after)]
+        if any(tokens[: len(end)] != end for end in ends) or not after.startswith(before):
+            raise ModelError(
+                f"text: wanted a chat template that only adds to a conversation; got one that rewrites conversation "
+                f"{number} when it goes on, as templates do that drop <think> from earlier replies; score its last "
+                'reply alone, as the "completion" of a "prompt" of messages'
+            )
+        _require_reply(message, before, after[len(before) :], place, number)
+        scored[len(ends[0]) : len(ends[1])] = [True] * (len(ends[1]) - len(ends[0]))
+    if scored:
+        scored[0] = False
+    return tokens, scored
+
+
+def _completion_tokens(
+    model: LanguageModel, document: Completion, number: int
+) -> tuple[list[int], list[bool]]:
+    start = [] if model.bos is None else [model.bos]
+    prompt = start + model.encode(document.prompt)
+    tokens = start + model.encode(document.prompt + document.completion)
+    if tokens[: len(prompt)] != prompt:
+        raise ModelError(
+            f"text: wanted a completion that begins with a token of its own; got one that begins within a token in "
+            f"record {number}; move what is between two words, such as the space, from the end of the prompt to the "
+            "beginning of the completion"
+        )
+    return tokens, [0 < place >= len(prompt) for place in range(len(tokens))]
+
+
+def _require_all(model: LanguageModel, document: Conversation, text: str, number: int) -> None:
+    """Refuse a template that leaves out tools, calls or messages, or writes a content that is null as a word."""
+    messages, tools = document.messages, document.tools
+    where = f"conversation {number}"
+    if tools and model.chat_text(messages, tools=None, reply_follows=False) == text:
+        raise _left_out("tools", where)
+    if any(message["content"] is None for message in messages):
+        empty = [{**message, "content": message["content"] or ""} for message in messages]
+        if model.chat_text(empty, tools=tools, reply_follows=False).count("None") < text.count("None"):
+            raise ModelError(
+                f"text: wanted a chat template that takes a content of null; got one that writes None in {where}; "
+                'write "content": "" there'
+            )
+    for place, message in enumerate(messages, 1):
+        what = f"message {place} of {where}"
+        for call in message.get("tool_calls") or ():
+            if call.get("function", call)["name"] not in text:
+                raise _left_out("tool_calls", what)
+        if message["role"] != "assistant" and not _is_in(message["content"] or "", text):
+            raise _left_out(f"the content of role {quoted(message['role'])}", what)
+
+
+def _left_out(what: str, where: str) -> ModelError:
+    return ModelError(
+        f"text: wanted a chat template that writes {what}; got one that leaves them out or changes them in {where}; "
+        "use a model with such a template, or leave that out"
+    )
+
+
+def _is_in(content: str, text: str) -> bool:
+    """Return whether a content is in a text as it is, without blanks at its ends, or as a string of JSON."""
+    content = content.strip()
+    forms = content, json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]
+    return any(form in text for form in forms)
+
+
+def _require_reply(message: Message, before: str, text: str, place: int, number: int) -> None:
+    """Refuse a reply that the template does not write as the record has it.
+
+    Arguments:
+        message: the reply.
+        before: what the template writes before it, with the beginning of a reply; empty at the first message.
+        text: what the template adds for it.
+        place: its place in the conversation, for errors.
+        number: the number of the conversation, for errors.
+    """
+    thoughts = next((message[name] for name in REASONING if isinstance(message.get(name), str)), "").strip()
+    content = (message["content"] or "").strip()
+    if before.rstrip().endswith(THINK):  # templates of models that always think begin the reply with it
+        content = content.removeprefix(THINK).lstrip()
+    rest = text.partition(thoughts)[2] if thoughts else text
+    if thoughts and thoughts not in text:
+        fault = "leaves out the reasoning of"
+    elif content not in rest:
+        fault = "leaves out or changes"
+    elif not thoughts and (
+        (before and not rest.lstrip().startswith(content)) or (not content and THINK in rest)
+    ):
+        fault = "adds to the beginning of"
+    else:
+        return
+    raise ModelError(
+        f"text: wanted a chat template that writes replies as they are; got one that {fault} the reply in message "
+        f"{place + 1} of conversation {number}, as templates with <think> do: {printable(text.strip(), 80)!r}; write "
+        "the reply as the template does, or score the whole text (--score all) of a file written by it"
+    )
