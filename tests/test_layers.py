@@ -20,6 +20,7 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 # So is diagnosis, a flat folder.
 LAYERS = {
     "kullback": (
+        {"short_repr"},
         {"estimate", "numeric", "serial_dependence", "special", "words"},
         {"errors"},
         {"files", "findings", "inputs", "optional"},

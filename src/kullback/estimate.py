@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from kullback.short_repr import ShortRepr
+
 __all__ = ["Estimate"]
 
 
-@dataclass(frozen=True)
-class Estimate:
+@dataclass(frozen=True, repr=False)
+class Estimate(ShortRepr):
     """A divergence, the method that gave it, and a bound or standard error for it.
 
     Arguments:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -498,3 +499,62 @@ def test_too_short_a_text_names_the_remedy() -> None:
         compare_models(folders.base(), folders.int8(), words(300))
     found = compare_models(folders.base(), folders.int8(), words(300), context=48)
     assert found.windows >= 1
+
+
+# Names
+
+
+def test_candidates_of_one_name_are_numbered() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    others = [make_model(noise=noise) for noise in (0.2, 0.1)]
+    found = compare_models(model, [*others, folders.int8()], words(900), tokenizer=tokenizer, context=CONTEXT)
+    name = found.base.name
+    assert sorted(each.model.name for each in found.candidates) == sorted(
+        [f"{name} (2)", f"{name} (3)", str(folders.int8())]
+    )
+    kl = {each.model.name: each.comparison.divergences["kl_pq"].mean for each in found.candidates}
+    assert kl[f"{name} (3)"] < kl[f"{name} (2)"]  # in the order in which they were given
+    for each in found.candidates:
+        assert found[each.model.name] is each
+        assert (each.comparison.p_name, each.comparison.q_name) == (name, each.model.name)
+    assert not re.search(rf"{name} is closest to|{name} has", str(found))
+
+
+def test_the_same_path_twice_has_two_names() -> None:
+    found = compare_models(folders.int8(), [folders.int8(), folders.int8()], words(900), context=CONTEXT)
+    name = str(folders.int8())
+    assert [each.model.name for each in found.candidates] == [f"{name} (2)", f"{name} (3)"]
+    alone = compare_models(folders.int8(), folders.int8(), words(900), context=CONTEXT)
+    assert f"{name} (2) predicts the same as {name}" in " ".join(str(alone).split())
+
+
+@pytest.mark.parametrize("one_at_a_time", [False, True])
+def test_a_mapping_gives_names(one_at_a_time: bool) -> None:
+    base, given = folders.base(), {"eight bits": folders.int8(), "half": folders.bf16()}
+    found = compare_models(base, given, words(900), context=CONTEXT, one_at_a_time=one_at_a_time)
+    plain = compare_models(
+        base, list(given.values()), words(900), context=CONTEXT, one_at_a_time=one_at_a_time
+    )
+    assert found.base.name == plain.base.name == str(base)
+    for name, path in given.items():
+        assert mean_of(found[name]) == mean_of(plain[str(path)])
+        assert (found[name].comparison.p_name, found[name].comparison.q_name) == (str(base), name)
+    assert list(found.to_pandas().index) == ["half", "eight bits"]
+
+
+def mean_of(candidate: Any) -> float:
+    return candidate.comparison.divergences["kl_pq"].mean
+
+
+def test_a_mapping_keeps_its_names_where_the_base_has_one_of_them() -> None:
+    base = str(folders.base())
+    found = compare_models(base, {base: folders.int8()}, words(900), context=CONTEXT)
+    assert (found.base.name, found.candidates[0].model.name) == (f"{base} (P)", base)
+    assert found[base].comparison.p_name == f"{base} (P)"
+
+
+@pytest.mark.parametrize(("given", "said"), [({}, "got none"), ({1: "a"}, "got 1"), ({" ": "a"}, "got ' '")])
+def test_names_that_are_none_are_refused(given: Any, said: str) -> None:
+    with pytest.raises((ArgumentTypeError, ArgumentValueError), match="candidates") as caught:
+        compare_models(folders.base(), given, words(900))
+    assert said in str(caught.value)

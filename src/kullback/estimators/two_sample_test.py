@@ -29,6 +29,7 @@ from kullback.generators import KL
 from kullback.inputs import whole_from
 from kullback.optional import load
 from kullback.samples import Samples
+from kullback.short_repr import ShortRepr
 
 __all__ = ["TwoSampleTest", "two_sample_test"]
 
@@ -63,8 +64,8 @@ WEIGHTS = {
 }
 
 
-@dataclass(frozen=True)
-class TwoSampleTest:
+@dataclass(frozen=True, repr=False)
+class TwoSampleTest(ShortRepr):
     """What `two_sample_test` found.
 
     Attributes:

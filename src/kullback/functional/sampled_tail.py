@@ -28,6 +28,7 @@ from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
 from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.representations import SUM_TOLERANCE, can_inspect, first_of
+from kullback.short_repr import ShortRepr
 
 __all__ = [
     "SampledRows",
@@ -47,8 +48,8 @@ _LEAST = torch.finfo(torch.float32).tiny
 _LEAST_LOG = torch.finfo(torch.float32).min
 
 
-@dataclass(frozen=True, eq=False)
-class SampledTail:
+@dataclass(frozen=True, eq=False, repr=False)
+class SampledTail(ShortRepr):
     r"""A teacher's most probable classes at each position, the mass of all others, and classes drawn from these.
 
     That is what a reference file holds (`kullback.io.Reference`), in less than a kilobyte a position; unlike a `TopK`

@@ -25,6 +25,7 @@ from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
 from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.representations import SUM_TOLERANCE, Logits, can_inspect
+from kullback.short_repr import ShortRepr
 
 __all__ = [
     "Tail",
@@ -43,8 +44,8 @@ Tail = Literal["bucket", "renormalize", "zero"]
 _CALL = "top_k_divergence"
 
 
-@dataclass(frozen=True, eq=False)
-class TopK:
+@dataclass(frozen=True, eq=False, repr=False)
+class TopK(ShortRepr):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
 
     An entry whose log-probability is -inf is padding, for positions that keep fewer than k classes: its class counts

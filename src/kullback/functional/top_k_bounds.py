@@ -13,6 +13,7 @@ from kullback.functional.top_k import TopK
 from kullback.generators import Divergence, FinitePair
 from kullback.io.top_k.block import TopKBlock, log_tail_mass
 from kullback.representations import SUM_TOLERANCE
+from kullback.short_repr import short_repr
 from kullback.words import NO_LABEL
 
 __all__ = ["DivergenceBounds", "top_k_divergence_bounds"]
@@ -37,6 +38,9 @@ class DivergenceBounds(NamedTuple):
 
     lower: Tensor
     upper: Tensor
+
+    def __repr__(self) -> str:
+        return short_repr(self, self._asdict())
 
 
 def top_k_divergence_bounds(

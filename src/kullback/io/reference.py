@@ -20,6 +20,7 @@ from kullback.errors import invalid_value, printable
 from kullback.io.files import Closes, FileReference
 from kullback.io.reference_layout import ROW_TENSORS, read_header, windows_fault
 from kullback.io.windows import Windows
+from kullback.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +33,8 @@ BLOCK_ROWS = 4096
 ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
 
 
-@dataclass(frozen=True, eq=False)
-class ReferenceBlock:
+@dataclass(frozen=True, eq=False, repr=False)
+class ReferenceBlock(ShortRepr):
     r"""Rows of a reference file: what is known of a model's distributions at some scored tokens.
 
     Attributes:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kullback.short_repr import ShortRepr
+
 __all__ = ["Windows"]
 
 
-@dataclass(frozen=True, eq=False)
-class Windows:
+@dataclass(frozen=True, eq=False, repr=False)
+class Windows(ShortRepr):
     """Windows of tokens that a causal language model reads one by one, and the tokens it is scored on.
 
     Each scored token is one row of predictions: the distribution over the vocabulary given the tokens before it in its

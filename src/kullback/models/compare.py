@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence, ValuesView
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_value
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.io.windows import Windows
 from kullback.models.checkpoint import weights_stamp
 from kullback.models.language_model import LanguageModel
@@ -92,7 +94,8 @@ def compare_models(
             that returns logits, a reference file (``.klref``), or a source of `kullback.io.open_rows` or
             `kullback.io.open_top_k` with a row for each scored token.
         candidates: Q, likewise, or the address of a server (``http://...``) that speaks vLLM's, SGLang's or OpenAI's
-            completions API; one or a list of them.
+            completions API; one, a list of them, or a mapping from the names to call them by. Of candidates without
+            a name of their own, the second with the name of another is called ``"name (2)"``, and so on.
         texts: a text; a `pathlib.Path` of a text file, or of JSONL lines with ``"text"``, with ``"messages"`` and
             ``"tools"``, or with ``"prompt"`` and ``"completion"``; a list of texts, or of such records; or a list of
             conversations. May be left out where a side is a reference file, whose text it is.
@@ -140,7 +143,9 @@ def compare_models(
     References:
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
-    given = list(candidates) if isinstance(candidates, list | tuple) else [candidates]
+    named = _named(candidates)
+    several = named.values() if named is not None else candidates
+    given = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
     if not given:
         raise invalid_value(
             CALL,
@@ -193,7 +198,7 @@ def compare_models(
             )
             for place, group in enumerate(groups)
         ]
-    return _joined(parts, name)
+    return _joined(parts, name, None if named is None else list(named))
 
 
 class _Tuning(NamedTuple):
@@ -246,14 +251,46 @@ def _compare_group(
         return _Group(matched, settings, found, floor, pairings[0].passages.whole_text)
 
 
-def _joined(parts: list[_Group], name: str | None) -> ModelComparison:
-    """Return the result of all groups; `name` is that of a base that was recorded on the way."""
+def _named(candidates: object) -> dict[str, object] | None:
+    """Return the candidates by the names that a mapping gives them, or None where they have none."""
+    if not isinstance(candidates, Mapping):
+        return None
+    named = cast("Mapping[Any, object]", candidates)
+    for name in named:
+        if not isinstance(name, str) or not name.strip():
+            raise invalid_type(
+                CALL,
+                "candidates",
+                wanted="names that are strings, and not empty",
+                got=safe_repr(name),
+                instead="candidates={'int8': model}",
+            )
+    return dict(named)
+
+
+def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> ModelComparison:
+    """Return the result of all groups.
+
+    Arguments:
+        parts: the results.
+        name: that of a base that was recorded on the way.
+        names: those that were given to the candidates, or None.
+    """
     matched, settings, _, floor, whole_text = parts[0]
-    found = [each for part in parts for each in part.found]
-    found.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
     base = matched.sides[0].info
+    base = base if name is None else replace(base, name=name)
+    found = [each for part in parts for each in part.found]
+    if names is None:
+        names = distinct([base.name, *(candidate.model.name for candidate, _ in found)])[1:]
+    elif base.name in names:
+        base = replace(base, name=f"{base.name} (P)")
+    found = [
+        (_called(candidate, base.name, each), errors)
+        for each, (candidate, errors) in zip(names, found, strict=True)
+    ]
+    found.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
     return ModelComparison(
-        base=base if name is None else replace(base, name=name),
+        base=base,
         candidates=[candidate for candidate, _ in found],
         differences=differences(found, settings),
         noise_floor=floor,
@@ -263,6 +300,29 @@ def _joined(parts: list[_Group], name: str | None) -> ModelComparison:
         tokens=next((part.matched.words for part in parts if part.matched.words), None),
         whole_text=whole_text,
         notes=matched.notes,
+    )
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are equal: of equal ones those after the first are numbered.
+
+    Example:
+        >>> distinct(["base", "base", "int8", "base", "base (2)"])
+        ['base', 'base (2)', 'int8', 'base (3)', 'base (2) (2)']
+    """
+    found: list[str] = []
+    for name in names:
+        others = (f"{name} ({number})" for number in count(2))
+        found.append(next(each for each in chain([name], others) if each not in found))
+    return found
+
+
+def _called(candidate: Candidate, base: str, name: str) -> Candidate:
+    """Return a candidate under the names by which the base and it are reported."""
+    return replace(
+        candidate,
+        model=replace(candidate.model, name=name),
+        comparison=replace(candidate.comparison, p_name=base, q_name=name),
     )
 
 

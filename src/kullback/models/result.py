@@ -11,13 +11,14 @@ from kullback.io.windows import Windows
 from kullback.models.language_model import ModelInfo
 from kullback.predictions.drawn_means import DrawnMean
 from kullback.predictions.result import Comparison, Mean, TopClass
+from kullback.short_repr import ShortRepr
 from kullback.shown import Shown
 
 __all__ = ["Candidate", "ModelComparison", "Passage", "ReadToken"]
 
 
-@dataclass(frozen=True)
-class ReadToken:
+@dataclass(frozen=True, repr=False)
+class ReadToken(ShortRepr):
     """A scored token of a passage.
 
     Attributes:
@@ -35,8 +36,8 @@ class ReadToken:
     top: list[TopClass]
 
 
-@dataclass(frozen=True)
-class Passage:
+@dataclass(frozen=True, repr=False)
+class Passage(ShortRepr):
     """Consecutive scored tokens of a window.
 
     Attributes:
@@ -57,8 +58,8 @@ class Passage:
         return sum(token.kl for token in self.tokens) / len(self.tokens)
 
 
-@dataclass(frozen=True)
-class Candidate:
+@dataclass(frozen=True, repr=False)
+class Candidate(ShortRepr):
     """One candidate compared with the base.
 
     Attributes:

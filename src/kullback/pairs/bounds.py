@@ -18,6 +18,7 @@ from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
 from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
 from kullback.pairs.support import check_comparable
+from kullback.short_repr import short_repr
 from kullback.special import safe_logsumexp
 
 __all__ = ["Bounds", "kl_bounds"]
@@ -42,6 +43,9 @@ class Bounds(NamedTuple):
 
     lower: Tensor
     upper: Tensor
+
+    def __repr__(self) -> str:
+        return short_repr(self, self._asdict())
 
 
 def kl_bounds(p: Distribution, q: Distribution) -> Bounds:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from kullback.errors import quoted
+from kullback.short_repr import ShortRepr
 from kullback.shown import Shown
 
 __all__ = [
@@ -102,8 +103,8 @@ class TopClass:
     q: float
 
 
-@dataclass(frozen=True)
-class WorstRow:
+@dataclass(frozen=True, repr=False)
+class WorstRow(ShortRepr):
     """A row of large KL(P || Q).
 
     Attributes:
@@ -142,8 +143,8 @@ class ConfidenceBin:
     top1_agreement: float
 
 
-@dataclass(frozen=True)
-class LabelStatistics:
+@dataclass(frozen=True, repr=False)
+class LabelStatistics(ShortRepr):
     """Statistics of P and Q at the true classes.
 
     Attributes:
@@ -219,8 +220,8 @@ class LlamaCppFigures:
     same_top: tuple[float, float]
 
 
-@dataclass(frozen=True)
-class LlamaCppStatistics:
+@dataclass(frozen=True, repr=False)
+class LlamaCppStatistics(ShortRepr):
     """What llama.cpp's ``llama-perplexity --kl-divergence`` prints, by its definitions, of the rows with a label.
 
     Attributes:

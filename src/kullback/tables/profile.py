@@ -27,6 +27,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.files import check_input, write
+from kullback.short_repr import ShortRepr
 from kullback.tables.arguments import check_column, name_or_none, names_of, no_column, no_further_column
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.profile import ColumnProfile
@@ -42,8 +43,8 @@ ROUNDS = 6
 Progress = Callable[[str], object]
 
 
-@dataclass
-class Profile:
+@dataclass(repr=False)
+class Profile(ShortRepr):
     """The counts of a table.
 
     Attributes:

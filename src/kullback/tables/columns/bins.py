@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from kullback.short_repr import ShortRepr
 from kullback.tables.columns.types import GRIDDED, ColumnType
 
 __all__ = ["OTHER", "SPECIALS", "Bins"]
@@ -21,8 +22,8 @@ SPECIALS = {
 }
 
 
-@dataclass(frozen=True)
-class Bins:
+@dataclass(frozen=True, repr=False)
+class Bins(ShortRepr):
     """The bins into which the values of a column fall.
 
     Attributes:

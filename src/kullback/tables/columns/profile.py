@@ -16,6 +16,7 @@ from kullback.errors import (
     quoted,
     safe_repr,
 )
+from kullback.short_repr import ShortRepr
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import GRIDDED, ColumnType
 
@@ -24,8 +25,8 @@ __all__ = ["ColumnProfile", "combined"]
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-@dataclass
-class ColumnProfile:
+@dataclass(repr=False)
+class ColumnProfile(ShortRepr):
     """The counts of one column, which add up over parts of a table.
 
     Every count is a sum of row weights; each row weighs 1 where the table has no weights.
