@@ -87,13 +87,15 @@ def check_input(path: PathLike, name: str) -> None:
 def check_writable(path: PathLike) -> None:
     """Refuse a path that `write` could not write to: to be called before a long computation.
 
-    Nothing is left behind, and a file that is there stays as it is.
+    Nothing is left behind, and a file that is there stays as it is. A pipe stays open until it is written: its reader
+    would take a close for the end.
 
     Arguments:
         path: the file that is to be written later.
 
     Raises:
-        FileError: the directory is missing, the path is a directory, or writing is not permitted.
+        FileError: the directory is missing, the path is a directory or a pipe that nobody reads, or writing is not
+            permitted.
 
     Example:
         >>> check_writable("report.html")
@@ -108,7 +110,9 @@ def check_writable(path: PathLike) -> None:
             raise _os_error(errno.EISDIR)
         if mode is not None and not os.access(path, os.W_OK):
             raise _os_error(errno.EACCES)
-        if _is_replaced(mode):
+        if mode is not None and stat.S_ISFIFO(mode):
+            _waiting[_identity(path)] = _open_pipe(path)
+        elif _is_replaced(mode):
             # Only an attempt tells: a directory may be full, read-only, or forbidden by more than its mode.
             target = _resolved(path)
             if len(os.fsencode(target.name)) > os.pathconf(target.parent, "PC_NAME_MAX"):
@@ -190,7 +194,7 @@ class _Output:
         self._direct = not _is_replaced(self._mode)
         self._target = _resolved(path)
         if self._direct:
-            self.file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - `discard` closes it
+            self.file: BinaryIO = _open_direct(path, self._mode)
             return
         try:
             number = os.open(self._target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
@@ -302,6 +306,39 @@ def _resolved(path: PathLike) -> Path:
 
 def _is_replaced(mode: int | None) -> bool:
     return mode is None or stat.S_ISREG(mode)
+
+
+# The pipes that `check_writable` opened and `write` has not taken yet, by their identity.
+_waiting: dict[tuple[int, int], int] = {}
+
+
+def _identity(path: PathLike) -> tuple[int, int]:
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino
+
+
+def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
+    """Open what is no ordinary file; `_Output.discard` closes it."""
+    if mode is None or not stat.S_ISFIFO(mode):
+        return Path(path).open("wb")
+    return os.fdopen(_open_pipe(path), "wb")
+
+
+def _open_pipe(path: PathLike) -> int:
+    """Open a pipe for writing, which without a reader would block for ever."""
+    number = _waiting.pop(_identity(path), None)
+    if number is not None:
+        return number
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise FileError(
+            f"cannot write {printable(path)}: it is a pipe that nobody reads; start its reader first, or name a file"
+        ) from None
+    os.set_blocking(number, True)
+    return number
 
 
 def _os_error(number: int) -> OSError:

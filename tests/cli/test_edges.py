@@ -170,6 +170,37 @@ def test_convert_writes_to_what_a_path_leads_to(predictions, target):
     os.close(reader)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            ("compare", "p.npy", "q.npy", "--as", "logits", option, "pipe")
+            for option in ("--json", "--html", "--markdown")
+        ),
+        ("compare", "ref.csv", "mon.csv", "--as", "table", "--json", "pipe"),
+        *(
+            ("watch", "ref.csv", "mon.csv", option, "pipe")
+            for option in ("--json", "--html", "--save-batch", "--profile")
+        ),
+        ("convert", "scored.npy", "pipe", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "6"),
+        ("fit", "Normal", "--to", "Normal(0, 1)", "--json", "pipe"),
+        ("record", "model", "--text", "ref.csv", "-o", "pipe"),
+    ],
+)
+def test_no_command_waits_for_the_reader_of_a_pipe(predictions, tables, arguments):
+    def stop(*_):
+        raise TimeoutError
+
+    os.mkfifo("pipe")
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(120)
+    try:
+        one_line(run(*arguments), "pipe")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_convert_over_a_hard_link_of_its_source_is_refused(predictions):
     Path("other.kld").hardlink_to("scored.npy")
     before = contents()
@@ -261,7 +292,7 @@ def test_a_closed_pipe_is_no_traceback():
     ) as running:
         running.stdout.close()
         assert running.stderr.read() == b""
-        assert running.wait() == 2
+        assert running.wait() == 141
 
 
 @pytest.mark.parametrize(
