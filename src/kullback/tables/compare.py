@@ -293,7 +293,7 @@ def _all_compared(
         before, after = p.columns[name], q.columns[name]
         new, vanished = unshared_categories(after, before), unshared_categories(before, after)
         table = column_contingency(p, q, name, bins[name])
-        parts, remarks = divergences(table, settings, counted.get((name,)), (name,))
+        parts, remarks = divergences(table, settings, counted.get((name,)), (name,), (before, after))
         columns.append(
             ColumnComparison(
                 name=name,

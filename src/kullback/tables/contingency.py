@@ -26,6 +26,7 @@ from kullback.tables.inference.divergences import (
     compare_counts,
     expected_rows,
 )
+from kullback.tables.inference.ordered import OrderedTest, ordered_test, ordered_test_of_clusters
 from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
 from kullback.tables.profile import Profile
 from kullback.tables.result import Bin, Quantity
@@ -223,7 +224,11 @@ def joint_contingency(
 
 
 def divergences(
-    table: ContingencyTable, settings: Settings, clustered: Pair | None, columns: Sequence[str]
+    table: ContingencyTable,
+    settings: Settings,
+    clustered: Pair | None,
+    columns: Sequence[str],
+    profiles: tuple[ColumnProfile, ColumnProfile] | None = None,
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Compare P's and Q's weights in the bins of a contingency table.
 
@@ -232,11 +237,13 @@ def divergences(
         settings: the settings of the comparison.
         clustered: the joint counts of P and Q by cluster and bin; None where rows are independent.
         columns: the columns, which findings name.
+        profiles: P's and Q's profile of a single column, whose numbers are compared in their order too.
 
     Returns:
         the attributes of a comparison, and findings.
     """
     found = _pooled(table, settings, clustered)
+    ordered = None if profiles is None else _in_order_of_numbers(table, found, settings, profiles)
     statistics = compare_counts(
         found.p * found.scales[0],
         found.q * found.scales[1],
@@ -247,11 +254,32 @@ def divergences(
         pooled=len(found.groups),
         sparse=found.sparse,
         confidence=settings.confidence,
+        ordered=math.nan if ordered is None else ordered.p_value,
     )
     parts = {name: getattr(statistics, name) for name in ("kl_pq", "kl_qp", "js", "psi", "tv", "p_value")}
     shown = _shown(table, found, statistics.contributions)
     notes, findings = _remarks(found, columns, statistics.kl_pq, statistics.kl_qp)
-    return parts | {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}, findings
+    parts |= {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}
+    if profiles is not None:
+        parts["ks"] = None if ordered is None or math.isnan(ordered.distance) else ordered.distance
+    return parts, findings
+
+
+def _in_order_of_numbers(
+    table: ContingencyTable,
+    pooled: _Pooled,
+    settings: Settings,
+    profiles: tuple[ColumnProfile, ColumnProfile],
+) -> OrderedTest | None:
+    """Compare the numbers of a column in their order; None for categories."""
+    if not (table.ordered and table.bins is not None):
+        return None
+    whole = ordered_test(*profiles, settings.sizes)
+    if pooled.clusters is None:
+        return whole
+    inside = len(table.bins) - len(table.bins.specials)
+    a, b = (side[:, :inside] for side in pooled.clusters)
+    return OrderedTest(whole.distance, ordered_test_of_clusters(a, b, settings.random))
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,9 @@ class ColumnComparison(_Divergences):
         bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
             last bin holds the others.
         histogram: P and Q at the scale of their numbers, for drawings; empty for categories.
+        ks: the Kolmogorov-Smirnov distance of numbers, timestamps or lengths: the largest difference of P's and Q's
+            cumulative proportions, from 0 to 1; None for categories. `p_value` combines the test of the bins and the
+            Cramer-von Mises test, which sees the order of the numbers.
 
     Example:
         >>> import pyarrow as pa
@@ -159,6 +162,7 @@ class ColumnComparison(_Divergences):
     new: tuple[str, ...]
     vanished: tuple[str, ...]
     histogram: tuple[HistogramBin, ...]
+    ks: float | None = None
 
     @property
     def label(self) -> str:

@@ -26,6 +26,7 @@ import torch
 
 from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
 from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.tables.inference.ordered import of_either
 from kullback.tables.inference.rare_values import GROUPS, RareValues
 from kullback.tables.inference.sampling_error import (
     ClusteredRows,
@@ -76,6 +77,7 @@ def compare_counts(
     pooled: int = 0,
     sparse: bool = False,
     confidence: float = 0.95,
+    ordered: float = math.nan,
 ) -> Statistics:
     """Compare P's counts with Q's in the same bins.
 
@@ -91,6 +93,7 @@ def compare_counts(
         sparse: whether independent rows are counted in few bins, some of them with too few rows for a chi-square
             distribution. The intervals are then those of a posterior.
         confidence: the confidence level of the intervals.
+        ordered: the p-value of a test that sees the order of the bins, with which the test of the bins is combined.
 
     Returns:
         the divergences; without standard errors and intervals where there is one bin only or a side has fewer than 20
@@ -102,7 +105,7 @@ def compare_counts(
     a, b = a[occupied], b[occupied]
     contributions = np.zeros(width)
     if len(a) < 2:
-        p_value = math.nan if hidden.unseen > MOST_UNSEEN else 1.0
+        p_value = math.nan if hidden.unseen > MOST_UNSEEN else of_either([1.0, ordered])
         interval = (0.0, 0.0) if pooled and min(sizes) >= MIN_EFFECTIVE else None
         return _statistics([Quantity(0.0, None, interval)] * 5, hidden, p_value, contributions)
     groups = None if clusters is None else (clusters[0][:, occupied], clusters[1][:, occupied])
@@ -115,6 +118,7 @@ def compare_counts(
         p_value = g_test(a, b, errors, groups, random, permute=rare is None)
     else:
         p_value = _test_with_rare_values(a, b, by_value, random, rare.p_value if rare else math.nan)
+    p_value = of_either([p_value, ordered])
     n, m = errors.effective
     posterior = (_posterior(a, random), _posterior(b, random)) if sparse else None
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
