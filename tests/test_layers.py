@@ -50,7 +50,7 @@ LAYERS = {
     "kullback.estimators": (
         {"checks", "draws"},
         {"dependence", "dimension", "knn_entropy", "permutations", "surfaces", "tails"},
-        {"spans"},
+        {"lattice", "spans"},
         {"unseen"},
         {"known_categories", "normal_interval"},
         {"discrete", "importance", "knn", "known_density", "variational"},

@@ -143,6 +143,9 @@ def test_rounded_draws_are_noticed():
     x, y = rng.standard_normal(4000).round(1), (1 + 1.5 * rng.standard_normal(4000)).round(1)
     found = histogram(Samples(x), Samples(y))
     assert found.interval[0] <= 0.3499 <= found.interval[1]
+    assert len([note for note in found.notes if "rounded to a common step of 0.1" in note]) == 1
+    # Of one side alone nothing is moved, and both sides' repeated values are said.
+    found = histogram(Samples(x), Samples(y + 1e-3 * np.arange(4000).clip(max=2000)))
     assert len([note for note in found.notes if "equal another one" in note]) == 2
 
 

@@ -34,6 +34,7 @@ from kullback.estimators.histogram import histogram
 from kullback.estimators.knn.api import nearest_neighbors
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.known_density import from_density
+from kullback.estimators.lattice import as_categories
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Representation, first_of
 from kullback.samples import Samples
@@ -163,6 +164,10 @@ def _kl(settings: _Settings, p: object, q: object) -> Estimate:
 
 def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
     estimator = _estimator(settings, p)
+    categories = as_categories(p, q) if settings.method == "auto" and estimator is histogram else None
+    if categories is not None:
+        found = coverage_adjusted(*categories[:2], **settings.options)
+        return replace(found, notes=(categories[2], *found.notes))
     if settings.method != "auto" or estimator is not nearest_neighbors:
         return estimator(p, q, **settings.options)
     if p.cluster is not None or q.cluster is not None:

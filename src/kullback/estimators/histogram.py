@@ -17,12 +17,13 @@ import torch
 
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_finite, check_samples
+from kullback.estimators.checks import check_confidence, check_finite, check_samples, seed_of
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.api import describe
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
+from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.normal_interval import note_on_sign
 from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
 from kullback.inputs import whole_from
@@ -109,7 +110,7 @@ def histogram(
         p: draws of finite numbers from P.
         q: the same from Q.
         confidence: how often the interval shall hold the divergence.
-        generator: not used; the estimate has no randomness of its own.
+        generator: moves rounded draws within their rounding; nothing else is random.
         bins: how many; by default :math:`5 n^{0.4}`, or as many as leave 20 draws to a bin if they are fewer, with the
             harmonic mean n of the effective numbers of draws.
 
@@ -136,6 +137,15 @@ def histogram(
     """
     bins = _check("histogram", p, q, confidence, bins)
     p, q = with_weight(p), with_weight(q)
+    rounding: list[str] = []
+    seed, step = seed_of(generator), common_step(p, q)
+    if step is not None and not torch.equal(p.tensor, q.tensor):
+        rng = np.random.default_rng(seed)
+        p, q = jittered(p, step, rng), jittered(q, step, rng)
+        rounding.append(
+            f"The draws are rounded to a common step of {step:.4g}. Each was moved at random within its rounding, which "
+            "leaves the KL of rounded numbers as it is."
+        )
     first, second = _sorted(p), _sorted(q)
     if bins is None:
         bins = _number_of_bins(_independent_draws(p, q, first, second))
@@ -165,6 +175,7 @@ def histogram(
     notes = [
         *note_on_sign(float(raw), float(error) if error is not None else math.inf),
         *notes,
+        *rounding,
         *_notes_on_ties(first, second),
         *table.notes,
     ]

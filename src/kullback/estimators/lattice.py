@@ -1,0 +1,95 @@
+"""Numbers rounded to a common step: how wide it is, and draws moved within it, by which KL does not change."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import torch
+
+from kullback.estimators.draws import Array, numpy_of
+from kullback.samples import Samples
+
+__all__ = ["as_categories", "common_step", "jittered"]
+
+# The smallest gap between two values is so many steps at most.
+_MOST_STEPS = 12
+# A value so many steps off the lattice, rounding of floats aside, is not on it.
+_OFF = 1e-3
+# From so large an error of the floats on, in steps, no lattice is seen.
+_UNCLEAR = 0.05
+# Below this share of draws that equal another one, ties are chance.
+_FEW_TIES = 0.01
+# The share of as many values as equally likely ones would show.
+_OCCUPIED = 0.5
+# Of fewer values each has draws enough, and bins between them are finer than those of moved draws.
+_FEWEST_VALUES = 16
+# With more draws for each value than this, values are categories.
+_DRAWS_FOR_VALUE = 5
+
+
+def common_step(p: Samples, q: Samples) -> float | None:
+    """Return the step of a lattice that all numbers of both sides are on, and that both fill; None elsewhere.
+
+    Both fill it if, between their 5 % and 95 % quantiles, half as many values occur as do where all are equally likely.
+    Prices do not: most end in 9.
+    """
+    x, y = (np.unique(numpy_of(side)[:, 0]) for side in (p, q))
+    if any(len(values) > (1 - _FEW_TIES) * len(side) for values, side in ((x, p), (y, q))):
+        return None
+    values = np.unique(np.concatenate([x, y]))
+    if len(values) <= _FEWEST_VALUES:
+        return None
+    largest = float(np.abs(values).max())
+    epsilon = max(torch.finfo(side.tensor.dtype).eps for side in (p, q)) * largest
+    gaps = np.diff(values)
+    gaps = gaps[gaps > 4 * epsilon]
+    if not len(gaps):
+        return None
+    smallest = float(gaps.min())
+    for parts in range(1, _MOST_STEPS + 1):
+        step = smallest / parts
+        error = 4 * epsilon / step
+        if error > _UNCLEAR:
+            return None
+        # The gap is as exact as its values: over many steps its error adds up, so the step is fitted to the range.
+        number = np.round((values - values[0]) / step)
+        step = float(number @ (values - values[0]) / (number @ number))
+        off = np.abs((values - values[0]) / step - np.round((values - values[0]) / step))
+        if off.max() <= _OFF + error:
+            return step if all(_fills(numpy_of(side)[:, 0], step) for side in (p, q)) else None
+    return None
+
+
+def _fills(x: Array, step: float) -> bool:
+    low, high = np.quantile(x, [0.05, 0.95])
+    inside = np.round((x[(x >= low) & (x <= high)] - low) / step)
+    points = round((high - low) / step) + 1
+    return len(np.unique(inside)) >= _OCCUPIED * points * -math.expm1(-len(inside) / points)
+
+
+def as_categories(p: Samples, q: Samples) -> tuple[Samples, Samples, str] | None:
+    """Return numbers of few values, as prices are, as categories, with a note; None where that suits them less."""
+    both = np.concatenate([numpy_of(p)[:, 0], numpy_of(q)[:, 0]])
+    if not np.isfinite(both).all():
+        return None
+    values, codes = np.unique(both, return_inverse=True)
+    if not _FEWEST_VALUES < len(values) <= len(codes) / _DRAWS_FOR_VALUE or common_step(p, q) is not None:
+        return None
+    sides = copy.copy(p), copy.copy(q)
+    for side, part in zip(sides, np.split(codes, [len(p)]), strict=True):
+        side.tensor = torch.from_numpy(part.astype(np.int64))[:, None].to(side.tensor.device)
+    note = (
+        f"{len(codes):,} draws have {len(values):,} values, unevenly spaced: each value is a category, and how far two "
+        "of them are apart does not count."
+    )
+    return *sides, note
+
+
+def jittered(samples: Samples, step: float, rng: np.random.Generator) -> Samples:
+    """Return draws moved at random within half a step: uniform there, whatever the distribution of the values."""
+    moved = copy.copy(samples)
+    x = numpy_of(samples)
+    moved.tensor = torch.from_numpy(x + step * (rng.random(x.shape) - 0.5)).to(samples.tensor.device)
+    return moved
