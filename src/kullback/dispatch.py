@@ -31,6 +31,8 @@ Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
 # The methods that serve two finite distributions.
 _FINITE_METHODS = ("auto", "summation")
+# That of counts as draws: the divergence of their proportions.
+_PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # those without labels of classes
 
 
@@ -179,6 +181,7 @@ def kl_estimate(
     p: Operand,
     q: Operand,
     *,
+    kind: Divergence | str = _KL,
     base: float | None = None,
     method: str = "auto",
     rtol: float | None = None,
@@ -188,21 +191,28 @@ def kl_estimate(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    r"""Compute the Kullback-Leibler divergence from P to Q, and say how it was obtained and how far it may be off.
+    r"""Compute a divergence from P to Q, KL by default, and say how it was obtained and how far it may be off.
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
+
+    `Counts` of whole numbers, without a prior, are draws. Their value is the divergence of the proportions, as
+    `kl_divergence` and `divergence` return it, and is biased upwards; the interval is that of `Samples` with a row for
+    each draw, and is about the divergence of the distributions. ``method="coverage_adjusted"`` or another one for
+    categories takes the bias off the value.
 
     Arguments:
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
+        kind: which divergence, or its name, as in `divergence`.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         confidence: how often the interval of an estimate from draws covers the truth.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
     Returns:
-        an `Estimate`: ``value`` is what `kl_divergence` returns, always computed in float64; ``error`` bounds how far
+        an `Estimate`: ``value`` is what `divergence` returns, always computed in float64; ``error`` bounds how far
         it may be off, given the inputs as they are; from draws there is ``standard_error`` instead. ``method`` names
-        the rule, as the argument takes it. From `Samples` there are also ``interval``, ``n`` and ``notes``.
+        the rule, as the argument takes it. From `Samples` and `Counts` there are also ``interval``, ``n`` and
+        ``notes``; a batch of counts has an interval for each row.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
@@ -223,14 +233,24 @@ def kl_estimate(
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
     check_confidence("kl_estimate", confidence)
     options = options._replace(confidence=confidence)
+    kind = as_divergence("kl_estimate", kind)
     p, q = _operands("kl_estimate", p, q)
-    answer = _answer("kl_estimate", p, q, KL(), base, options, exact=True)
-    if not (isinstance(p, Representation) and isinstance(q, Representation)):
+    answer = _answer("kl_estimate", p, q, kind, base, options, exact=True)
+    if not (isinstance(p, Representation) and isinstance(q, Representation) and answer.n is None):
         return answer
     p, q = _comparable("kl_estimate", p, q)
+    unit = _unit("kl_estimate", kind, base)
     with torch.no_grad():
-        error = rounding_error(KL(), p, q, answer.value) / _unit("kl_estimate", KL(), base)
-    return Estimate(answer.value, error, answer.method)
+        answer = replace(answer, error=rounding_error(kind, p, q, answer.value) / unit)
+    if not (isinstance(p, Counts) or isinstance(q, Counts)):
+        return answer
+    from kullback.estimators.counted import with_interval
+
+    in_nats = replace(answer, value=answer.value * unit, error=None)
+    found = with_interval(p, q, kind, in_nats, confidence)
+    return replace(
+        answer if found.n is None else _in_units(found, unit), value=answer.value, notes=found.notes
+    )
 
 
 def _options(
@@ -302,17 +322,28 @@ def _answer(
 ) -> Estimate:
     unit = _unit(call, kind, base)
     p, q = _operands(call, p, q)
-    if isinstance(p, Samples) or isinstance(q, Samples):
+    if isinstance(p, Samples) or isinstance(q, Samples) or _are_drawn(p, q, options.method):
         answer = _of_draws(call, p, q, kind, options)
     elif isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
-    elif (
-        isinstance(p, Representation) and isinstance(q, Representation) and options.method in _FINITE_METHODS
-    ):
+    elif isinstance(p, Representation) and isinstance(q, Representation) and _adds(p, q, options.method):
         answer = Estimate(row_divergence(kind, *_comparable(call, p, q), exact=exact), None, "summation")
     else:
         raise _no_rule(call, p, q, options.method)
+    answer = replace(answer, kind=kind.name, base=base)
     return answer if unit == 1 else _in_units(answer, unit)
+
+
+def _are_drawn(p: object, q: object, method: str) -> bool:
+    """Say whether two `Counts` are to be estimated from by a method for draws of categories."""
+    return isinstance(p, Counts) and isinstance(q, Counts) and method not in (*METHODS, _PLUGIN)
+
+
+def _adds(p: Representation, q: Representation, method: str) -> bool:
+    """Say whether a method adds over classes, as that of the proportions of counts does."""
+    return method in _FINITE_METHODS or (
+        method == _PLUGIN and (isinstance(p, Counts) or isinstance(q, Counts))
+    )
 
 
 def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
@@ -370,7 +401,7 @@ def _in_units(answer: Estimate, unit: float) -> Estimate:
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
     """Return the value; where draws give no finite upper end of an interval, warn with the notes that say why."""
-    if answer.n is not None and (answer.interval is None or not answer.interval[1].isfinite()):
+    if answer.n is not None and (answer.interval is None or not bool(answer.interval[1].isfinite().all())):
         from kullback.estimators import EstimateWarning
 
         for note in answer.notes:

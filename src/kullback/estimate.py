@@ -24,10 +24,13 @@ class Estimate(ShortRepr):
         method: how it was obtained, as the ``method=`` of the call takes it: ``"closed_form"``, ``"quadrature"`` ...
         interval: for an estimate from draws, the two ends of its confidence interval; an end is infinite where it
             bounds one side only. None for exact methods, and where none can be honest: then `notes` say why.
-        n: for an estimate from draws, how many there were of P and of Q.
+        n: for an estimate from draws, how many there were of P and of Q: 0 of a side that is known, a tensor where the
+            rows of a batch differ.
         notes: what a reader has to know about this value, one sentence each.
         standard_error: for an estimate from draws, the standard error of `value`. None for exact methods, and where
-            none can be told.
+            there is none.
+        kind: the name of the divergence, as ``"kl"``.
+        base: the base of its logarithm; None for nats.
 
     Example:
         >>> import torch
@@ -42,9 +45,11 @@ class Estimate(ShortRepr):
     error: Tensor | None
     method: str
     interval: tuple[Tensor, Tensor] | None = None
-    n: tuple[int, int] | None = None
+    n: tuple[int | Tensor, int | Tensor] | None = None
     notes: tuple[str, ...] = ()
     standard_error: Tensor | None = None
+    kind: str = "kl"
+    base: float | None = None
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: a row for each element of the batch, 20 at most."""

@@ -10,6 +10,7 @@ from kullback.estimators.discrete.api import (
     plugin,
     zhang_grabchak,
 )
+from kullback.estimators.discrete.kinds import bias_corrected
 from kullback.estimators.histogram import histogram
 from kullback.estimators.importance import log_ratio
 from kullback.estimators.knn.api import nearest_neighbors
@@ -21,6 +22,7 @@ __all__ = [
     "EstimateWarning",
     "TwoSampleTest",
     "augmented_plugin",
+    "bias_corrected",
     "coverage_adjusted",
     "density_ratio",
     "dirichlet",

@@ -88,7 +88,7 @@ def check_weights(call: str, name: str, samples: Samples) -> None:
         name,
         wanted="a row for each draw, and weights that are no counts",
         got=f"{len(draws)} different values with whole weights that sum to {float(weights.sum()):.10g}, as counts do",
-        instead="Samples(np.repeat(x, counts)), or Counts(counts, labels=x) for categories; "
+        instead="Samples(np.repeat(x, counts), independent=True), or Counts(counts, labels=x) for categories; "
         "weights=w / w.sum() if each value is one draw with this weight",
     )
 

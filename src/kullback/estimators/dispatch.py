@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.distributions import Categorical, Distribution
@@ -22,6 +22,7 @@ from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.density_ratio.api import density_ratio
 from kullback.estimators.dependence import grouped
+from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete.api import (
     augmented_plugin,
     coverage_adjusted,
@@ -30,13 +31,15 @@ from kullback.estimators.discrete.api import (
     plugin,
     zhang_grabchak,
 )
+from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
+from kullback.estimators.discrete.kinds import bias_corrected, estimable
 from kullback.estimators.histogram import histogram
 from kullback.estimators.knn.api import nearest_neighbors
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import as_categories
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
-from kullback.representations import Representation, first_of
+from kullback.representations import Counts, Representation, first_of
 from kullback.samples import Samples
 
 __all__ = ["METHODS", "estimate_from_samples"]
@@ -50,6 +53,7 @@ CATEGORICAL: dict[str, Estimator] = {
     "miller_madow": miller_madow,
     "augmented_plugin": augmented_plugin,
     "dirichlet": dirichlet,
+    "bias_corrected": bias_corrected,
 }
 CONTINUOUS: dict[str, Estimator] = {
     "histogram": histogram,
@@ -75,6 +79,10 @@ def estimate_from_samples(
 ) -> Estimate:
     """Estimate a divergence of which at least one side is `Samples`, by the estimator named or the one that suits."""
     check_confidence(call, confidence)
+    if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
+        p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
+    if isinstance(p, Samples | Counts) and isinstance(q, Samples | Counts):
+        kind = estimable(call, kind)
     settings = _Settings(call, method, confidence, generator)
     with _in_the_name_of(call):
         return _in_groups(settings, p, q, kind)
@@ -117,20 +125,26 @@ def _in_the_name_of(call: str) -> Generator[None]:
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     call = settings.call
     if isinstance(kind, ReverseKL):
-        return _by_kind(settings, q, p, KL())
+        return exchanged(_kl(settings, q, p))
     if isinstance(kind, Jeffreys):
-        return _added(_kl(settings, p, q), _kl(settings, q, p))
+        return added(_kl(settings, p, q), exchanged(_kl(settings, q, p)))
     if not isinstance(kind, KL):
+        if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
+            return bias_corrected(p, q, kind, confidence=settings.confidence)
         raise NoRuleError(
             explain(
                 call,
                 "kind",
-                wanted="KL(), ReverseKL() or Jeffreys() for draws",
-                got=safe_repr(kind),
+                wanted="KL(), ReverseKL() or Jeffreys(), or draws of categories on both sides and no method",
+                got=f"{safe_repr(kind)}, method={settings.method!r}, {p!r} and {q!r}",
                 instead=f"{call}(Counts(histogram_of_p), Counts(histogram_of_q), kind)",
             )
         )
     return _kl(settings, p, q)
+
+
+def _is_categorical(x: object) -> TypeGuard[Samples | Counts]:
+    return isinstance(x, Counts) or (isinstance(x, Samples) and x.discrete)
 
 
 class _Settings(NamedTuple):
@@ -145,6 +159,8 @@ class _Settings(NamedTuple):
 
 
 def _kl(settings: _Settings, p: object, q: object) -> Estimate:
+    if isinstance(p, Counts) and isinstance(q, Counts):
+        return CATEGORICAL[settings.method](p, q, **settings.options)
     if isinstance(p, Samples) and isinstance(q, Samples):
         check_samples(settings.call, p, q)
         return _between_samples(settings, p, q)
@@ -247,20 +263,6 @@ def _categorical(call: str, p: Samples, q: Representation) -> Distribution:
     if q.in_logs:
         return Categorical(logits=probabilities, validate_args=False)
     return Categorical(probs=probabilities, validate_args=False)
-
-
-def _added(there: Estimate, back: Estimate) -> Estimate:
-    """Return the sum of the two directions; their errors may depend on each other, so they are added too."""
-    ends = None
-    if there.interval is not None and back.interval is not None:
-        ends = (there.interval[0] + back.interval[0], there.interval[1] + back.interval[1])
-    errors = there.standard_error, back.standard_error
-    error = None if errors[0] is None or errors[1] is None else errors[0] + errors[1]
-    method, notes = there.method, dict.fromkeys((*there.notes, *back.notes))
-    if there.method != back.method:
-        method = "auto"
-        notes[f"One direction was estimated by {there.method}, the other by {back.method}."] = None
-    return Estimate(there.value + back.value, None, method, ends, there.n, tuple(notes), error)
 
 
 def _suited(p: Samples) -> str:

@@ -33,7 +33,8 @@ from kullback.estimators.draws import (
     with_weight,
 )
 from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
-from kullback.estimators.known_categories import UnseenByP, below_zero, ends_from_counts, spread_ties
+from kullback.estimators.known_categories import UnseenByP, below_zero, spread_ties
+from kullback.estimators.known_counts import of_categories
 from kullback.estimators.normal_interval import (
     half_width,
     infinite_estimate,
@@ -153,38 +154,22 @@ def _from_counts(p: Samples, q: Distribution, draws: Draws, log_q: Array, confid
         if draws.weights is None
         else np.asarray(np.bincount(category, draws.shares) * n, dtype=np.float64)
     )
-    surprise, unseen = category_surprise(counts, n)
-    terms = -surprise[category] - log_q
-    mean = float(draws.shares @ terms)
-    # Where P = Q the terms are all 0, and only their quadratic term varies.
-    others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
-    variance = draws.variance(draws.shares * (terms - mean))
     elsewhere, listed = _unseen_by_p(q, values, log_q[first])
-    independent = float(draws.shares @ (terms - mean) ** 2) / n
-    # Of draws that depend on each other, fewer count.
-    number = n * min(independent / variance, 1.0) if independent > 0 else min(n, float(draws.groups))
-    ends = ends_from_counts(
+    found = of_categories(
         counts,
         log_q[first],
         elsewhere,
-        number,
-        _reach(confidence, draws),
-        estimate=mean - unseen,
-        added=others,
+        lambda influence: draws.variance(draws.shares * influence[category]),
+        n=n,
+        sizes=(len(p), float(draws.groups)),
+        clusters=clusters_in(p),
+        confidence=confidence,
+        device=p.tensor.device,
     )
-    notes: list[str] = []
-    if unseen > 0.01:
-        notes.append(
-            f"categories that no draw showed take {unseen:.2g} off, which may be half as much or half as much again"
-        )
-    found = _estimate(p, mean - unseen, math.sqrt(variance + others), confidence, notes)
-    low, high = (found.value.new_tensor(max(end, 0.0)) for end in ends)
-    found = replace(found, interval=(low, high))
-    if ends[1] < 0:
-        return opened(found, below_zero(ends[1]))
-    if listed:
+    if listed or bool(found.interval is not None and found.interval[1].isinf()):
         return found
     # Where P has no tail of -log q that matters, it has none of log p / q.
+    terms = -category_surprise(counts, n)[0][category] - log_q
     return _with_tail(found, [spread_ties(-log_q), spread_ties(terms)], draws)
 
 

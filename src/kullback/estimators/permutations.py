@@ -13,7 +13,7 @@ from kullback.estimators.draws import Array, Integers, clusters_in
 from kullback.progress import progress_bar
 from kullback.samples import Samples
 
-__all__ = ["BinCounts", "Labeling", "QuadraticForms", "Statistics", "p_value", "permuted"]
+__all__ = ["BinCounts", "KnownCounts", "Labeling", "QuadraticForms", "Statistics", "p_value", "permuted"]
 
 BLOCK_BYTES = 32 * 1024 * 1024
 # Equal in exact arithmetic counts as equal: the sums of a shuffle may round differently.
@@ -104,6 +104,36 @@ class BinCounts(NamedTuple):
     def _counts(self, from_p: np.ndarray[Any, Any]) -> Array:
         bins = len(self.totals)
         return np.stack([np.bincount(self.codes[row], minlength=bins) for row in from_p]).astype(float)
+
+    def _values(self, counts: Array) -> Array:
+        return np.stack([of(counts) for of in self.of_counts.values()], axis=1)
+
+
+class KnownCounts(NamedTuple):
+    """Statistics of counts that are all there is of the draws; those of shuffles are as in `BinCounts`."""
+
+    counts: Integers  # P's draws in each bin
+    totals: Integers  # draws in each bin
+    of_counts: dict[str, Callable[[Array], Array]]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self.of_counts)
+
+    @property
+    def width(self) -> int:
+        return len(self.totals)
+
+    def observed(self, labeling: Labeling) -> Array:
+        del labeling
+        return self._values(self.counts[None].astype(float))[0]
+
+    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
+        del labeling
+        counts = rng.multivariate_hypergeometric(
+            self.totals, int(self.counts.sum()), size=rows, method="marginals"
+        )
+        return self._values(counts.astype(float))
 
     def _values(self, counts: Array) -> Array:
         return np.stack([of(counts) for of in self.of_counts.values()], axis=1)

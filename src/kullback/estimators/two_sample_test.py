@@ -14,11 +14,13 @@ from kullback.errors import ArgumentValueError, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_samples, seed_of
 from kullback.estimators.dependence import grouped_alike
+from kullback.estimators.discrete.counts import count_categories, drawn_one_by_one
 from kullback.estimators.dispatch import estimate_from_samples
 from kullback.estimators.draws import Array, Integers, numpy_of
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
+    KnownCounts,
     Labeling,
     QuadraticForms,
     Statistics,
@@ -28,6 +30,7 @@ from kullback.estimators.permutations import (
 from kullback.generators import KL
 from kullback.inputs import whole_from
 from kullback.optional import load
+from kullback.representations import Counts
 from kullback.samples import Samples
 from kullback.short_repr import ShortRepr
 
@@ -46,6 +49,8 @@ MOST_RANKS = 1000
 RANK_BINS = 8
 # As many p-values as floats of six statistics fill half a gigabyte.
 MOST_PERMUTATIONS = 10_000_000
+# NumPy draws from no larger urn.
+MOST_COUNTED = 1_000_000_000
 # All distances are computed between so many draws; between more, sums of features stand in for them.
 MOST_DISTANCES = 2500
 FEATURE_NUMBERS, FEWEST_FEATURES, MOST_FEATURES, MOST_PRODUCTS = 3_000_000, 64, 512, 10_000_000
@@ -97,8 +102,8 @@ class TwoSampleTest(ShortRepr):
 
 
 def two_sample_test(
-    p: Samples,
-    q: Samples,
+    p: Samples | Counts,
+    q: Samples | Counts,
     *,
     permutations: int = 999,
     generator: torch.Generator | None = None,
@@ -127,7 +132,8 @@ def two_sample_test(
     Arguments:
         p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws whose order shows
             dependence are shuffled in blocks, of one length on both sides; equal continuous draws stay together.
-        q: draws of Q, shape (m, d).
+            Or the `Counts` of P's categories.
+        q: draws of Q, shape (m, d), or their `Counts`.
         permutations: how many shuffles, B; the smallest p-value is 1 / (B + 1).
         generator: where the shuffles come from; left out, they follow from the state of torch's own, which
             `torch.manual_seed` sets and this leaves as it was.
@@ -154,30 +160,62 @@ def two_sample_test(
         The distribution of chi-square (Wilson and Hilferty, 1931)
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
-    check_samples(CALL, p, q)
-    permutations = _check(p, q, permutations)
-    rng = np.random.default_rng(seed_of(generator, CALL))
-    groups = grouped_alike(p, q)
-    found, statistic, method = permutation_test(groups.p, groups.q, permutations, rng)
+    said: tuple[str, ...] = ()
+    if isinstance(p, Counts) and isinstance(q, Counts):
+        counts = _one_row(p, q)
+        permutations = _number_of(permutations)
+        rng = np.random.default_rng(seed_of(generator, CALL))
+        labeling = Labeling(None, np.zeros(0, bool))
+        found, statistic, method = _tested(_of_counts(*counts), labeling, permutations, rng)
+    else:
+        p, q = (drawn_one_by_one(CALL, side) for side in (p, q))
+        check_samples(CALL, p, q)
+        _check_weightless(p, q)
+        permutations = _number_of(permutations)
+        rng = np.random.default_rng(seed_of(generator, CALL))
+        groups = grouped_alike(p, q)
+        found, statistic, method = permutation_test(groups.p, groups.q, permutations, rng)
+        found, said = math.nan if groups.is_open else found, groups.notes
     effect, notes = _effect(p, q, generator)
-    notes = tuple(dict.fromkeys((*groups.notes, *notes)))
-    return TwoSampleTest(
-        math.nan if groups.is_open else found, statistic, effect, permutations, method, notes
-    )
+    notes = tuple(dict.fromkeys((*said, *notes)))
+    return TwoSampleTest(found, statistic, effect, permutations, method, notes)
 
 
 def permutation_test(
     p: Samples, q: Samples, permutations: int, rng: np.random.Generator
 ) -> tuple[float, float, str]:
     """Return the p-value, and value and name of the statistic that shows the difference most clearly."""
-    statistics = _statistics(p, q, rng)
-    observed, shuffled = permuted(statistics, Labeling.of(p, q), permutations, rng)
+    return _tested(_statistics(p, q, rng), Labeling.of(p, q), permutations, rng)
+
+
+def _tested(
+    statistics: Statistics, labeling: Labeling, permutations: int, rng: np.random.Generator
+) -> tuple[float, float, str]:
+    observed, shuffled = permuted(statistics, labeling, permutations, rng)
     found, best = p_value(observed, shuffled, [WEIGHTS[name] for name in statistics.names])
     return found, float(observed[best]), statistics.names[best]
 
 
-def _check(p: Samples, q: Samples, permutations: int) -> int:
-    """Return the number of shuffles, or raise."""
+def _one_row(p: Counts, q: Counts) -> tuple[Integers, Integers]:
+    """Return the counts of both sides, or raise where there are several rows or too many draws."""
+    table = count_categories(CALL, p, q)
+    if table.a.ndim > 1 or float(table.a.sum() + table.b.sum()) >= MOST_COUNTED:
+        raise invalid_value(
+            CALL,
+            "p, q",
+            wanted=f"one row of counts each, with less than {MOST_COUNTED:,} draws together",
+            got=f"{p!r} and {q!r}, {float(table.a.sum() + table.b.sum()):,.0f} draws",
+            instead="two_sample_test(Counts(p[i]), Counts(q[i])) for each row i",
+        )
+    first, second = (side.cpu().numpy().astype(np.int64) for side in (table.a, table.b))
+    return first, second
+
+
+def _of_counts(first: Integers, second: Integers) -> KnownCounts:
+    return KnownCounts(first, first + second, {"likelihood_ratio": _mutual_information(first + second)})
+
+
+def _check_weightless(p: Samples, q: Samples) -> None:
     for name, side in (("p", p), ("q", q)):
         if side.weights is not None:
             raise invalid_value(
@@ -187,6 +225,10 @@ def _check(p: Samples, q: Samples, permutations: int) -> int:
                 got="draws with weights",
                 instead="kl_estimate(p, q), whose interval knows weights",
             )
+
+
+def _number_of(permutations: int) -> int:
+    """Return the number of shuffles, or raise."""
     number = whole_from(permutations)
     if number is None or not 1 <= number <= MOST_PERMUTATIONS:
         raise invalid_value(
@@ -200,11 +242,12 @@ def _check(p: Samples, q: Samples, permutations: int) -> int:
 
 
 def _effect(
-    p: Samples, q: Samples, generator: torch.Generator | None
+    p: Samples | Counts, q: Samples | Counts, generator: torch.Generator | None
 ) -> tuple[Estimate | None, tuple[str, ...]]:
     """Estimate how much the two differ; what an estimator cannot use may still be shuffled."""
     try:
-        effect = estimate_from_samples(CALL, p, q, KL(), generator=generator)
+        method = "coverage_adjusted" if isinstance(p, Counts) else "auto"
+        effect = estimate_from_samples(CALL, p, q, KL(), method, generator=generator)
     except ArgumentValueError as refusal:
         return None, (str(refusal),)
     return effect, effect.notes
@@ -223,6 +266,10 @@ def _likelihood_ratio(p: Samples, q: Samples) -> BinCounts:
     """Return the mutual information of category and origin, in nats, times the number of draws."""
     codes = _pooled_codes(p, q)
     totals = np.bincount(codes)
+    return BinCounts(codes, totals, {"likelihood_ratio": _mutual_information(totals)})
+
+
+def _mutual_information(totals: Integers) -> Callable[[Array], Array]:
     of_all = _x_log_x(np.array([float(totals.sum())]))[0] - _x_log_x(totals.astype(float)).sum()
 
     def of_counts(counts: Array) -> Array:
@@ -230,7 +277,7 @@ def _likelihood_ratio(p: Samples, q: Samples) -> BinCounts:
         within = _x_log_x(counts).sum(1) + _x_log_x(rest).sum(1)
         return within - _x_log_x(counts.sum(1)) - _x_log_x(rest.sum(1)) + of_all
 
-    return BinCounts(codes, totals, {"likelihood_ratio": of_counts})
+    return of_counts
 
 
 def _pooled_codes(p: Samples, q: Samples) -> Integers:

@@ -66,9 +66,13 @@ def test_counts_as_weights_of_vectors_are_refused():
 def test_the_remedies_give_the_estimate():
     with pytest.raises(ArgumentValueError) as refusal:
         kl_estimate(Samples(VALUES, weights=A), Samples(VALUES, weights=B))
-    for remedy in ("np.repeat(x, counts)", "Counts(counts, labels=x)", "weights=w / w.sum()"):
+    for remedy in (
+        "Samples(np.repeat(x, counts), independent=True)",
+        "Counts(counts, labels=x)",
+        "weights=w / w.sum()",
+    ):
         assert remedy in str(refusal.value)
-    found = kl_estimate(Samples(np.repeat(VALUES, A)), Samples(np.repeat(VALUES, B)))
+    found = kl_estimate(*(Samples(np.repeat(VALUES, x), independent=True) for x in (A, B)))
     assert found.interval[0] < TRUTH < found.interval[1]
     assert float(kl_divergence(Counts(A, labels=VALUES), Counts(B, labels=VALUES))) == pytest.approx(
         TRUTH, abs=0.05

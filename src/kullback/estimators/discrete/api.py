@@ -23,12 +23,18 @@ from kullback.estimators.discrete import point
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
 from kullback.estimators.discrete.intervals import FEWEST_DRAWS, MOST_UNSEEN, coarser, kl_interval
 from kullback.estimators.normal_interval import note_on_sign
+from kullback.representations import Counts
 from kullback.samples import Samples
 
 __all__ = [
     "augmented_plugin",
     "coverage_adjusted",
     "describe",
+    "describe_rows",
+    "is_refused",
+    "nothing_shared",
+    "rows_note",
+    "what_q_misses",
     "dirichlet",
     "miller_madow",
     "plugin",
@@ -55,8 +61,8 @@ def _from_counts(
 
         @functools.wraps(declared)
         def estimator(
-            p: Samples,
-            q: Samples,
+            p: Samples | Counts,
+            q: Samples | Counts,
             *,
             confidence: float = 0.95,
             generator: torch.Generator | None = None,
@@ -67,6 +73,9 @@ def _from_counts(
             table = count_categories(name, p, q)
             raw = of_counts(table.a, table.b, **options)
             value = raw.clamp(min=0)
+            if value.ndim:
+                error, interval, notes = describe_rows(table, value, confidence)
+                return Estimate(value, None, name, interval, table.n, notes, error)
             error, interval, notes = describe(table, value, confidence, name)
             notes = [
                 *note_on_sign(float(raw), float(error) if error is not None else math.inf),
@@ -75,7 +84,7 @@ def _from_counts(
             ]
             if value.isinf():
                 error = None
-                notes.insert(0, _what_q_misses(table))
+                notes.insert(0, what_q_misses(table))
             return Estimate(value, None, name, interval, table.n, tuple(notes), error)
 
         return estimator  # of the very parameters that are declared
@@ -85,7 +94,11 @@ def _from_counts(
 
 @_from_counts(point.coverage_adjusted)
 def coverage_adjusted(
-    p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
+    p: Samples | Counts,
+    q: Samples | Counts,
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
 ) -> Estimate:
     r"""Estimate KL(P || Q) between categories, corrected for what their rarest ones say is missing.
 
@@ -100,7 +113,8 @@ def coverage_adjusted(
     Q differ and the draws miss much of them, and the same where they miss next to nothing.
 
     Arguments:
-        p: draws of categories from P: integers, booleans, strings, or vectors of integers, each row a category.
+        p: draws of categories from P: integers, booleans, strings, or vectors of integers, each row a category; or the
+            `Counts` of such draws, shape (..., K).
         q: the same from Q.
         confidence: how often the interval shall hold the divergence.
         generator: not used; nothing is random here.
@@ -129,7 +143,11 @@ def coverage_adjusted(
 
 @_from_counts(point.zhang_grabchak)
 def zhang_grabchak(
-    p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
+    p: Samples | Counts,
+    q: Samples | Counts,
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
 ) -> Estimate:
     r"""Estimate KL(P || Q) between categories with a bias that decays exponentially.
 
@@ -160,7 +178,11 @@ def zhang_grabchak(
 
 @_from_counts(point.plugin)
 def plugin(
-    p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
+    p: Samples | Counts,
+    q: Samples | Counts,
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
 ) -> Estimate:
     r"""Estimate KL(P || Q) between categories by the divergence of their proportions, infinite where Q misses one.
 
@@ -192,7 +214,11 @@ def plugin(
 
 @_from_counts(point.miller_madow)
 def miller_madow(
-    p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
+    p: Samples | Counts,
+    q: Samples | Counts,
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
 ) -> Estimate:
     r"""Estimate KL(P || Q) between categories by their proportions less the first term of the bias.
 
@@ -224,7 +250,11 @@ def miller_madow(
 
 @_from_counts(point.augmented_plugin)
 def augmented_plugin(
-    p: Samples, q: Samples, *, confidence: float = 0.95, generator: torch.Generator | None = None
+    p: Samples | Counts,
+    q: Samples | Counts,
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
 ) -> Estimate:
     r"""Estimate KL(P || Q) between categories with one more draw of each from Q.
 
@@ -255,8 +285,8 @@ def augmented_plugin(
 
 @_from_counts(point.dirichlet)
 def dirichlet(
-    p: Samples,
-    q: Samples,
+    p: Samples | Counts,
+    q: Samples | Counts,
     *,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
@@ -296,11 +326,10 @@ def describe(
     """Return the standard error, the interval if any, and notes; `categories` is what these call the categories."""
     variance = point.kl_variance(table.a, table.b, table.inflation)
     unseen, singletons = (float(share) for share in point.unseen_shares(table.a, table.b))
-    coarse = coarser(table.a, table.b)
     notes: list[str] = []
-    if categories == "categories" and not bool(((table.a > 0) & (table.b > 0)).any()):
-        notes.append(_NOTHING_SHARED)
-    if int((coarse[0] + coarse[1] > 0).sum()) < 2 or not bool(variance.isfinite()):
+    if categories == "categories":
+        notes += nothing_shared(table)
+    if bool(is_refused(table)) or not bool(variance.isfinite()):
         notes.append(_refusal(table, variance, categories))
         return None, None, notes
     bins = categories == "bins"
@@ -333,7 +362,8 @@ def describe(
     return variance.sqrt(), interval, notes
 
 
-def _what_q_misses(table: CategoryCounts) -> str:
+def what_q_misses(table: CategoryCounts) -> str:
+    """Say that an infinite value is due to categories that Q never showed."""
     missed = (table.a > 0) & (table.b == 0)
     number, share = int(missed.sum()), float(table.a[missed].sum() / table.a.sum())
     return (
@@ -341,6 +371,50 @@ def _what_q_misses(table: CategoryCounts) -> str:
         "of P's draws: with its proportions, the divergence is infinite. A finite one takes an assumption, such as "
         "method='dirichlet', or a correction, method='coverage_adjusted'; the interval's lower end needs neither."
     )
+
+
+def nothing_shared(table: CategoryCounts) -> list[str]:
+    """Say that the two sides have no category in common; else nothing."""
+    return [] if bool(((table.a > 0) & (table.b > 0)).any()) else [_NOTHING_SHARED]
+
+
+def describe_rows(
+    table: CategoryCounts, value: Tensor, confidence: float
+) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[str, ...]]:
+    """Return standard errors and intervals of a batch, and how many rows the notes are about.
+
+    A row without an interval of its own has that from 0 to infinity.
+    """
+    a, b = table.a, table.b
+    low, high = kl_interval(a, b, confidence)
+    refused = is_refused(table)
+    low, high = low.masked_fill(refused, 0.0), high.masked_fill(refused, math.inf)
+    error = point.kl_variance(a, b).sqrt().masked_fill(refused | value.isinf(), math.inf)
+    outside = value.isfinite() & ~((low <= value) & (value <= high))
+    notes = (
+        (refused, "no interval, as too few draws are in different categories; it is written as 0 to inf."),
+        (
+            high.isinf() & ~refused,
+            "P's draws are in categories that Q hardly showed or never: the interval has no upper end.",
+        ),
+        (
+            value.isinf(),
+            "Q never showed a category of P's: with its proportions, the divergence is infinite.",
+        ),
+        (outside, "the value is outside the interval: its bias is larger than its standard error."),
+    )
+    return error, (low, high), tuple(rows_note(rows, text) for rows, text in notes if bool(rows.any()))
+
+
+def rows_note(rows: Tensor, text: str) -> str:
+    """Say something about some rows of a batch."""
+    return f"{int(rows.sum()):,} of {rows.numel():,} rows: {text}"
+
+
+def is_refused(table: CategoryCounts) -> Tensor:
+    """Say whether too few categories have draws enough for an interval."""
+    a, b = coarser(table.a, table.b)
+    return (a + b > 0).sum(-1) < 2
 
 
 def _refusal(table: CategoryCounts, variance: Tensor, categories: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kullback.errors import invalid_value
 from kullback.estimators.checks import check_samples
 from kullback.estimators.discrete import point
+from kullback.estimators.discrete.measures import KNOWN
 from kullback.estimators.draws import (
     cluster_correction,
     clusters_in,
@@ -21,9 +22,19 @@ from kullback.estimators.draws import (
     with_weight,
 )
 from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.representations import Counts, Representation, can_inspect
 from kullback.samples import Samples
 
-__all__ = ["CategoryCounts", "count_categories", "dof_of_squares", "tabulate"]
+__all__ = [
+    "CategoryCounts",
+    "count_categories",
+    "dof_of_squares",
+    "drawn_one_by_one",
+    "is_drawn",
+    "number_of_draws",
+    "table_of",
+    "tabulate",
+]
 
 # Of more categories the correlations between them are not computed.
 _MOST_FOR_SPREAD = 1000
@@ -34,12 +45,13 @@ class CategoryCounts:
     """How often each of K categories was drawn, in draws that are independent and weigh the same.
 
     Arguments:
-        a: P's effective counts, float64, shape (K,): the proportions of its weight times the number of independent
+        a: P's effective counts, float64, shape (..., K): the proportions of its weight times the number of independent
             draws that would tell them as well.
         b: Q's.
         inflation: by what clusters and weights multiply the variance that these counts suggest, for P and for Q.
         spread: by what clusters and weights multiply the variance of the estimate where P = Q.
-        n: how many draws there were of P and of Q.
+        n: how many draws there were of P and of Q, a tensor where the rows of a batch differ; 0 where probabilities
+            are known.
         notes: what there is to say about the draws.
     """
 
@@ -47,12 +59,16 @@ class CategoryCounts:
     b: Tensor
     inflation: tuple[float, float]
     spread: float
-    n: tuple[int, int]
+    n: tuple[int | Tensor, int | Tensor]
     notes: tuple[str, ...] = ()
 
 
-def count_categories(call: str, p: Samples, q: Samples) -> CategoryCounts:
+def count_categories(call: str, p: Samples | Counts, q: Samples | Counts) -> CategoryCounts:
     """Count the categories of both, those of one side at 0 on the other; weights and clusters as effective counts."""
+    if isinstance(p, Counts) and isinstance(q, Counts):
+        _check_whole(call, p, q)
+        return table_of(*p.aligned_with(q))
+    p, q = drawn_one_by_one(call, p), drawn_one_by_one(call, q)
     check_samples(call, p, q)
     if not p.discrete:
         raise invalid_value(
@@ -65,6 +81,74 @@ def count_categories(call: str, p: Samples, q: Samples) -> CategoryCounts:
     p, q = with_weight(p), with_weight(q)
     codes_p, codes_q, categories = _codes(p, q)
     return tabulate(codes_p, codes_q, categories, p, q)
+
+
+def is_drawn(x: object) -> bool:
+    """Say whether counts are those of draws: whole numbers, to which no prior adds."""
+    if not isinstance(x, Counts) or x.prior or not can_inspect(x.tensor):
+        return False
+    counts = x.tensor.detach()
+    return not counts.is_floating_point() or bool((counts == counts.round()).all())
+
+
+def table_of(p: Representation, q: Representation) -> CategoryCounts:
+    """Return the counts of two sides with the same classes; known probabilities count as next to infinitely many draws.
+
+    Classes that neither side showed say nothing, and are left out.
+    """
+    sides, sizes = [], []
+    for side in (p, q):
+        x = side.weights().detach().to(torch.float64)
+        if isinstance(side, Counts):
+            sizes.append(number_of_draws(x.sum(-1)))
+        else:
+            x = x.softmax(-1) if side.in_logs else x / x.sum(-1, keepdim=True)
+            x = KNOWN * x
+            sizes.append(0)
+        sides.append(x)
+    a, b = torch.broadcast_tensors(*sides)
+    shown = (a + b > 0).reshape(-1, a.shape[-1]).any(0)
+    return CategoryCounts(a[..., shown], b[..., shown], (1.0, 1.0), 1.0, (sizes[0], sizes[1]))
+
+
+def drawn_one_by_one(call: str, x: Samples | Counts) -> Samples:
+    """Return one row of counts as so many draws of each class, by its label or its number."""
+    if not isinstance(x, Counts):
+        return x
+    _check_whole(call, x)
+    counts = x.weights()
+    if counts.ndim > 1:
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="one row of counts beside draws",
+            got=f"{x!r}",
+            instead=f"{call}(Counts(torch.bincount(x)), q), counts on both sides",
+        )
+    repeats = counts.detach().to("cpu", torch.int64)
+    if x.labels is None:
+        return Samples(
+            torch.repeat_interleave(torch.arange(len(repeats)), repeats).to(counts.device), independent=True
+        )
+    return Samples(np.repeat(np.asarray(x.labels), repeats.numpy()), independent=True)
+
+
+def number_of_draws(total: Tensor) -> int | Tensor:
+    """Return the numbers of draws, as one number where they are the same in all rows."""
+    whole = total.to(torch.int64)
+    return int(whole.flatten()[0]) if bool((whole == whole.flatten()[0]).all()) else whole
+
+
+def _check_whole(call: str, *sides: Counts) -> None:
+    for x in sides:
+        if not is_drawn(x):
+            raise invalid_value(
+                call,
+                "p, q",
+                wanted="counts of draws: whole numbers without a prior",
+                got=f"{x!r} with prior={x.prior:g}" if x.prior else f"{x!r} of numbers that are not whole",
+                instead="kl_divergence(p, q), the divergence of the proportions, which has no interval",
+            )
 
 
 def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: Samples) -> CategoryCounts:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from kullback.estimators.discrete.point import (
-    CoverageCorrection,
-    coverage_correction,
-    first_order,
-    second_order,
-    unseen_shares,
-    zhang_grabchak,
-)
+from kullback.estimators.discrete.measures import FEWEST_DRAWS, KL_MEASURE, KNOWN, Measure, is_rare
+from kullback.estimators.discrete.point import CoverageCorrection, unseen_shares
 from kullback.estimators.normal_interval import standard_normal_quantile
 
 __all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "has_upper_end", "kl_interval"]
@@ -21,12 +17,11 @@ __all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "has_upper_end", "kl_interv
 # categories that P showed once, the lower end is that of a coarser alphabet.
 MOST_UNSEEN = 0.05
 
-# Categories with fewer draws of P and Q together, or half as many expected ones on the smaller side, are one category
-# of the coarser alphabet.
-FEWEST_DRAWS = 10
-
 # Up to so many draws of P in its rarest categories are too few for a normal distribution: their limits are Wilson's.
 _FEW = 3
+# Of powers of p / q, so many.
+_FEW_OF_POWERS = 15
+_FEWEST_FOR_POWERS = 20
 
 # How many times the bias that an estimate corrects upwards its upper end allows for on top.
 _CAUTION = 1.5
@@ -67,6 +62,7 @@ def kl_interval(
     *,
     spread: float = 1.0,
     bins: bool = False,
+    measure: Measure = KL_MEASURE,
 ) -> tuple[Tensor, Tensor]:
     r"""Return a confidence interval for KL from counts, one-sided where the draws miss too much for an upper end.
 
@@ -107,22 +103,39 @@ def kl_interval(
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)
-    unseen, singletons = unseen_shares(a, b)
-    change = coverage_correction(a, b)
-    estimate = zhang_grabchak(a, b) + change.shrunken
-    limits = z, inflation, spread
-    high = _not_rejected(estimate, a, b, *limits, change.variance)[1]
-    high = torch.maximum(high, estimate + _with_few(a, b, z, inflation[0])[1])
+    rare = torch.maximum(*unseen_shares(a, b))
+    if measure is not KL_MEASURE:
+        rare = torch.maximum(rare, torch.maximum(*unseen_shares(b, a)))
+    change = measure.correction(a, b)
+    limits = measure, z, inflation, spread
+    above = measure.above(a, b) + change.shrunken
+    high = _not_rejected(above, a, b, *limits, change.variance)[1]
+    high = torch.maximum(high, above + _with_few(a, b, measure, z, inflation)[1])
     low = _lower_end(a, b, *limits, change) + change.predicted.clamp(max=0)
     high = high + _CAUTION * change.predicted.clamp(min=0)
     bound = _lower_end(*coarser(a, b), *limits)
-    low = torch.where(torch.maximum(unseen, singletons) > MOST_UNSEEN, bound, low)
-    return low.clamp(min=0), torch.where(has_upper_end(a, b, (high - low) / 2, bins=bins), high, torch.inf)
+    low = torch.where(rare > MOST_UNSEEN, bound, low).clamp(min=0)
+    closed = _is_closed(measure, a, b, (high - low) / 2, bins=bins)
+    return low, torch.where(closed, high.clamp(max=measure.largest), torch.inf)
+
+
+def _is_closed(measure: Measure, a: Tensor, b: Tensor, half_width: Tensor, *, bins: bool) -> Tensor:
+    """Say whether the draws bound a divergence from above."""
+    closed = torch.ones_like(half_width, dtype=torch.bool)
+    for is_open, x, y in ((measure.open_above, a, b), (measure.open_below, b, a)):
+        if is_open:
+            closed &= has_upper_end(x, y, half_width, bins=bins)
+            if measure.power:
+                closed &= ~((x > 0) & (y == 0)).any(-1) & (
+                    torch.minimum(x.sum(-1), y.sum(-1)) >= _FEWEST_FOR_POWERS
+                )
+    return closed
 
 
 def _lower_end(
     a: Tensor,
     b: Tensor,
+    measure: Measure,
     z: float,
     inflation: tuple[float, float],
     spread: float,
@@ -140,34 +153,54 @@ def _lower_end(
     )
     ends: list[Tensor] = []
     for x, y in cases:
-        estimate = zhang_grabchak(x, y)
+        estimate = measure.estimate(x, y)
         more = torch.zeros_like(estimate) if change is None else change.variance
         estimate = estimate if change is None else estimate + change.shrunken
-        ends.append(_not_rejected(estimate, x, y, z, inflation, spread, more)[0])
+        ends.append(_not_rejected(estimate, x, y, measure, z, inflation, spread, more)[0])
         if len(ends) == 1:
-            ends.append(estimate + _with_few(x, y, z, inflation[0])[0])
+            ends.append(estimate + _with_few(x, y, measure, z, inflation)[0])
     return torch.stack(ends).amin(0)
 
 
-def _with_few(a: Tensor, b: Tensor, z: float, inflation: float) -> tuple[Tensor, Tensor]:
-    """Return what the estimate changes by with P's probability of few draws at its limits: 0 or less, 0 or more.
+def _with_few(
+    a: Tensor, b: Tensor, measure: Measure, z: float, inflation: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Return what the estimate changes by with the probability of few draws at its limits: 0 or less, 0 or more.
 
     The few are all draws of categories that P showed k times or less, for each k with 3 of them at most. The limits are
     Wilson's with a continuity correction of half a draw; of what is between them the lower end takes what is nearest to
-    Q's probability.
+    Q's probability. Of kinds other than KL, few draws of Q count alike.
     """
+    z_p, z_q = (z * factor**0.5 for factor in inflation)
+    if measure is KL_MEASURE:
+        return _with_few_of(a, b, measure, z_p)
+    first, second = _with_few_of(a, b, measure, z_p), _with_few_of(b, a, measure, z_q, swapped=True)
+    least, most = ((x.square() + y.square()).sqrt() for x, y in zip(first, second, strict=True))
+    return -least, most
+
+
+def _with_few_of(
+    a: Tensor, b: Tensor, measure: Measure, z: float, *, swapped: bool = False
+) -> tuple[Tensor, Tensor]:
     n, m = a.sum(-1), b.sum(-1)
-    z = z * inflation**0.5
     least, most = torch.zeros_like(n), torch.zeros_like(n)
-    for k in range(_FEW + 1):
+    is_kl = measure is KL_MEASURE
+
+    def of_two(p: Tensor, q: Tensor) -> Tensor:
+        return measure.of_two(q, p) if swapped else measure.of_two(p, q)
+
+    few = _FEW_OF_POWERS if measure.power else _FEW
+    for k in range(few + 1):
         rare = (a <= k) & (b > 0)
         drawn, q = (a * rare).sum(-1), (b * rare).sum(-1) / m
         low, high = _wilson(drawn - 0.5, n, z)[0], _wilson(drawn + 0.5, n, z)[1]
-        now = _binary_kl(drawn / n, q)
-        valid = (drawn <= _FEW) & (q > 0) & (q < 1)
+        now = of_two(drawn / n, q)
+        valid = (drawn <= few) & (q > 0) & ((q < 1) | (measure.largest < math.inf))
         nearest = torch.minimum(torch.maximum(q, low), high)
-        least = torch.where(valid, torch.minimum(least, _binary_kl(nearest, q) - now), least)
-        most = torch.where(valid, torch.maximum(most, _binary_kl(high, q) - now), most)
+        least = torch.where(valid, torch.minimum(least, of_two(nearest, q) - now), least)
+        farthest = of_two(high, q) if is_kl else torch.maximum(of_two(high, q), of_two(low, q))
+        valid &= now.isfinite()
+        most = torch.where(valid, torch.maximum(most, farthest - now), most)
     return least, most
 
 
@@ -178,22 +211,19 @@ def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
     return (middle - reach) / (n + z**2), (middle + reach) / (n + z**2)
 
 
-def _binary_kl(p: Tensor, q: Tensor) -> Tensor:
-    return torch.special.xlogy(p, p / q) + torch.special.xlogy(1 - p, (1 - p) / (1 - q))
-
-
 def _not_rejected(
     estimate: Tensor,
     a: Tensor,
     b: Tensor,
+    measure: Measure,
     z: float,
     inflation: tuple[float, float],
     spread: float,
     added: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the least and the largest divergence within z of its standard errors; `added` is more variance."""
-    from_p, from_q = first_order(a, b)
-    second = second_order(a, b)
+    from_p, from_q = measure.variances(a, b)
+    second = measure.near(a, b)
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
     # What draws that depend on each other multiply is the part of the variance that grows with t, not that of P = Q.
@@ -201,22 +231,36 @@ def _not_rejected(
     in_p, in_q = (factor + (factor - 1) * share for factor in inflation)
     rate = (from_p * in_p + from_q * in_q) / plain
     # Few draws may show next to no variance: near P = Q it is that of a noncentral chi-square, 2 t (1/n + 1/m).
-    scale = 1 / a.sum(-1) + 1 / b.sum(-1)
+    scale = measure.curvature * (1 / a.sum(-1) + 1 / b.sum(-1))
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
     rate = torch.maximum(rate, near)
     middle = estimate + z**2 * rate / 2
     reach = z * (spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
-    return middle - reach, middle + reach
+    low, high = middle - reach, middle + reach
+    # Beside a P that is known, chance makes the variance large where it makes the estimate large.
+    known = a.sum(-1) > KNOWN / 2
+    low = torch.where(known, torch.minimum(low, estimate - z * (from_q * inflation[1]).sqrt()), low)
+    if measure.power == 0:
+        return low, high
+    # A mean of powers of p / q is skewed: its logarithm is nearer to a normal variable.
+    first = from_p * inflation[0] + from_q * inflation[1]
+    null = spread * second.variance
+    error = torch.maximum(first - null, null).sqrt() * z * _student(measure.dof(a, b), z)
+    skew = torch.maximum(measure.power * error / (1 + measure.power * estimate), error / (estimate + error))
+    skew = torch.nan_to_num(skew).clamp(min=1e-9)
+    return torch.minimum(low, estimate - error), torch.maximum(
+        high, estimate + error * torch.expm1(skew) / skew
+    )
+
+
+def _student(dof: Tensor, z: float) -> Tensor:
+    """Return Student's quantile over the normal one."""
+    return (z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)) / z
 
 
 def coarser(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the draws of the rare categories into one more column.
-
-    Rare is what the smaller side would have shown less than 5 times, were P and Q the same: chosen by the sum of the
-    counts, it says next to nothing about their ratio.
-    """
-    n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    rare = 2 * torch.minimum(n, m) / (n + m) * (a + b) < FEWEST_DRAWS
+    """Move the draws of the rare categories into one more column."""
+    rare = is_rare(a, b)
     return _merged(a, rare), _merged(b, rare)
 
 

@@ -1,0 +1,122 @@
+"""Divergences from `Counts`, which are draws: beside other counts, or beside probabilities that are known."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from kullback.estimate import Estimate
+from kullback.estimators.directions import added, exchanged
+from kullback.estimators.discrete import point
+from kullback.estimators.discrete.api import describe, describe_rows, what_q_misses
+from kullback.estimators.discrete.counts import is_drawn, number_of_draws, table_of
+from kullback.estimators.discrete.kinds import describe_kind, estimable
+from kullback.estimators.draws import Array
+from kullback.estimators.known_counts import from_known_categories
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.progress import progress_bar
+from kullback.representations import Counts, Representation
+
+__all__ = ["with_interval"]
+
+# Notes of a batch, at most.
+_MOST_NOTES = 5
+_NO_DRAWS = (
+    "Counts with a prior, or that are not whole numbers, are taken as weights and have no interval. Whole numbers "
+    "without prior= have one."
+)
+
+
+def with_interval(
+    p: Representation, q: Representation, kind: Divergence, found: Estimate, confidence: float
+) -> Estimate:
+    """Add to the divergence of the proportions what the draws behind the counts say about it.
+
+    Arguments:
+        p, q: finite distributions with the same classes, at least one of them `Counts`.
+        kind: the divergence.
+        found: that of the proportions, in nats.
+        confidence: how often an interval shall hold the divergence.
+    """
+    if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
+        return replace(found, notes=(*found.notes, _NO_DRAWS))
+    kind = estimable("kl_estimate", kind)
+    described = _described(p, q, kind, confidence)
+    return replace(described, value=found.value, kind=found.kind, base=found.base)
+
+
+def _described(p: Representation, q: Representation, kind: Divergence, confidence: float) -> Estimate:
+    if isinstance(kind, ReverseKL):
+        return exchanged(_described(q, p, KL(), confidence))
+    if isinstance(kind, Jeffreys):
+        return added(_described(p, q, KL(), confidence), exchanged(_described(q, p, KL(), confidence)))
+    if isinstance(kind, KL) and isinstance(p, Counts):
+        return (
+            _against_counts(p, q, confidence) if isinstance(q, Counts) else _against_known(p, q, confidence)
+        )
+    table = table_of(p, q)
+    measured, notes = describe_kind(table, kind, confidence)
+    return Estimate(
+        measured.value, None, "plugin", measured.interval, table.n, notes, measured.standard_error
+    )
+
+
+def _against_counts(p: Counts, q: Counts, confidence: float) -> Estimate:
+    table = table_of(p, q)
+    value = point.plugin(table.a, table.b)
+    if value.ndim:
+        error, interval, notes = describe_rows(table, value, confidence)
+        return Estimate(value, None, "plugin", interval, table.n, notes, error)
+    error, interval, notes = describe(table, value, confidence, "plugin")
+    if value.isinf():
+        error, notes = None, [what_q_misses(table), *notes]
+    return Estimate(value, None, "plugin", interval, table.n, tuple(notes), error)
+
+
+def _against_known(p: Counts, q: Representation, confidence: float) -> Estimate:
+    """Return what rows of counts say where Q's probabilities are known."""
+    x = p.weights().detach().double()
+    logs = q.weights().detach().double()
+    logs = logs.log_softmax(-1) if q.in_logs else (logs / logs.sum(-1, keepdim=True)).log()
+    x, logs = torch.broadcast_tensors(x, logs)
+    shape, device = x.shape[:-1], x.device
+    flat = [side.reshape(-1, x.shape[-1]).cpu().numpy() for side in (x, logs)]
+    rows: list[_Row] = []
+    with progress_bar("rows of counts") as update:
+        for counts, log_q in zip(*flat, strict=True):
+            rows.append(_row_against_known(counts, log_q, confidence))
+            if update:
+                update(len(rows), len(flat[0]))
+    value, error, low, high = (
+        torch.tensor([row[i] for row in rows], dtype=torch.float64).reshape(shape).to(device)
+        for i in range(4)
+    )
+    said = Counter(note for row in rows for note in row.notes)
+    notes = [
+        note if not shape else f"{number:,} of {len(rows):,} rows: {note}"
+        for note, number in said.most_common(_MOST_NOTES)
+    ]
+    n = number_of_draws(x.sum(-1)), 0
+    return Estimate(value, None, "plugin", (low, high), n, tuple(notes), error)
+
+
+class _Row(NamedTuple):
+    value: float
+    error: float
+    low: float
+    high: float
+    notes: tuple[str, ...]
+
+
+def _row_against_known(counts: Array, log_q: Array, confidence: float) -> _Row:
+    if counts.sum() < 2:
+        return _Row(math.nan, math.inf, 0.0, math.inf, ("One draw gives no interval but 0 to inf.",))
+    found = from_known_categories(counts, log_q, confidence)
+    assert found.interval is not None  # noqa: S101  # which it always has
+    assert found.standard_error is not None  # noqa: S101
+    numbers = (found.value, found.standard_error, *found.interval)
+    return _Row(*map(float, numbers), notes=found.notes)

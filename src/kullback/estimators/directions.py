@@ -1,0 +1,31 @@
+"""Estimates of KL the other way round, and of the sum of both ways."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from kullback.estimate import Estimate
+
+__all__ = ["added", "exchanged"]
+
+
+def exchanged(found: Estimate) -> Estimate:
+    """Return an estimate of KL(Q || P) as one that calls the two sides P and Q as the caller does."""
+    other = {"P": "Q", "Q": "P"}
+    notes = (re.sub(r"\b[PQ]\b", lambda match: other[match[0]], note) for note in found.notes)
+    return replace(found, n=None if found.n is None else found.n[::-1], notes=tuple(notes))
+
+
+def added(there: Estimate, back: Estimate) -> Estimate:
+    """Return the sum of the two directions; their errors may depend on each other, so they are added too."""
+    ends = None
+    if there.interval is not None and back.interval is not None:
+        ends = (there.interval[0] + back.interval[0], there.interval[1] + back.interval[1])
+    errors = there.standard_error, back.standard_error
+    error = None if errors[0] is None or errors[1] is None else errors[0] + errors[1]
+    method, notes = there.method, dict.fromkeys((*there.notes, *back.notes))
+    if there.method != back.method:
+        method = "auto"
+        notes[f"One direction was estimated by {there.method}, the other by {back.method}."] = None
+    return Estimate(there.value + back.value, None, method, ends, there.n, tuple(notes), error)
