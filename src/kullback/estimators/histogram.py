@@ -143,8 +143,8 @@ def histogram(
         rng = np.random.default_rng(seed)
         p, q = jittered(p, step, rng), jittered(q, step, rng)
         rounding.append(
-            f"The draws are rounded to a common step of {step:.4g}. Each was moved at random within its rounding, which "
-            "leaves the KL of rounded numbers as it is."
+            f"The draws are rounded to a common step of {step:.4g}. Each was moved at random within its rounding, "
+            "which leaves the KL of rounded numbers as it is."
         )
     first, second = _sorted(p), _sorted(q)
     if bins is None:
