@@ -1,11 +1,13 @@
 """How often the 95 % intervals of `compare_predictions` cover the true mean, on simulated rows and documents.
 
-Each case draws independent units, rows or documents of unequal length, from a known distribution, many times. An
+Each case draws units, rows or documents of unequal length, from a known distribution, many times. They are independent,
+or rows whose order shows dependence and is examined. An
 interval covers where it holds the true mean; where an end is open, the comparison has said that the units do not
 determine it. Writes benchmarks/results/coverage_predictions.json and the table in docs/coverage.md.
 
     python benchmarks/coverage_predictions.py
     python benchmarks/coverage_predictions.py --repetitions 200 --dry     # prints alone
+    python benchmarks/coverage_predictions.py --only autoregression       # measures some cases anew, and keeps the rest
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Case(NamedTuple):
     high: float = math.inf
     binary: bool = False
     clustered: bool = False
+    ordered: bool = False  # whether rows may depend on their neighbors, so that their order is examined
     truth: float | None = None
     unseen: bool = (
         False  # whether samples may hold none of the rows that carry the mean, which no interval can tell
@@ -65,6 +68,19 @@ def documents(length: float, power: float, effect: float, row: float = 1.0) -> D
         means = 0.01 * np.exp(effect * random.standard_normal(count)) * (sizes / 20) ** power
         shape = sizes / math.expm1(row**2)
         return means * sizes * random.gamma(shape) / shape, sizes
+
+    return draw
+
+
+def autoregression(correlation: float, sd: float = 1.0) -> Draw:
+    """Rows whose logarithms are an autoregression of order 1, with this standard deviation and mean 1."""
+
+    def draw(random: np.random.Generator, count: int) -> tuple[Any, Any]:
+        noise = random.standard_normal(count) * math.sqrt(1 - correlation**2)
+        noise[0] = random.standard_normal()
+        for row in range(1, count):
+            noise[row] += correlation * noise[row - 1]
+        return np.exp(sd * noise - sd**2 / 2), np.ones(count)
 
     return draw
 
@@ -132,6 +148,12 @@ CASES = [
     ),
     Case("agreement of documents, 90 %, correlation 0.1", agreement(0.9, 0.1), FEW, 0.0, 1.0, True, True, 0.9),
     Case("agreement of documents, 99 %, correlation 0.05", agreement(0.99, 0.05), FEW, 0.0, 1.0, True, True, 0.99),
+    *(
+        Case(f"rows in order, autoregression {r:g}, log sd {s:g}", autoregression(r, s), (500, 2000), ordered=True,
+             truth=1.0)
+        for r in (0.3, 0.6, 0.8, 0.9, 0.95) for s in (0.5, 1.0)
+    ),
+    Case("rows in order, autoregression 0", autoregression(0.0), (500, 2000), ordered=True, truth=1.0),
     Case("rows, 1 % of them 30 times the others",
          rows(lambda r, n: r.exponential(size=n) * np.where(r.random(n) < 0.01, 30, 1)), MANY, truth=1.29, unseen=True),
 ]  # fmt: skip
@@ -152,7 +174,8 @@ def one_interval(case: Case, units: int, seed: int, draws: int = 1000) -> MeanEs
     """The estimate from one sample of a case."""
     sums, sizes = case.draw(np.random.default_rng([zlib.crc32(case.name.encode()), units, seed]), units)
     clusters = torch.arange(units) if case.clustered else None
-    estimator = MeanEstimator(2, draws, torch.Generator().manual_seed(seed), clusters)
+    examined = (0,) if case.ordered else ()
+    estimator = MeanEstimator(2, draws, torch.Generator().manual_seed(seed), clusters, examined)
     estimator.add(torch.from_numpy(np.stack([sums, sizes], -1)))
     return estimator.estimates([Quantity(0, 1, case.low, case.high, case.binary)])[0]
 
@@ -199,6 +222,13 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def merged(before: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of all cases, in their order: new ones, and for the rest the ones before."""
+    found = {(each["case"], each["units"]): each for each in (*before, *results)}
+    places = [(case.name, units) for case in CASES for units in case.units]
+    return [found[place] for place in places if place in found]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=400)
@@ -218,6 +248,8 @@ def main() -> None:
     unseen = {case.name for case in CASES if case.unseen}
     short = [found for found in results if found["covers"] < LEAST - slack and found["case"] not in unseen]
     print(f"{len(short)} of {len(results)} below {LEAST} % by more than two binomial errors")
+    if options.only and RESULT.exists():
+        results = merged(json.loads(RESULT.read_text())["results"], results)
     if not options.dry:
         RESULT.write_text(json.dumps({"least": LEAST, "results": results}, indent=1) + "\n")
         text = PAGE.read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ __all__ = [
     "check_dense",
     "check_flag",
     "check_generator",
+    "check_independent",
     "dense",
     "is_fake",
     "is_ordinary",
@@ -169,6 +170,20 @@ def check_generator(call: str, generator: object) -> None:
             got=safe_repr(generator),
             instead="generator=torch.Generator().manual_seed(0)",
         )
+
+
+def check_independent(call: str, independent: object, cluster: object) -> bool:
+    """Return whether rows are said to be independent; refuse other values, and clusters beside them."""
+    check_flag(call, "independent", independent)
+    if independent and cluster is not None:
+        raise invalid_value(
+            call,
+            "independent",
+            wanted="independent=True or cluster=, not both",
+            got="both",
+            instead="cluster= alone, by which rows of different clusters are independent",
+        )
+    return bool(independent)
 
 
 def check_callback(call: str, argument: str, function: object, instead: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.inputs import as_tensor, is_fake
+from kullback.errors import invalid_type, invalid_value
+from kullback.inputs import as_tensor, check_independent, is_fake
 from kullback.representations import can_inspect, first_of
 
 __all__ = ["Samples"]
@@ -67,7 +67,7 @@ class Samples:
         self.dim = -1
         self.weights = None if weights is None else _checked_weights(weights, len(self))
         self.cluster = None if cluster is None else _cluster_codes(cluster, len(self))
-        self.independent = _checked_independence(independent, self.cluster)
+        self.independent = check_independent("Samples", independent, cluster)
         if validate and draws.is_floating_point() and can_inspect(draws) and bool(draws.isnan().any()):
             raise invalid_value(
                 "Samples",
@@ -199,26 +199,6 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
             instead="cluster=[str(name) for name in cluster], by which all the missing ones are one cluster",
         )
     return torch.from_numpy(codes.astype(np.int64))
-
-
-def _checked_independence(independent: object, cluster: Tensor | None) -> bool:
-    if not isinstance(independent, bool):
-        raise invalid_type(
-            "Samples",
-            "independent",
-            wanted="True or False",
-            got=safe_repr(independent),
-            instead="independent=True where no draw depends on another",
-        )
-    if independent and cluster is not None:
-        raise invalid_value(
-            "Samples",
-            "independent",
-            wanted="independent=True or cluster=, not both",
-            got="both",
-            instead="cluster= alone, by which draws of different clusters are independent",
-        )
-    return independent
 
 
 def _names_of(cluster: object) -> Array:

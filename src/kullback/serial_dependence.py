@@ -264,13 +264,21 @@ def _period(scores: Array) -> _Period | None:
         # The error of an autocorrelation of dependent rows (On the theoretical specification and sampling properties
         # of autocorrelated time-series, Bartlett, 1946).
         error = np.sqrt((1 + 2 * float(np.square(correlation[1:near]).sum())) / pairs)
-        clear = (correlation > bound * error) & (np.arange(lags + 1) >= near)
+        # Dependence that lasts long raises the correlations at all lags: a period stands out from those around it.
+        around = _sums_around(correlation) / _sums_around(np.ones(lags + 1))
+        clear = (correlation - np.maximum(around, 0) > bound * error) & (np.arange(lags + 1) >= near)
         if near and clear.any() and correlation[clear].max() > highest:
             highest = float(correlation[clear].max())
             peak = _first_peak(np.where(clear, correlation, 0.0))
             beside = correlation[[peak - 1, peak + 1] if peak < lags else [peak - 1]].mean()
             found = _Period(peak, bool(beside > correlation[peak] / 2))
     return found
+
+
+def _sums_around(x: Array) -> Array:
+    """Return the sum of ten values before each and ten after it, but for those next to it."""
+    weights = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
+    return np.convolve(x, weights)[10 : 10 + len(x)]
 
 
 def _first_peak(correlation: Array) -> int:

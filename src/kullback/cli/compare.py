@@ -88,6 +88,11 @@ MEBIBYTE = 1024 * 1024
 )
 @click.option("--cluster-key", "cluster_key", help="The name of the clusters in their file.")
 @click.option(
+    "--independent",
+    is_flag=True,
+    help="Predictions: rows are independent, so that their order is not examined.",
+)
+@click.option(
     "--worst", type=click.IntRange(0), default=10, show_default=True, help="The number of worst rows to show."
 )
 @JSON
@@ -216,7 +221,7 @@ def compare(
     if representation == TABLE:
         if is_worker:
             refuse_workers("tables are")
-        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS), TABLE)
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS, "independent"), TABLE)
         cluster = settings["cluster"]
         table_gates = [parse_table_gate(text, side) for side, text in limits]
         from kullback.cli.tables import run_table_comparison
@@ -232,7 +237,7 @@ def compare(
             **of_tables,
         )
     elif of_models["text"] is not None or _names_model((p, *others), hub=of_models["hub"]):
-        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster"), "models")
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster", "independent"), "models")
         if is_worker:
             refuse_workers("models are")
         from kullback.cli.models import run_model_comparison

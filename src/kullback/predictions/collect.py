@@ -21,7 +21,9 @@ from kullback.predictions.measure import (
 from kullback.predictions.result import Comparison, LabelStatistics, Mean, Proportion, Summary, WorstRow
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
+from kullback.serial_dependence import SerialDependence
 from kullback.streaming import Moments
+from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +49,11 @@ SUMMARY_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99,
 CURVE_LEVELS = (*(i / 100 for i in range(100)), *(0.99 + i / 1000 for i in range(1, 10)), 0.9995, 0.9999, 1.0)
 BINARY = (*TOP_K_AGREEMENT, *TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q)
 PERPLEXITY_DIFFERENCE = "perplexity_difference"
+# The columns whose order shows whether rows depend on each other; the others vary with them.
+EXAMINED, EXAMINED_LABELS = (
+    ("kl_pq", "tv", TOP_K_AGREEMENT[0]),
+    ("cross_entropy_p", "difference", "delta_prob"),
+)
 # The least and the largest value of each quantity in a row.
 BOUNDS = {
     "kl_pq": (0.0, math.inf),
@@ -92,6 +99,7 @@ class Collector:
         llama_cpp: whose rows to take for llama.cpp's statistics, or None for none of these; ``"like"`` needs tables
             with the further columns `LIKE_COLUMNS`.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
+        independent: whether the rows are known to be independent, so that their order is not examined.
     """
 
     def __init__(
@@ -105,6 +113,7 @@ class Collector:
         generator: torch.Generator | None,
         llama_cpp: LlamaCppRows | None = None,
         chunks: Tensor | None = None,
+        independent: bool = False,
     ) -> None:
         self.rows, self.labels, self.worst = rows, labels, Worst(worst)
         self._clusters, self._bootstrap = clusters, bootstrap
@@ -124,7 +133,10 @@ class Collector:
         self._infinite = dict.fromkeys(DIVERGENCES, 0)
         self._histogram, self._by_confidence, self._segments = Histogram(), ByConfidence(), Segments(rows)
         numbers = None if clusters is None else clusters.numbers
-        self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers)
+        all_labeled = labels is not None and bool((labels != NO_LABEL).all())
+        examined = (*EXAMINED, *(EXAMINED_LABELS if all_labeled else ()))
+        places = () if independent else tuple(map(self._columns.index, examined))
+        self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
 
     @property
@@ -233,7 +245,9 @@ class Collector:
 
     def _mean(self, name: str) -> Mean:
         moments, estimate = self._moments[name], self._estimates[name]
-        error = float(moments.standard_error) if self._clusters is None else estimate.standard_error
+        dependence = self._estimator.dependence
+        by_row = self._clusters is None and (dependence is None or dependence.kind == "pattern")
+        error = float(moments.standard_error) if by_row else estimate.standard_error
         return Mean(float(moments.mean), error, estimate.interval, reason=estimate.reason)
 
     def _proportions(self, names: tuple[str, ...]) -> list[Proportion]:
@@ -304,7 +318,10 @@ class Collector:
         return Mean(change, estimate.standard_error, interval, reason=estimate.reason)
 
     def _notes(self, rows: int, labels: LabelStatistics | None) -> list[str]:
-        found = self._notes_on_intervals(rows) if self._bootstrap else []
+        dependence = self._estimator.dependence
+        found = [] if dependence is None else [_noticed(dependence)]
+        if self._bootstrap:
+            found += self._notes_on_intervals(rows)
         if not self._quantiles["kl_pq"].exact:
             found.append(
                 "Quantiles come from a sketch: the values they are interpolated from have a relative error of at most "
@@ -318,16 +335,18 @@ class Collector:
 
     def _notes_on_intervals(self, rows: int) -> list[str]:
         """Say how the intervals are computed, what they assume, and which ends are open."""
-        units, count = "rows", rows
+        units, count, dependence = "rows", rows, self._estimator.dependence
+        found: list[str] = []
         if self._clusters is not None:
             units, count = "clusters", len(self._clusters.names)
-        counted = f"{count:,} {units if count != 1 else units[:-1]}"
-        together = "; if neighboring rows belong together, pass cluster ids" if units == "rows" else ""
-        method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
-        found = [
-            f"Standard errors and 95 % intervals ({method}) take the {counted} to be independent{together}.",
-            f"The intervals cannot allow for {units} of a kind so rare that none is among these.",
-        ]
+            counted = f"{count:,} {units if count != 1 else units[:-1]}"
+            method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
+            found.append(
+                f"Standard errors and 95 % intervals ({method}) take the {counted} to be independent."
+            )
+        elif dependence is not None and dependence.kind != "pattern":
+            units, count = "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
+        found.append(f"The intervals cannot allow for {units} of a kind so rare that none is among these.")
         why = {
             "few units": f"there are fewer than {FEWEST_UNITS} {units}, too few for any interval",
             "few nonzero units": f"too few {units} differ to bound the mean from above",
@@ -339,6 +358,26 @@ class Collector:
             if names:
                 found.append(f"The error cannot be told of {', '.join(names)}: {sentence}.")
         return found
+
+
+def _noticed(found: SerialDependence) -> str:
+    """Say that rows depend on their order, what follows, and what to do."""
+    if found.kind == "pattern":
+        return (
+            f"Rows repeat with a period of {found.length}, which is taken for a fixed pattern. If {found.length} "
+            "sources take turns, pass cluster= (--cluster), their number for each row."
+        )
+    alike = f"rows {found.length} apart" if found.kind == "period" else "neighboring rows"
+    like = f"{'at most' if found.is_open else 'about'} {found.effective:.3g} independent ones"
+    use = "No groups of rows are independent, or too few: there are no intervals."
+    if found.labels is not None:
+        blocks = int(found.labels.max()) + 1
+        use = f"Standard errors and intervals use {blocks:,} blocks of about {found.length:,} rows."
+    return (
+        f"The order of the rows shows dependence ({alike} are alike): {found.rows:,} rows carry the information of "
+        f"{like}. {use} If you know which rows belong together, pass cluster= (--cluster); if the order means "
+        "nothing, pass independent=True (--independent)."
+    )
 
 
 def _exp(x: float) -> float:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.inputs import check_callback, check_generator, whole_from
+from kullback.inputs import check_callback, check_generator, check_independent, whole_from
 from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.parallel.workers import Workers
@@ -56,6 +56,7 @@ def compare_predictions(
     labels_key: str | None = None,
     cluster: object = None,
     cluster_key: str | None = None,
+    independent: bool = False,
     worst: int = 10,
     bootstrap: int = 1000,
     llama_cpp: LlamaCppRows | None = None,
@@ -70,11 +71,12 @@ def compare_predictions(
     .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and so for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\ TV(P_n, Q_n)
 
     Both are read in step, a block at a time. Means come with a standard error and a 95 % interval, which take the
-    clusters to be independent, or the rows where there are none: the jackknife, and the wider of Student's t and the
-    studentized bootstrap. An interval is open where the clusters are too few or too skewed to bound the mean;
-    `Mean.reason` says why. Its ends hold if no kind of row so rare that none was seen carries much of the mean.
-    Quantiles are those of all rows up to 4,000,000 rows, from a sketch with relative error 0.005 beyond. Every value is
-    computed in float64 and does not depend on `block_bytes`.
+    clusters to be independent: the jackknife, and the wider of Student's t and the studentized bootstrap. Without
+    clusters the order of the rows is examined. Where it shows dependence, blocks of rows are the clusters, and a note
+    gives the effective number of rows; elsewhere each row is one. An interval is open where the clusters are too few
+    or too skewed to bound the mean; `Mean.reason` says why. Its ends hold if no kind of row so rare that none was seen
+    carries much of the mean. Quantiles are those of all rows up to 4,000,000 rows, from a sketch with relative error
+    0.005 beyond. Every value is computed in float64 and does not depend on `block_bytes`.
 
     Arguments:
         p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or
@@ -88,6 +90,7 @@ def compare_predictions(
         labels_key: the name of the labels in their file.
         cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
         cluster_key: the name of the clusters in their file.
+        independent: whether the rows are known to be independent, so that their order is not examined.
         worst: how many of the rows of largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
         llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, by its definitions: ``"format"`` of
@@ -126,6 +129,7 @@ def compare_predictions(
     """
     worst = _whole("worst", worst, 0)
     bootstrap = _whole("bootstrap", bootstrap, 0, MOST_DRAWS)
+    check_independent(CALL, independent, cluster)
     block_bytes = _whole("block_bytes", block_bytes, 1)
     require_state(CALL, resume)
     check_generator(CALL, generator)
@@ -161,6 +165,7 @@ def compare_predictions(
                 generator=generator,
                 llama_cpp=llama_cpp,
                 chunks=None if llama_cpp is None else _chunks(sides),
+                independent=independent,
             )
             checkpoint = None
             if resume is not None and workers.rank == 0:
@@ -172,7 +177,15 @@ def compare_predictions(
         sides, collector, notes, blocks, checkpoint = workers.each(prepare)
         like = None if llama_cpp != "like" else "stored" if sides[0].format == "llama.cpp" else "rounded"
         if workers.size > 1:
-            settings = collector.labels is None, cluster is None, worst, bootstrap, llama_cpp, resume is None
+            settings = (
+                collector.labels is None,
+                cluster is None,
+                worst,
+                bootstrap,
+                llama_cpp,
+                resume is None,
+                independent,
+            )
             _require_same(workers, sides, settings)
         first = 0
         if resume is not None:

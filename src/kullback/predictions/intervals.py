@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from kullback.predictions.result import Reason
+from kullback.predictions.row_blocks import RowBlocks
+from kullback.serial_dependence import SerialDependence
 
 __all__ = ["FEWEST_UNITS", "MeanEstimate", "MeanEstimator", "Quantity", "student_t"]
 
@@ -82,6 +85,8 @@ class MeanEstimator:
         draws: the number of bootstrap draws; 0 for no intervals.
         generator: the source of the draws; None for one with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None where each row is a unit.
+        examined: columns whose order is examined where there are no clusters. If it shows dependence, blocks of rows
+            are the units.
 
     References:
         The Jackknife, the Bootstrap and Other Resampling Plans (Efron, 1982)
@@ -90,7 +95,12 @@ class MeanEstimator:
     """
 
     def __init__(
-        self, columns: int, draws: int, generator: torch.Generator | None, clusters: Tensor | None
+        self,
+        columns: int,
+        draws: int,
+        generator: torch.Generator | None,
+        clusters: Tensor | None,
+        examined: Sequence[int] = (),
     ) -> None:
         generator = generator or torch.Generator().manual_seed(0)
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -100,6 +110,7 @@ class MeanEstimator:
         )  # the last column counts rows
         self._rows = 0
         self._group_of_row = None
+        self._blocks = RowBlocks(columns + 1, examined) if clusters is None and examined else None
         if clusters is not None:
             self._group_of_row = self._new_groups(0, int(clusters.max()) + 1)[clusters]
 
@@ -110,11 +121,21 @@ class MeanEstimator:
             groups = self._new_groups(self._rows, len(table))
         else:
             groups = self._group_of_row[self._rows : stop]
-        self._sums.index_add_(0, groups, torch.nn.functional.pad(table, (0, 1), value=1.0))
+        counted = torch.nn.functional.pad(table, (0, 1), value=1.0)
+        self._sums.index_add_(0, groups, counted)
+        if self._blocks is not None:
+            self._blocks.add(counted)
         self._rows = stop
+
+    @cached_property
+    def dependence(self) -> SerialDependence | None:
+        """How much the rows depend on their order, given all of them; None where they do not or were not examined."""
+        return None if self._blocks is None else self._blocks.dependence()
 
     def combine(self, weights: Mapping[int, float]) -> int:
         """Add a column that is the weighted sum of others, given all rows, and return its place."""
+        if self._blocks is not None:
+            self._blocks.combine(dict(weights))
         *columns, rows = self._sums.unbind(-1)
         combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
         self._sums = torch.stack([*columns, combined, rows], -1)
@@ -123,9 +144,12 @@ class MeanEstimator:
     def estimates(self, quantities: Sequence[Quantity]) -> list[MeanEstimate]:
         """Return the standard error and the interval of each quantity, all from the same draws."""
         units = self._sums[self._sums[:, -1] > 0].numpy()
-        ratios = [
-            _Ratio(units, quantity, clustered=self._group_of_row is not None) for quantity in quantities
-        ]
+        dependence = self.dependence
+        in_blocks = self._blocks is not None and dependence is not None and dependence.kind != "pattern"
+        if self._blocks is not None and dependence is not None and in_blocks:
+            units = self._blocks.sums(dependence)
+        clustered = self._group_of_row is not None or in_blocks
+        ratios = [_Ratio(units, quantity, clustered=clustered) for quantity in quantities]
         drawn = [ratio for ratio in ratios if self._draws and ratio.needs_draws]
         found = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
         sums_of = dict(zip(map(id, drawn), found, strict=True))

@@ -33,12 +33,12 @@ class Mean:
 
     Attributes:
         mean: the mean; +inf where a row is infinite.
-        standard_error: that of independent clusters, or of independent rows without cluster ids; +inf where a row
-            is infinite, NaN for a single row or cluster.
+        standard_error: that of independent clusters; without cluster ids of blocks of rows where these depend on their
+            order, else of rows; +inf where a row is infinite, NaN for a single row, block or cluster.
         interval: the 95 % confidence interval. An end that the data do not determine is the bound of the quantity,
             +inf for KL and cross-entropy. None where neither end is determined, where the mean is infinite, and where
             no interval was asked for.
-        reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, or rows),
+        reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, blocks or rows),
             ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean), ``"not bounded"``
             (of a difference: what is known of a model does not bound its mean); else None.
     """

@@ -1,0 +1,99 @@
+"""Sums of rows in the order that they come in, from which dependence is measured and blocks of rows are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.serial_dependence import (
+    FEWEST_BLOCKS,
+    SerialDependence,
+    block_labels,
+    number_scores,
+    serial_dependence,
+)
+
+__all__ = ["RowBlocks"]
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+# Rows whose order is examined one by one; beyond, that of the sums of consecutive rows, of which there are at most so
+# many.
+_FIRST_ROWS, _MOST_PARTS = 1 << 16, 1 << 13
+_LARGEST = 1e300
+
+
+class RowBlocks:
+    """The sums of consecutive rows, in parts whose length doubles when there are too many.
+
+    Arguments:
+        columns: the number of columns, the last of which counts rows.
+        examined: the columns whose order shows dependence.
+    """
+
+    def __init__(self, columns: int, examined: Sequence[int]) -> None:
+        self._examined = list(examined)
+        self._sums = torch.zeros(_MOST_PARTS, columns, dtype=torch.float64, device="cpu")
+        self._rows, self._length = 0, 1
+        self._first: list[Array] = []
+
+    def add(self, table: Tensor) -> None:
+        """Add the next rows, shape (rows, columns)."""
+        room = _FIRST_ROWS - self._rows
+        if room > 0:
+            self._first.append(table[:room, self._examined].numpy().copy())
+        parts = torch.arange(self._rows, self._rows + len(table), device="cpu")
+        self._rows += len(table)
+        while self._rows > self._length * _MOST_PARTS:
+            halves = self._sums.view(-1, 2, self._sums.shape[1]).sum(1)
+            self._sums = torch.cat([halves, torch.zeros_like(halves)])
+            self._length *= 2
+        self._sums.index_add_(0, parts // self._length, table)
+
+    def combine(self, weights: dict[int, float]) -> None:
+        """Insert the weighted sum of columns before the last one."""
+        *columns, rows = self._sums.unbind(-1)
+        combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
+        self._sums = torch.stack([*columns, combined, rows], -1)
+
+    def dependence(self) -> SerialDependence | None:
+        """Return how much rows depend on their order, by the first rows and by the means of all parts; None if not.
+
+        Its labels number the blocks of the rows' parts.
+        """
+        if not self._first or not self._examined:
+            return None
+        near = serial_dependence(number_scores(_finite(np.concatenate(self._first))))
+        far = None
+        if self._rows > _FIRST_ROWS:
+            whole = self._sums[: self._rows // self._length].numpy()
+            far = serial_dependence(number_scores(_finite(whole[:, self._examined] / self._length)))
+        if near is None and far is None:
+            return None
+        time = (1.0 if near is None else near.time) * (1.0 if far is None else far.time)
+        kind = "blocks" if near is None or (near.kind == "pattern" and far is not None) else near.kind
+        lengths = [0 if near is None else near.length, 0 if far is None else far.length * self._length]
+        found = SerialDependence(kind, self._rows, time, max(lengths), None)
+        parts = math.ceil(self._rows / self._length)
+        blocks = parts // math.ceil(found.length / self._length)
+        if kind != "blocks" or blocks < FEWEST_BLOCKS:
+            return found
+        return replace(found, labels=block_labels(parts, blocks))
+
+    def sums(self, found: SerialDependence) -> Array:
+        """Return the sums of the blocks, shape (blocks, columns); of too few of them where no more are independent."""
+        parts = self._sums[: math.ceil(self._rows / self._length)]
+        labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if found.labels is None else found.labels
+        sums = torch.zeros(int(labels.max()) + 1, parts.shape[1], dtype=torch.float64, device="cpu")
+        return sums.index_add_(0, torch.from_numpy(labels), parts).numpy()
+
+
+def _finite(x: Any) -> Array:
+    """Return numbers with the infinities as the largest ones, and without NaN."""
+    return np.nan_to_num(x, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
