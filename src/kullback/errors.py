@@ -6,7 +6,7 @@ existing ``except`` clauses keep working.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kullback.estimate import Estimate
@@ -38,6 +38,14 @@ class KullbackError(Exception):
         ...     print(type(error).__name__)
         ArgumentValueError
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild without the constructor, whose arguments `args` lacks: the parent of a process pool would hang."""
+        return _rebuilt, (type(self), self.args), self.__dict__
+
+
+def _rebuilt(kind: type[KullbackError], args: tuple[Any, ...]) -> KullbackError:
+    return kind.__new__(kind, *args)
 
 
 class ArgumentValueError(KullbackError, ValueError):

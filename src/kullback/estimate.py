@@ -51,6 +51,13 @@ class Estimate(ShortRepr):
     kind: str = "kl"
     base: float | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for copies and other processes, without the graph that gradients go back through."""
+        return {
+            name: value.detach() if isinstance(value, Tensor) and not value.is_leaf else value
+            for name, value in self.__dict__.items()
+        }
+
     def _repr_html_(self) -> str:
         """Return a table for notebooks: a row for each element of the batch, 20 at most."""
         return import_module("kullback.report.estimates").render_table(self)
