@@ -515,3 +515,16 @@ def test_random_tables_never_give_a_number_that_is_none(seed):
 
     settings = {"weights": "w" if seed % 2 else None, "cluster": "g" if seed % 3 else None}
     assert_sound(compare(table(), table(), joint=[("x0", "x1")], **settings))
+
+
+def test_text_is_not_called_alike_when_only_its_lengths_were_compared():
+    random = np.random.default_rng(0)
+    good = [f"the food was good, order number {number:09d}" for number in random.integers(0, 10**9, 2000)]
+    bad = [text.replace("good", "evil") for text in good]
+    numbers = random.normal(size=2000)
+    found = compare(pa.table({"text": good, "x": numbers}), pa.table({"text": bad, "x": numbers}))
+    assert found["text"].column_type == "text"
+    assert "lengths-only" in codes(found)
+    printed = " ".join(str(found).split())
+    assert "No difference is seen in 1 column; only the lengths were compared of 1 column of text." in printed
+    assert "lengths alike" in printed

@@ -46,6 +46,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "disjoint": ("warning", "no value of P's column is in a bin with one of Q's"),
     "few-clusters": ("warning", "too few clusters for intervals"),
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
+    "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
     "infinite-values": ("warning", "a column holds infinite numbers"),
     "new-categories": ("warning", "categories that only Q has"),
     "new-missing": ("warning", "a column has missing values in Q and none in P"),
@@ -140,6 +141,11 @@ def column_findings(
             "infinite-values",
             [column.minus_infinity + column.plus_infinity > 0 for _, column in sides],
             "holds infinite numbers in {}: bins of their own",
+        ),
+        (
+            "lengths-only",
+            [column.column_type == "text" and not column.empty for _, column in sides],
+            "holds long texts in {}: only their lengths and missing values are compared, not their words",
         ),
         (
             "unnamed-categories",

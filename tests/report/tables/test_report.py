@@ -78,6 +78,7 @@ SCHEMA = {
         "new",
         "vanished",
         "histogram",
+        "ks",
         *DIVERGENCES,
     },
     "joint": {"columns", *DIVERGENCES},

@@ -67,7 +67,14 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Meaning:
         if psi >= LARGE:
             return Meaning("large shift", "bad")
         return Meaning("shift", "warning") if psi >= MODERATE else Meaning("small shift", "good")
-    return Meaning("cannot tell", "unknown") if hidden or psi >= MODERATE else Meaning("none seen", "good")
+    if hidden or psi >= MODERATE:
+        return Meaning("cannot tell", "unknown")
+    return Meaning("lengths alike", "unknown") if _is_text(compared) else Meaning("none seen", "good")
+
+
+def _is_text(compared: Compared) -> bool:
+    """Whether only the lengths of a column's texts were compared."""
+    return isinstance(compared, ColumnComparison) and compared.column_type == "text"
 
 
 def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str:
@@ -81,10 +88,13 @@ def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> st
         'No difference is seen in 2 columns.'
     """
     outcome = [headline(verdicts)] if verdicts else []
-    unknown = sum(1 for column in comparison.columns if meaning(column).tone == "unknown")
-    outcome += _differences(comparison, unknown)
+    words = [meaning(column).words for column in comparison.columns]
+    unknown, texts = words.count("cannot tell"), words.count("lengths alike")
+    outcome += _differences(comparison, unknown + texts)
     if unknown:
         outcome.append(f"of {counted(unknown, 'column')} nothing can be told")
+    if texts:
+        outcome.append(f"only the lengths were compared of {counted(texts, 'column')} of text")
     if comparison.not_compared:
         outcome.append(f"{counted(len(comparison.not_compared), 'column')} could not be compared")
     sentence = "; ".join(outcome)
