@@ -524,7 +524,7 @@ def test_text_is_not_called_alike_when_only_its_lengths_were_compared():
     numbers = random.normal(size=2000)
     found = compare(pa.table({"text": good, "x": numbers}), pa.table({"text": bad, "x": numbers}))
     assert found["text"].column_type == "text"
-    assert "lengths-only" in codes(found)
+    assert "lengths-only" in codes(found, "text")
     printed = " ".join(str(found).split())
     assert "No difference is seen in 1 column; only the lengths were compared of 1 column of text." in printed
     assert "lengths alike" in printed
