@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from kullback.errors import OptionalDependencyError
 from kullback.optional import _DISTRIBUTIONS, load
@@ -94,6 +95,33 @@ def test_nothing_tells_to_install_kullback_from_an_index():
     # As long as no index has it, the name there is anybody's.
     telling = re.compile(r"pip install ['\"]?kullback")
     assert not [path for path in (*SOURCES, *PAGES) if telling.search(path.read_text(encoding="utf-8"))]
+
+
+def requirements_of(extra: str) -> set[str]:
+    """What an extra brings, with the extras that it names."""
+    found = set()
+    for each in PROJECT["optional-dependencies"][extra]:
+        inner = re.fullmatch(r"kullback\[(.*)\]", each)
+        found |= set().union(*map(requirements_of, inner[1].split(","))) if inner else {each}
+    return found
+
+
+def test_all_brings_every_extra_but_those_that_the_readme_names_beside_it():
+    readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
+    (beside,) = re.findall(r"`'\.\[all\]'` for all of these; (.*?)\.( |$)", readme)
+    left_out = set(re.findall(r"'\.\[(\w+)\]'", beside[0]))
+    assert left_out == {"gguf", "verl"}
+    others = PROJECT["optional-dependencies"].keys() - left_out - {"all", "dev"}
+    assert requirements_of("all") == set().union(*map(requirements_of, others))
+    assert requirements_of("dev") >= requirements_of("all")
+
+
+@pytest.mark.parametrize("version", ["5.10.4", "5.18.0", "5.24.0"])
+def test_the_extras_take_the_versions_of_transformers_that_verl_and_nemo_need(version):
+    ranges = [Requirement(each) for name in ("models", "trainers") for each in requirements_of(name)]
+    found = [each.specifier for each in ranges if each.name == "transformers"]
+    assert len(found) == 2
+    assert all(version in each for each in found)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
