@@ -17,6 +17,7 @@ from kullback.functional.linear import linear_distillation_loss
 SHAPES = [
     (1024, 128_256, 1024, "float32"),
     (512, 32_000, 4096, "float32"),
+    (1024, 32_000, 1024, "float32"),
     # Without AMX or AVX-512 BF16, torch multiplies bfloat16 matrices at one or two GFLOP/s: this takes minutes.
     (1024, 128_256, 1024, "bfloat16"),
 ]

@@ -242,7 +242,8 @@ def test_half_precision_is_as_exact_as_its_logits(
     monkeypatch.setattr(
         head_chunks, "_is_slow_to_multiply", lambda weight: slow and weight.dtype.itemsize < 4
     )
-    monkeypatch.setattr(head_chunks, "_TILE_BYTES", 7 * 5 * 4)
+    for name in ("_TILE_BYTES", "_TILE_BYTES_OF_SEVERAL_THREADS"):
+        monkeypatch.setattr(head_chunks, name, 7 * 5 * 4)
     of = tensors(dtype, positions=40)
     got = linear_distillation_loss(**of, float32_logits=float32_logits, chunk_bytes=chunk_bytes)
     want = whole(of).mean()
@@ -278,6 +279,45 @@ class Largest(TorchDispatchMode):
             if isinstance(x, Tensor):
                 self.elements = max(self.elements, x.numel())
         return given
+
+
+class Products(TorchDispatchMode):
+    """Count the matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("threads", "chunks"), [(1, 4), (2, 2)])
+def test_several_threads_share_few_large_products(
+    threads: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for one another in and after each: a chunk is as large as on an accelerator, and has no tiles."""
+    monkeypatch.setattr(head_chunks, "_BYTES", 0)
+    monkeypatch.setattr(head_chunks, "_TILE_BYTES", 8 * 4 * 10)
+    of = {
+        name: x.detach() for name, x in tensors(torch.float32, positions=1024).items() if "bias" not in name
+    }
+    of["student"].requires_grad_()
+    of["student_weight"].requires_grad_()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with Products() as watch:
+            loss = linear_distillation_loss(**of)
+        by = torch.autograd.grad(loss, [of["student"], of["student_weight"]])
+    finally:
+        torch.set_num_threads(before)
+    tiles = 3 + 4 if threads == 1 else 2  # of heads with 5 and 8 columns, 10 KiB
+    assert watch.count == chunks * (tiles + 2)
+    wanted = whole(of).mean()
+    torch.testing.assert_close(loss, wanted.float())
+    torch.testing.assert_close(by, torch.autograd.grad(wanted, [of["student"], of["student_weight"]]))
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])

@@ -35,14 +35,16 @@ from kullback.representations import Logits, can_inspect
 __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
 
 # Without a byte budget, a chunk has at least this many rows, as each chunk reads the head, and reads and writes its
-# gradient; in half precision, whose products are faster, twice as many ...
-_ROWS = {"cpu": 256}
-_ROWS_ELSEWHERE = 512
+# gradient. Several threads wait for one another some hundred times in the products of each chunk. In half precision,
+# whose products are faster, it has twice as many ...
+_ROWS_OF_ONE_THREAD = 256
+_ROWS = 512
 # ... and at most as many as take these bytes, or this part of the bytes of the head, if that is more.
 _BYTES = 32 << 20
 _PART_OF_HEAD = 4
-# Bytes of a weight's tile in float32: it should stay in a core's cache.
+# Bytes of a weight's tile in float32: it should stay in a core's cache. Several threads wait for one another after it.
 _TILE_BYTES = 8 << 20
+_TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
 # Up to so many chunks are summed in half precision, where the rounding of the sum is no more than of one product.
 _HALF_SUMS = 16
 # Derivatives by logits of these are at most some thousand times the position's weight, however far apart P and Q are.
@@ -77,8 +79,8 @@ class Head(NamedTuple):
                 out[:, tile].copy_(hidden32 @ part.t())
         elif out.dtype != weight.dtype:
             out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
-        elif weight.is_cpu and weight.dtype == torch.float32:
-            # A product of few positions is up to a third faster by tiles than in one piece.
+        elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
+            # A product of few positions is up to a third faster by tiles, between which several threads would wait.
             for tile in _tiles(weight):
                 torch.mm(hidden, weight[tile].t(), out=out[:, tile])
         else:
@@ -166,7 +168,8 @@ class HeadSpec(NamedTuple):
     ) -> int:
         """Return the number of positions in a chunk; chunks are of nearly equal size."""
         if self.chunk_bytes is None:
-            least = _ROWS.get(device, _ROWS_ELSEWHERE) * 4 // min(item_bytes, 4)
+            is_alone = device == "cpu" and torch.get_num_threads() == 1
+            least = (_ROWS_OF_ONE_THREAD if is_alone else _ROWS) * 4 // min(item_bytes, 4)
             most = max(least, max(_BYTES, head_bytes // _PART_OF_HEAD) // row_bytes)
         else:
             most = max(1, self.chunk_bytes // row_bytes)
@@ -434,7 +437,8 @@ def _is_slow_to_multiply(weight: Tensor) -> bool:
 
 
 def _tiles(weight: Tensor) -> Iterator[slice]:
-    step = max(1, _TILE_BYTES // (4 * max(1, weight.shape[1])))
+    most = _TILE_BYTES if torch.get_num_threads() == 1 else _TILE_BYTES_OF_SEVERAL_THREADS
+    step = max(1, most // (4 * max(1, weight.shape[1])))
     return (slice(start, start + step) for start in range(0, weight.shape[0], step))
 
 

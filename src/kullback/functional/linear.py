@@ -152,7 +152,7 @@ def linear_distillation_loss(
         vocabulary: what to do where the classes are not as many: ``"error"``, ``"truncate"`` or ``"mask"``, as
             `distillation_loss` does.
         chunk_bytes: what the logits of a chunk of positions may take, of both sides together. Left out, as many
-            positions as take 32 MiB or a quarter of the head's bytes, and at least 256 (on an accelerator 512; in half
+            positions as take 32 MiB or a quarter of the head's bytes, and at least 512 (256 on a single thread; in half
             precision twice as many), as fewer make the products slow. The result depends on it by rounding alone.
         float32_logits: keep the logits of half-precision heads in float32. Rounding them to bfloat16 costs some
             percent of the gradient; this doubles the size of a chunk.
