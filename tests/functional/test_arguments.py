@@ -175,6 +175,34 @@ def test_the_remedy_for_data_that_is_no_tensor_works_as_written(
     assert found == call(**of)
 
 
+@pytest.mark.parametrize("argument", ["student", "teacher"])
+@pytest.mark.parametrize("integer", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (4, 2, 3)], ids=str)
+def test_the_remedy_for_several_tensors_fits_the_other_side(
+    shape: tuple[int, ...], integer: bool, argument: str
+) -> None:
+    """Tensors of some positions each are joined; of all positions, as of two teachers, each has a loss."""
+    generator = torch.Generator().manual_seed(0)
+    x, *given = (torch.randint(9, shape, generator=generator).float() for _ in range(4))
+    whole = {"student": x, "teacher": x} | {argument: given[0]}
+    cases = [(given, sum(distillation_loss(**{**whole, argument: each}) for each in given) / 3)]
+    if len(shape) > 1:
+        cases.append((list(given[0]), distillation_loss(**whole)))
+        cases.append((list(given[0].split(1)), distillation_loss(**whole)))
+    for parts, want in cases:
+        names: dict[str, Any] = {**whole, argument: tuple(each.int() for each in parts) if integer else parts}
+        with pytest.raises(KullbackError, match=rf"\({argument}=\.\.\.\)") as caught:
+            distillation_loss(**names)
+        remedy = str(caught.value).partition("Write: ")[2]
+        names = {"torch": torch, "distillation_loss": distillation_loss, **names}
+        if remedy.startswith(f"{argument}="):
+            made = eval(remedy.removeprefix(f"{argument}="), names)  # noqa: S307
+            found = distillation_loss(**{**whole, argument: made})
+        else:
+            found = eval(remedy, names)  # noqa: S307
+        torch.testing.assert_close(found, want)
+
+
 @pytest.mark.parametrize(
     "given",
     [[torch.zeros(2, 3), torch.zeros(1, 3)], [[torch.zeros(3)]], [[0.0, 1.0], [0.0]], [1j]],

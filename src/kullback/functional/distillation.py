@@ -409,8 +409,8 @@ def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -
 
 
 def _check_logits(student: Tensor, teacher: Tensor) -> None:
-    check_logits(_CALL, "student", student)
-    check_logits(_CALL, "teacher", teacher)
+    check_logits(_CALL, "student", student, beside=teacher)
+    check_logits(_CALL, "teacher", teacher, beside=student)
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(
             _CALL,

@@ -108,8 +108,8 @@ def named_kind(kind: Divergence | str) -> Divergence:
     return cast("Divergence", kind)
 
 
-def check_logits(call: str, name: str, x: object) -> None:
-    """Raise unless `x` is a dense tensor of logits."""
+def check_logits(call: str, name: str, x: object, *, beside: object = None) -> None:
+    """Raise unless `x` is a dense tensor of logits; `beside` are the other side's, which the remedy fits."""
     if isinstance(x, Tensor):
         check_dense(call, name, x)
         if x.is_floating_point() and x.ndim > 0:
@@ -117,6 +117,8 @@ def check_logits(call: str, name: str, x: object) -> None:
     instead = f"{name}=model(inputs).logits"
     if hasattr(x, "logits"):
         instead = f"{name}={name}.logits"
+    elif isinstance(beside, Tensor) and isinstance(x, list | tuple) and all(isinstance(e, Tensor) for e in x):
+        instead = _remedy_for_parts(call, name, list(cast("list[Tensor]", x)), beside.shape[:-1]) or instead
     elif (made := tensor_remedy(name, x, floating=True)) is not None:
         instead = f"{name}={made}"
     raise invalid_type(
@@ -126,6 +128,19 @@ def check_logits(call: str, name: str, x: object) -> None:
         got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
         instead=instead,
     )
+
+
+def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
+    """Return what to write for several tensors: of some positions each, or of all."""
+    to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
+    for join in ("stack", "cat") if positions else ():
+        with suppress(RuntimeError):
+            if getattr(torch, join)([part.detach() for part in parts]).shape[:-1] == positions:
+                return f"{name}=torch.{join}(tuple({name})){to_float}"
+    if parts and all(part.shape[:-1] == positions for part in parts):
+        other = "student" if name == "teacher" else "teacher"
+        return f"sum({call}({other}={other}, {name}=each{to_float}) for each in {name}) / len({name})"
+    return None
 
 
 def check_any_class(call: str, name: str, classes: int) -> None:
