@@ -7,7 +7,7 @@ determine it. Writes benchmarks/results/coverage_predictions.json and the table 
 
     python benchmarks/coverage_predictions.py
     python benchmarks/coverage_predictions.py --repetitions 200 --dry     # prints alone
-    python benchmarks/coverage_predictions.py --only autoregression       # measures some cases anew, and keeps the rest
+    python benchmarks/coverage_predictions.py --only documents,windows    # measures some cases anew, and keeps the rest
 """
 
 from __future__ import annotations
@@ -85,6 +85,23 @@ def autoregression(correlation: float, sd: float = 1.0) -> Draw:
     return draw
 
 
+def zipf_documents(power: float, effect: float) -> Draw:
+    """Documents whose length has a Zipf distribution of this power; their mean KL is as in `documents`."""
+
+    def draw(random: np.random.Generator, count: int) -> tuple[Any, Any]:
+        sizes = np.minimum(random.zipf(power, count), 100_000).astype(float)
+        means = 0.01 * np.exp(effect * random.standard_normal(count))
+        shape = sizes / math.expm1(1.0)
+        return means * sizes * random.gamma(shape) / shape, sizes
+
+    return draw
+
+
+def rare_rows(random: np.random.Generator, count: int) -> Any:
+    """Rows of KL 0.01 on average, and 1 in 2,000 of KL 10."""
+    return np.where(random.random(count) < 1 / 2000, 10.0, 0.01 * random.exponential(size=count))
+
+
 def signed_documents(random: np.random.Generator, count: int) -> tuple[Any, Any]:
     """Documents whose difference is positive in 80 % of them and negative in the others."""
     sums, sizes = documents(0.7, 1, 0.5)(random, count)
@@ -104,6 +121,7 @@ def agreement(p: float, correlation: float) -> Draw:
 
 
 FEW, ALL, MANY = (20, 50, 100), (10, 20, 50, 100, 1000), (100, 1000)
+WINDOWS, LONG = (12, 20, 40), (12, 20, 50, 200, 1000)
 ANY = -math.inf
 CASES = [
     Case("documents, equal length, log sd 0.5", documents(0, 0, 0.5), ALL),
@@ -115,6 +133,21 @@ CASES = [
     Case("documents, length tells KL: log sd 0.6, power 0.7, effect 1", documents(0.6, 0.7, 1.0), FEW),
     Case("documents, length tells KL: log sd 1, power -1", documents(1.0, -1, 0.5), ALL),
     Case("documents, length tells KL: log sd 0.7, power -0.5", documents(0.7, -0.5, 0.5), FEW),
+    *(
+        Case(f"documents, Zipf length of power {power:g}, effect {effect:g}", zipf_documents(power, effect), LONG,
+             clustered=True, truth=0.01 * math.exp(effect**2 / 2))
+        for power, effect in ((1.5, 0.5), (2.5, 0.5), (2.5, 1.0))
+    ),
+    *(
+        Case(f"documents, length of log sd {length:g}, effect {effect:g}", documents(length, 0, effect), LONG,
+             clustered=True, truth=0.01 * math.exp(effect**2 / 2))
+        for length, effect in ((1.5, 0.5), (2.0, 0.5), (2.0, 1.0))
+    ),
+    *(
+        Case(f"windows of 20 tokens, effect {effect:g}", documents(0, 0, effect), WINDOWS, clustered=True,
+             truth=0.01 * math.exp(effect**2 / 2))
+        for effect in (0.5, 1.0)
+    ),
     Case("rows, exponential", rows(lambda r, n: r.exponential(size=n)), ALL, truth=1.0),
     Case("rows, squared normal", rows(lambda r, n: r.standard_normal(n) ** 2), FEW, truth=1.0),
     Case("rows, gamma of shape 0.3", rows(lambda r, n: r.gamma(0.3, size=n)), FEW, truth=0.3),
@@ -156,6 +189,8 @@ CASES = [
     Case("rows in order, autoregression 0", autoregression(0.0), (500, 2000), ordered=True, truth=1.0),
     Case("rows, 1 % of them 30 times the others",
          rows(lambda r, n: r.exponential(size=n) * np.where(r.random(n) < 0.01, 30, 1)), MANY, truth=1.29, unseen=True),
+    Case("rows, 1 in 2,000 of KL 10, the rest 0.01", rows(rare_rows), (500, 2000, 20_000),
+         truth=0.01 * 1999 / 2000 + 10 / 2000, unseen=True),
 ]  # fmt: skip
 
 
@@ -232,13 +267,17 @@ def merged(before: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=400)
-    parser.add_argument("--only", default="", help="the cases whose name contains this")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="the cases whose name contains one of these words, with commas between; the other results are kept",
+    )
     parser.add_argument("--dry", action="store_true", help="print, and write nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: list[dict[str, Any]] = []
     for case in CASES:
-        if options.only not in case.name:
+        if not any(words in case.name for words in options.only.split(",")):
             continue
         truth = true_mean(case)
         for units in case.units:

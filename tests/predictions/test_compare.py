@@ -415,8 +415,8 @@ def test_the_notes_say_what_the_intervals_assume(logits):
     assert by_rows == ["The intervals cannot allow for rows of a kind so rare that none is among these."]
     few = compare_predictions(*logits, representation="logits", cluster=np.arange(ROWS) % 5)
     assert "take the 5 clusters to be independent." in few.notes[0]
-    assert "The error cannot be told of KL(P||Q), KL(Q||P), JS, TV" in few.notes[2]
-    assert "fewer than 10 clusters" in few.notes[2]
+    assert "The error cannot be told of KL(P||Q), KL(Q||P), JS, TV" in few.notes[1]
+    assert "fewer than 10 clusters" in few.notes[1]
     assert {summary.reason for summary in few.divergences.values()} == {"few units"}
 
 

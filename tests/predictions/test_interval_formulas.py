@@ -31,16 +31,26 @@ def estimate(table, quantity: Quantity, clusters=None) -> MeanEstimate:
     return estimator.estimates([quantity])[0]
 
 
-def true_t(tail: float, dof: int) -> float:
-    """The quantile of Student's t from its distribution function, an incomplete beta function."""
+def beyond(t, dof):
+    """The probability of Student's t above t: an incomplete beta function."""
+    t, dof = mpmath.mpf(float(t)) if not isinstance(t, mpmath.mpf) else t, mpmath.mpf(float(dof))
+    return mpmath.betainc(dof / 2, 0.5, 0, dof / (dof + t * t), regularized=True) / 2
+
+
+def true_t(tail: float, dof: float) -> float:
+    """The quantile of Student's t from its distribution function."""
     with mpmath.workdps(50):
+        logarithm = mpmath.findroot(
+            lambda u: mpmath.log(beyond(mpmath.exp(u), dof) / tail), (-1, 8), solver="illinois", tol=1e-40
+        )
+        return float(mpmath.exp(logarithm))
 
-        def beyond(t):
-            return (
-                mpmath.betainc(mpmath.mpf(dof) / 2, 0.5, 0, dof / (dof + t * t), regularized=True) / 2 - tail
-            )
 
-        return float(mpmath.findroot(beyond, 2.5 if tail < 0.02 else 1.97))
+@pytest.mark.parametrize("tail", [0.025, 0.0025, 0.3])
+@pytest.mark.parametrize("dof", [1, 1.5, 1.9, 2, 3.7, 8.99])
+def test_students_quantile_of_few_degrees_is_that_of_its_distribution(tail, dof):
+    with mpmath.workdps(50):
+        assert float(beyond(student_t(tail, dof), dof)) == pytest.approx(tail, rel=1e-6)
 
 
 @pytest.mark.parametrize("tail", [0.025, 0.0025])
@@ -77,7 +87,17 @@ def plain_interval(sums: np.ndarray, sizes: np.ndarray, *, logarithm: bool) -> t
         else (mean - below, mean - above)
     )
     t = [true_t(tail, units - 1) * error for tail in tails]
-    return error, min(ends[0], mean - t[0]), max(ends[1], mean + t[1])
+    dof = (change**2).sum() ** 2 / (change**4).sum()
+    farther = [true_t(tail, dof) * error for tail in tails]
+    influence = (
+        (mean * math.exp(-farther[0] / mean), mean * math.exp(farther[1] / mean))
+        if logarithm
+        else (mean - farther[0], mean + farther[1])
+    )
+    low, high = min(ends[0], mean - t[0]), max(ends[1], mean + t[1])
+    if sizes.max() > sizes.min():
+        low, high = min(low, influence[0]), max(high, influence[1])
+    return error, low, high
 
 
 @pytest.mark.parametrize("case", ["signed", "mirrored", "nonnegative"])
@@ -95,6 +115,57 @@ def test_the_interval_of_clusters_of_unlike_size_is_that_of_a_plain_loop(case):
     assert found.standard_error == pytest.approx(error, rel=1e-10)
     assert found.interval == pytest.approx((low, high), abs=0.04 * (high - low))
     assert found.reason is None
+
+
+def test_documents_of_unlike_length_have_an_upper_end():
+    """The sums of long documents are a heavy tail, though what they say of the mean is not."""
+    random = np.random.default_rng(2)
+    for units, most in ((12, 4), (40, 1), (200, 0)):
+        opened = 0
+        for _ in range(20):
+            sizes = np.round(20 * np.exp(1.5 * random.standard_normal(units))).astype(int) + 1
+            sums = sizes * 0.01 * np.exp(0.3 * random.standard_normal(units))
+            table = torch.from_numpy(np.stack([sums, sizes], -1).astype(float))
+            found = estimate(table, Quantity(0, 1, low=0.0), np.arange(units))
+            opened += math.isinf(found.interval[1])
+            total, squares = sizes.sum(), np.square(sums - sums.sum() / sizes.sum() * sizes)
+            # At least that of the deviations, and t with as many degrees of freedom as they show.
+            assert found.interval[1] > sums.sum() / total + 1.9 * math.sqrt(squares.sum()) / total
+        assert opened <= most, units
+
+
+def test_the_end_of_a_heavy_tail_of_clusters_is_students():
+    """One document in ten is 40 times as long: its end has the degrees of freedom of the influences."""
+    sizes = np.array([10] * 27 + [400] * 3)
+    values = np.linspace(0.5, 1.5, 30)[np.random.default_rng(0).permutation(30)]
+    table = torch.from_numpy(np.stack([values * sizes, sizes], -1))
+    found = estimate(table, Quantity(0, 1, low=0.0), np.arange(30))
+    mean = (values * sizes).sum() / sizes.sum()
+    left_out = ((values * sizes).sum() - values * sizes) / (sizes.sum() - sizes)
+    change = left_out.mean() - left_out
+    error = math.sqrt(29 / 30 * (change**2).sum())
+    dof = max(1.5, (change**2).sum() ** 2 / (change**4).sum())
+    assert dof < 4
+    skewness = (change**3).mean() / (change**2).mean() ** 1.5 / math.sqrt(30)
+    end = mean * math.exp(true_t(tail_probability(skewness), dof) * error / mean)
+    assert found.reason is None
+    assert found.interval[1] == pytest.approx(end, rel=1e-6)
+
+
+def test_rows_that_share_groups_are_no_documents():
+    """Groups of rows differ in size by chance: a heavy tail leaves their end open as it does that of single rows."""
+    values = np.random.default_rng(0).pareto(1.2, size=25_000)
+    found = MeanEstimator(1, 100, torch.Generator().manual_seed(0), None)
+    found.add(torch.from_numpy(values[:, None]))
+    ((_, interval, reason),) = found.estimates([Quantity(0, low=0.0)])
+    assert (interval[1], reason) == (math.inf, "heavy tail")
+
+
+def test_an_end_that_says_nothing_is_open():
+    sizes, values = np.array([10] * 27 + [400] * 3), np.array([0.01] * 28 + [1.0, 200.0])
+    table = torch.from_numpy(np.stack([values * sizes, sizes], -1))
+    found = estimate(table, Quantity(0, 1, low=0.0), np.arange(30))
+    assert (found.interval[1], found.reason) == (math.inf, "heavy tail")
 
 
 def test_the_unit_of_a_mean_may_be_another_column():
@@ -152,7 +223,7 @@ def test_an_end_opens_where_the_tail_index_passes_its_limit(units):
 
 @pytest.mark.parametrize("tail", [0.025, 0.0025])
 def test_every_term_of_students_quantile_is_that_of_its_expansion(tail):
-    """The quantile is a series in 1 / dof; at few degrees of freedom each of its terms counts."""
+    """The quantile is a series in 1 / dof; from 9 degrees of freedom on, each of its terms counts."""
     with mpmath.workdps(60):
         normal = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(tail))
         degrees = [1000 * k for k in range(1, 11)]
@@ -164,7 +235,7 @@ def test_every_term_of_students_quantile_is_that_of_its_expansion(tail):
         true = [mpmath.findroot(lambda t, dof=dof: beyond(t, dof), normal) for dof in degrees]
         powers = mpmath.matrix([[mpmath.mpf(dof) ** -k for k in range(10)] for dof in degrees])
         terms = mpmath.lu_solve(powers, mpmath.matrix(true))
-        for dof in (1, 2, 4, 50):
+        for dof in (9, 10, 20, 50):
             want = mpmath.fsum(terms[k] / mpmath.mpf(dof) ** k for k in range(5))
             assert student_t(tail, dof) == pytest.approx(float(want), rel=1e-13)
 

@@ -150,7 +150,7 @@ def test_the_committed_study_falls_short_nowhere():
         assert result["covers"] >= found["least"] - slack, result
     page = study.PAGE.read_text(encoding="utf-8")
     assert study.table(found["results"]) in page
-    assert sum(case.unseen for case in study.CASES) == 1
+    assert sum(case.unseen for case in study.CASES) == 2
 
 
 # Where an end is open
@@ -172,6 +172,51 @@ def test_one_unit_that_carries_the_mean_leaves_the_upper_end_open():
     assert 0 < found.interval[0] < values.mean()
     both = estimate(values * np.resize([1, -1], 200), SIGNED)
     assert both.interval == (-math.inf, math.inf)
+
+
+def rare_rows(rows: int, heavy: int) -> tuple[Probs, Probs]:
+    """Rows of KL around 0.01, of which some have KL 10."""
+    random = torch.Generator().manual_seed(1)
+    change = 0.1 * torch.rand(rows, generator=random, dtype=torch.float64)
+    q = torch.stack([0.5 + change, 0.5 - change], -1)
+    q[:heavy] = torch.tensor([1 - math.exp(-20 - 2 * math.log(2)), math.exp(-20 - 2 * math.log(2))]).double()
+    return Probs(torch.full((rows, 2), 0.5, dtype=torch.float64)), Probs(q)
+
+
+@pytest.mark.parametrize(("rows", "units"), [(500, "rows"), (2000, "rows"), (2000, "clusters")])
+def test_rows_too_rare_to_be_seen_are_bounded_in_numbers(rows, units):
+    cluster = None if units == "rows" else [i // 20 for i in range(rows)]
+    found = compare_predictions(*rare_rows(rows, 0), cluster=cluster)
+    count = rows if cluster is None else rows // 20
+    (note,) = [note for note in found.notes if "(3/n)" in note]
+    assert f"up to {300 / count:.2g} % of {units} (3/n)" in note
+    assert f"not among these {count:,}." in note
+    assert (
+        f"add up to {3 / count:.2g} nats to the mean for each nat of their KL: {30 / count:.2g} if that is 10"
+        in note
+    )
+    # With 1 row in 2,000 of KL 10, the mean is beyond the interval of KL, and within the note's numbers.
+    p, q = rare_rows(2000, 1)
+    whole = compare_predictions(p, q, bootstrap=0).divergences
+    mean, (_, high) = found.divergences["kl_pq"].mean, found.divergences["kl_pq"].interval
+    assert whole["kl_pq"].mean == pytest.approx(mean + 10 / 2000, rel=0.05)
+    assert whole["kl_pq"].mean > high or units == "clusters"
+    assert whole["kl_pq"].mean < mean + 30 / count
+    for name, bound in (("js", math.log(2)), ("tv", 1.0)):
+        end = (1 - 3 / count) * found.divergences[name].interval[1] + 3 / count * bound
+        assert f"{end:.2g} ({name.upper()})" in note
+        assert whole[name].mean < end
+
+
+def test_the_note_on_rare_rows_stays_away_where_they_could_add_little():
+    random = torch.Generator().manual_seed(0)
+    p, q = (3 * torch.randn(3000, 20, generator=random) for _ in range(2))
+    found = compare_predictions(p, q, representation="logits")
+    low, high = found.divergences["kl_pq"].interval
+    assert (high - low) / 2 > 30 / 3000
+    assert not any("3/n" in note for note in found.notes)
+    few = compare_predictions(p[:5], p[:5] + 0.01, representation="logits")
+    assert not any("3/n" in note for note in few.notes)
 
 
 def test_few_units_that_differ_bound_only_what_is_bounded():

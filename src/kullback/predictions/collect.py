@@ -82,6 +82,8 @@ NAMES = {
     PERPLEXITY_DIFFERENCE: "the difference of the perplexities",
 }
 ROUNDING = 1e-6
+# If none of n rows is of a kind, at most 3/n of all are, at 95 % confidence. A large KL in a row, in nats.
+UNSEEN, LARGE_KL = 3.0, 10.0
 # Rows that the statistics take in at a time.
 TABLE_ROWS = 4096
 
@@ -346,7 +348,7 @@ class Collector:
             )
         elif dependence is not None and dependence.kind != "pattern":
             units, count = "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
-        found.append(f"The intervals cannot allow for {units} of a kind so rare that none is among these.")
+        found += self._note_on_unseen(units, count)
         why = {
             "few units": f"there are fewer than {FEWEST_UNITS} {units}, too few for any interval",
             "few nonzero units": f"too few {units} differ to bound the mean from above",
@@ -358,6 +360,29 @@ class Collector:
             if names:
                 found.append(f"The error cannot be told of {', '.join(names)}: {sentence}.")
         return found
+
+    def _note_on_unseen(self, units: str, count: int) -> list[str]:
+        """Say in numbers what a kind of rows that none of these shows may add, where that is more than the interval.
+
+        References:
+            If Nothing Goes Wrong, Is Everything All Right? (Hanley and Lippman-Hand, 1983)
+        """
+        share, interval = UNSEEN / max(count, 1), self._estimates["kl_pq"].interval
+        above = math.inf if interval is None else interval[1] - float(self._moments["kl_pq"].mean)
+        if count < FEWEST_UNITS or not share * LARGE_KL > above:
+            return []
+        ends = [
+            f"{(1 - share) * each.interval[1] + share * bound:.2g} ({NAMES[name]})"
+            for name, bound in (("js", math.log(2)), ("tv", 1.0))
+            if (each := self._estimates[name]).interval is not None
+        ]
+        note = (
+            f"At 95 % confidence, up to {100 * share:.2g} % of {units} (3/n) may be of a kind that is not among these "
+            f"{count:,}. They add up to {share:.2g} nats to the mean for each nat of their KL: {share * LARGE_KL:.2g} "
+            f"if that is {LARGE_KL:g}, which is more than the interval allows. The intervals leave such {units} out. "
+            f"With them the mean is at most {' and '.join(ends)}, and that of KL has no bound."
+        )
+        return [note]
 
 
 def _noticed(found: SerialDependence) -> str:

@@ -75,8 +75,9 @@ def compare_predictions(
     clusters the order of the rows is examined. Where it shows dependence, blocks of rows are the clusters, and a note
     gives the effective number of rows; elsewhere each row is one. An interval is open where the clusters are too few
     or too skewed to bound the mean; `Mean.reason` says why. Its ends hold if no kind of row so rare that none was seen
-    carries much of the mean. Quantiles are those of all rows up to 4,000,000 rows, from a sketch with relative error
-    0.005 beyond. Every value is computed in float64 and does not depend on `block_bytes`.
+    carries much of the mean: up to 3/n of all rows may be of one, and a note says what these would add where that is
+    more than the interval allows. Quantiles are those of all rows up to 4,000,000 rows, from a sketch with relative
+    error 0.005 beyond. Every value is computed in float64 and does not depend on `block_bytes`.
 
     Arguments:
         p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or

@@ -32,6 +32,11 @@ SKEWNESS_OF_MEAN = 0.1, 0.2
 # Above this tail index, estimated from the largest units, the upper end is open: the first for 100
 # units or fewer, the second for 1,000 or more, whose estimate is more precise.
 HEAVIEST_TAILS = 0.75, 0.7
+# By how many standard errors Hill's estimate has to exceed that for the end to stay open, and how many times the mean
+# the end by Student's t may be: beyond, it says nothing.
+CERTAINLY_HEAVY, FARTHEST_END = 1.64, 1000.0
+# The fewest degrees of freedom of Student's t: with fewer, its quantiles grow without bound (measured).
+FEWEST_DEGREES = 1.5
 # Sums of units from here on count as infinite: their cubes are beyond float64.
 LARGEST = 1e100
 # Units that differ from their mean by less than this, relative to it, differ by the rounding of sums alone.
@@ -78,7 +83,14 @@ class MeanEstimator:
     The standard error is that of the delete-one jackknife over units. The interval is the wider of Student's t with it
     and of the studentized bootstrap, which resamples units and divides the deviation of each draw by the draw's own
     linearized standard error; for nonnegative quantities on the scale of the logarithm. Toward a long tail it uses a
-    smaller tail probability. Where the tail is too heavy, or there are too few units, that end is open.
+    smaller tail probability.
+
+    Where units are of unlike size, and where the sums of clusters are heavy-tailed, the end is at least that of
+    Student's t with Satterthwaite's degrees of freedom, which the units' influences on the mean show:
+
+    .. math:: \nu = \Bigl(\sum_u l_u^2\Bigr)^2 \Big/ \sum_u l_u^4, \qquad l_u = m_{(-u)} - \overline{m_{(-u)}}
+
+    Where the tail is heavier than that allows, or there are too few units, the end is open.
 
     Arguments:
         columns: the number of columns.
@@ -92,6 +104,7 @@ class MeanEstimator:
         The Jackknife, the Bootstrap and Other Resampling Plans (Efron, 1982)
         Bootstrap Methods and Their Application, sections 2.4, 3.8 and 5.2 (Davison and Hinkley, 1997)
         A Simple General Approach to Inference About the Tail of a Distribution (Hill, 1975)
+        An Approximate Distribution of Estimates of Variance Components (Satterthwaite, 1946)
     """
 
     def __init__(
@@ -149,7 +162,8 @@ class MeanEstimator:
         if self._blocks is not None and dependence is not None and in_blocks:
             units = self._blocks.sums(dependence)
         clustered = self._group_of_row is not None or in_blocks
-        ratios = [_Ratio(units, quantity, clustered=clustered) for quantity in quantities]
+        of_rows = not clustered and self._rows > GROUPS  # rows that share groups, whose sizes say nothing
+        ratios = [_Ratio(units, quantity, clustered=clustered, of_rows=of_rows) for quantity in quantities]
         drawn = [ratio for ratio in ratios if self._draws and ratio.needs_draws]
         found = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
         sums_of = dict(zip(map(id, drawn), found, strict=True))
@@ -180,7 +194,7 @@ class MeanEstimator:
 class _Ratio:
     """The sums of one quantity over units, and what its standard error and interval are computed from."""
 
-    def __init__(self, units: Array, quantity: Quantity, *, clustered: bool) -> None:
+    def __init__(self, units: Array, quantity: Quantity, *, clustered: bool, of_rows: bool = False) -> None:
         self._quantity, self._clustered = quantity, clustered
         sizes = units[:, quantity.per]
         used = sizes > 0
@@ -196,6 +210,7 @@ class _Ratio:
             self._flipped = True
             self._sums = high * self._sizes - self._sums
         self._low, self._high, self._positive = low, high, low == 0
+        self._unlike = not of_rows and bool(self._sizes.max() > self._sizes.min())
         total = self._sizes.sum()
         self._mean = float(self._sums.sum() / total)
         self._deviations = self._sums - self._mean * self._sizes
@@ -246,8 +261,11 @@ class _Ratio:
             ends = mean * math.exp(below * error / mean), mean * math.exp(min(above * error / mean, 700.0))
         else:
             ends = mean + below * error, mean + above * error
-        low = max(self._low, min(ends[0], mean - student_t(tails[0], self.count - 1) * error))
-        high = min(self._high, max(ends[1], mean + student_t(tails[1], self.count - 1) * error))
+        low = min(ends[0], mean - student_t(tails[0], self.count - 1) * error)
+        high = max(ends[1], mean + student_t(tails[1], self.count - 1) * error)
+        farther = self._by_influence(tails)
+        if self._unlike:
+            low, high = min(low, farther[0]), max(high, farther[1])
         reason: Reason | None = None
         nonzero = self._sums != 0
         spread = (np.abs(self._sums).sum() / self._sizes.sum() * self._sizes)[nonzero]
@@ -255,10 +273,43 @@ class _Ratio:
         if self._positive and len(spread) < FEWEST_NONZERO:
             high, reason = self._few_nonzero()
         elif _heavy_tailed(spread + deviations):
-            high, reason = self._high, "heavy tail"
+            high, reason = self._beyond_heavy_tail(1, high, farther[1])
         if not self._positive and _heavy_tailed(spread - deviations):
-            low, reason = self._low, "heavy tail"
-        return low, high, reason
+            low, reason_below = self._beyond_heavy_tail(-1, low, farther[0])
+            reason = reason or reason_below
+        return max(self._low, low), min(self._high, high), reason
+
+    def _by_influence(self, tails: tuple[float, float]) -> tuple[float, float]:
+        """Return the ends by Student's t with as many degrees of freedom as the units' influences show."""
+        squares = np.square(self._left_out)
+        dof = max(FEWEST_DEGREES, float(squares.sum() ** 2 / np.square(squares).sum()))
+        below, above = (student_t(tail, dof) * self.error for tail in tails)
+        if not self._positive:
+            return self._mean - below, self._mean + above
+        return (
+            self._mean * math.exp(-min(below / self._mean, 700.0)),
+            self._mean * math.exp(min(above / self._mean, 700.0)),
+        )
+
+    def _beyond_heavy_tail(self, sign: int, end: float, farther: float) -> tuple[float, Reason | None]:
+        """Return an end where the sums of units are heavy-tailed, and why it is open if it is.
+
+        The sums of clusters may be, because clusters differ in size. Their end is open where both the deviations from
+        what their sizes let expect and the means of clusters certainly have a heavy tail.
+        """
+        if not (self._clustered or self._unlike):
+            return (self._high if sign > 0 else self._low), "heavy tail"
+        means = self._sums / self._sizes
+        from_mean = means - means.mean()
+        deviations = np.abs(self._sums).mean() + sign * self._deviations
+        certain = _heavy_tailed(deviations, CERTAINLY_HEAVY) and _heavy_tailed(
+            np.abs(means).mean() + sign * from_mean, CERTAINLY_HEAVY
+        )
+        reached = max(end, farther) if sign > 0 else min(end, farther)
+        scale = np.abs(self._sums).sum() / self._sizes.sum()
+        if certain or abs(reached) > FARTHEST_END * scale:
+            return (self._high if sign > 0 else self._low), "heavy tail"
+        return reached, None
 
     def _few_nonzero(self) -> tuple[float, Reason | None]:
         """Return the upper end for few nonzero units: what their number bounds, if the quantity itself is bounded.
@@ -299,14 +350,15 @@ def _tail_probability(skewness: float) -> float:
     return TAIL * (TAIL_IF_SKEWED / TAIL) ** weight
 
 
-def _heavy_tailed(values: Array) -> bool:
-    """Return whether Hill's estimate of the tail index from the largest values is too large for a finite end."""
+def _heavy_tailed(values: Array, errors: float = 0.0) -> bool:
+    """Return whether Hill's estimate of the tail index from the largest values is too large, by `errors` of its own."""
     top = max(5, int(1.5 * math.sqrt(len(values))))
     largest = np.sort(values)[::-1][: top + 1]
     few, many = HEAVIEST_TAILS
     if len(largest) <= top:
         return True
     limit = few + (many - few) * min(1.0, max(0.0, math.log10(len(values) / 100)))
+    limit *= 1 + errors / math.sqrt(top)
     return bool(largest[-1] <= 0 or np.log(largest[:-1] / largest[-1]).mean() > limit)
 
 
@@ -327,12 +379,14 @@ def _wilson(proportion: float, count: float) -> tuple[float, float]:
     )
 
 
-def student_t(tail: float, dof: int) -> float:
-    """Return the quantile of Student's t with probability `tail` above it, to 4 digits if `dof` is 9 or more.
+def student_t(tail: float, dof: float) -> float:
+    """Return the quantile of Student's t with probability `tail` above it, to 4 digits; `dof` is 1 or more.
 
     References:
-        Handbook of Mathematical Functions, 26.7.5 (Abramowitz and Stegun, 1964)
+        Handbook of Mathematical Functions, 26.7.1 and 26.7.5 (Abramowitz and Stegun, 1964)
     """
+    if dof < 9:
+        return _student_t_of_few(tail, dof)
     z = NormalDist().inv_cdf(1 - tail)
     terms = (
         z,
@@ -342,3 +396,22 @@ def student_t(tail: float, dof: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return sum(term / dof**power for power, term in enumerate(terms))
+
+
+def _student_t_of_few(tail: float, dof: float) -> float:
+    r"""Return that quantile for few degrees of freedom, by bisection of the angle a in t = sqrt(dof) / tan(a).
+
+    .. math:: P(T > t) = \frac{\Gamma((\nu + 1) / 2)}{\sqrt\pi\,\Gamma(\nu / 2)} \int_0^a \sin^{\nu - 1} \phi \, d\phi
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(32)
+    w = (nodes + 1) / 2  # phi = a w^2, so that the power of the sine is smooth at 0
+    constant = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
+
+    def above(angle: float) -> float:
+        return constant * angle * float(weights @ (w * np.sin(angle * w * w) ** (dof - 1)))
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) < tail else (low, middle)
+    return math.sqrt(dof) / math.tan(high)
