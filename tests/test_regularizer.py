@@ -179,6 +179,7 @@ def test_weights_are_those_of_the_examples():
     "options", [{}, {"free_nats": 1.0}, {"free_nats": 1.0, "per_example": True}, {"capacity": 2.0}]
 )
 @pytest.mark.parametrize("empty", [True, False], ids=["no example", "all masked"])
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 def test_where_no_example_counts_the_term_and_its_gradient_are_0(options, empty):
     loc = torch.ones(0 if empty else 3, 2, requires_grad=True)
     regularizer = KLRegularizer(**options)

@@ -485,7 +485,7 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
     if isinstance(p, Counts) and isinstance(q, Counts):
         p, q = p.aligned_with(q)
     _same_device(call, p, q)
-    _same_dtype(call, p, q)
+    p, q = _in_one_dtype(call, p, q)
     if p.classes != q.classes:
         raise invalid_value(
             call,
@@ -518,11 +518,13 @@ def _same_device(call: str, p: Representation, q: Representation) -> None:
         )
 
 
-def _same_dtype(call: str, p: Representation, q: Representation) -> None:
-    dtypes = [
-        side.tensor.dtype for side in (p, q) if side.tensor.is_floating_point()
-    ]  # integer counts go with any
-    if len(set(dtypes)) > 1:
+def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
+    """Return both in one dtype: lists follow arrays and both follow tensors; two tensors have to agree."""
+    sides = [side for side in (p, q) if side.tensor.is_floating_point()]  # integer counts go with any
+    dtypes = [side.tensor.dtype for side in sides]
+    if len(set(dtypes)) < 2:
+        return p, q
+    if p.dtype_rank == q.dtype_rank == 2:
         raise invalid_value(
             call,
             "p, q",
@@ -530,3 +532,6 @@ def _same_dtype(call: str, p: Representation, q: Representation) -> None:
             got=f"{dtypes[0]} in p and {dtypes[1]} in q",
             instead=f"{call}({type(p).__name__}(x.to({dtypes[1]})), q), or the other way round",
         )
+    is_even = p.dtype_rank == q.dtype_rank
+    dtype = torch.promote_types(*dtypes) if is_even else dtypes[p.dtype_rank < q.dtype_rank]
+    return p.in_dtype(dtype), q.in_dtype(dtype)

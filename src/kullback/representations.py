@@ -6,10 +6,11 @@ reading is a plausible number that means nothing. The classes say which it is, a
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -64,9 +65,11 @@ class Representation(ABC):
     """
 
     in_logs: ClassVar[bool] = True
+    is_floating: ClassVar[bool] = True
 
     def __init__(self, x: object, dim: int = -1, *, validate: bool = True) -> None:
-        self.tensor = self._numbers(as_tensor(self._call, "x", x))
+        self._given = None if isinstance(x, Tensor) else x
+        self.tensor = self._numbers(self._read(x))
         self.dim = self._class_dim(dim)
         check_flag(self._call, "validate", validate)
         if validate and can_inspect(self.tensor):
@@ -91,8 +94,29 @@ class Representation(ABC):
         return self.tensor if self.dim == -1 else self.tensor.movedim(self.dim, -1)
 
     @property
+    def dtype_rank(self) -> int:
+        """Whose dtype two sides take: 2 of a tensor, 1 of an array, 0 of numbers, which have none of their own."""
+        return 2 if self._given is None else 1 if hasattr(self._given, "dtype") else 0
+
+    def in_dtype(self, dtype: torch.dtype) -> Self:
+        """Return the same values in a dtype; those of a list are read again, without rounding in between."""
+        found = copy.copy(self)
+        is_list = isinstance(self._given, list | tuple) and len(self._given) > 0
+        found.tensor = torch.as_tensor(self._given, dtype=dtype) if is_list else self.tensor.to(dtype)
+        return found
+
+    @property
     def _call(self) -> str:
         return type(self).__name__
+
+    def _read(self, x: object) -> Tensor:
+        """Return `x` as a tensor; whole numbers of a list or array are floating-point ones written without a point."""
+        found = as_tensor(self._call, "x", x)
+        if isinstance(x, Tensor) or not self.is_floating or found.is_floating_point():
+            return found
+        if found.dtype == torch.bool or found.is_complex():
+            return found
+        return found.to(torch.float64 if hasattr(x, "dtype") else torch.get_default_dtype())
 
     def _numbers(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
@@ -335,6 +359,7 @@ class Counts(Representation):
     """
 
     in_logs = False
+    is_floating = False
 
     def __init__(
         self,
@@ -357,6 +382,7 @@ class Counts(Representation):
                 instead="prior=0.5",
             )
         super().__init__(values, dim, validate=validate)
+        self._given = None if isinstance(x, Tensor) else self._given if values is x else x
         self._check_labels()
 
     def aligned_with(self, other: Counts) -> tuple[Counts, Counts]:
@@ -385,7 +411,9 @@ class Counts(Representation):
             counts, (0, 1)
         )  # the last entry, 0, is the count of a label that is missing here
         index = torch.tensor([place.get(label, len(known)) for label in union], device=counts.device)
-        return Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
+        found = Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
+        found._given = None if self._given is None else ()
+        return found
 
     def _numbers(self, x: Tensor) -> Tensor:
         if x.is_complex() or x.dtype == torch.bool:

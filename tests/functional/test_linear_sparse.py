@@ -275,6 +275,7 @@ def test_autocast_makes_the_products_in_its_dtype() -> None:
     assert all(x.grad is not None and x.grad.dtype == torch.float32 for x in of.values())
 
 
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 def test_edges() -> None:
     of, (indices, log_probs) = head(positions=4), stored(4)
     log_probs = log_probs.detach()

@@ -255,6 +255,7 @@ def test_masked_rows_never_count(reading, reduction, padding):
     assert bool((x.grad[mask] != 0).any())
 
 
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 def test_a_batch_that_is_all_masked_leaves_the_metric_as_it_was():
     p, q = random_pair(3, 4)
     metric = KLDivergence()
@@ -264,6 +265,7 @@ def test_a_batch_that_is_all_masked_leaves_the_metric_as_it_was():
     assert (metric.compute(), metric.standard_error(), metric.quantile(0.5)) == before
 
 
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 def test_a_mask_of_a_single_row():
     p, q = random_pair(3)
     assert kl_divergence(p, q, mask=torch.tensor(True)) == kl_divergence(p, q)
@@ -373,6 +375,7 @@ def test_merging_two_metrics_is_seeing_all_rows():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 def test_a_dtype_of_the_metric_rounds_the_result_alone(dtype):
     p, q = random_pair(3000, 3, dtype=torch.float32)
     exact = updated(KLDivergence(), p.double(), q.double(), batch=100)

@@ -287,6 +287,7 @@ def test_a_test_of_the_ratio_is_silent_where_nothing_is_wrong() -> None:
             metric.compute()
 
 
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 def test_nothing_and_one_sequence() -> None:
     metric = PolicyKL()
     with pytest.warns(UserWarning, match="before"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -42,6 +43,7 @@ __all__ = [
     "named_kind",
     "hard_labels",
     "position_weights",
+    "warn_of_empty_mask",
 ]
 
 # Logits divided by less, and the square of more, leave the range of float32.
@@ -253,6 +255,19 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
         )
 
 
+def warn_of_empty_mask(call: str, mask: Tensor) -> None:
+    """Warn where a mask leaves nothing: the result is then 0 or no number, whatever the rows are.
+
+    Only on the CPU, as looking would make an accelerator wait, and not while compiling.
+    """
+    if mask.device.type == "cpu" and mask.numel() > 0 and can_inspect(mask) and not bool(mask.any()):
+        warnings.warn(
+            f"{call}(mask=...): the mask is False everywhere, so that nothing counts. True means that a position "
+            "counts: mask=attention_mask.bool()",
+            stacklevel=4,
+        )
+
+
 def position_weights(
     call: str,
     positions: torch.Size,
@@ -279,6 +294,8 @@ def position_weights(
             got=f"dtype {mask.dtype}",
             instead="mask=mask != 0",
         )
+    if mask is not None:
+        warn_of_empty_mask(call, mask)
     if labels is not None and (
         labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
     ):

@@ -16,6 +16,7 @@ from kullback.errors import (
     invalid_value,
     safe_repr,
 )
+from kullback.functional.positions import warn_of_empty_mask
 from kullback.generators import KL
 from kullback.inputs import dense, tensor_remedy
 from kullback.kernels import row_divergence
@@ -142,6 +143,7 @@ def row_values(
     if mask is not None:
         _check_mask(call, mask, p)
         mask = dense(call, "mask", mask)
+        warn_of_empty_mask(call, mask)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)

@@ -24,7 +24,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.estimate import Estimate
-from kullback.generators import KL, Divergence, ReverseKL
+from kullback.generators import KL, Divergence, ReverseKL, as_divergence
 from kullback.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.pairs.clone import detached, upcast_copy, usable, with_tensors
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
@@ -53,7 +53,7 @@ def fit(
     q: Any,
     *,
     to: Any,
-    kind: Divergence | None = None,
+    kind: Divergence | str | None = None,
     fixed: Sequence[str] = (),
     method: str = "auto",
     starts: int = 1,
@@ -76,7 +76,8 @@ def fit(
             forward takes no arguments and returns the distribution: its parameters are changed in place.
         to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
             `Counts`; or a function from points to the logarithm of a density known up to a constant factor.
-        kind: which divergence; left out, `KL()`, and for a log-density `ReverseKL()`, which there is the only one.
+        kind: which divergence, or its name; left out, `KL()`, and for a log-density `ReverseKL()`, which there is the
+            only one.
         fixed: the names of q's parameters that stay as they are, such as ``("loc",)``, or
             ``("component_distribution.scale",)`` in full.
         method: ``"auto"`` takes the most exact there is of ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``
@@ -117,10 +118,7 @@ def fit(
     began = time.perf_counter()
     settings = _settings(method, starts, tol, max_iterations, draws, generator, show_progress)
     names = _fixed_names(fixed)
-    if kind is not None and not isinstance(kind, Divergence):
-        raise invalid_type(
-            "fit", "kind", wanted="a divergence", got=safe_repr(kind), instead="kind=KL() or kind=ReverseKL()"
-        )
+    kind = None if kind is None else as_divergence("fit", kind)
     target = _target(to, q)
     is_function = not isinstance(target, Distribution | Samples)
     kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()

@@ -1,0 +1,86 @@
+"""Every public function that takes a kind takes its name, with the spelling of the command line."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+
+import pytest
+import torch
+from torch.distributions import Laplace, Normal
+
+import kullback
+from kullback import (
+    Counts,
+    Divergence,
+    Logits,
+    ReverseKL,
+    Samples,
+    divergence,
+    fit,
+    functional,
+    kl_estimate,
+    nn,
+)
+from kullback.errors import ArgumentTypeError, ArgumentValueError
+from kullback.estimators import bias_corrected
+
+
+def taking() -> dict[str, inspect.Signature]:
+    found: dict[str, inspect.Signature] = {}
+    for module in (kullback, kullback.estimators, functional, nn, kullback.metrics):
+        for name in module.__all__:
+            each = getattr(module, name)
+            if not callable(each) or name in (
+                "Estimate",
+                "Fit",
+                "TopK",
+            ):  # results, and what is no argument of a call
+                continue
+            try:
+                signature = inspect.signature(each)
+            except ValueError:
+                continue
+            if "kind" in signature.parameters:
+                found[f"{module.__name__}.{name}"] = signature
+    return found
+
+
+@pytest.mark.parametrize("name", taking())
+def test_a_kind_may_be_a_name(name: str) -> None:
+    annotation = taking()[name].parameters["kind"].annotation
+    assert "str" in str(annotation), annotation
+
+
+def test_the_functions_are_found() -> None:
+    wanted = {"kullback.divergence", "kullback.fit", "kullback.kl_estimate", "kullback.nn.DistillationLoss"}
+    assert wanted <= set(taking())
+
+
+X, Y = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([[1.0, 0.5, 0.0]])
+CALLS = {
+    "divergence": lambda kind: divergence(Logits(X), Logits(Y), kind),
+    "kl_estimate": lambda kind: kl_estimate(Logits(X), Logits(Y), kind=kind).value,
+    "of counts": lambda kind: kl_estimate(Counts([30, 10]), Counts([20, 20]), kind=kind).interval[0],
+    "of draws": lambda kind: bias_corrected(Samples([0, 1] * 30), Samples([0, 1, 1] * 20), kind).value,
+    "distillation_loss": lambda kind: functional.distillation_loss(student=X, teacher=Y, kind=kind),
+    "DistillationLoss": lambda kind: nn.DistillationLoss(kind=kind)(student=X, teacher=Y),
+    "fit": lambda kind: fit(Normal(0.0, 1.0), to=Laplace(0.0, 1.0), kind=kind).value,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_name_means_the_kind(call: str) -> None:
+    torch.testing.assert_close(CALLS[call]("reverse_kl"), CALLS[call](ReverseKL()), rtol=0, atol=0)
+    torch.testing.assert_close(CALLS[call]("Reverse-KL"), CALLS[call](ReverseKL()), rtol=0, atol=0)
+    with pytest.raises(ArgumentValueError, match=r"kind=\.\.\.\): wanted one of .*kind='reverse_kl'"):
+        CALLS[call]("reverse_kll")
+    with pytest.raises(ArgumentTypeError, match="wanted a divergence or the name of one"):
+        CALLS[call](ReverseKL)
+
+
+def test_an_estimate_says_its_kind_by_that_name() -> None:
+    found = kl_estimate(Logits(X), Logits(Y), kind="renyi:2", base=2)
+    assert (found.kind, found.base) == ("renyi:2", 2)
+    assert isinstance(kullback.generators.parse(found.kind), Divergence)
+    assert typing.get_type_hints(kl_estimate)["kind"] == Divergence | str
