@@ -248,9 +248,9 @@ def kl_estimate(
 
     in_nats = replace(answer, value=answer.value * unit, error=None)
     found = with_interval(p, q, kind, in_nats, confidence)
-    return replace(
-        answer if found.n is None else _in_units(found, unit), value=answer.value, notes=found.notes
-    )
+    if found.n is None:
+        return replace(answer, notes=found.notes)
+    return replace(_in_units(found, unit), value=answer.value, confidence=float(confidence))
 
 
 def _options(

@@ -85,7 +85,7 @@ def estimate_from_samples(
         kind = estimable(call, kind)
     settings = _Settings(call, method, confidence, generator)
     with _in_the_name_of(call):
-        return _in_groups(settings, p, q, kind)
+        return replace(_in_groups(settings, p, q, kind), confidence=float(confidence))
 
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +34,7 @@ from kullback.optional import load
 from kullback.representations import Counts
 from kullback.samples import Samples
 from kullback.short_repr import ShortRepr
+from kullback.shown import html_table
 
 __all__ = ["TwoSampleTest", "two_sample_test"]
 
@@ -99,6 +101,37 @@ class TwoSampleTest(ShortRepr):
     permutations: int
     method: str
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the p-value, the statistic behind it and the effect, in one line."""
+        statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g}"
+        effect = "" if self.effect is None else f"; {self.effect}"
+        return f"p = {self.p_value:.3g}, {statistic}, {self.permutations} permutations{effect}"
+
+    def __float__(self) -> float:
+        """Return the p-value."""
+        return float(self.p_value)
+
+    def __format__(self, spec: str) -> str:
+        """Return the p-value in a format; without one, the line that `print` writes."""
+        return format(float(self), spec) if spec else str(self)
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks, with that of the effect below."""
+        header = ["p-value", "statistic", "value", "permutations"]
+        row = [
+            f"{self.p_value:.3g}",
+            self.method.replace("_", " "),
+            f"{self.statistic:.6g}",
+            self.permutations,
+        ]
+        said = [
+            f"<p>{escape(note)}</p>"
+            for note in self.notes
+            if self.effect is None or note not in self.effect.notes
+        ]
+        effect = [] if self.effect is None else [self.effect._repr_html_()]
+        return "\n".join([html_table(header, [row]), *said, *effect])
 
 
 def two_sample_test(

@@ -58,7 +58,12 @@ def _element(place: int, shape: torch.Size) -> str:
 
 def _origin(estimate: Estimate) -> str:
     origin = f"by {escape(estimate.method)}"
-    return origin if estimate.n is None else f"{origin}, from {estimate.n[0]:,} and {estimate.n[1]:,} draws"
+    if estimate.n is None:
+        return origin
+    first, second = (
+        f"{int(x.min()):,} to {int(x.max()):,}" if isinstance(x, Tensor) else f"{x:,}" for x in estimate.n
+    )
+    return f"{origin}, from {first} and {second} draws"
 
 
 def plot(estimate: Estimate, ax: Any = None) -> Any:

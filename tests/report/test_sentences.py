@@ -1,0 +1,105 @@
+"""Estimates and tests print one line, and are numbers where one is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+from kullback import Counts, Estimate, Probs, Samples, TwoSampleTest, kl_estimate, two_sample_test
+from kullback.errors import ArgumentTypeError
+from kullback.generators import parse
+
+END = torch.tensor(0.07), torch.tensor(math.inf)
+DRAWN = Estimate(torch.tensor(0.19), None, "nearest_neighbors", END, (1000, 20), confidence=0.9)
+X = torch.linspace(-2, 2, 200)
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (DRAWN, "KL = 0.19 nats (90 % 0.07 to inf), nearest neighbors, n = 1000 + 20"),
+        (
+            dataclasses.replace(DRAWN, interval=None, n=(1000, 0)),
+            "KL = 0.19 nats (no interval), nearest neighbors, n = 1000, Q known",
+        ),
+        (
+            Estimate(torch.tensor(0.5), torch.tensor(2e-7), "closed_form"),
+            "KL = 0.5 nats (off by 2e-07 at most), closed form",
+        ),
+        (
+            Estimate(
+                torch.tensor(0.5),
+                None,
+                "monte_carlo",
+                standard_error=torch.tensor(0.125),
+                kind="js:0.5",
+                base=2,
+            ),
+            "JS (0.5) = 0.5 bits (standard error 0.12), monte carlo",
+        ),
+        (Estimate(torch.tensor(0.5), None, "series", base=3.0), "KL = 0.5 in base 3, series"),
+        (
+            Estimate(torch.tensor([[0.5], [1.0]]), None, "series"),
+            "KL of 2 x 1 rows: 0.5 to 1 nats, mean 0.75, series",
+        ),
+        (Estimate(torch.zeros(0), None, "series"), "KL of no rows, series"),
+        (
+            Estimate(torch.tensor(math.inf), None, "plugin", kind="chi2"),
+            "chi-squared divergence = inf, plugin",
+        ),
+    ],
+)
+def test_an_estimate_prints_one_line(found, line):
+    assert str(found) == f"{found}" == line
+
+
+def test_lines_of_real_estimates():
+    assert str(kl_estimate(Counts([30, 10]), Counts([20, 20]), kind="tv", confidence=0.8)).startswith(
+        "total variation = 0.25 (80 % "
+    )
+    assert str(kl_estimate(Probs([0.5, 0.5]), Counts([20, 20]))).endswith("plugin, n = 40, P known")
+    assert str(kl_estimate(Counts([[30, 10], [2, 5]]), Counts([20, 20]))).endswith("plugin, n = 7 to 40 + 40")
+    assert str(kl_estimate(Samples(X), Samples(X + 1))).startswith("KL = ")
+
+
+@pytest.mark.parametrize("kind", ["kl", "reverse_kl", "jeffreys", "js", "skew:0.1", "renyi:2"])
+def test_every_kind_with_a_logarithm_has_a_unit_and_every_other_has_none(kind):
+    p, q = Probs([0.5, 0.5]), Probs([0.25, 0.75])
+    assert " nats" in str(kl_estimate(p, q, kind=kind))
+    assert " bits" in str(kl_estimate(p, q, kind=kind, base=2))
+    for other in ("tv", "hellinger", "chi2", "alpha:0.5"):
+        assert not parse(other).logarithmic
+        assert " nats" not in str(kl_estimate(p, q, kind=other))
+
+
+def test_an_estimate_is_a_number():
+    found = kl_estimate(Normal(torch.tensor(0.0, requires_grad=True), 1.0), Normal(1.0, 1.0))
+    assert float(found) == 0.5
+    assert f"{found:.3f}" == "0.500"
+    with pytest.raises(ArgumentTypeError, match=r"6 values of shape \(2, 3\).*estimate.value.tolist\(\)"):
+        float(Estimate(torch.zeros(2, 3), None, "series"))
+
+
+def test_a_test_prints_one_line_and_is_its_p_value():
+    found = two_sample_test(Samples(X), Samples(X + 1), permutations=99)
+    assert float(found) == found.p_value
+    assert f"{found:.2f}" == f"{found.p_value:.2f}"
+    assert str(found) == f"{found}"
+    assert str(found).startswith(f"p = {found.p_value:.3g}, {found.method.replace('_', ' ')} = ")
+    assert str(found).endswith(f"99 permutations; {found.effect}")
+    html = found._repr_html_()
+    assert html.count("<table>") == 2
+    assert f"<td>{found.p_value:.3g}</td>" in html
+    alone = TwoSampleTest(0.5, 1.0, None, 99, "energy", ("<why>",))
+    assert alone._repr_html_().count("<table>") == 1
+    assert "&lt;why&gt;" in alone._repr_html_()
+
+
+def test_the_numbers_of_draws_of_a_batch_are_in_the_table():
+    assert (
+        "from 7 to 40 and 40 draws" in kl_estimate(Counts([[30, 10], [2, 5]]), Counts([20, 20]))._repr_html_()
+    )
