@@ -318,7 +318,7 @@ def _identity(path: PathLike) -> tuple[int, int]:
 
 
 def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
-    """Open what is no ordinary file; `_Output.discard` closes it."""
+    """Open a pipe, a device or a socket; `_Output.discard` closes it."""
     if mode is None or not stat.S_ISFIFO(mode):
         return Path(path).open("wb")
     return os.fdopen(_open_pipe(path), "wb")

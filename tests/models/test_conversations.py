@@ -119,7 +119,7 @@ def test_prompts_and_completions_of_text_need_no_template() -> None:
             2 * " is three.",
         )
     within = {"prompt": "The sum of one and t", "completion": "wo is three."}
-    assert "move what is between two words" in refused([within])
+    assert "move the space" in refused([within])
     empty = {"prompt": "", "completion": "The sum is three."}
     assert read([empty])[1] == "The sum is three."
 
@@ -164,7 +164,7 @@ WITHOUT_TOOLS = TOOLS_TEMPLATE.replace("{%- if tools %}", "{%- if false %}")
         (
             {"prompt": "a", "completion": " b", "tools": [TOOL]},
             TOOLS_TEMPLATE,
-            "beside a prompt that is text",
+            "with a prompt that is text",
         ),
         ({"conversations": [{"from": "human", "value": "a"}]}, TOOLS_TEMPLATE, "neither"),
         ({"messages": []}, TOOLS_TEMPLATE, "neither"),
@@ -228,9 +228,9 @@ def test_thoughts_that_a_template_writes_are_scored() -> None:
         ([USER, REASONS], NO_REASONING, "leaves out the reasoning of the reply in message 2"),
         ([USER, REPLY], ADDS, "adds to the beginning of the reply in message 2"),
         ([USER, CALLS], ADDS, "adds to the beginning of the reply in message 2"),
-        ([USER, REPLY], BEGINS, "rewrites conversation 1"),
+        ([USER, REPLY], BEGINS, "earlier messages of conversation 1"),
         ([USER, REPLY], CHANGES, "leaves out or changes"),
-        ([USER, REASONS, USER, REPLY], TOOLS_TEMPLATE, "rewrites conversation 1"),
+        ([USER, REASONS, USER, REPLY], TOOLS_TEMPLATE, "earlier messages of conversation 1"),
     ],
 )
 def test_templates_that_drop_or_add_thoughts_are_refused(

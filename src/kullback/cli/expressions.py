@@ -28,7 +28,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-# Parameters for which a tensor will not do.
+# Parameters that must not become tensors.
 PLAIN = ("total_count", "dim", "reinterpreted_batch_ndims", "event_dim", "prior", "labels")
 # Parameters that turn checks off, or change no value.
 SETTINGS = ("validate_args", "validate", "cache_size")

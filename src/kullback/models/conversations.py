@@ -25,7 +25,7 @@ WANTED = (
 )
 # Fields that change the prompt in ways that are not supported, and so must not be ignored.
 UNSUPPORTED = "documents", "functions", "chat_template", "chat_template_kwargs"
-# What the makers of templates call a reply's thoughts.
+# The fields of a reply's thoughts, by their names in chat templates.
 REASONING = "reasoning_content", "reasoning", "thinking"
 THINK = "<think>"
 
@@ -36,10 +36,10 @@ class WrongRecordError(Exception):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, of which the assistant's replies are scored.
+    """Messages; the assistant's replies are scored.
 
     Attributes:
-        messages: what `LanguageModel.chat_text` takes; every content is a text, or None beside calls of tools.
+        messages: the argument of `LanguageModel.chat_text`. A content is a text, or None in a message with tool calls.
         tools: the tools that the assistant may call.
         first_scored: the first message that may be scored; those before are the prompt.
     """
@@ -51,7 +51,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Completion:
-    """A text and how it goes on, of which the latter is scored; no template is applied."""
+    """A prompt and its completion as text. The completion is scored, and no template is applied."""
 
     prompt: str
     completion: str
@@ -61,10 +61,10 @@ Document = str | Conversation | Completion
 
 
 def read_record(given: object) -> Document:
-    """Return what a record, or a list of messages, holds.
+    """Return the document in a record, or in a list of messages.
 
     Raises:
-        WrongRecordError: it is something else, or what it holds cannot be rendered truly.
+        WrongRecordError: it is something else, or a template could not render all of it.
     """
     if isinstance(given, list | tuple):
         return Conversation(_messages(cast("Sequence[Any]", given)))
@@ -82,7 +82,7 @@ def read_record(given: object) -> Document:
     prompt, completion = fields.get("prompt"), fields.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         if tools:
-            raise WrongRecordError('"tools" beside a prompt that is text')
+            raise WrongRecordError('"tools" with a prompt that is text')
         return Completion(prompt, completion)
     if isinstance(prompt, list) and isinstance(completion, list):
         before = _messages(cast("Sequence[Any]", prompt))
@@ -192,9 +192,9 @@ def reply_tokens(
         ends = [model.chat_encode(before) if before else [], model.chat_encode(after)]
         if any(tokens[: len(end)] != end for end in ends) or not after.startswith(before):
             raise ModelError(
-                f"text: wanted a chat template that only adds to a conversation; got one that rewrites conversation "
-                f"{number} when it goes on, as templates do that drop <think> from earlier replies; score its last "
-                'reply alone, as the "completion" of a "prompt" of messages'
+                "text: wanted a chat template that only adds to a conversation; got one that rewrites earlier messages "
+                f"of conversation {number}; templates that drop <think> from earlier replies do. Score the last reply "
+                'alone, as the "completion" of a "prompt" of messages'
             )
         _require_reply(message, before, after[len(before) :], place, number)
         scored[len(ends[0]) : len(ends[1])] = [True] * (len(ends[1]) - len(ends[0]))
@@ -212,8 +212,7 @@ def _completion_tokens(
     if tokens[: len(prompt)] != prompt:
         raise ModelError(
             f"text: wanted a completion that begins with a token of its own; got one that begins within a token in "
-            f"record {number}; move what is between two words, such as the space, from the end of the prompt to the "
-            "beginning of the completion"
+            f"record {number}; move the space at the end of the prompt to the beginning of the completion"
         )
     return tokens, [0 < place >= len(prompt) for place in range(len(tokens))]
 

@@ -163,7 +163,7 @@ class Endpoint:
             except self._httpx.HTTPError:
                 if not deadline.has_passed:
                     raise
-        if found is None or deadline.has_passed:  # an end that is that of the connection is none
+        if found is None or deadline.has_passed:  # the connection's end may look like the answer's
             reason = f"an answer that did not end within {self._longest:g} seconds"
             raise UnreachableError(
                 f"{self.address}: wanted an answer; got {reason}; take a smaller --context, or see the server's log",
@@ -194,7 +194,7 @@ class Endpoint:
                     )
         except zlib.error as error:
             raise ModelError(
-                f"{self.address}: wanted an answer compressed with gzip, as it says; got another ({error}); see the "
+                f"{self.address}: wanted an answer in gzip, its Content-Encoding; got another ({error}); see the "
                 "server's log"
             ) from None
         return bytes(content)
