@@ -113,7 +113,7 @@ def test_the_verdict_comes_first_in_every_report(
     folder: Path, subject: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, holds, breaks = SUBJECTS[subject]
-    kinds = ["json", "html"] + ["markdown"] * (subject in ("predictions", "models"))
+    kinds = "json", "html", "markdown"
     for limits, code in (((holds,), 0), ((holds, breaks), 1)):
         files = [part for kind in kinds for part in (f"--{kind}", f"report.{kind}")]
         result = run(folder, monkeypatch, *arguments_of(subject, *limits), *files)
@@ -127,12 +127,11 @@ def test_the_verdict_comes_first_in_every_report(
         assert f'<h1 class="outcome {"bad" if code else "good"}">{verdict}' in reports["html"]
         assert reports["html"].count('<div class="limit good"') == 1
         assert reports["html"].count('<div class="limit bad"') == code
-        if "markdown" in kinds:
-            assert reports["markdown"].startswith(f"**{verdict}")
+        assert reports["markdown"].startswith(f"**{verdict}")
         for failure in gates["limits"][-1]["failures"]:
             assert f"kullback: gate failed: {failure}" in result.stderr
             assert failure.replace("'", "&#39;") in reports["html"]
-            assert failure.split(" is ")[1] in reports.get("markdown", failure).replace("\\", "")
+            assert failure.split(" is ")[1] in reports["markdown"].replace("\\", "")
     result = run(folder, monkeypatch, *arguments_of(subject), "--json", "report.json")
     assert "gates" not in json.loads((folder / "report.json").read_text())
     assert not result.stdout.startswith(("Passed", "Failed"))
@@ -206,3 +205,31 @@ def test_a_limit_that_the_data_do_not_reach_fails() -> None:
     assert parse_table_gate("psi=0.2", "above").verdict(found).failures
     constant = compare_tables(pa.table({"x": [1] * 50}), pa.table({"x": [1] * 50}))
     assert not parse_table_gate("psi=0.2", "above").verdict(constant).failures
+
+
+def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -> None:
+    from kullback.report.tables import markdown
+
+    names = ["a|b", "<img src=x>", "*c*\n# d", *(f"x{place}" for place in range(60))]
+    draws = np.random.default_rng(0)
+    tables = [pa.table({name: draws.integers(0, 3, size=200) for name in names}) for _ in range(2)]
+    found = compare_tables(*tables)
+    verdicts = [parse_table_gate("psi[a|b]=0", "above").verdict(found)]
+    text = markdown.render(found, verdicts)
+    assert text.startswith("**Failed: 1 of 1 limit broken. ")
+    assert "- ❌ psi of 'a\\|b' at most 0: psi of 'a\\|b' is" in text
+    assert "\n#" not in text
+    assert text.count("<") == text.count("\\<") > 0
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + 40
+    assert "23 columns of smaller PSI not shown." in text
+    whole = markdown.render(compare_tables(*(each.select(names[:5]) for each in tables)))
+    assert sum(line.startswith("| ") for line in whole.splitlines()) == 2 + 5
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--markdown", "--save-batch"])
+def test_a_report_is_of_one_batch(folder: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    several = run(folder, monkeypatch, "watch", "a.csv", "b.csv", "c.csv", option, "out")
+    assert several.exit_code == 2
+    assert f"{option}: wanted one batch; got 2" in several.stderr
+    assert not (folder / "out").exists()

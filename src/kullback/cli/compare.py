@@ -48,7 +48,7 @@ OF_MODELS = (
     *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "api_key_env", "server_top",
 )  # fmt: skip
 OF_ROWS = ("worst", "bootstrap", "block_mb", "resume")
-FOR_LABELS = ("lines", "like", "markdown_path")
+FOR_LABELS = ("lines", "like")
 LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
 

@@ -22,6 +22,7 @@ from kullback.report.shared.formats import counted
 from kullback.report.tables import (
     html as tables_html,
     json as tables_json,
+    markdown as tables_markdown,
     terminal as tables_terminal,
     wording as tables_wording,
 )
@@ -219,7 +220,12 @@ def _check_watch(
     rebuild: bool,
 ) -> None:
     """Refuse before the work what could not be written after it."""
-    single = {"--json": outputs.json, "--html": outputs.html, "--save-batch": save_batch}
+    single = {
+        "--json": outputs.json,
+        "--html": outputs.html,
+        "--markdown": outputs.markdown,
+        "--save-batch": save_batch,
+    }
     for option in (option for option, value in single.items() if value is not None):
         if not batches:
             raise ArgumentValueError(
@@ -250,6 +256,7 @@ def _reported(
         outputs,
         json=lambda: tables_json.dumps(found, verdicts),
         html=lambda: tables_html.render(found, verdicts),
+        markdown=lambda: tables_markdown.render(found, verdicts),
         table=lambda console: tables_terminal.render(found, console, verdicts),
         others=others,
     )

@@ -15,6 +15,7 @@ from kullback.cli.options import (
     FILE,
     HTML,
     JSON,
+    MARKDOWN,
     NO_PROGRESS,
     SEED,
     WEIGHTS,
@@ -43,6 +44,7 @@ __all__ = ["watch"]
 @CONFIDENCE
 @JSON
 @HTML
+@MARKDOWN
 @fail_above(TABLE_METRICS_IN_WORDS)
 @fail_below("p_adjusted=0.01")
 @SEED
@@ -52,6 +54,7 @@ def watch(
     batches: tuple[Path, ...],
     json_path: str | None,
     html_path: Path | None,
+    markdown_path: Path | None,
     fail_above: tuple[str, ...],
     fail_below: tuple[str, ...],
     no_progress: bool,
@@ -75,7 +78,7 @@ def watch(
         run_watch(
             reference,
             batches,
-            Outputs(json_path, html_path),
+            Outputs(json_path, html_path, markdown_path),
             gates,
             show_progress=not no_progress,
             **settings,
