@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
 from kullback.io.files import FileReference
 
-__all__ = ["byte_level", "read_tokens", "sentencepiece_bytes"]
+__all__ = ["byte_level_bytes", "read_tokens", "sentencepiece_bytes"]
 
 WANTED = (
     "a JSON list of tokens, a tokenizer.json of Hugging Face, or text with one token on each line, in UTF-8"
@@ -90,13 +91,9 @@ def _of_tokenizer(ref: FileReference, held: dict[str, Any]) -> list[str | None]:
         raise ref.error(wanted="token numbers that count from 0", got=got, instead="write the file again")
     found: list[str | None] = [None] * (max(numbers, default=-1) + 1)
     is_byte_level = any(_has_type(held.get(part), "ByteLevel") for part in ("decoder", "pre_tokenizer"))
-    byte_of = byte_level()
+    to_bytes = byte_level_bytes if is_byte_level else sentencepiece_bytes
     for token, number in pairs:
-        if is_byte_level and all(char in byte_of for char in token):
-            content = bytes(byte_of[char] for char in token)
-        else:
-            content = token.encode("utf-8", "surrogatepass") if is_byte_level else sentencepiece_bytes(token)
-        found[number] = content.decode("utf-8", "backslashreplace")
+        found[number] = to_bytes(token).decode("utf-8", "backslashreplace")
     for number, content in added.items():
         found[number] = content
     return found
@@ -126,13 +123,31 @@ def sentencepiece_bytes(name: str) -> bytes:
     return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode("utf-8", "surrogatepass")
 
 
-def byte_level() -> dict[str, int]:
-    """Return the byte that each character stands for in GPT-2's vocabulary: printable ones for themselves.
+def byte_level_bytes(name: str) -> bytes:
+    """Return the bytes that a token of GPT-2's vocabulary stands for; one with other characters stands for itself.
 
     Example:
-        >>> byte_level()["A"], byte_level()["\\u0120"]
-        (65, 32)
+        >>> byte_level_bytes("\\u0120the"), byte_level_bytes(" the")
+        (b' the', b' the')
     """
+    try:
+        return name.translate(_byte_of_character()).encode("latin-1")
+    except UnicodeError:
+        return name.encode("utf-8", "surrogatepass")
+
+
+class _ByteOfCharacter(dict[int, int]):
+    """The byte of each character's number; another character is an error, where `str.translate` would keep it."""
+
+    def __missing__(self, character: int) -> int:
+        raise UnicodeError
+
+
+@cache
+def _byte_of_character() -> _ByteOfCharacter:
+    """Return the byte that each character stands for: printable ones for themselves."""
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return _ByteOfCharacter(
+        {byte: byte for byte in own} | {256 + place: byte for place, byte in enumerate(others)}
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import ModelError, printable
-from kullback.io.tokens import byte_level, sentencepiece_bytes
+from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
@@ -283,9 +283,8 @@ def head_classes(model: torch.nn.Module) -> int | None:
 def read_vocabulary(tokenizer: Any) -> Vocabulary:
     """Return the token of each number of a tokenizer, as bytes."""
     added = {int(number): token for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
-    size = 1 + max([*tokenizer.get_vocab().values(), *added])
     named = {int(number): name for name, number in tokenizer.get_vocab().items()}
-    names = [named.get(number) for number in range(size)]
+    names = [named.get(number) for number in range(1 + max([*named, *added]))]
     to_bytes = _token_bytes(tokenizer)
     tokens: list[Token | None] = []
     for number, name in enumerate(names):
@@ -301,11 +300,11 @@ def read_vocabulary(tokenizer: Any) -> Vocabulary:
 def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
     """Return how the tokenizer's names of tokens stand for bytes: as GPT-2's do, or as SentencePiece's."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+    # The decoder's part of the tokenizer's JSON: all of it is megabytes.
+    decoder = (
+        None if backend is None or backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    )
     kinds = [part.get("type") for part in (decoder or {}).get("decoders", [decoder or {}])]
     if "ByteLevel" in kinds or (backend is None and hasattr(tokenizer, "byte_decoder")):
-        byte_of = byte_level()
-        return lambda name: (
-            bytes(byte_of[char] for char in name) if all(c in byte_of for c in name) else name.encode()
-        )
+        return byte_level_bytes
     return sentencepiece_bytes
