@@ -110,3 +110,45 @@ def test_concentrations_whose_trigamma_overflows(p: tuple[float, float], q: tupl
     left, right = (torch.tensor(side, dtype=torch.float64) for side in (p, q))
     assert kl_divergence(Dirichlet(left), Dirichlet(right)).item() == pytest.approx(true, rel=1e-12)
     assert kl_divergence(Beta(*left), Beta(*right)).item() == pytest.approx(true, rel=1e-12)
+
+
+@pytest.mark.parametrize("classes", [257, 1000])
+@pytest.mark.parametrize("nearness", [1.0, 1e-3, 1e-7])
+@pytest.mark.parametrize("size", [0.05, 1.0, 1e4])
+def test_many_classes_have_all_digits_with_their_gradient(classes: int, nearness: float, size: float) -> None:
+    """Beside the formula of Penny (2001) in 60 digits; rows of so many classes are computed in groups."""
+    generator = torch.Generator().manual_seed(classes)
+    a, more = torch.rand(2, 2, classes, generator=generator, dtype=torch.float64)
+    p = (size * (a + 0.1)).requires_grad_()
+    q = (p * (1 + nearness * (more + 0.1))).detach().requires_grad_()
+    value = kl_divergence(Dirichlet(p), Dirichlet(q))
+    by_p, by_q = torch.autograd.grad(value.sum(), (p, q))
+    with mpmath.workdps(60):
+        x, y = ([mpmath.mpf(c) for c in side[0].tolist()] for side in (p, q))
+        total_x, total_y = mpmath.fsum(x), mpmath.fsum(y)
+        means = [mpmath.digamma(c) - mpmath.digamma(total_x) for c in x]
+        truth = (
+            mpmath.loggamma(total_x)
+            - mpmath.loggamma(total_y)
+            + mpmath.fsum(
+                mpmath.loggamma(d) - mpmath.loggamma(c) + (c - d) * m
+                for c, d, m in zip(x, y, means, strict=True)
+            )
+        )
+        assert abs(mpmath.mpf(value[0].item()) - truth) <= 2e-12 * truth
+        by_first_q = mpmath.digamma(y[0]) - mpmath.digamma(total_y) - means[0]
+        distances = mpmath.fsum(c - d for c, d in zip(x, y, strict=True))
+        by_first_p = (x[0] - y[0]) * mpmath.psi(1, x[0]) - distances * mpmath.psi(1, total_x)
+        for found, expected in ((by_q[0, 0], by_first_q), (by_p[0, 0], by_first_p)):
+            assert abs(mpmath.mpf(found.item()) - expected) <= 1e-8 * abs(expected)
+
+
+def test_many_classes_of_float32_and_of_one_side() -> None:
+    p = torch.rand(3, 1, 600, generator=torch.Generator().manual_seed(2)) + 0.1
+    q = torch.rand(2, 600, generator=torch.Generator().manual_seed(3)) + 0.1
+    found = kl_divergence(Dirichlet(p), Dirichlet(q))
+    assert found.dtype == torch.float32
+    assert torch.allclose(
+        found.double(), kl_divergence(Dirichlet(p.double()), Dirichlet(q.double())), rtol=1e-6
+    )
+    assert kl_divergence(Dirichlet(p), Dirichlet(p)).tolist() == [[0.0]] * 3

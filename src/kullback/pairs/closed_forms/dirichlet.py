@@ -108,4 +108,8 @@ def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
     total_p, total_q, total_distance = p.sum(-1), q.sum(-1), distance.sum(-1)
     logs = log_ratio(p, q, -distance) - log_ratio(total_p, total_q, -total_distance).unsqueeze(-1)
     of_means = scaled_expm1mx(q, logs).sum(-1)
-    return of_means + stirling_bregman(p, q).sum(-1) - stirling_bregman(total_p, total_q, total_distance)
+    return (
+        of_means
+        + stirling_bregman(p, q, distance).sum(-1)
+        - stirling_bregman(total_p, total_q, total_distance)
+    )

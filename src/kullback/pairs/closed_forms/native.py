@@ -51,14 +51,19 @@ from torch.distributions import (
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
+from kullback.numeric import upcast
+from kullback.pairs.closed_forms.dirichlet import dirichlet_divergence
 from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE, infinite_divergence
 from kullback.pairs.closed_forms.multivariate_normal import (
     full_to_low_rank_divergence,
     full_to_low_rank_gradients,
+    kl_of_elements,
     low_rank_divergence,
     low_rank_gradients,
     low_rank_to_full_divergence,
     low_rank_to_full_gradients,
+    root_of_matrix,
+    roots_suffice,
 )
 from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.overrides import overrides_density
@@ -303,7 +308,14 @@ _FACTORS: dict[TypePair, _Pair] = {
     )
 }
 _LOGITS = _LOGITS_AND_PROBS[Categorical, Categorical][0]
+_DIRICHLETS = (Dirichlet, Dirichlet)
 _SHORT = 32
+# Classes of a Dirichlet distribution in a row of the kernel.
+_LONGEST_ROW = 256
+# How much larger than KL the differences of totals may be that are rounded.
+_DIGITS_OF_TOTALS = 1e3
+# From so many dimensions on, the triangular solves of torch's own libraries are faster than the kernel.
+_LARGE_MATRIX = 512
 # Families of which only those made from some parameters are served.
 _MANY = dict.fromkeys((*_LOGITS_AND_PROBS, *_FACTORS, _NORMALS.types))
 
@@ -323,14 +335,16 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
             return None if is_own else infinite_divergence(types, p, q)
         pair = _other_pair(types, p, q)
     if pair is None:
-        return _of_dimensions(p, q) if types == (Independent, Independent) else None
+        return _without_pair(types, p, q)
     if not _is_ordinary_call(types) or "log_prob" in vars(p) or "log_prob" in vars(q):
         return None
     parameters = pair.read_p(p) + pair.read_q(q)
     required = required_gradients(parameters)
     if required is None or not _is_comparable(pair.form, parameters):
         return None
-    return divergence(pair.form, parameters, required)
+    is_long = pair.types == _DIRICHLETS and parameters[0].shape[-1] > _LONGEST_ROW
+    compute = _in_groups if is_long else divergence
+    return compute(pair.form, parameters, required)
 
 
 def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
@@ -343,12 +357,92 @@ def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
     return None if required is None else divergence(_LOGITS.form, (p, q), required)
 
 
+def _in_groups(form: Form, parameters: Parameters, _required: list[bool]) -> Tensor | None:
+    """Return KL of Dirichlet distributions over more classes than a row of the kernel has; None where it declines.
+
+    The totals of groups of classes have a Dirichlet distribution too, and so have, independently, the parts of each
+    group: KL is the sum of theirs, of which none is negative.
+    """
+    a, b = torch.broadcast_tensors(*map(upcast, parameters))
+    whole = a.shape[-1] // _LONGEST_ROW * _LONGEST_ROW
+    sides = [[x[..., :whole].unflatten(-1, (-1, _LONGEST_ROW)), x[..., whole:].unsqueeze(-2)] for x in (a, b)]
+    value: Tensor | None = torch.zeros(a.shape[:-1], dtype=a.dtype, device="cpu")
+    totals: list[tuple[Tensor, Tensor, Tensor]] = []
+    for part_p, part_q in zip(*sides, strict=True):
+        if part_p.shape[-1] == 0:
+            continue
+        totals.append((part_p.sum(-1), part_q.sum(-1), (part_q - part_p).sum(-1)))
+        if part_p.shape[-1] > 1:
+            inside = _contiguous_divergence(form, part_p, part_q)
+            if inside is None:
+                return None
+            value = value + inside.sum(-1)
+    total_p, total_q, distance = (torch.cat(x, -1) for x in zip(*totals, strict=True))
+    is_short = total_p.shape[-1] <= _LONGEST_ROW
+    # The kernel takes the difference of rounded totals.
+    if is_short and bool((distance.detach().abs().sum(-1) < _DIGITS_OF_TOTALS * value.detach()).all()):
+        of_totals = _contiguous_divergence(form, total_p, total_q)
+    else:
+        of_totals = dirichlet_divergence(total_p, total_q, distance)
+    return None if of_totals is None else (value + of_totals).clamp(min=0).to(parameters[0].dtype)
+
+
+def _contiguous_divergence(form: Form, p: Tensor, q: Tensor) -> Tensor | None:
+    parameters = p.contiguous(), q.contiguous()
+    required = required_gradients(parameters)
+    return None if required is None else divergence(form, parameters, required)
+
+
 def _is_comparable(form: Form, parameters: Parameters) -> bool:
     if form.operator == "closed_form":
         return True
     if form.operator == "closed_form_of_rows":
         return parameters[0].shape[-1] == parameters[1].shape[-1]
     return parameters[0].shape == parameters[3 if form.code & 1 else 2].shape
+
+
+def _without_pair(types: TypePair, p: object, q: object) -> Tensor | None:
+    """Return KL of two that the kernels take in another form; None for others."""
+    if types == (Independent, Independent):
+        return _of_dimensions(p, q)
+    if isinstance(p, MultivariateNormal) and isinstance(q, MultivariateNormal):
+        return _of_matrices(types, p, q)
+    return None
+
+
+def _of_matrices(types: TypePair, p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
+    """Return KL by the Cholesky factors that torch made of covariances or precisions.
+
+    None where these have lost digits that the matrices have: for nearly equal or ill-conditioned ones.
+    """
+    known = types if types == _NORMALS.types else cached("kullback kernel", types, _of_superclasses)
+    if (
+        known != _NORMALS.types
+        or not _is_ordinary_call(types)
+        or overrides_density(p)
+        or overrides_density(q)
+    ):
+        return None
+    if p.loc.shape[-1] != q.loc.shape[-1] or p.batch_shape != q.batch_shape or p.loc.dtype is not q.loc.dtype:
+        return None
+    of_p, of_q = root_of_matrix(p), root_of_matrix(q)
+    mean_p, mean_q = (upcast(d.loc).expand(*p.batch_shape, -1) for d in (p, q))
+    if of_p is None or of_q is None:
+        return None
+    root_p, root_q = (x.root.expand(*p.batch_shape, -1, -1) for x in (of_p, of_q))
+    parameters = mean_p, root_p, mean_q, root_q
+    required = required_gradients(parameters)
+    value = None
+    if required is not None:
+        is_large = p.event_shape[0] >= _LARGE_MATRIX
+        value = _normals(parameters) if is_large else divergence(_NORMALS.form, parameters, required)
+    if value is None:
+        return None
+    suffices = roots_suffice(of_p, of_q, (mean_p - mean_q).detach(), value.detach()).expand(value.shape)
+    if not bool(suffices.all()):
+        rest = kl_of_elements(p, q, ~suffices).clamp(min=0)
+        value = torch.where(suffices, value, 0).masked_scatter(~suffices, rest)
+    return value if value.dtype is p.loc.dtype else value.to(p.loc.dtype)
 
 
 def _of_dimensions(p: Any, q: Any) -> Tensor | None:
@@ -386,7 +480,9 @@ def _pair_of_parameters(types: TypePair, p: Any, q: Any) -> _Pair | None:
     """Return the pair for what two distributions were made from; None if the kernel does not serve that."""
     if types not in _LOGITS_AND_PROBS:
         matrices = ("scale_tril", "covariance_matrix", "precision_matrix")
-        full = (d for d in (p, q) if isinstance(d, MultivariateNormal))
+        full = [d for d in (p, q) if isinstance(d, MultivariateNormal)]
+        if len(full) == 2 and p.event_shape[0] >= _LARGE_MATRIX:
+            return None
         if any(first_given(d, matrices) != "scale_tril" for d in full):
             return None
         return _FACTORS.get(types, _NORMALS)

@@ -7,6 +7,7 @@ of which no term is negative. Where P and Q are close, M comes from the differen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -212,13 +213,15 @@ def mixed_with_one(m: Relative, share: float) -> Mixed:
     return Mixed(root, found, torch.log1p(found.squares_minus_one).sum(-1), exists)
 
 
-def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance, bool]:
+def factors_of(
+    p: Distribution, q: Distribution, change: Callable[[Tensor], Tensor] = lambda matrix: matrix
+) -> tuple[Covariance, Covariance, bool]:
     """Return the covariances of two distributions made from a covariance, a precision or a Cholesky factor.
 
     Two that were made from precisions give these instead, that of Q first, and True: relative to P's, it has the
-    eigenvalues of P's covariance relative to Q's.
+    eigenvalues of P's covariance relative to Q's. The matrices may be changed first, such as in their batch.
     """
-    (name_p, matrix_p), (name_q, matrix_q) = _given(p), _given(q)
+    (name_p, matrix_p), (name_q, matrix_q) = ((name, change(matrix)) for name, matrix in map(_given, (p, q)))
     if name_p == name_q == "precision_matrix":
         return of_matrix(matrix_q), of_matrix(matrix_p), True
     return _covariance(name_p, matrix_p), _covariance(name_q, matrix_q), False
