@@ -131,16 +131,26 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Est
     if not isinstance(kind, KL):
         if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
             return bias_corrected(p, q, kind, confidence=settings.confidence)
+        if settings.method in ("auto", "histogram") and _is_number(p) and _is_number(q):
+            categories = as_categories(p, q) if settings.method == "auto" else None
+            if categories is None:
+                return histogram(p, q, kind=kind, **settings.options)
+            found = bias_corrected(*categories[:2], kind, confidence=settings.confidence)
+            return replace(found, notes=(categories[2], *found.notes))
         raise NoRuleError(
             explain(
                 call,
                 "kind",
-                wanted="KL(), ReverseKL() or Jeffreys(), or draws of categories on both sides and no method",
+                wanted="KL(), ReverseKL() or Jeffreys(), or draws of categories or numbers on both sides and no method",
                 got=f"{safe_repr(kind)}, method={settings.method!r}, {p!r} and {q!r}",
                 instead=f"{call}(Counts(histogram_of_p), Counts(histogram_of_q), kind)",
             )
         )
     return _kl(settings, p, q)
+
+
+def _is_number(x: object) -> TypeGuard[Samples]:
+    return isinstance(x, Samples) and not x.discrete and x.tensor.shape[1] == 1
 
 
 def _is_categorical(x: object) -> TypeGuard[Samples | Counts]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +19,17 @@ import torch
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_finite, check_samples, seed_of
+from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.api import describe
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.intervals import kl_interval
+from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.normal_interval import note_on_sign
 from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
+from kullback.generators import KL, Alpha, ChiSquared, Divergence, Jeffreys, Renyi, ReverseKL, as_divergence
 from kullback.inputs import whole_from
 from kullback.samples import Samples
 
@@ -46,6 +50,11 @@ _QUANTILES_IN_A_BIN = 4
 
 # Draws with one value that make it an atom.
 _FEWEST_AT_AN_ATOM = 4
+
+_TAILS_DECIDE = (
+    "The tails decide a power of p / q of this order, and draws do not show how the tails end: the interval has no "
+    "upper end."
+)
 
 # Below this share of draws that equal another, ties are rounding's.
 _FEW_TIES = 0.01
@@ -96,8 +105,9 @@ def histogram(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
     bins: int | None = None,
+    kind: Divergence | str = "kl",
 ) -> Estimate:
-    r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins.
+    r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins, other kinds likewise.
 
     The edges are quantiles of P and Q together, half the weight each, and wide gaps; the outer bins are open. Where Q
     has no draw in a bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest
@@ -106,6 +116,10 @@ def histogram(
     The interval is that of the counts (`kl_interval`). Its upper end is moved out by what twice as wide bins lose, an
     estimate of what these do, and to where finer bins in P's tails have theirs.
 
+    Kinds other than KL are estimated from the counts as by `bias_corrected`. Their upper ends are moved out likewise,
+    and are infinite for powers of p / q of order above 1 or below 0: the tails decide these, and no draw shows their
+    end.
+
     Arguments:
         p: draws of finite numbers from P.
         q: the same from Q.
@@ -113,6 +127,7 @@ def histogram(
         generator: moves rounded draws within their rounding; nothing else is random.
         bins: how many; by default :math:`5 n^{0.4}`, or as many as leave 20 draws to a bin if they are fewer, with the
             harmonic mean n of the effective numbers of draws.
+        kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
         value (0 where the estimate is negative), standard error and interval in nats. The interval's upper end is
@@ -122,6 +137,7 @@ def histogram(
 
     Raises:
         ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
+        NoRuleError: draws say nothing about this kind.
 
     Example:
         >>> import torch
@@ -136,6 +152,12 @@ def histogram(
         2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
     bins = _check("histogram", p, q, confidence, bins)
+    kind = estimable("histogram", as_divergence("histogram", kind))
+    settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
+    if isinstance(kind, ReverseKL):
+        return exchanged(histogram(q, p, **settings))
+    if isinstance(kind, Jeffreys):
+        return added(histogram(p, q, **settings), exchanged(histogram(q, p, **settings)))
     p, q = with_weight(p), with_weight(q)
     rounding: list[str] = []
     seed, step = seed_of(generator), common_step(p, q)
@@ -144,23 +166,25 @@ def histogram(
         p, q = jittered(p, step, rng), jittered(q, step, rng)
         rounding.append(
             f"The draws are rounded to a common step of {step:.4g}. Each was moved at random within its rounding, "
-            "which leaves the KL of rounded numbers as it is."
+            "which leaves the divergence of rounded numbers as it is."
         )
     first, second = _sorted(p), _sorted(q)
     if bins is None:
         bins = _number_of_bins(_independent_draws(p, q, first, second))
     edges = _with_gaps(first, second, _edges(first, second, bins))
     table = _count(p, q, first, second, edges)
+    if not isinstance(kind, KL):
+        return _of_kind(kind, p, q, first, second, edges, confidence, rounding)
     estimate = point.zhang_grabchak(table.a, table.b)
     corrected = point.coverage_correction(table.a, table.b).shrunken
-    added = corrected.clamp(min=_beyond(first, second, edges))
-    raw = estimate + added
+    more = corrected.clamp(min=_beyond(first, second, edges))
+    raw = estimate + more
     value = raw.clamp(min=0)
     error, interval, notes = describe(table, value, confidence, "histogram", "bins")
     if interval is not None:
         coarse = _count(p, q, first, second, edges[1::2])
         tails = _count(p, q, first, second, _with_tails(first.values, edges))
-        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + added - corrected
+        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
         in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
         high = (
             kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
@@ -188,6 +212,43 @@ def histogram(
         table.n,
         tuple(notes),
         None if error is None else error.to(device),
+    )
+
+
+def _of_kind(
+    kind: Divergence,
+    p: Samples,
+    q: Samples,
+    first: _Sorted,
+    second: _Sorted,
+    edges: Array,
+    confidence: float,
+    notes: list[str],
+) -> Estimate:
+    """Return what counts in bins say about a kind, the upper end moved out by what wider bins lose and tails hide."""
+    table = _count(p, q, first, second, edges)
+    found, said = describe_kind(table, kind, confidence, bins=True)
+    coarse = _count(p, q, first, second, edges[1::2])
+    fine = _count(p, q, first, second, _with_tails(second.values, _with_tails(first.values, edges)))
+    tails = measured(kind, fine.a, fine.b, confidence, fine.inflation, spread=fine.spread, bins=True)
+    wide = measured(kind, coarse.a, coarse.b, confidence, coarse.inflation, spread=coarse.spread, bins=True)
+    lost = (found.value - wide.value).clamp(min=0) + 2 * (tails.value - found.value).clamp(min=0)
+    high = torch.maximum(found.interval[1], tails.interval[1]) + lost
+    order = getattr(kind, "alpha", 2.0 if isinstance(kind, ChiSquared) else 0.5)
+    if isinstance(kind, Alpha | ChiSquared | Renyi) and not 0 < order < 1:
+        high = torch.full_like(high, math.inf)
+        said = (*said, _TAILS_DECIDE)
+    high = high.clamp(max=largest_of(kind))
+    device = p.tensor.device
+    interval = found.interval[0].to(device), high.to(device)
+    return Estimate(
+        found.value.to(device),
+        None,
+        "histogram",
+        interval,
+        table.n,
+        (*notes, *said, *_notes_on_ties(first, second)),
+        found.standard_error.to(device),
     )
 
 

@@ -33,7 +33,7 @@ from kullback.generators import (
 from kullback.representations import Counts
 from kullback.samples import Samples
 
-__all__ = ["Measured", "bias_corrected", "describe_kind", "estimable", "measured"]
+__all__ = ["Measured", "bias_corrected", "describe_kind", "estimable", "largest_of", "measured"]
 
 _KINDS = (
     KL,
@@ -107,7 +107,7 @@ def describe_kind(
     a, b = table.a, table.b
     found = measured(kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins)
     refused = is_refused(table) | ~found.standard_error.isfinite()
-    largest = math.inf if isinstance(kind, KL | ReverseKL | Jeffreys) else _largest(kind)
+    largest = math.inf if isinstance(kind, KL | ReverseKL | Jeffreys) else largest_of(kind)
     low = found.interval[0].masked_fill(refused, 0.0)
     high = found.interval[1].masked_fill(refused, largest)
     error = found.standard_error.masked_fill(refused, math.inf)
@@ -125,7 +125,8 @@ def describe_kind(
     return Measured(found.value, error, (low, high)), (*notes, *table.notes)
 
 
-def _largest(kind: Divergence) -> float:
+def largest_of(kind: Divergence) -> float:
+    """Return the largest value that a kind other than KL, its reverse and Jeffreys can have."""
     if isinstance(kind, Renyi):
         return math.inf
     return 1.0 if isinstance(kind, TotalVariation) else measure_of(kind).largest

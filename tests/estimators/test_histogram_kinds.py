@@ -1,0 +1,100 @@
+"""Kinds other than KL from draws of numbers, by the histogram: truths by quadrature."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats as st
+from scipy.special import rel_entr
+
+from kullback import Samples, kl_estimate
+from kullback.errors import NoRuleError
+from kullback.estimators import bias_corrected, histogram
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "a shift": (st.norm(), st.norm(0.5)),
+    "equal": (st.norm(), st.norm()),
+    "far apart": (st.norm(), st.norm(4)),
+    "exponentials": (st.expon(), st.expon(scale=2)),
+    "heavy tails": (st.t(3), st.norm()),
+    "ends": (st.uniform(), st.beta(2, 2)),
+}
+
+
+def integral(f: Any, p: Any, q: Any) -> float:
+    """Sum Gauss and Legendre's rule over panels that end where the densities do."""
+    ends = [p.ppf(1e-13), q.ppf(1e-13), p.isf(1e-13), q.isf(1e-13)]
+    cuts = np.linspace(min(ends), max(ends), 2001)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    half = np.diff(cuts)[:, None] / 2
+    x = (cuts[1:] + cuts[:-1])[:, None] / 2 + half * nodes
+    return float((half * weights * f(p.pdf(x), q.pdf(x))).sum())
+
+
+def truth(kind: str, p: Any, q: Any) -> float:
+    if kind == "js":
+        return integral(lambda a, b: (rel_entr(a, (a + b) / 2) + rel_entr(b, (a + b) / 2)) / 2, p, q)
+    if kind == "tv":
+        return integral(lambda a, b: abs(a - b) / 2, p, q)
+    overlap = integral(lambda a, b: np.sqrt(a * b), p, q)
+    return -2 * math.log(overlap) if kind == "renyi:0.5" else 4 * (1 - overlap)
+
+
+def draws(name: str, seed: int, n: int) -> tuple[Samples, Samples]:
+    rng = np.random.default_rng(seed)
+    p, q = PAIRS[name]
+    return Samples(p.rvs(n, random_state=rng)), Samples(q.rvs(n, random_state=rng))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("kind", ["js", "tv", "renyi:0.5"])
+def test_intervals_of_bounded_kinds_hold_and_end(name: str, kind: str) -> None:
+    wanted, held = truth(kind, *PAIRS[name]), 0
+    for seed in range(5):
+        found = kl_estimate(*draws(name, seed, 400), kind=kind)
+        assert found.method == "histogram"
+        assert found.interval is not None
+        assert found.standard_error is not None
+        low, high = map(float, found.interval)
+        assert low <= float(found.value) <= high < math.inf
+        held += low <= wanted <= high
+    assert held >= 4
+
+
+@pytest.mark.parametrize("kind", ["chi2", "renyi:2", "alpha:2", "alpha:-1"])
+@pytest.mark.parametrize("name", ["equal", "heavy tails"])
+def test_powers_that_the_tails_decide_have_no_upper_end(name: str, kind: str) -> None:
+    found = kl_estimate(*draws(name, 0, 400), kind=kind)
+    assert found.interval is not None
+    assert math.isinf(float(found.interval[1]))
+    assert math.isfinite(float(found.value))
+    assert any("The tails decide" in note for note in found.notes)
+
+
+def test_both_directions_are_those_of_kl() -> None:
+    p, q = draws("exponentials", 0, 400)
+    forward, back = histogram(p, q), histogram(q, p)
+    assert histogram(p, q, kind="reverse_kl").value == back.value
+    assert float(histogram(p, q, kind="jeffreys").value) == pytest.approx(
+        float(forward.value + back.value), rel=1e-12
+    )
+    assert kl_estimate(p, q, kind="reverse_kl").interval == back.interval
+
+
+def test_bits_are_nats_over_their_logarithm() -> None:
+    p, q = draws("a shift", 0, 400)
+    nats, bits = kl_estimate(p, q, kind="js"), kl_estimate(p, q, kind="js", base=2)
+    assert float(bits.value) == pytest.approx(float(nats.value) / math.log(2), rel=1e-12)
+
+
+def test_prices_and_vectors() -> None:
+    x, y = np.repeat(np.arange(1.99, 400, 10), 9), np.repeat(np.arange(0.95, 400, 7), 9)
+    codes = np.unique(np.concatenate([x, y]), return_inverse=True)[1]
+    found = kl_estimate(Samples(x), Samples(y), kind="tv")
+    assert found.value == bias_corrected(Samples(codes[: len(x)]), Samples(codes[len(x) :]), "tv").value
+    vectors = Samples(np.random.default_rng(0).standard_normal((50, 2)))
+    with pytest.raises(NoRuleError, match="categories or numbers on both sides"):
+        kl_estimate(vectors, vectors, kind="js")
