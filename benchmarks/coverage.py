@@ -23,13 +23,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import scipy.stats as st
 import torch
 from scipy.special import digamma, gammaln
 from timing import RESULTS, machine
 from torch.distributions import Distribution, Laplace, Normal, StudentT, Uniform
 
-from kullback import Estimate, Samples, kl_estimate
+from kullback import Estimate, Samples, compare_tables, kl_estimate
 from kullback.errors import KullbackError
 from kullback.estimators import log_ratio
 
@@ -164,12 +165,33 @@ def weighted(rng: np.random.Generator, n: int) -> Samples:
     return Samples(x, weights=np.exp(-(x**2) / 2 + x**2 / 3.38))
 
 
+def of_tables(p: Samples, q: Samples, generator: torch.Generator) -> Estimate:
+    """PSI of two tables with one column of categories."""
+    del generator
+    columns = ([f"c{value:g}" for value in side.tensor[:, 0].tolist()] for side in (p, q))
+    found = compare_tables(*(pa.table({"x": column}) for column in columns)).columns[0]
+    low, high = map(double, found.psi.interval or (0.0, math.inf))
+    return Estimate(double(found.psi.value or 0.0), None, "PSI", (low, high))
+
+
+def psi(name: str, p: Any, q: Any, n: int, m: int) -> Case:
+    """A case of PSI in categories: n rows of P against m of Q."""
+    p, q = (np.asarray(x, float) / np.sum(x) for x in (p, q))
+    truth = float(((p - q) * np.log(p / q)).sum())
+
+    def draw(probabilities: np.ndarray, rows: int) -> Draw:
+        return lambda rng, _: rng.choice(len(probabilities), rows, p=probabilities).astype(float)
+
+    return Case(name, truth, draw(p, n), draw(q, m), n, 1.0, of_tables)
+
+
 T3 = StudentT(double(3.0), double(0.0), double(1.0))
 STANDARD = Normal(double(0.0), double(1.0))
 LAPLACE = Laplace(double(0.0), double(1.0))
 NORMAL, THREE, FIVE = st.norm(), st.t(3), st.t(5)
 K, FAR = np.arange(1, 100_001.0), np.arange(400.0)
 FIRST, SECOND = np.array([2.0, 3, 4, 5]), np.full(4, 3.0)
+SIX_CATEGORIES = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
 FIVE_CATEGORIES = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 
 
@@ -236,6 +258,14 @@ def cases() -> list[Case]:
         ),
         Case("a total among three", 0.25, with_total(0, np.float64), with_total(0.5, np.float64), 1000, 0.3),
         Case("a total in float32", 0.25, with_total(0, np.float32), with_total(0.5, np.float32), 1000, 0.3),
+        psi("PSI of six categories against 20,000 rows, P = Q", SIX_CATEGORIES, SIX_CATEGORIES, 100, 20_000),
+        psi(
+            "PSI of six categories against 20,000 rows",
+            SIX_CATEGORIES,
+            SIX_CATEGORIES * np.exp(0.5 * np.resize([1, -1], 6)),
+            100,
+            20_000,
+        ),
         Case("clusters, 20 of 50, P = Q", 0.0, clustered(0, 20), clustered(0, 20), 1000, 0.5),
         Case("clusters, 20 of 50, shift 0.5", 0.125, clustered(0, 20), clustered(0.5, 20), 1000),
         Case("clusters, 50 of 20, shift 0.5", 0.125, clustered(0, 50), clustered(0.5, 50), 1000),

@@ -44,11 +44,11 @@ class Case(NamedTuple):
     high: float = math.inf
     binary: bool = False
     clustered: bool = False
-    ordered: bool = False  # whether rows may depend on their neighbors, so that their order is examined
     truth: float | None = None
     unseen: bool = (
         False  # whether samples may hold none of the rows that carry the mean, which no interval can tell
     )
+    ordered: bool = False  # whether rows may depend on their neighbors, so that their order is examined
 
 
 def rows(draw: Callable[[np.random.Generator, int], Any]) -> Draw:
