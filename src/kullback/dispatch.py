@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_value, safe_repr
 from kullback.estimate import Estimate
-from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
 from kullback.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import FEWEST_DRAWS, METHODS, Options, estimate
@@ -414,11 +414,11 @@ def between_distributions(
 ) -> Estimate:
     """Return a divergence of two torch distributions, with its method and error."""
     kind = as_kl(kind)
-    if isinstance(kind, KL):
+    if behaves_as(kind, KL):
         return estimate(call, p, q, options)
-    if isinstance(kind, ReverseKL):
+    if behaves_as(kind, ReverseKL):
         return estimate(call, q, p, options)
-    if isinstance(kind, Jeffreys):
+    if behaves_as(kind, Jeffreys):
         return _sum(estimate(call, p, q, options), estimate(call, q, p, options))
     return estimate(call, p, q, options, kind)
 

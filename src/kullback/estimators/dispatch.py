@@ -38,7 +38,7 @@ from kullback.estimators.knn.api import nearest_neighbors
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import as_categories
-from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, behaves_as
 from kullback.representations import Counts, Representation, first_of
 from kullback.samples import Samples
 
@@ -124,11 +124,11 @@ def _in_the_name_of(call: str) -> Generator[None]:
 
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     call = settings.call
-    if isinstance(kind, ReverseKL):
+    if behaves_as(kind, ReverseKL):
         return exchanged(_kl(settings, q, p))
-    if isinstance(kind, Jeffreys):
+    if behaves_as(kind, Jeffreys):
         return added(_kl(settings, p, q), exchanged(_kl(settings, q, p)))
-    if not isinstance(kind, KL):
+    if not behaves_as(kind, KL):
         if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
             return bias_corrected(p, q, kind, confidence=settings.confidence)
         if settings.method in ("auto", "histogram") and _is_number(p) and _is_number(q):

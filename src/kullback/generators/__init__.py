@@ -15,12 +15,15 @@ nearly equal numbers, and an error in the normalization enters only in second or
 Where p = 0 a term is :math:`q f(0)`, and where q = 0 it is :math:`p \lim_{r \to \infty} f(r)/r`. At p = q = 0 every
 term is 0.
 
+`FDivergence` makes a divergence from a function f of your own, its derivatives and limits included.
+
 `parse` returns the divergence that a name such as ``"js:0.5"`` stands for.
 """
 
-from kullback.generators.base import Divergence, FinitePair
+from kullback.generators.base import Divergence, FinitePair, behaves_as
 from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.generators.names import as_divergence, parse
+from kullback.generators.of_ratio import FDivergence
 from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "Alpha",
     "ChiSquared",
     "Divergence",
+    "FDivergence",
     "FinitePair",
     "JensenShannon",
     "Jeffreys",
@@ -37,5 +41,6 @@ __all__ = [
     "SquaredHellinger",
     "TotalVariation",
     "as_divergence",
+    "behaves_as",
     "parse",
 ]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.generators import Divergence, FinitePair, TotalVariation
+from kullback.generators import Divergence, FinitePair, TotalVariation, behaves_as
 from kullback.kernels.labels import HardLabels
 from kullback.numeric import tensor_of, upcast
 from kullback.representations import Representation
@@ -164,7 +164,7 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
     Total variation alone feels it in first order: the classes with most mass change sides by it. A sum that is nothing
     beside that of |q - p| is left, so that classes of p = q keep their derivative of 0.
     """
-    if not isinstance(kind, TotalVariation):
+    if not behaves_as(kind, TotalVariation):
         return pair
     difference = pair.q_minus_p().detach()
     left = difference.sum(-1, keepdim=True)

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, MixtureSameFamily
+from torch.distributions import Distribution, Independent, MixtureSameFamily, TransformedDistribution
 
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
-from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL
+from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL, behaves_as
+from kullback.generators.growth import power_of
 from kullback.pairs.checks import check_domains, check_integrable
 from kullback.pairs.clone import (
     are_valid,
@@ -24,10 +25,10 @@ from kullback.pairs.clone import (
     zero_of_parameters,
 )
 from kullback.pairs.closed_forms.native import fused_divergence
-from kullback.pairs.closed_forms.reductions import sum_of_dimensions
+from kullback.pairs.closed_forms.reductions import kl_transformed_transformed, sum_of_dimensions
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.densities.base import density_of
-from kullback.pairs.integration.divergence_terms import power_order, total_of_masses
+from kullback.pairs.integration.divergence_terms import total_of_masses
 from kullback.pairs.numerics.parameters import batch_shape_of, categorical_of, dtype_of, log_probs_of
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
@@ -60,12 +61,13 @@ Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate
 
 def as_kl(kind: Divergence) -> Divergence:
     """Return `KL()` or `ReverseKL()` for a kind that is one of them under another name, else the kind."""
-    if isinstance(kind, Alpha | Renyi) and kind.alpha in (0.0, 1.0):
-        return KL() if kind.alpha == 1 else ReverseKL() if isinstance(kind, Alpha) else kind
-    if isinstance(kind, SkewKL) and kind.alpha == 0:
+    given: Any = kind
+    if (behaves_as(kind, Alpha) or behaves_as(kind, Renyi)) and given.alpha in (0.0, 1.0):
+        return KL() if given.alpha == 1 else ReverseKL() if behaves_as(kind, Alpha) else kind
+    if behaves_as(kind, SkewKL) and given.alpha == 0:
         return KL()
-    if isinstance(kind, JensenShannon) and kind.scaled and kind.beta in (0.0, 1.0):
-        return ReverseKL() if kind.beta == 1 else KL()
+    if behaves_as(kind, JensenShannon) and given.scaled and given.beta in (0.0, 1.0):
+        return ReverseKL() if given.beta == 1 else KL()
     return kind
 
 
@@ -82,10 +84,10 @@ def estimate(
         kind: which divergence; left out, `KL()`.
     """
     kind = KL() if kind is None else kind
-    rules = _KL_RULES if isinstance(kind, KL) else _OTHER_RULES
+    rules = _KL_RULES if behaves_as(kind, KL) else _OTHER_RULES
     if overrides_density(p) or overrides_density(q):
         rules = _RULES_BY_DENSITY
-    if isinstance(kind, KL):
+    if behaves_as(kind, KL):
         found = _by_rule_of_users(call, p, q, options)
         if found is not None:
             return found
@@ -94,7 +96,7 @@ def estimate(
     masked = _by_mask(call, p, q, kind, options)
     if masked is not None:
         return masked
-    if options.method == "monte_carlo" and isinstance(kind, KL):
+    if options.method == "monte_carlo" and behaves_as(kind, KL):
         return monte_carlo.estimate(call, p, q, options)
     for rule in rules:
         found = rule(call, p, q, kind, options)
@@ -313,6 +315,17 @@ def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> E
 # ---- Rules of the other kinds.
 
 
+def _by_equal_maps(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+) -> Estimate | None:
+    """Return the divergence of variables of which P and Q are the images under equal maps, which change none."""
+    if not (isinstance(p, TransformedDistribution) and isinstance(q, TransformedDistribution)):
+        return None
+    if find_reduction(type(p), type(q)) is not kl_transformed_transformed:
+        return None
+    return kl_transformed_transformed(p, q, lambda a, b: estimate(call, a, b, options, kind))
+
+
 def _by_classes(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
@@ -333,8 +346,10 @@ def _by_renyi(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
     """Compute powers of p / q from Renyi's divergence in closed form."""
-    power = power_order(kind)
-    alpha = kind.alpha if isinstance(kind, Renyi) else power[0] if power else None
+    power = power_of(kind)
+    alpha: float | None = (
+        power[0] if power else getattr(kind, "alpha", None) if behaves_as(kind, Renyi) else None
+    )
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
         return None
     if options.method not in ("auto", "closed_form"):
@@ -429,7 +444,7 @@ def _of_densities(
         return None
     shape = batch_shape_of(p, q)
     value, error = divergence_of_densities(densities[0], densities[1], kind, shape, options)
-    return _finished(p, q, value.clamp(min=0) if isinstance(kind, KL) else value, error, method)
+    return _finished(p, q, value.clamp(min=0) if behaves_as(kind, KL) else value, error, method)
 
 
 _KL_RULES: tuple[Rule, ...] = (
@@ -440,7 +455,7 @@ _KL_RULES: tuple[Rule, ...] = (
     _by_rule_of_torch,
     _by_densities,
 )
-_OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_classes, _by_renyi, _by_densities)
+_OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_equal_maps, _by_classes, _by_renyi, _by_densities)
 # Of a distribution that overrides the `log_prob` of its family.
 _RULES_BY_DENSITY: tuple[Rule, ...] = (_by_nan, _by_densities)
 
@@ -479,7 +494,7 @@ def _checked(
     short = ~(options.is_accepted(found.value, found.error) | is_nan)
     if not bool(short.any()):
         return found
-    is_kl = isinstance(kind, KL)
+    is_kl = behaves_as(kind, KL)
     again = f"{call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
     raise ConvergenceError(
         explain(
@@ -500,19 +515,19 @@ def _no_rule(call: str, p: Distribution, q: Distribution, kind: Divergence, opti
     names = f"({type(p).__name__}, {type(q).__name__})"
     own = next((d for d in _parts_of(p, q) if overrides_density(d)), None)
     if own is not None and options.method == "auto":
-        rule = f"@register_kl{names} above a function of p and q, " if isinstance(kind, KL) else ""
-        draws = " or method='monte_carlo'" if isinstance(kind, KL) else ""
+        rule = f"@register_kl{names} above a function of p and q, " if behaves_as(kind, KL) else ""
+        draws = " or method='monte_carlo'" if behaves_as(kind, KL) else ""
         return NoRuleError(
             explain(
                 call,
-                "p, q" if isinstance(kind, KL) else "p, q, kind",
+                "p, q" if behaves_as(kind, KL) else "p, q, kind",
                 wanted="the log_prob of the family, or one of numbers that can be integrated or summed over a finite "
                 "set of integers from 0 on",
                 got=f"{names}, where {type(own).__name__} overrides log_prob",
                 instead=f"{rule}the family's own class where log_prob is the same{draws}",
             )
         )
-    if not isinstance(kind, KL):
+    if not behaves_as(kind, KL):
         return NoRuleError(
             explain(
                 call,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.distributions import (
@@ -14,14 +16,17 @@ from torch.distributions import (
 )
 
 from kullback.errors import invalid_value
+from kullback.generators.growth import End, Growth
 from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import Density, Tail, TailOrder
 
-__all__ = ["check_comparable", "is_infinite", "is_plain", "is_power_infinite", "tail_margins"]
+__all__ = ["check_comparable", "is_divergence_infinite", "is_infinite", "is_plain", "tail_margins"]
 
 
 # Pairs of types that were found to be comparable, as their parameters change nothing of that.
 _OF_ONE_KIND: set[tuple[type, type]] = set()
+# Terms that grow by at least this power of log(p / q) are infinite wherever those of KL are.
+_NO_LESS_THAN_KL = 0.95
 _WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 # Sets of events whose densities are by measures of their own, and what to call them.
 _SURFACES: dict[type, str] = {
@@ -185,6 +190,29 @@ def _diverges(tail: Tail, order: TailOrder) -> Tensor:
     return torch.where(power < torch.inf, of_power, (order_rate > 0) & (order_rate >= rate))
 
 
+def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:
+    """Tell for which elements of the batch a divergence is +inf for certain; None where it never is."""
+    tests = [
+        _is_infinite_as(p, q, growth.far),
+        _is_infinite_as(q, p, growth.near),
+    ]
+    found = [test for test in tests if test is not None]
+    return torch.stack(torch.broadcast_tensors(*found)).any(0) if found else None
+
+
+def _is_infinite_as(p: Density, q: Density, end: End) -> Tensor | None:
+    """Tell where terms that grow so where q is the smaller mass have an infinite sum."""
+    if end.limit < math.inf:
+        return None
+    if 0 < end.rate < math.inf:
+        return is_power_infinite(p, q, 1 + end.rate)
+    if end.rate == 0 and end.power > _NO_LESS_THAN_KL:
+        return is_infinite(p, q)
+    outside = [_reaches_out(p.low(), q.low(), below=True), _reaches_out(p.high(), q.high(), below=False)]
+    found = [test for test in outside if test is not None]
+    return torch.stack(torch.broadcast_tensors(*found)).any(0) if found else None
+
+
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
     """Tell for which elements of the batch the integral of p^alpha q^(1 - alpha) is +inf for certain; None for none."""
     if 0 <= alpha <= 1:
@@ -218,7 +246,7 @@ def _power_diverges_at(p: _End, q: _End, alpha: float) -> Tensor:
     faster = ~heavy_q & (
         has_rate_q | (order_q > 0) | (order_rate_q > 0)
     )  # q falls, for certain, as no power does
-    of_powers = alpha * power <= (alpha - 1) * torch.where(heavy_q, power_q, 0)
+    of_powers = (power_q > 0) & (alpha * power <= (alpha - 1) * torch.where(heavy_q, power_q, 0))
     of_rates = alpha * rate < (alpha - 1) * torch.where(has_rate_q, rate_q, 0)
     of_rates = torch.where(has_rate_q, of_rates, (order_q > 1) | (order_rate_q > 0))
     of_orders = (order_p > 0) & ~(order_rate_p > 0) & ((order_q > order_p) | (order_rate_q > 0))

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from kullback.generators import KL, Divergence
+from kullback.generators import KL, Divergence, behaves_as
+from kullback.generators.growth import growth_of
 from kullback.pairs.densities.base import Density
 from kullback.pairs.densities.own_scale import in_own_scale
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
@@ -18,7 +19,7 @@ from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.integration.uniform_endpoints import integrate_kl
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Options
-from kullback.pairs.support import is_infinite, is_power_infinite
+from kullback.pairs.support import is_divergence_infinite
 
 __all__ = ["divergence_of_densities", "method_for"]
 
@@ -55,8 +56,7 @@ def divergence_of_densities(
 def _finite_elements(
     p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
 ) -> Integral:
-    order = DivergenceTerms(kind).order
-    infinite = is_infinite(p, q) if isinstance(kind, KL) else is_power_infinite(p, q, order)
+    infinite = is_divergence_infinite(p, q, growth_of(kind))
     if infinite is None or not bool(infinite.any()):
         return _in_blocks(p, q, kind, shape, options)
     infinite = infinite.expand(shape)
@@ -80,10 +80,10 @@ def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, opti
         return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
     if not (p.is_splittable() and q.is_splittable()):
         p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
-        p, q = in_own_scale(p, q, of_p=isinstance(kind, KL))
+        p, q = in_own_scale(p, q, of_p=behaves_as(kind, KL))
         return _compute(p, q, kind, shape, options, options.max_evaluations)
     p, q = (density.mapped(lambda x: x.expand(shape).reshape(-1, 1)) for density in (p, q))
-    p, q = in_own_scale(p, q, of_p=isinstance(kind, KL))
+    p, q = in_own_scale(p, q, of_p=behaves_as(kind, KL))
     parts: list[Integral] = []
     for start in range(0, shape.numel(), _BLOCK):
         block = torch.arange(start, min(start + _BLOCK, shape.numel()), device="cpu")
@@ -127,7 +127,7 @@ def _compute(
 ) -> Integral:
     target = options.target()._replace(max_evaluations=evaluations)
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
-        if not isinstance(kind, KL):
+        if not behaves_as(kind, KL):
             compute = sum_divergence if p.integer else integrate_divergence
             return compute(p, q, DivergenceTerms(kind), shape, target)
         if p.integer:  # small sums of few terms are as exact as large ones

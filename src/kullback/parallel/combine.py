@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi
+from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi, behaves_as
 from kullback.parallel.ranks import stacked
 
 __all__ = ["Merged", "Rule", "rule_of"]
@@ -240,7 +240,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
     Raises:
         ArgumentValueError: it is neither a sum over classes nor `Renyi`.
     """
-    if isinstance(kind, Renyi):
+    if isinstance(kind, Renyi) and behaves_as(kind, Renyi):
         if kind.alpha == 1:
             return Rule(KL(), classes)
         if kind.alpha == 0:

@@ -24,7 +24,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.estimate import Estimate
-from kullback.generators import KL, Divergence, ReverseKL, as_divergence
+from kullback.generators import KL, Divergence, ReverseKL, as_divergence, behaves_as
 from kullback.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.pairs.clone import detached, upcast_copy, usable, with_tensors
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
@@ -278,7 +278,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
     if isinstance(target, Distribution):
         return DivergenceObjective(target, kind)
     if isinstance(target, Samples):
-        if not isinstance(kind, KL):
+        if not behaves_as(kind, KL):
             raise invalid_value(
                 "fit",
                 "kind",
@@ -287,7 +287,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
                 instead="kind=KL(), which is maximum likelihood",
             )
         return LikelihoodObjective(target)
-    if not isinstance(kind, ReverseKL):
+    if not behaves_as(kind, ReverseKL):
         raise invalid_value(
             "fit",
             "kind",
@@ -312,13 +312,13 @@ def _fitted(
 ) -> Found:
     method = settings.method
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
-    if isinstance(kind, KL) and method in ("auto", by_formula):
+    if behaves_as(kind, KL) and method in ("auto", by_formula):
         distribution = nearest(q, target, family, fixed)
         # Without finite means, in float64 or at all, the other methods find the optimum or say that there is none.
         others = method == "auto" and isinstance(target, Distribution)
         if distribution is not None and (has_numbers(distribution) or not others):
             return _by_formula(q, distribution, objective, by_formula, settings)
-    if method in ("auto", "em") and isinstance(kind, KL) and isinstance(q, MixtureSameFamily):
+    if method in ("auto", "em") and behaves_as(kind, KL) and isinstance(q, MixtureSameFamily):
         found = _by_em(q, target, objective, family, settings)
         if found is not None:
             return found

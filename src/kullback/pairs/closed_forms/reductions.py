@@ -26,7 +26,7 @@ from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.special import safe_logsumexp
 
-__all__ = ["sum_of_dimensions"]
+__all__ = ["kl_transformed_transformed", "sum_of_dimensions"]
 
 SolvePair = Callable[[Distribution, Distribution], Estimate]
 
@@ -56,7 +56,7 @@ def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return KL of the base distributions if the transforms are equal and bijective, as these change no divergence."""
+    """Return that of the base distributions if the transforms are equal and bijective: they change no divergence."""
     if not _same(p.transforms, q.transforms) or not all(step.bijective for step in p.transforms):
         return None
     return kl(p.base_dist, q.base_dist)

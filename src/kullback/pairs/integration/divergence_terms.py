@@ -14,33 +14,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kullback.generators import (
-    Alpha,
-    ChiSquared,
-    Divergence,
-    FinitePair,
-    Renyi,
-    SquaredHellinger,
-    TotalVariation,
-)
+from kullback.generators import Divergence, FinitePair, Renyi, TotalVariation, behaves_as
+from kullback.generators.growth import Corner, Growth, growth_of, is_own, power_of
+from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
-__all__ = ["DivergenceTerms", "power_order", "total_of_masses", "with_derivatives"]
+__all__ = ["DivergenceTerms", "total_of_masses", "with_derivatives"]
 
 
 # The logarithm of a mass that rounds to 0, as does its square root.
 _NO_MASS = -2000.0
 # The largest logarithm of a derivative: sums of such derivatives are finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
-
-
-def power_order(kind: Divergence) -> tuple[float, float] | None:
-    """Return the order alpha of a power divergence, and how many times Alpha(alpha) it is; None for other kinds."""
-    if isinstance(kind, Alpha):
-        return kind.alpha, 1.0
-    if isinstance(kind, ChiSquared):
-        return 2.0, 2.0
-    return (0.5, 0.25) if isinstance(kind, SquaredHellinger) else None
 
 
 class DivergenceTerms(NamedTuple):
@@ -51,23 +36,36 @@ class DivergenceTerms(NamedTuple):
     @property
     def order(self) -> float:
         """The order of a power divergence or of Renyi's; 1 for every other kind."""
-        order = power_order(self.kind)
-        return order[0] if order else self.kind.alpha if isinstance(self.kind, Renyi) else 1.0
+        power = power_of(self.kind)
+        if power:
+            return power[0]
+        return self.kind.alpha if behaves_as(self.kind, Renyi) else 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
-    def is_bounded(self) -> bool:
-        """Whether the integral of the terms is finite for all pairs."""
-        return 0 <= self.order <= 1
+    def growth(self) -> Growth:
+        """How the terms grow where one mass is far smaller than the other."""
+        return growth_of(self._additive())
 
     @property
-    def is_smooth(self) -> bool:
-        """Whether the terms are smooth where the densities cross."""
-        return not isinstance(self._additive(), TotalVariation)
+    def corners(self) -> tuple[Corner, ...]:
+        """Where the terms have corners."""
+        return self.growth.corners
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the terms are known by their ratio alone, as a user's own are."""
+        return isinstance(self._additive(), OfRatio)
 
     def _additive(self) -> Divergence:
         """Return a kind with the terms to integrate: for Renyi's at order 0, which has none, those of its masses."""
-        is_renyi_0 = isinstance(self.kind, Renyi) and self.kind.alpha == 0
+        if is_own(self.kind):
+            return self.kind if isinstance(self.kind, OfRatio) else OwnTerms(self.kind)
+        is_renyi_0 = behaves_as(self.kind, Renyi) and self.order == 0
         return TotalVariation() if is_renyi_0 else self.kind
+
+    def _whole(self) -> Divergence:
+        """Return the kind that has the total and its derivatives: own sums of terms are safe from overflow."""
+        return self._additive() if type(self.kind).total is Divergence.total else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the terms of masses given by their logarithms."""
@@ -76,16 +74,22 @@ class DivergenceTerms(NamedTuple):
     def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return about how large a term is, as a logarithm, also where it would over- or underflow."""
         either = torch.maximum(log_p, log_q)
-        if self.is_bounded:
+        growth = self.growth
+        if growth.is_bounded:
             return either
         d = torch.where(log_p == log_q, 0, log_p - log_q)
-        powered = torch.maximum(log_p + (self.order - 1) * d, either)
-        return torch.where(d.isinf(), either, powered)
+        size = torch.zeros_like(either)
+        for end, sign in ((growth.far, 1), (growth.near, -1)):
+            if end.limit == math.inf and end.rate < math.inf:
+                distance = torch.where(d.isfinite(), sign * d, 0).clamp(min=0)
+                grown = end.rate * distance + end.power * torch.log1p(distance)
+                size = torch.maximum(size, grown)
+        return either + torch.where(either > -torch.inf, size, 0)
 
     def total(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the divergence of masses along the last dimension, without a gradient."""
         with torch.no_grad():
-            return self.kind.total(_pair(log_p, log_q))
+            return self._whole().total(_pair(log_p, log_q))
 
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass.
@@ -95,10 +99,10 @@ class DivergenceTerms(NamedTuple):
         """
         if 0 != self.order != 1:
             found = self._power_derivatives(log_p, log_q)
-        elif isinstance(self.kind, Renyi):  # of order 0, where it matters which masses are none
+        elif behaves_as(self.kind, Renyi):  # of order 0, where it matters which masses are none
             found = self.kind.derivatives(_pair(log_p, log_q))
         else:  # no mass is one too small to count, which has a derivative
-            found = self.kind.derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
+            found = self._whole().derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
         both = zip(found, (log_p, log_q), strict=True)
         by_p, by_q = (_less_mean(torch.where(log.isfinite() & by.isfinite(), by, 0), log) for by, log in both)
         return by_p, by_q
@@ -124,11 +128,11 @@ class DivergenceTerms(NamedTuple):
         there = (log_p > -torch.inf) & (log_q > -torch.inf)
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
         log_power = torch.where(there, alpha * a + (1 - alpha) * b, -torch.inf)
-        if isinstance(self.kind, Renyi):  # alpha / sum A times those of Alpha
+        if behaves_as(self.kind, Renyi):  # alpha / sum A times those of Alpha
             log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
         else:
-            order = power_order(self.kind)
-            log_scale = torch.full_like(log_p[..., :1], math.log(order[1] if order else 1.0))
+            power = power_of(self.kind)
+            log_scale = torch.full_like(log_p[..., :1], math.log(power[1] if power else 1.0))
         power = torch.exp((log_power + log_scale).clamp(max=_LARGEST_LOG_DERIVATIVE))
         found: list[Tensor] = []
         for log_mass, exponent in ((log_p, (alpha - 1) * (a - b)), (log_q, alpha * (a - b))):
@@ -138,12 +142,25 @@ class DivergenceTerms(NamedTuple):
             found.append(torch.where(near & there, close, power - mass))
         return found[0] / (alpha - 1), -found[1] / alpha
 
-    def error(self, value: Tensor, error: Tensor) -> Tensor:
-        """Turn the error of the sum of terms into that of the divergence, which for Renyi's is a function of it."""
-        if not isinstance(self.kind, Renyi):
+    def error(self, value: Tensor, error: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Turn the error of the sum of terms into that of the divergence, which may be a function of it."""
+        if type(self.kind).total is Divergence.total:
             return error
-        alpha = self.kind.alpha
+        if not behaves_as(self.kind, Renyi):
+            return error * self._change_by_terms(log_p, log_q)
+        alpha = self.order
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
+
+    def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Return by how much a user's own function of a sum of terms changes with that sum, with a margin."""
+        by_total = self.kind.derivatives(_pair(log_p, log_q))
+        by_terms = self._additive().derivatives(_pair(log_p, log_q))
+        sizes = [
+            torch.where(log.isfinite() & by.isfinite(), by, 0).abs().sum(-1)
+            for pair in (by_total, by_terms)
+            for by, log in zip(pair, (log_p, log_q), strict=True)
+        ]
+        return 2 * (sizes[0] + sizes[1]) / (sizes[2] + sizes[3]).clamp(min=1e-300)
 
 
 def _less_mean(derivative: Tensor, log_mass: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kullback.generators.growth import Corner, Growth
 from kullback.pairs.densities.base import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, corner_terms, find_breaks, moving
 from kullback.pairs.integration.divergence_terms import DivergenceTerms, with_derivatives
@@ -74,7 +76,7 @@ def _integral(
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)
         value = terms.total(*logs)
-        error = torch.where(diverges, 0.0, terms.error(value, error))
+        error = torch.where(diverges, 0.0, terms.error(value, error, *logs))
         unintegrated = torch.stack([(torch.exp(log).sum(-1) - 1).abs() for log in logs]).amax(0)
         unintegrated = torch.where(diverges, 0.0, unintegrated)
     if torch.is_grad_enabled():
@@ -225,6 +227,7 @@ def integrate_divergence(
     parts: list[Panels] = []
     measures: list[Callable[[Tensor, Tensor], Panels]] = []
     diverges, unseen = torch.zeros(2, *batch_shape, dtype=torch.bool, device="cpu")
+    rest = torch.zeros(batch_shape, dtype=torch.float64, device="cpu")
     with torch.no_grad():
         for number, (low, high) in enumerate(_pieces(p, q, shape)):
             exists = torch.ones(shape, dtype=torch.bool, device="cpu") if low is None else low.isfinite()
@@ -232,15 +235,15 @@ def integrate_divergence(
             if not bool(exists.any()):
                 continue
             piece, breakpoints = _placed(number, p, q, Coordinate(low, high), exists)
-            lower, upper, runs_away, is_lost = _first_panels(piece, p, q, breakpoints, terms)
+            first = _first_panels(piece, p, q, breakpoints, terms)
 
             def measure(lower: Tensor, upper: Tensor, piece: _Piece = piece) -> Panels:
                 return Panels(lower, upper, _measured(piece, p, q, lower, upper, terms))
 
             pieces.append(piece)
-            parts.append(measure(lower, upper))
+            parts.append(measure(first.lower, first.upper))
             measures.append(measure)
-            diverges, unseen = diverges | runs_away, unseen | is_lost
+            diverges, unseen, rest = diverges | first.diverges, unseen | first.is_lost, rest + first.rest
 
         def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
             value, error, mass_error, rounding = _sums(parts)
@@ -251,13 +254,13 @@ def integrate_divergence(
             ]
 
         refine(parts, measures, assess, target.max_evaluations)
-        if not terms.is_smooth:
+        for corner in terms.corners:
             parts[:] = [
-                measure(*_cut_at_crossings(piece, p, q, part.lower, part.upper))
+                measure(*_cut_at_crossings(piece, p, q, part.lower, part.upper, corner.at))
                 for piece, part, measure in zip(pieces, parts, measures, strict=True)
             ]
         _, error, _, rounding = _sums(parts)
-        error = torch.where(unseen, torch.inf, SAFETY * error + rounding)
+        error = torch.where(unseen, torch.inf, SAFETY * error + rounding + rest)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
         return _log_masses(pieces, parts, (density_p, density_q), (p, q), needed)
@@ -310,18 +313,18 @@ def _of_breaks(
             return by_p, by_q
 
         total = total + corner_terms(piece.breaks(densities, fixed, part.lower, part.upper), derivatives)
-        if not terms.is_smooth:
-            total = total + _of_crossings(piece, densities, fixed, part)
+        for corner in terms.corners:
+            total = total + _of_crossings(piece, densities, fixed, part, corner)
     return total
 
 
-def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels) -> Tensor:
-    """Return what the corners of |p - q| / 2 where the densities cross add to second derivatives; see `corner_terms`.
+def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels, corner: Corner) -> Tensor:
+    """Return what a corner of the terms adds to second derivatives where it is crossed; see `corner_terms`.
 
-    With a slope s of log p - log q at a crossing, where both are q, that is q / s times the square of its derivative.
+    With a slope s of log p - log q at a crossing, it is p / s times the change of f' and the square of its derivative.
     """
     v = panel_nodes(part.lower, part.upper)[0].flatten(-2).sort(-1).values
-    d = _log_ratio(piece, fixed, v)
+    d = _log_ratio(piece, fixed, v) - corner.at
     known = (d.abs() > _SAME) & d.isfinite()  # at a crossing the sign is that of rounding
     last = torch.where(known, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
@@ -331,11 +334,11 @@ def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels) -
         return torch.zeros((), dtype=torch.float64, device="cpu")
     index = crosses.to(torch.uint8).topk(count, dim=-1).indices
     low, high = v.gather(-1, last.gather(-1, index)), v.gather(-1, index)
-    place = _bisected(piece, *fixed, low, high, d.gather(-1, index) > 0)
+    place = _bisected(piece, fixed, low, high, d.gather(-1, index) > 0, corner.at)
     step = 1e-4 * (high - low)
     ends = (_log_ratio(piece, fixed, place + side * step) for side in (1, -1))
     slope = ((next(ends) - next(ends)) / (2 * step)).abs()
-    size = torch.exp(piece.log_densities(*fixed, place)[1]) / torch.where(slope > 0, slope, 1)
+    size = corner.change * torch.exp(piece.log_densities(*fixed, place)[0]) / torch.where(slope > 0, slope, 1)
     size = torch.where(crosses.gather(-1, index) & (slope > 0) & size.isfinite(), size, 0)
     moves = _log_ratio(piece, densities, place)
     moves = torch.where(size > 0, moves - moves.detach(), 0)
@@ -377,43 +380,115 @@ def _placed(
     return piece, [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in found]
 
 
+class _FirstPanels(NamedTuple):
+    """Panels over all that is not negligible, where the terms do not fall, or are lost to underflow, and the rest."""
+
+    lower: Tensor
+    upper: Tensor
+    diverges: Tensor
+    is_lost: Tensor
+    rest: Tensor
+    """About the integral of the terms beyond the last points at which float64 has the densities."""
+
+
 def _first_panels(
     piece: _Piece, p: Density, q: Density, breakpoints: list[Tensor], terms: DivergenceTerms
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return panels over all that is not negligible, and where the terms do not fall, or are lost to underflow."""
+) -> _FirstPanels:
+    growth = terms.growth
     v = scan_points(breakpoints)
-    log_p, log_q, _ = piece.log_densities(p, q, v)
+    log_p, log_q, known = _known_logs(piece, (p, q), v, growth)
+    ends_inside = known & (torch.maximum(log_p, log_q) > -torch.inf)
+    if not growth.is_bounded and not bool(
+        ends_inside.all()
+    ):  # up to where the densities are known, the scan may be far too coarse
+        v = _with_points_to_the_end(piece, (p, q), v, ends_inside, growth)
+        log_p, log_q, known = _known_logs(piece, (p, q), v, growth)
     either = torch.maximum(log_p, log_q)
-    there = either > -torch.inf
+    there = known & (either > -torch.inf)
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
     diverges = _runs_away(log_size, there) | _runs_away(log_size.flip(-1), there.flip(-1))
-    diverges = diverges & (not terms.is_bounded)
+    diverges = diverges & (not growth.is_bounded)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
     kept = _matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
-    lost = (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges
+    lost = (not terms.is_own) & (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges
     start, stop = span(v, kept)
-    if not terms.is_smooth:
-        breakpoints = [*breakpoints, _crossings(piece, p, q, v, log_p, log_q)]
-    return *first_edges(start, stop, breakpoints, _FIRST_PANELS), diverges, lost
+    rest = torch.zeros_like(diverges, dtype=v.dtype)
+    if not growth.is_bounded and not bool(there.all()):
+        lower, rest_below = _beyond(v.flip(-1), there.flip(-1), log_size.flip(-1))
+        upper, rest_above = _beyond(v, there, log_size)
+        cut = ~diverges.unsqueeze(-1) & there.any(-1, keepdim=True)
+        start = torch.where(cut, torch.maximum(start, lower), start)
+        stop = torch.where(cut, torch.minimum(stop, upper), stop)
+        rest = torch.where(cut, rest_below + rest_above, 0).squeeze(-1)
+    for corner in terms.corners:
+        breakpoints = [*breakpoints, _crossings(piece, (p, q), v, log_p > log_q + corner.at, corner.at)]
+    return _FirstPanels(*first_edges(start, stop, breakpoints, _FIRST_PANELS), diverges, lost, rest)
 
 
-def _crossings(piece: _Piece, p: Density, q: Density, v: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return where the densities cross between points of a grid, by bisection; any point where they do not."""
-    above = log_p > log_q
+def _known_logs(piece: _Piece, densities: _Both, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, Tensor]:
+    """Return both logarithms, and where they give the terms: not where one underflows that makes the terms grow."""
+    log_p, log_q, _ = piece.log_densities(*densities, v)
+    both = (log_p > -torch.inf).any(-1, keepdim=True) & (log_q > -torch.inf).any(-1, keepdim=True)
+    return log_p, log_q, ~(_is_lost(log_p, log_q, growth) & both)
+
+
+def _is_lost(log_p: Tensor, log_q: Tensor, growth: Growth) -> Tensor:
+    some_p, some_q = log_p > -torch.inf, log_q > -torch.inf
+    lost = torch.zeros_like(some_p)
+    if growth.far.limit == math.inf:
+        lost = lost | (some_p & ~some_q)
+    return lost | (some_q & ~some_p) if growth.near.limit == math.inf else lost
+
+
+def _with_points_to_the_end(
+    piece: _Piece, densities: _Both, v: Tensor, known: Tensor, growth: Growth
+) -> Tensor:
+    """Add points to a scan, on both sides between the last one at which the terms are known and where they end."""
+    more = [v]
+    for side in (1, -1):
+        ordered, usable = (v, known) if side > 0 else (v.flip(-1), known.flip(-1))
+        count = v.shape[-1]
+        last = count - 1 - usable.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+        inner, outer = ordered.gather(-1, last), ordered.gather(-1, (last + 1).clamp(max=count - 1))
+        end = inner
+        for _ in range(_BISECTIONS):
+            middle = (end + outer) / 2
+            log_p, log_q, _ = piece.log_densities(*densities, middle)
+            is_known = (torch.maximum(log_p, log_q) > -torch.inf) & ~_is_lost(log_p, log_q, growth)
+            end, outer = torch.where(is_known, middle, end), torch.where(is_known, outer, middle)
+        steps = torch.linspace(0, 1, 26, dtype=v.dtype, device=v.device)[1:]
+        apart = (end - inner).abs() > 1e-9 * inner.abs()
+        more.append(torch.where(apart, inner + (end - inner) * steps, v[..., count // 2 :][..., :1]))
+    return torch.cat(more, -1).sort(-1).values
+
+
+def _beyond(v: Tensor, there: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last of the points at which the terms are known, and about the integral of the terms beyond."""
+    last = there.shape[-1] - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    before = (last - 12).clamp(min=0)
+    end, size = v.gather(-1, last), log_size.gather(-1, last)
+    fall = (log_size.gather(-1, before) - size) / (end - v.gather(-1, before)).abs().clamp(min=1e-300)
+    matters = (size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE) & (fall > 0)
+    return end, torch.where(matters, 2 * torch.exp(size) / torch.where(fall > 0, fall, 1), 0)
+
+
+def _crossings(piece: _Piece, densities: _Both, v: Tensor, above: Tensor, level: float) -> Tensor:
+    """Return where log p - log q crosses a level between points of a grid, by bisection; any point elsewhere."""
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
     index = changes.topk(min(_CROSSINGS, changes.shape[-1]), dim=-1).indices
-    return _bisected(piece, p, q, v.gather(-1, index), v.gather(-1, index + 1), ~above.gather(-1, index))
+    ends = v.gather(-1, index), v.gather(-1, index + 1)
+    return _bisected(piece, densities, *ends, ~above.gather(-1, index), level)
 
 
 def _cut_at_crossings(
-    piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor
+    piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor, level: float
 ) -> tuple[Tensor, Tensor]:
-    """Cut the panels where the densities cross between their nodes: there the derivative of |p - q| jumps."""
+    """Cut the panels where log p - log q crosses a level between their nodes: there the terms have a corner."""
     v, _ = panel_nodes(lower, upper)
     v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
     log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.log_densities(p, q, v.flatten(-2)))
-    above = log_p > log_q
+    above = log_p > log_q + level
     changes = above[..., 1:] != above[..., :-1]
     count = int(changes.any(-1).sum(-1).max())
     if count == 0:
@@ -425,16 +500,20 @@ def _cut_at_crossings(
         for x in (v.gather(-1, place), v.gather(-1, place + 1), above.gather(-1, place))
     )
     ends = upper.gather(-1, panel)
-    cut = torch.where(changes.any(-1).gather(-1, panel), _bisected(piece, p, q, before, after, ~first), ends)
+    cut = torch.where(
+        changes.any(-1).gather(-1, panel), _bisected(piece, (p, q), before, after, ~first, level), ends
+    )
     return torch.cat([lower, cut], -1), torch.cat([upper.scatter(-1, panel, cut), ends], -1)
 
 
-def _bisected(piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor, rises: Tensor) -> Tensor:
-    """Return where p - q changes its sign between two points, at which it `rises` or falls."""
+def _bisected(
+    piece: _Piece, densities: _Both, lower: Tensor, upper: Tensor, rises: Tensor, level: float
+) -> Tensor:
+    """Return where log p - log q crosses a level between two points, at which it `rises` or falls."""
     for _ in range(_BISECTIONS):
         middle = (lower + upper) / 2
-        log_p, log_q, _ = piece.log_densities(p, q, middle)
-        is_left = (log_p > log_q) != rises
+        log_p, log_q, _ = piece.log_densities(*densities, middle)
+        is_left = (log_p > log_q + level) != rises
         lower, upper = torch.where(is_left, middle, lower), torch.where(is_left, upper, middle)
     return upper
 
@@ -462,10 +541,10 @@ def _measured(
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in found)
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
-    if not terms.is_smooth:  # a corner at a crossing may deceive both rules alike
+    for corner in terms.corners:  # a corner at a crossing may deceive both rules alike
         at_ends = piece.log_densities(p, q, torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack((at_ends[0] - at_ends[1]).chunk(2, -1), -1)], -1)
-        crosses = (d > _SAME).any(-1) & (d < -_SAME).any(-1)
+        crosses = (d > corner.at + _SAME).any(-1) & (d < corner.at - _SAME).any(-1)
         errors = torch.where(crosses, torch.maximum(errors, _OF_A_CORNER * values), errors)
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
     mass_errors = integrate_panels(masses, half)[1].sum(0)
@@ -515,7 +594,9 @@ def _window(
     either = torch.maximum(log_p, log_q)
     there = either > -torch.inf
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
-    diverges = _runs_away(log_size, there & (x < 1e14)) & most.isinf().squeeze(-1) & (not terms.is_bounded)
+    diverges = (
+        _runs_away(log_size, there & (x < 1e14)) & most.isinf().squeeze(-1) & (not terms.growth.is_bounded)
+    )
     before, after = span(x, _matters(log_size, either))
     cap = 20 * max(target.max_evaluations, 100)
     count = int(torch.where(diverges.unsqueeze(-1), 0, after - before).amax().clamp(max=cap - 1)) + 1

@@ -1,0 +1,270 @@
+"""Divergences that are sums of q f(p / q), evaluated by the ratio alone: no mass is too small, no term overflows."""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.generators.base import Divergence, FinitePair
+from kullback.generators.growth import Growth, corners_of, end_of, growth_of, pair_of_ratio
+from kullback.inputs import number_from
+
+__all__ = ["FDivergence", "OfRatio", "OwnTerms"]
+
+# The largest logarithm of a term and of a derivative.
+_LARGEST_LOG = 690.0
+# Below this |log(p / q)| terms of a smooth f are integrals of its second derivative, which lose no digits.
+_NEAR = 0.3
+# Gauss's rule on [0, 1].
+_RULE = (
+    (0.02544604382862074, 0.06474248308443485),
+    (0.12923440720030278, 0.13985269574463833),
+    (0.2970774243113014, 0.19091502525255946),
+    (0.5, 0.2089795918367347),
+    (0.7029225756886985, 0.19091502525255946),
+    (0.8707655927996972, 0.13985269574463833),
+    (0.9745539561713793, 0.06474248308443485),
+)
+_SMALLEST_MASS = 1e-290
+# Between these logarithms of ratios f has to be finite and convex.
+_CHECKED = 6.0
+_EXAMPLE = "FDivergence(lambda r: (r - 1) ** 2 / (r + 1))"
+# How far a limit that the user gives may be from the one that f has, relatively.
+_AGREE = 1e-6
+
+
+class OfRatio(Divergence):
+    """The base class of divergences whose terms are known per unit of the larger mass, by d = log(p / q)."""
+
+    @property
+    @abstractmethod
+    def growth(self) -> Growth:
+        """How the terms grow, where they have limits, and their corners."""
+
+    @abstractmethod
+    def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a term and its derivatives by log p and log q, per unit of the larger mass, for d within reach."""
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return self._evaluated(pair)[0]
+
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        by_p, by_q = self._evaluated(pair)[1:]
+        return by_p, by_q
+
+    def _evaluated(self, pair: FinitePair) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the terms and their derivatives by log p and log q."""
+        far, near, _ = self.growth
+        d = pair.log_ratio
+        term, by_p, by_q = self.per_mass(torch.where(d.isinf(), 0, d).clamp(-near.reach, far.reach))
+        larger = torch.where(d > 0, pair.p, pair.q)
+        grown = torch.where(larger > 0, 0, torch.where(d > 0, pair.log_p(), pair.log_q()))
+        for end, sign in ((far, 1), (near, -1)):
+            only = d == sign * math.inf
+            term = torch.where(only, end.limit, term)
+            limit = end.limit if end.limit < math.inf else 0.0
+            larger_side, other = (by_p, by_q) if sign > 0 else (by_q, by_p)
+            larger_side, other = torch.where(only, limit, larger_side), torch.where(only, 0.0, other)
+            out = (sign * d > end.reach) & ~only
+            if end.rate == math.inf:
+                term = torch.where(out, math.inf, term)
+            elif end.limit == math.inf:
+                beyond = torch.where(out, sign * d - end.reach, 0)
+                grown = grown + end.rate * beyond + end.power * torch.log1p(beyond / end.scale)
+                slope = term * (end.rate + end.power / (end.scale + beyond))
+                larger_side, other = (
+                    torch.where(out, term + slope, larger_side),
+                    torch.where(out, -slope, other),
+                )
+            by_p, by_q = (larger_side, other) if sign > 0 else (other, larger_side)
+        log_larger = torch.where(d > 0, pair.log_p(), pair.log_q())
+        factors = larger, log_larger + torch.where(larger > 0, grown, 0), grown == 0
+        return (
+            _times(term, *factors, math.inf),
+            _times(by_p, *factors, _LARGEST_LOG),
+            _times(by_q, *factors, _LARGEST_LOG),
+        )
+
+
+def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest: float) -> Tensor:
+    """Return x times a mass, by logarithms where one of them or the product leaves float64."""
+    direct = is_plain & (mass > _SMALLEST_MASS) & (x.abs() < 1e290)
+    product = torch.where(direct, x, 0) * torch.where(direct, mass, 0)
+    by_logs = ~direct & (x != 0) & (log_mass > -math.inf)
+    size = torch.where(by_logs, x, 1).abs()
+    logs = torch.log(size) + torch.where(by_logs, log_mass, 0)
+    return torch.where(by_logs, x.sign() * torch.exp(logs.clamp(max=largest)), product)
+
+
+@dataclass(frozen=True)
+class OwnTerms(OfRatio):
+    """A user's own kind that is a sum of terms, whose `terms` are asked at masses that are no less than e^-700."""
+
+    kind: Divergence
+
+    @property
+    def growth(self) -> Growth:
+        return growth_of(self.kind)
+
+    def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pair = pair_of_ratio(d)
+        return self.kind.terms(pair), *self.kind.derivatives(pair)
+
+
+@dataclass(frozen=True, repr=False)
+class FDivergence(OfRatio):
+    r"""The divergence of a convex function f of your own.
+
+    .. math:: D_f(P \| Q) = \sum_i q_i\, f(p_i / q_i)
+
+    It is computed with f less its tangent at 1, which changes no value and makes no term negative. The derivatives of f
+    come from autograd. At p = 0 a term is q f(0), at q = 0 it is p times the limit of f(r) / r as r goes to infinity.
+    Where these are infinite, and how fast f grows, decides which divergences of distributions are infinite.
+
+    Arguments:
+        f: a convex function with f(1) = 0, of a tensor of positive ratios p / q, elementwise, by torch's functions.
+        f_at_zero: f(0), which may be `math.inf`; left out, it is the limit of f as far as float64 shows it.
+        slope_at_infinity: the limit of f(r) / r as r goes to infinity, likewise.
+
+    Raises:
+        ArgumentTypeError: `f` is not a function, or does not return a tensor of the shape it gets.
+        ArgumentValueError: f(1) is not 0, f is not convex, or a limit that you give is not the one that f has.
+
+    Gradient:
+        as autograd has f'; classes that make the value infinite add nothing.
+
+    Example:
+        >>> import torch
+        >>> from kullback import FDivergence, Probs, divergence
+        >>> triangular = FDivergence(lambda r: (r - 1) ** 2 / (r + 1))
+        >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
+        >>> divergence(Probs(p), Probs(q), triangular)
+        tensor(0.0889)
+
+    References:
+        A General Class of Coefficients of Divergence of One Distribution from Another (Ali and Silvey, 1966)
+    """
+
+    f: Callable[[Tensor], Tensor]
+    f_at_zero: float | None = None
+    slope_at_infinity: float | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            raise invalid_type(
+                "FDivergence", "f", wanted="a function of a tensor", got=safe_repr(self.f), instead=_EXAMPLE
+            )
+        ratios = torch.exp(torch.linspace(-_CHECKED, _CHECKED, 401, dtype=torch.float64, device="cpu"))
+        found = self.f(ratios)
+        if not isinstance(found, Tensor) or found.shape != ratios.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise invalid_type(
+                "FDivergence",
+                "f",
+                wanted="a function that returns a tensor of the shape it gets",
+                got=safe_repr(found),
+                instead=_EXAMPLE,
+            )
+        at_one = float(self.f(torch.ones(1, dtype=torch.float64, device="cpu")))
+        if not abs(at_one) <= 1e-9:
+            raise invalid_value(
+                "FDivergence",
+                "f",
+                wanted="f(1) = 0",
+                got=f"f(1) = {at_one:g}",
+                instead="lambda r: f(r) - f(1)",
+            )
+        with torch.no_grad():
+            slope = self._slope(ratios)
+        if not bool(found.isfinite().all()) or bool((slope.diff() < -1e-9 * (1 + slope[1:].abs())).any()):
+            raise invalid_value(
+                "FDivergence",
+                "f",
+                wanted="a convex function that is finite at positive numbers",
+                got="one whose slope falls, or that is infinite",
+                instead=_EXAMPLE,
+            )
+        self._check_limit("f_at_zero", self.f_at_zero, self.growth.near.limit, self._tangent)
+        self._check_limit("slope_at_infinity", self.slope_at_infinity, self.growth.far.limit, -self._tangent)
+
+    def __repr__(self) -> str:
+        limits = [
+            f"{name}={limit!r}"
+            for name in ("f_at_zero", "slope_at_infinity")
+            if (limit := getattr(self, name)) is not None
+        ]
+        return f"FDivergence({', '.join([getattr(self.f, '__qualname__', safe_repr(self.f)), *limits])})"
+
+    def _check_limit(self, name: str, given: float | None, limit: float, tangent: float) -> None:
+        if given is None:
+            return
+        known = limit - tangent  # of f itself
+        is_near = math.isfinite(known) and abs(number_from(given) - known) <= _AGREE * (1 + abs(known))
+        if not (is_near or given == known):
+            raise invalid_value(
+                "FDivergence",
+                name,
+                wanted=f"the limit of f, which is {known:g} as far as float64 shows it",
+                got=safe_repr(given),
+                instead=f"FDivergence(f) without {name}, or another f",
+            )
+
+    @functools.cached_property
+    def _tangent(self) -> float:
+        """The slope of f at 1, or one between those on both sides."""
+        return float(self._slope(torch.ones(1, dtype=torch.float64, device="cpu")))
+
+    def _slope(self, r: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: self.f(x).sum())(r)
+
+    def _bend(self, r: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: self._slope(x).sum())(r)
+
+    @property
+    def growth(self) -> Growth:
+        return self._growth
+
+    @functools.cached_property
+    def _growth(self) -> Growth:
+        with torch.no_grad():
+            far, near = (end_of(lambda d: self._direct(d)[0], sign) for sign in (1, -1))
+            return Growth(far, near, corners_of(lambda d: self._slope(torch.exp(d))))
+
+    @functools.cached_property
+    def _is_smooth(self) -> bool:
+        """Whether integrals of the second derivative near 1 are what the terms are."""
+        d = torch.linspace(-_NEAR, _NEAR, 60, dtype=torch.float64, device="cpu")
+        with torch.no_grad():
+            pairs = zip(self._direct(d), self._close(d), strict=True)
+            return all(bool(((a - b).abs() <= 1e-9 * b.abs() + 1e-13).all()) for a, b in pairs)
+
+    def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        term, by_p = self._direct(d)
+        if self._is_smooth:
+            near = d.abs() < _NEAR
+            close = self._close(torch.where(near, d, 0))
+            term, by_p = torch.where(near, close[0], term), torch.where(near, close[1], by_p)
+        return term, by_p, term - by_p
+
+    def _direct(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """Return f(r) - f'(1) (r - 1) and r times its derivative, over r where that is above 1."""
+        r = torch.exp(d)
+        scale, steps = torch.exp(-d.clamp(min=0)), torch.expm1(-d.abs()).abs() * d.sign()
+        term = self.f(r) * scale - self._tangent * steps
+        return term.clamp(min=0), (self._slope(r) - self._tangent) * torch.exp(d.clamp(max=0))
+
+    def _close(self, d: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same by (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds and (r - 1) int f''(1 + s (r - 1)) ds."""
+        step = torch.expm1(d)
+        value, slope = torch.zeros_like(d), torch.zeros_like(d)
+        for s, weight in _RULE:
+            bend = weight * self._bend(1 + s * step)
+            value, slope = value + (1 - s) * bend, slope + bend
+        scale = torch.exp(-d.clamp(min=0))
+        return (value * step * step * scale).clamp(min=0), slope * step * torch.exp(d.clamp(max=0))

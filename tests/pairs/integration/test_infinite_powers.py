@@ -1,0 +1,161 @@
+"""Powers of p / q of orders above 1 and below 0: finite or infinite by formulas, and the same under every map."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.distributions import (
+    Cauchy,
+    Distribution,
+    Exponential,
+    FisherSnedecor,
+    Gamma,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    Laplace,
+    LogNormal,
+    Normal,
+    StudentT,
+    TransformedDistribution,
+    Weibull,
+)
+from torch.distributions.transforms import (
+    AffineTransform,
+    ExpTransform,
+    PowerTransform,
+    SigmoidTransform,
+    TanhTransform,
+    Transform,
+)
+
+from kullback import Alpha, ChiSquared, Divergence, Renyi, divergence
+from kullback.errors import ConvergenceError
+
+
+def number(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def is_infinite_power(p: Distribution, q: Distribution, alpha: float) -> bool:  # noqa: PLR0911 - one family each
+    """Whether int p^alpha q^(1 - alpha) is infinite, by exponents of the densities; for alpha > 1."""
+    rest = alpha - 1
+    if isinstance(p, Gumbel) and isinstance(q, Gumbel):
+        a, b = p.scale.item(), q.scale.item()
+        above = alpha / a - rest / b <= 0
+        if a == b:  # exp(-z) / e^(loc / a) on the left
+            return above or alpha * math.exp(p.loc.item() / a) <= rest * math.exp(q.loc.item() / a)
+        return above or a > b
+    if isinstance(p, Normal) and isinstance(q, Normal):
+        return alpha / p.scale.item() ** 2 <= rest / q.scale.item() ** 2
+    if isinstance(p, Laplace) and isinstance(q, Laplace):
+        return alpha / p.scale.item() <= rest / q.scale.item()
+    if isinstance(p, StudentT) and isinstance(q, StudentT):
+        return alpha * (p.df.item() + 1) - rest * (q.df.item() + 1) <= 1
+    if isinstance(p, Gamma) and isinstance(q, Gamma):
+        shape = alpha * (p.concentration.item() - 1) - rest * (q.concentration.item() - 1)
+        return shape <= -1 or alpha * p.rate.item() <= rest * q.rate.item()
+    assert isinstance(p, Weibull)
+    assert isinstance(q, Weibull)
+    a, b = p.concentration.item(), q.concentration.item()
+    below = alpha * (a - 1) - rest * (b - 1) <= -1
+    if a == b:
+        return below or alpha / p.scale.item() ** a <= rest / q.scale.item() ** a
+    return below or b > a
+
+
+Make = Callable[[random.Random], Distribution]
+SCALED: list[Make] = [
+    lambda r: Gumbel(number(r.uniform(-1, 1)), r.choice([0.7, 1.0, 1.01, 1.5, 2.5])),
+    lambda r: Normal(number(r.uniform(-1, 1)), r.choice([0.5, 0.9, 1.0, 1.3, 2.0])),
+    lambda r: Laplace(number(r.uniform(-1, 1)), r.choice([0.5, 0.9, 1.0, 1.3, 2.2])),
+    lambda r: StudentT(number(r.choice([1.0, 2.0, 3.5, 6.0])), r.uniform(-1, 1), 1.0),
+    lambda r: Gamma(number(r.choice([0.5, 1.0, 2.5, 4.5])), r.choice([0.5, 1.1, 2.7])),
+    lambda r: Weibull(number(r.choice([0.6, 1.0, 1.9])), r.choice([0.7, 1.0, 1.6, 2.5])),
+]
+
+
+@pytest.mark.parametrize("family", range(len(SCALED)))
+@pytest.mark.parametrize(
+    "kind", [ChiSquared(), Renyi(1.3), Alpha(3.0), Alpha(-0.7)], ids=lambda kind: kind.name
+)
+def test_powers_are_infinite_exactly_where_the_exponents_say(kind: Divergence, family: int) -> None:
+    rng = random.Random(family)  # noqa: S311
+    order = {"chi2": 2.0, "renyi:1.3": 1.3, "alpha:3": 3.0, "alpha:-0.7": -0.7}[kind.name]
+    for _ in range(12):
+        p, q = SCALED[family](rng), SCALED[family](rng)
+        expected = is_infinite_power(p, q, order) if order > 1 else is_infinite_power(q, p, 1 - order)
+        assert bool(divergence(p, q, kind).isinf()) == expected, (p, q)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "kind", "expected"),
+    [
+        (Gumbel(number(0.0), 1.5), Gumbel(number(0.0), 1.0), Renyi(2.0), math.inf),
+        (Gumbel(number(0.0), 1.01), Gumbel(number(0.0), 1.0), ChiSquared(), math.inf),
+        (Gamma(number(4.5), 5.0), HalfNormal(number(3.0)), ChiSquared(), math.inf),
+        (FisherSnedecor(number(7.2), 3.74), FisherSnedecor(number(2.8), 4.9), ChiSquared(), 0.09967920583),
+    ],
+)
+def test_reported_cases(p: Distribution, q: Distribution, kind: Divergence, expected: float) -> None:
+    assert divergence(p, q, kind).item() == pytest.approx(expected, rel=1e-8)
+    maps: list[list[Transform]] = [
+        [AffineTransform(0.0, 0.1), ExpTransform()],
+        [AffineTransform(1.0, -3.0)],
+    ]
+    if not isinstance(p, Gumbel):
+        maps += MAPS_OF_POSITIVE[:3]
+    for steps in maps:
+        mapped = TransformedDistribution(p, steps), TransformedDistribution(q, steps)
+        assert divergence(*mapped, kind).item() == pytest.approx(expected, rel=1e-8), steps
+
+
+REAL: list[Make] = [
+    *SCALED[:4],
+    lambda r: Cauchy(number(r.uniform(-1, 1)), r.uniform(0.5, 2)),
+]
+POSITIVE: list[Make] = [
+    *SCALED[4:],
+    lambda r: HalfNormal(number(r.uniform(0.5, 3))),
+    lambda r: InverseGamma(number(r.uniform(1, 6)), r.uniform(0.5, 3)),
+    lambda r: LogNormal(number(r.uniform(-1, 1)), r.uniform(0.3, 1.5)),
+    lambda r: FisherSnedecor(number(r.uniform(2, 9)), r.uniform(2, 9)),
+    lambda r: HalfCauchy(number(r.uniform(0.5, 2))),
+    lambda r: Exponential(number(r.uniform(0.5, 3))),
+]
+MAPS_OF_REAL: list[list[Transform]] = [
+    [AffineTransform(0.3, -2.0)],
+    [AffineTransform(0.0, 0.1), ExpTransform()],
+    [SigmoidTransform()],
+    [TanhTransform()],
+]
+MAPS_OF_POSITIVE: list[list[Transform]] = [
+    [PowerTransform(number(-1.0))],
+    [ExpTransform().inv],
+    [PowerTransform(number(0.5))],
+    [PowerTransform(number(2.0))],
+]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_map_of_both_changes_nothing(seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    families, maps = rng.choice([(REAL, MAPS_OF_REAL), (POSITIVE, MAPS_OF_POSITIVE)])
+    p, q = rng.choice(families)(rng), rng.choice(families)(rng)
+    kind = rng.choice([ChiSquared(), Renyi(1.3), Renyi(5.0), Alpha(3.0), Alpha(-0.7)])
+    try:
+        expected = divergence(p, q, kind).item()
+    except ConvergenceError:
+        expected = None
+    for steps in maps:
+        mapped = TransformedDistribution(p, steps), TransformedDistribution(q, steps)
+        if expected is None:
+            with pytest.raises(ConvergenceError):
+                divergence(*mapped, kind)
+        else:
+            assert divergence(*mapped, kind).item() == pytest.approx(expected, rel=1e-8), (p, q, kind, steps)
