@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -46,18 +46,19 @@ __all__ = [
 ]
 
 _KL = KL()
+_Result = TypeVar("_Result")
 
 
-def _by_position(*names: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Let trainers give keyword-only arguments by position too: the student's first, as torch's losses have it.
 
     Names cannot be mistaken and positions can. If a gradient is recorded for the teacher and none for the student, they
     were exchanged.
     """
 
-    def decorate(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def decorate(forward: Callable[..., _Result]) -> Callable[..., _Result]:
         @wraps(forward)
-        def wrapped(self: torch.nn.Module, *given: Any, **named: Any) -> Tensor:
+        def wrapped(self: torch.nn.Module, *given: Any, **named: Any) -> _Result:
             if given:
                 call = f"{type(self).__name__}.forward"
                 if len(given) > len(names):
@@ -269,6 +270,7 @@ class LinearDistillationLoss(torch.nn.Module):
         float32_logits: keep the logits of half-precision heads in float32.
         group: the process group over which the classes are sharded.
         classes: the number of classes, if those beyond are padding.
+        return_entropy: return the student's entropy at each position too.
 
     Returns:
         Called with ``student=``, ``student_weight=``, ``teacher=`` and, where that has a head, ``teacher_weight=``, and
@@ -309,6 +311,7 @@ class LinearDistillationLoss(torch.nn.Module):
         float32_logits: bool = False,
         group: ProcessGroup | None = None,
         classes: int | None = None,
+        return_entropy: bool = False,
     ) -> None:
         super().__init__()
         self.kind = check_kind("LinearDistillationLoss", kind)
@@ -319,6 +322,7 @@ class LinearDistillationLoss(torch.nn.Module):
         check_label_weight("LinearDistillationLoss", label_weight)
         check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
         check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
+        check_flag("LinearDistillationLoss", "return_entropy", return_entropy)
         ignore_index = check_ignore_index("LinearDistillationLoss", ignore_index)
         check_head_settings("LinearDistillationLoss", softcap, logit_scale, chunk_bytes)
         self.temperature = temperature
@@ -333,6 +337,7 @@ class LinearDistillationLoss(torch.nn.Module):
         self.float32_logits = float32_logits
         self.group = group
         self.classes = classes
+        self.return_entropy = return_entropy
 
     def extra_repr(self) -> str:
         """Show what the loss was made with."""
@@ -354,9 +359,10 @@ class LinearDistillationLoss(torch.nn.Module):
         weight: Tensor | None = None,
         labels: Tensor | None = None,
         normalizer: Tensor | float | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the loss of the student's head on `student` against the teacher's on `teacher`."""
-        return linear_distillation_loss(
+        compute = cast("Callable[..., Tensor | tuple[Tensor, Tensor]]", linear_distillation_loss)
+        return compute(
             student=student,
             student_weight=student_weight,
             teacher=teacher,
@@ -380,4 +386,5 @@ class LinearDistillationLoss(torch.nn.Module):
             float32_logits=self.float32_logits,
             group=self.group,
             classes=self.classes,
+            return_entropy=self.return_entropy,
         )

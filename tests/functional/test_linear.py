@@ -23,6 +23,7 @@ from kullback import (
 )
 from kullback.functional import TopK, distillation_loss, head_chunks
 from kullback.functional.linear import linear_distillation_loss
+from kullback.nn import LinearDistillationLoss
 
 NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
 POSITIONS, CLASSES = 11, 37
@@ -389,6 +390,71 @@ def test_gradients_beyond_the_range_of_the_logits_are_rounded_and_never_nan(
             scale = want.abs().where(got.isfinite(), 0).amax(tuple(range(1, want.ndim)), keepdim=True)
             error = (got.double() - want).abs().where(got.isfinite(), 0)
             assert (error <= 3e-4 * scale + 1e-5).all()
+
+
+@pytest.mark.parametrize("route", ["chunks", "compiled", "stored", "labels", "beyond float32", "no gradient"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_entropy_of_the_student_comes_with_the_loss(
+    dtype: torch.dtype, reduction: Any, route: str
+) -> None:
+    of = tensors(dtype)
+    options: dict[str, Any] = {
+        "reduction": reduction,
+        "temperature": 1.7,
+        "softcap": (9.0, None),
+        "mask": MASK,
+    }
+    options["chunk_bytes"] = 2 * CLASSES * 8 * 3
+    if route == "labels":
+        options |= {"labels": torch.arange(POSITIONS), "label_weight": 0.3}
+    elif route == "beyond float32":
+        options |= {"kind": ChiSquared(), "logit_scale": (1.0, 90.0)}
+    given: dict[str, Any] = dict(of)
+    if route == "stored":
+        log_probs, indices = torch.randn(POSITIONS, CLASSES).log_softmax(-1).topk(4)
+        given = {name: of[name] for name in NAMES[:3]} | {"teacher": TopK(indices, log_probs, "renormalize")}
+    with torch.no_grad():
+        of["student"][~MASK] = math.nan
+    compute = linear_distillation_loss
+    if route == "compiled":
+        if dtype == torch.float32 or reduction == "none":
+            return  # takes its time
+        compute = torch.compile(compute, fullgraph=True, backend="aot_eager")
+    with torch.set_grad_enabled(route != "no gradient"):
+        loss, entropies = compute(**given, **options, return_entropy=True)
+        alone = linear_distillation_loss(**given, **options)
+    torch.testing.assert_close(loss, alone)
+    logits = of["student"].double() @ of["student_weight"].double().T + of["student_bias"].double()
+    log_q = (9 * (logits / 9).tanh() / 1.7).log_softmax(-1)
+    want = torch.where(MASK, -(log_q.exp() * log_q).sum(-1), 0).detach()
+    assert entropies.dtype == loss.dtype
+    assert not entropies.requires_grad
+    torch.testing.assert_close(
+        entropies.double(), want, rtol=0, atol=3e-6 if dtype == torch.float32 else 1e-12
+    )
+    if route != "no gradient":
+        kept = entropies.clone()
+        by = [
+            torch.autograd.grad(x.sum(), of["student_weight"], retain_graph=True)[0]
+            for x in (loss, alone, loss)
+        ]
+        torch.testing.assert_close(by[0], by[1])
+        torch.testing.assert_close(by[0], by[2])
+        assert torch.equal(entropies, kept)
+
+
+def test_a_student_that_is_certain_has_no_entropy_and_the_module_returns_it() -> None:
+    student = torch.tensor([[[200.0, 0.0], [0.0, 0.0]]])
+    module = LinearDistillationLoss(return_entropy=True)
+    loss, entropies = module(
+        student=student, student_weight=torch.eye(2), teacher=student, teacher_weight=torch.eye(2)
+    )
+    assert loss == 0
+    torch.testing.assert_close(entropies, torch.tensor([[0.0, math.log(2)]]), rtol=0, atol=1e-6)
+    assert "return_entropy=True" in repr(module)
+    with pytest.raises(TYPE, match=r"return_entropy="):
+        LinearDistillationLoss(return_entropy=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])

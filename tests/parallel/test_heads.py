@@ -83,10 +83,11 @@ class Head:
         if "tail" in options:
             given["teacher"] = TopK(INDICES, parts["teacher"], options.pop("tail"))
         loss = linear_distillation_loss(**given, **options, **more)
+        loss, *entropies = loss if isinstance(loss, tuple) else (loss,)
         upstream = torch.linspace(0.5, 2.0, loss.numel(), dtype=loss.dtype).reshape(loss.shape)
         loss.backward(upstream)
         gradients = {name: x.grad for name, x in parts.items() if x.grad is not None}
-        return {"value": loss.detach(), **gradients}
+        return {"value": loss.detach(), **gradients, **dict(zip(["entropies"], entropies, strict=False))}
 
 
 FROZEN_TEACHER = ("teacher", "teacher_weight", "teacher_bias")
@@ -109,9 +110,19 @@ HEADS = {
     ),
     "labels, rows": Head(cut=ragged, teacher_cut=chunked, **LABELED, reduction="none", kind=Renyi(2.0)),
     "labels and truncate": Head(tensors((11, 13)), teacher_cut=late, vocabulary="truncate", **LABELED),
+    "entropies": Head(cut=ragged, reduction="none", temperature=1.5, return_entropy=True),
+    "entropies, mask vocabulary": Head(
+        tensors((9, 13)),
+        vocabulary="mask",
+        kind=JensenShannon(),
+        mask=MASK,
+        chunk_bytes=200,
+        return_entropy=True,
+    ),
     "labels alone": Head(labels=LABELS, label_weight=1.0, softcap=2.0),
 }
 OF_STUDENT = {
+    "top-k and entropies": Head(stored(), late, tail="bucket", chunk_bytes=200, return_entropy=True),
     "top-k": Head(stored(), tail="bucket"),
     "top-k in several chunks": Head(stored(), late, tail="zero", mask=MASK, chunk_bytes=200, normalizer=9.0),
     "top-k, rows": Head(
@@ -160,7 +171,8 @@ def joined(found: list[dict[str, Tensor]], name: str) -> Tensor:
 @pytest.mark.parametrize("name", ALL)
 def test_value_and_gradients_are_those_of_whole_heads(results, name, size):
     expected = ALL[name].whole()
-    assert expected.keys() == {"value", *ALL[name].made} - set(ALL[name].frozen)
+    entropies = {"entropies"} if "return_entropy" in ALL[name].options else set()
+    assert expected.keys() == {"value", *entropies, *ALL[name].made} - set(ALL[name].frozen)
     for what, wanted in expected.items():
         torch.testing.assert_close(
             joined(results[f"head {name}", size], what), wanted, rtol=1e-10, atol=1e-13

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -108,6 +109,7 @@ class HeadSpec(NamedTuple):
     labels: HardLabels | None = None
     shards: ShardedRows | None = None  # where each rank has some classes of the heads
     widest: int = 0  # the number of classes of the rank that has most
+    entropies: Tensor | None = None  # of the student at each position: the forward sweep writes it
 
     @property
     def summed_over_ranks(self) -> tuple[int, ...]:
@@ -146,6 +148,28 @@ class HeadSpec(NamedTuple):
         excluded = None if self.weights is None else self.weights == 0
         values = self.reference_rows(tensors, excluded)
         return ((values if self.weights is None else values * self.weights.to(self.dtype)) * self.scale).sum()
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """Return the entropy of rows of the student's logits, by how far they are from the uniform distribution."""
+        uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
+        compute, classes = value_and_gradient, logits.shape[-1]
+        if self.shards is not None:
+            compute, classes = self.shards._replace(kind=KL()).value_and_gradient, self.shards.classes
+        nothing = (False, False)
+        values, *_ = compute(
+            KL(), logits, uniform, None, wanted=nothing, temperature=self.temperature, inplace=False
+        )
+        return (math.log(classes) - values).clamp(min=0)
+
+    def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
+        """Return the student's entropy at each position from all logits at once, 0 where it does not count."""
+        given: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
+        logits = self.student.reference(*given)
+        uniform = torch.zeros_like(logits)
+        sides = Logits(logits, validate=False), Logits(uniform, validate=False)
+        values = row_divergence(KL(), *sides, dtype=self.dtype, temperature=self.temperature)
+        values = (math.log(logits.shape[-1]) - values).clamp(min=0)
+        return values if excluded is None else torch.where(excluded, 0, values)
 
     def excluded(self, rows: Tensor) -> Tensor | None:
         """Return a mask of the positions that do not count; None where all do."""
@@ -206,7 +230,7 @@ def sweep(
     is_far = (weights * values).abs() > min(ranges) / _PER_VALUE
     if not bool(is_far.any()):
         return values, gradients
-    counts = ~is_far
+    spec, counts = spec._replace(entropies=None), ~is_far
     if spec.counted is not None:
         counts &= torch.zeros_like(is_far).index_fill(0, spec.counted, True)
     near, far = (spec._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
@@ -244,6 +268,8 @@ def _sweep(
             weighted = None if weights is None else weights[where]
             labels = None if spec.labels is None else spec.labels.of_rows(where)
             q = q_side.logits(where)
+            if spec.entropies is not None:
+                spec.entropies[where] = spec.entropy(q).to(spec.entropies.dtype)
             values[where], by_p, by_q = p_side.compare(spec, q, where, weighted, q_side.is_wanted, labels)
             if by_p is not None:
                 p_side.add(by_p, where)
@@ -461,7 +487,7 @@ class FusedTotal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: HeadSpec, recorded: bool, *tensors: Tensor | None) -> Tensor:
-        ctx.spec, ctx.gradients = spec, None
+        ctx.spec, ctx.gradients = spec._replace(entropies=None), None
         ctx.save_for_backward(*tensors)
         wanted = ctx.needs_input_grad[2:]
         # In float16 small gradients underflow unless the loss scale is in them, which only the backward pass knows.
@@ -492,7 +518,7 @@ class FusedRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: HeadSpec, *tensors: Tensor | None) -> Tensor:
-        ctx.spec = spec
+        ctx.spec = spec._replace(entropies=None)
         ctx.save_for_backward(*tensors)
         values, _ = sweep(spec, tensors, None, (False,) * len(tensors))
         return values.to(spec.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -62,11 +62,13 @@ class _Settings(NamedTuple):
     logit_scale: EachSide
     chunk_bytes: int | None
     float32_logits: bool
+    return_entropy: bool
 
     def check(self) -> tuple[Reduction, list[Head]]:
         """Return the reduction and both heads, or raise."""
         word = self.of_loss.check(CALL)
         check_flag(CALL, "float32_logits", self.float32_logits)
+        check_flag(CALL, "return_entropy", self.return_entropy)
         heads = _heads(self.softcap, self.logit_scale, self.float32_logits)
         _check_bytes(self.chunk_bytes)
         return word, heads
@@ -86,6 +88,66 @@ class _Checked(NamedTuple):
     weights: Tensor | None
     hard: HardLabels | None
     dtype: torch.dtype
+
+
+@overload
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | TopK | SampledTail,
+    teacher_weight: Tensor | None = ...,
+    student_bias: Tensor | None = ...,
+    teacher_bias: Tensor | None = ...,
+    softcap: EachSide = ...,
+    logit_scale: EachSide = ...,
+    kind: Divergence | str = ...,
+    temperature: float = ...,
+    mask: Tensor | None = ...,
+    weight: Tensor | None = ...,
+    labels: Tensor | None = ...,
+    label_weight: float = ...,
+    ignore_index: int = ...,
+    reduction: Reduction = ...,
+    temperature_squared: bool = ...,
+    normalizer: Tensor | float | None = ...,
+    vocabulary: Vocabulary = ...,
+    chunk_bytes: int | None = ...,
+    float32_logits: bool = ...,
+    group: ProcessGroup | None = ...,
+    classes: int | None = ...,
+    return_entropy: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | TopK | SampledTail,
+    teacher_weight: Tensor | None = ...,
+    student_bias: Tensor | None = ...,
+    teacher_bias: Tensor | None = ...,
+    softcap: EachSide = ...,
+    logit_scale: EachSide = ...,
+    kind: Divergence | str = ...,
+    temperature: float = ...,
+    mask: Tensor | None = ...,
+    weight: Tensor | None = ...,
+    labels: Tensor | None = ...,
+    label_weight: float = ...,
+    ignore_index: int = ...,
+    reduction: Reduction = ...,
+    temperature_squared: bool = ...,
+    normalizer: Tensor | float | None = ...,
+    vocabulary: Vocabulary = ...,
+    chunk_bytes: int | None = ...,
+    float32_logits: bool = ...,
+    group: ProcessGroup | None = ...,
+    classes: int | None = ...,
+    return_entropy: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def linear_distillation_loss(
@@ -113,7 +175,8 @@ def linear_distillation_loss(
     float32_logits: bool = False,
     group: ProcessGroup | None = None,
     classes: int | None = None,
-) -> Tensor:
+    return_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""Compute `distillation_loss` of the logits of two language-model heads without ever holding them all.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
@@ -160,10 +223,13 @@ def linear_distillation_loss(
             classes, those of all ranks joined in rank order are the heads, and all else, the hidden states too, is the
             same on every rank.
         classes: the number of classes, if those beyond are padding, which counts as -inf; of all shards together.
+        return_entropy: return the student's entropy too, which the same sweep over the chunks computes.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
-        is. 0 where nothing counts.
+        is. 0 where nothing counts. With `return_entropy` a pair: the loss, and the entropy of Q at each position in
+        nats, the leading shape. The entropies are those at the temperature, to about 1e-6 from logits of float32 or
+        less; they are 0 at positions that do not count, and have no gradient.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
@@ -220,6 +286,7 @@ def linear_distillation_loss(
         logit_scale,
         whole_from(chunk_bytes) or chunk_bytes,
         float32_logits,
+        return_entropy,
     )
 
     def check() -> _Checked:
@@ -278,9 +345,28 @@ def linear_distillation_loss(
     if sides is not None:
         spec = _sharded(spec, sides, tensors, chunked)
     shares = weights if word == "none" else shares
-    return _reduced(
+    return (_reduced_with_entropies if return_entropy else _reduced)(
         spec, tensors, positions, word, None if weights is None else weights == 0, shares, chunked
     )
+
+
+def _reduced_with_entropies(
+    spec: HeadSpec,
+    tensors: list[Any],
+    positions: torch.Size,
+    word: Reduction,
+    excluded: Tensor | None,
+    shares: Tensor | None,
+    chunked: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the same as `_reduced`, and the student's entropy at each position."""
+    if chunked:
+        entropies = torch.zeros(positions.numel(), dtype=spec.dtype, device=tensors[0].device)
+        spec = spec._replace(entropies=entropies)
+    else:
+        entropies = spec.reference_entropies(tensors, None if excluded is None else excluded.reshape(-1))
+    loss = _reduced(spec, tensors, positions, word, excluded, shares, chunked)
+    return loss, entropies.reshape(positions)
 
 
 def _reduced(
