@@ -96,6 +96,7 @@ LAYERS = {
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "result"},
+        {"row_order"},
         {"inference", "profile"},
         {"findings", "histogram", "reference_profile"},
         {"settings"},

@@ -183,9 +183,14 @@ def repeated_rows(x: Array) -> SerialDependence | None:
     n = len(x)
     if n < _FEWEST_ROWS:
         return None
-    _, first, labels, counts = np.unique(
-        x, axis=0, return_index=True, return_inverse=True, return_counts=True
+    # A sum of ranks with random weights is the same for equal rows, and for no others.
+    weights = np.random.default_rng(0).uniform(1, 2, x.shape[1])
+    key = (
+        x[:, 0]
+        if x.shape[1] == 1
+        else sum(w * _ranks(column) for w, column in zip(weights, x.T, strict=True))
     )
+    _, first, labels, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     again = counts[counts > 1]
     if again.sum() < _LEAST_REPEATED * n or len(again) < FEWEST_BLOCKS or again.max() > 8 * np.median(again):
         return None

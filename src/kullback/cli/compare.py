@@ -90,7 +90,7 @@ MEBIBYTE = 1024 * 1024
 @click.option(
     "--independent",
     is_flag=True,
-    help="Predictions: rows are independent, so that their order is not examined.",
+    help="Predictions and tables: rows are independent, so that their order is not examined.",
 )
 @click.option(
     "--worst", type=click.IntRange(0), default=10, show_default=True, help="The number of worst rows to show."
@@ -221,7 +221,7 @@ def compare(
     if representation == TABLE:
         if is_worker:
             refuse_workers("tables are")
-        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS, "independent"), TABLE)
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS), TABLE)
         cluster = settings["cluster"]
         table_gates = [parse_table_gate(text, side) for side, text in limits]
         from kullback.cli.tables import run_table_comparison
@@ -232,6 +232,7 @@ def compare(
             outputs,
             table_gates,
             cluster=None if cluster is None else str(cluster),
+            independent=settings["independent"],
             seed=seed,
             show_progress=not no_progress,
             **of_tables,

@@ -75,6 +75,7 @@ def run_table_comparison(
     columns: Sequence[str] | None,
     weights: str | None,
     cluster: str | None,
+    independent: bool,
     joint: Sequence[Sequence[str]],
     bins: int,
     confidence: float,
@@ -91,6 +92,7 @@ def run_table_comparison(
         columns: which columns; None for all.
         weights: the column of weights, or None.
         cluster: the column of the groups of dependent rows, or None.
+        independent: whether rows are known to be independent.
         joint: groups of columns to be compared together.
         bins: into how many bins numbers are sorted.
         confidence: of the intervals.
@@ -111,6 +113,7 @@ def run_table_comparison(
             columns,
             weights=weights,
             cluster=cluster,
+            independent=independent,
             joint=joint,
             bins=bins,
             confidence=confidence,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ import torch
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.estimators.checks import seed_of
 from kullback.findings import Finding
+from kullback.inputs import check_independent
 from kullback.tables.arguments import (
     check_column,
     check_settings,
@@ -38,6 +41,7 @@ from kullback.tables.findings import (
     column_findings,
     finding,
     in_proportion,
+    order_findings,
     schema_findings,
     size_findings,
     unshared_categories,
@@ -45,7 +49,7 @@ from kullback.tables.findings import (
 from kullback.tables.histogram import histogram
 from kullback.tables.inference.significance import adjusted
 from kullback.tables.profile import Profile, profile_opened
-from kullback.tables.result import ColumnComparison, JointComparison, TableComparison, least
+from kullback.tables.result import ColumnComparison, JointComparison, Quantity, TableComparison, least
 from kullback.tables.settings import Settings, effective_rows
 
 __all__ = ["compare_profiles", "compare_tables"]
@@ -60,6 +64,7 @@ def compare_tables(
     *,
     weights: str | None = None,
     cluster: str | None = None,
+    independent: bool = False,
     joint: Sequence[Sequence[str]] = (),
     bins: int = 20,
     confidence: float = 0.95,
@@ -87,6 +92,9 @@ def compare_tables(
         weights: the column of the rows' weights. Standard errors assume that weights do not depend on the values.
         cluster: the column with the group of each row, where rows of one group depend on each other (the visits of
             one user, the measurements of one machine). Standard errors and tests then assume independent groups.
+        independent: whether rows are known to be independent. By default, and without `cluster`, the order of the first
+            32,768 rows is examined, and repeated rows of continuous numbers are counted. Where a column depends on that
+            order, its standard errors, intervals and test count as many rows as tell as much, and findings say so.
         joint: groups of columns to be compared by the combinations of their bins as well.
         bins: the largest number of bins of numbers; there are fewer where a bin would hold less than 10 rows.
         confidence: the confidence level of the intervals.
@@ -121,11 +129,13 @@ def compare_tables(
     columns, groups = names_of(CALL, "columns", columns), groups_of(CALL, joint)
     check_column(CALL, "weights", weights)
     check_column(CALL, "cluster", cluster)
+    check_independent(CALL, independent, cluster)
     tables = open_table(p, Caller(CALL, "p")), open_table(q, Caller(CALL, "q"))
     names = _chosen_names(tables, columns, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
-    of_p = profile_opened(tables[0], usable, weights, progress=progress)
-    of_q = profile_opened(tables[1], usable, weights, like=of_p, progress=progress)
+    known = independent or cluster is not None
+    of_p = profile_opened(tables[0], usable, weights, progress=progress, independent=known)
+    of_q = profile_opened(tables[1], usable, weights, like=of_p, progress=progress, independent=known)
     joint_counting = _JointCounting(tables, weights, cluster, progress or (lambda _: None))
     return _compared(
         of_p,
@@ -136,6 +146,7 @@ def compare_tables(
         groups=groups,
         joint_counting=joint_counting if cluster is not None or groups else None,
         cluster=cluster,
+        independent=known,
     )
 
 
@@ -145,6 +156,7 @@ def compare_profiles(
     *,
     bins: int = 20,
     confidence: float = 0.95,
+    independent: bool = False,
     generator: torch.Generator | None = None,
     names: tuple[str, str] = ("P", "Q"),
 ) -> TableComparison:
@@ -155,6 +167,7 @@ def compare_profiles(
         q: the profile of what is compared with it, made with ``like=p``.
         bins: the largest number of bins of numbers.
         confidence: the confidence level of the intervals.
+        independent: whether rows are known to be independent, whatever the order that was examined shows.
         generator: the source of randomness of permutation tests and of the intervals of total variation; by default
             one with a fixed seed.
         names: the names of P and Q.
@@ -176,6 +189,7 @@ def compare_profiles(
         ('pear',)
     """
     bins = check_settings("compare_profiles", bins, confidence, generator)
+    check_independent("compare_profiles", independent, None)
     for argument, given in (("p", p), ("q", q)):
         if not isinstance(given, Profile):
             instead = "compare_profiles(profile_table(a), ...)"
@@ -190,7 +204,8 @@ def compare_profiles(
             instead="profile_table(frame, weights=...) with the same column for both",
         )
     settings = Settings(bins, confidence, _random(generator))
-    return _compared(p, q, names=names, findings=_profile_findings(p, q), settings=settings)
+    findings = _profile_findings(p, q)
+    return _compared(p, q, names=names, findings=findings, settings=settings, independent=independent)
 
 
 class _JointCounting:
@@ -243,8 +258,11 @@ def _compared(
     groups: Sequence[tuple[str, ...]] = (),
     joint_counting: _JointCounting | None = None,
     cluster: str | None = None,
+    independent: bool = False,
 ) -> TableComparison:
     """Compare two profiles."""
+    if independent:
+        p, q = replace(p, order=None), replace(q, order=None)
     found = [*size_findings(p, q), *findings]
     columns: list[ColumnComparison] = []
     joint: list[JointComparison] = []
@@ -254,6 +272,7 @@ def _compared(
         found += [each for each in changed.values() if each is not None]
         shared = [name for name in shared if changed[name] is None]
         settings = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
+        found += [] if independent else order_findings(p, q, shared)
         columns, joint, remarks = _all_compared(p, q, shared, settings, groups, joint_counting, cluster)
         found += remarks
     return TableComparison(
@@ -281,10 +300,13 @@ def _all_compared(
 ) -> tuple[list[ColumnComparison], list[JointComparison], list[Finding]]:
     """Compare each shared column and each group of them, and correct the p-values for their number."""
     findings = settings.findings(shared)
-    number = settings.number_of_bins()
+    own = {name: settings.for_columns(p, q, [name]) for name in shared}
     uneven = any(size < 0.99 * side.rows for size, side in zip(settings.sizes, (p, q), strict=True))
     together = uneven or cluster is not None
-    bins = {name: column_bins(p, q, name, number, settings.sizes, together=together) for name in shared}
+    bins = {
+        name: column_bins(p, q, name, each.number_of_bins(), each.sizes, together=together)
+        for name, each in own.items()
+    }
     counted: dict[tuple[str, ...], Pair] = {}
     if joint_counting is not None and cluster is not None and shared:
         counted = joint_counting.count(bins, [(name,) for name in shared])
@@ -293,7 +315,8 @@ def _all_compared(
         before, after = p.columns[name], q.columns[name]
         new, vanished = unshared_categories(after, before), unshared_categories(before, after)
         table = column_contingency(p, q, name, bins[name])
-        parts, remarks = divergences(table, settings, counted.get((name,)), (name,), (before, after))
+        parts, remarks = divergences(table, own[name], counted.get((name,)), (name,), (before, after))
+        parts = _in_order(parts, p, q, [name])
         columns.append(
             ColumnComparison(
                 name=name,
@@ -315,11 +338,13 @@ def _all_compared(
             findings.append(finding("group-skipped", message, ",".join(group)))
             continue
         assert joint_counting is not None  # noqa: S101 - there is one where there are groups
-        number = settings.number_of_bins(len(group))
-        coarse = {name: column_bins(p, q, name, number, settings.sizes, together=together) for name in group}
+        wide = settings.for_columns(p, q, group)
+        number = wide.number_of_bins(len(group))
+        coarse = {name: column_bins(p, q, name, number, wide.sizes, together=together) for name in group}
         pair = joint_counting.count(coarse, [group])[group]
         table = joint_contingency(group, coarse, pair, clustered=cluster is not None)
-        parts, remarks = divergences(table, settings, pair if cluster is not None else None, group)
+        parts, remarks = divergences(table, wide, pair if cluster is not None else None, group)
+        parts = _in_order(parts, p, q, group)
         joint.append(JointComparison(columns=group, **parts))
         findings += remarks
     corrected = adjusted([each.p_value for each in (*columns, *joint)])
@@ -328,6 +353,25 @@ def _all_compared(
         replace(each, p_adjusted=value) for each, value in zip(joint, corrected[len(columns) :], strict=True)
     ]
     return columns, joint, findings
+
+
+def _in_order(parts: dict[str, Any], p: Profile, q: Profile, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the parts of a comparison with a note on the order of rows, without errors where these are not known."""
+    notes: list[str] = []
+    unknown = False
+    for side, table in (("P", p), ("Q", q)):
+        if table.order is not None and (time := table.order.time(columns)) > 1:
+            unknown = unknown or bool(table.order.unknown.intersection(columns))
+            notes.append(
+                f"{table.rows:,} rows of {side} tell {'at most ' * unknown}as much as {table.rows / time:,.3g} "
+                "independent ones"
+            )
+    if unknown:
+        notes.append("too few blocks of rows are independent for intervals and a test")
+        for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
+            parts[name] = Quantity(parts[name].value, None, None)
+        parts["p_value"] = parts["p_adjusted"] = math.nan
+    return parts | {"notes": (*parts["notes"], *notes)}
 
 
 def _profile_findings(p: Profile, q: Profile) -> list[Finding]:

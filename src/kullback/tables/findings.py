@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +23,7 @@ __all__ = [
     "column_findings",
     "finding",
     "in_proportion",
+    "order_findings",
     "schema_findings",
     "size_findings",
     "unshared_categories",
@@ -45,6 +46,12 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "time-zone-changed": ("error", "timestamps have a time zone in one table and none in the other"),
     "disjoint": ("warning", "no value of P's column is in a bin with one of Q's"),
     "few-clusters": ("warning", "too few clusters for intervals"),
+    "duplicate-rows": ("warning", "rows of continuous numbers are repeated, so that fewer are independent"),
+    "rows-in-order": ("warning", "the order of rows shows dependence, so that fewer are independent"),
+    "order-unknown": (
+        "note",
+        "the order of a table's rows was not examined: its engine or saved profile has none",
+    ),
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
     "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
     "infinite-values": ("warning", "a column holds infinite numbers"),
@@ -108,6 +115,42 @@ def schema_findings(
         message = f"the tables have no column in common{besides}: nothing is compared"
         findings.append(finding("no-common-column", message))
     return usable, findings
+
+
+def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[Finding]:
+    """Yield what the order of the rows shows, and where it was not examined."""
+    for side, table in (("P", p), ("Q", q)):
+        order = table.order
+        if order is None:
+            yield finding(
+                "order-unknown",
+                f"the order of {side}'s rows is not known (its engine or saved profile has none), so that dependence "
+                "was not looked for: name the groups of dependent rows with cluster= (--cluster)",
+            )
+            continue
+        times, rows = order.times, f"{table.rows:,}"
+        if order.repeated > 1:
+            yield finding(
+                "duplicate-rows",
+                f"rows of {side} are repeated {order.repeated:.3g} times on average: errors and tests count "
+                f"{table.rows / order.repeated:,.0f} of {rows} rows; if equal rows were drawn independently, pass "
+                "independent=True (--independent)",
+            )
+        names = sorted((name for name in columns if name in times), key=lambda name: (-times[name], name))
+        if names:
+            shown = ", ".join(map(quoted, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
+            unknown = sum(name in order.unknown for name in names)
+            without = (
+                f"; {unknown} of them have too few independent blocks for errors and tests" if unknown else ""
+            )
+            counted = sorted({f"{table.rows / times[names[at]]:,.0f}" for at in (0, -1)}, key=len)
+            yield finding(
+                "rows-in-order",
+                f"the order of {side}'s rows shows dependence in {len(names)} of {len(columns)} columns ({shown}): "
+                f"errors and tests count {' to '.join(counted)} of {rows} rows as independent{without}; name the "
+                "groups of rows with cluster= (--cluster), or, if the order means nothing, pass independent=True "
+                "(--independent)",
+            )
 
 
 def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:

@@ -34,6 +34,7 @@ from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field
 from kullback.tables.engines import open_table
 from kullback.tables.engines.base import ColumnSpec, Table, TableCounts
+from kullback.tables.row_order import RowOrder, row_order
 
 __all__ = ["SCHEMA", "Profile", "profile_table"]
 
@@ -54,6 +55,8 @@ class Profile(ShortRepr):
         weight_squares: :math:`\\sum_i w_i^2`; with the sum it gives the effective number of rows.
         skipped: the columns that cannot be profiled, each with the reason.
         weights: the column of the rows' weights, or None.
+        order: how much rows depend on each other, as the order of the first ones shows it; None where it was not
+            examined.
 
     Example:
         >>> import pyarrow as pa
@@ -69,6 +72,7 @@ class Profile(ShortRepr):
     weight_squares: float
     skipped: dict[str, str] = field(default_factory=dict[str, str])
     weights: str | None = None
+    order: RowOrder | None = field(default=None, compare=False)
 
     def merge(self, other: Profile) -> Profile:
         """Return the profile of both parts together.
@@ -96,9 +100,9 @@ class Profile(ShortRepr):
             if name not in skipped
         }
         squares = self.weight_squares + other.weight_squares
-        return Profile(
-            columns, self.rows + other.rows, self.weight + other.weight, squares, skipped, self.weights
-        )
+        order = None if self.order is None or other.order is None else self.order.merged(other.order)
+        weight = self.weight + other.weight
+        return Profile(columns, self.rows + other.rows, weight, squares, skipped, self.weights, order)
 
     def to_json(self, categories: int = SAVED_CATEGORIES) -> str:
         """Return the profile as JSON of a few KB for each column.
@@ -112,6 +116,8 @@ class Profile(ShortRepr):
         columns = {name: column.shortened(categories).to_object() for name, column in self.columns.items()}
         head: dict[str, Any] = {"schema": SCHEMA, "rows": self.rows, "weight": self.weight}
         head |= {"weight_squares": self.weight_squares, "weights": self.weights, "skipped": self.skipped}
+        if self.order is not None:
+            head["order"] = self.order.to_object()
         return json.dumps(head | {"columns": columns}, separators=(",", ":"), ensure_ascii=False)
 
     @staticmethod
@@ -216,8 +222,9 @@ def profile_opened(
     *,
     like: Profile | None = None,
     progress: Progress | None = None,
+    independent: bool = False,
 ) -> Profile:
-    """Count the columns of a table that is open: `profile_table`."""
+    """Count the columns of a table that is open: `profile_table`; examine its order unless rows are independent."""
     tell = progress or (lambda _: None)
     fields, skipped = _chosen(table, columns, weights)
     tell(f"counting {len(fields)} columns")
@@ -226,7 +233,8 @@ def profile_opened(
         _sharpen(table, fields, counts, weights, tell)
     for each in fields:
         counts.columns[each.name].zoned = each.zoned
-    return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights)
+    order = None if independent else row_order(table, fields)
+    return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights, order)
 
 
 def _chosen(
@@ -363,7 +371,8 @@ def _read(written: dict[str, Any]) -> Profile:
     # Kish's effective number of rows is at most their number, and equal to it without weights.
     if (weights is None and not rows == weight == squares) or weight**2 > squares * rows * (1 + 1e-6):
         raise ValueError(f"{rows:g} rows of weight {weight:g} and squared weights of {squares:g}")
-    return Profile(columns, int(rows), weight, squares, skipped, weights)
+    order = RowOrder.from_object(written["order"]) if "order" in written else None
+    return Profile(columns, int(rows), weight, squares, skipped, weights, order)
 
 
 def _no_number(constant: str) -> float:

@@ -168,7 +168,8 @@ def _only(profile: Profile, columns: Sequence[str], path: Path) -> Profile:
             f"{printable(', '.join(map(quoted, profile.columns)), LONGEST_MESSAGE)}"
         )
     held = {name: column for name, column in profile.columns.items() if name in columns}
-    return Profile(held, profile.rows, profile.weight, profile.weight_squares, {}, profile.weights)
+    order = None if profile.order is None else profile.order.of_columns(held)
+    return Profile(held, profile.rows, profile.weight, profile.weight_squares, {}, profile.weights, order)
 
 
 def _check_age(reference: str | os.PathLike[str], saved: Path) -> None:

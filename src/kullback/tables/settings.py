@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,11 @@ class Settings:
     confidence: float
     random: np.random.Generator
     sizes: tuple[float, float] = (0.0, 0.0)
+
+    def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> Settings:
+        """Return the settings for columns of which some rows tell as much as one independent row."""
+        times = [1.0 if side.order is None else side.order.time(columns) for side in (p, q)]
+        return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))
 
     def number_of_bins(self, columns: int = 1) -> int:
         """Return how many bins each of several columns gets, so that a combination holds 10 rows on average."""

@@ -73,6 +73,11 @@ class Table(ABC):
     ) -> dict[str, tuple[float, float]]:
         """Return the smallest and the largest number that each column has within its closed interval."""
 
+    def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
+        """Return the first rows of some columns, in their order, as Arrow arrays; None where rows have no order."""
+        del names, rows
+        return None
+
     @abstractmethod
     def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None

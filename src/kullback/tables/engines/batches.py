@@ -91,6 +91,27 @@ class BatchTable(Table):
                     )
         return found
 
+    def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
+        """Return the first rows of some columns, in their order, as Arrow arrays."""
+        import pyarrow as pa
+
+        pieces: list[Mapping[str, Any]] = []
+        left = rows
+        for count, batch in self.in_order(names, rows):
+            pieces.append({name: batch[name].slice(0, left) for name in names})
+            left -= count
+            if left <= 0:
+                break
+        if not pieces:
+            return {}
+        arrays = {name: pa.chunked_array([piece[name] for piece in pieces]) for name in names}
+        return {name: pa.concat_arrays(array.chunks) for name, array in arrays.items()}
+
+    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the table in batches, in its order, at least its first rows."""
+        del rows
+        yield from self.batches(names)
+
     def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
     ) -> dict[tuple[str, ...], JointCounts]:

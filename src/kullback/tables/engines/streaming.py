@@ -52,6 +52,11 @@ class DuckTable(BatchTable):
         for batch in _reader(selected, BATCH_ROWS):
             yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
 
+    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        selected = self.relation.select(", ".join(f"#{self.places[name]}" for name in names) or "1")
+        for batch in _reader(selected.limit(rows), rows):
+            yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
+
 
 class FileTable(DuckTable):
     """A Parquet, CSV or NDJSON file, or several (``*``), of any size, read by an embedded DuckDB.
@@ -98,6 +103,14 @@ class FileTable(DuckTable):
         except self.errors as error:
             raise self._unreadable(error) from None
 
+    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        # The order of rows costs memory in a whole reading, and little in that of the first ones.
+        self.connection.execute("SET preserve_insertion_order = true")
+        try:
+            yield from super().in_order(names, rows)
+        finally:
+            self.connection.execute("SET preserve_insertion_order = false")
+
     def _unreadable(self, error: Exception) -> Exception:
         if isinstance(error, FileError):
             return error
@@ -135,6 +148,9 @@ class PolarsTable(BatchTable):
         stream = getattr(selected, "collect_batches", None)  # from Polars 1.33 on
         for piece in stream(chunk_size=BATCH_ROWS) if stream else [selected.collect()]:
             yield from ArrowTable(piece.to_arrow()).batches(names)
+
+    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        yield from ArrowTable(self.frame.select(list(names)).head(rows).collect().to_arrow()).batches(names)
 
 
 def _reader(relation: Any, rows: int) -> Any:

@@ -1,0 +1,124 @@
+"""How much the rows of a table depend on each other, as the order of the first ones and repeated rows show it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kullback.errors import LONGEST_NAME, printable, safe_repr
+from kullback.serial_dependence import (
+    FEWEST_BLOCKS,
+    category_scores,
+    number_scores,
+    repeated_rows,
+    serial_dependence,
+)
+from kullback.tables.engines.arrow import numbers_of, strings_of
+
+if TYPE_CHECKING:
+    from kullback.tables.columns.types import Field
+    from kullback.tables.engines.base import Table
+
+__all__ = ["RowOrder", "row_order"]
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+MOST_ROWS = 1 << 15  # the first ones, whose order is examined
+LARGEST = 1e300
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """How many rows tell as much as one independent row.
+
+    Attributes:
+        rows: how many rows were examined.
+        times: for each column whose order shows dependence, how many of its rows tell as much as an independent one.
+        unknown: the columns of which too few blocks of rows are independent.
+        repeated: how many rows there are for each distinct one; 1 unless continuous rows are repeated.
+    """
+
+    rows: int
+    times: Mapping[str, float] = field(default_factory=dict[str, float])
+    unknown: frozenset[str] = frozenset()
+    repeated: float = 1.0
+
+    def time(self, columns: Iterable[str]) -> float:
+        """Return how many rows tell as much as an independent one in some columns together."""
+        return max([self.repeated, *(self.times.get(name, 1.0) for name in columns)])
+
+    def merged(self, other: RowOrder) -> RowOrder:
+        """Return the dependence in two parts of a table: the stronger one of each column."""
+        names = self.times.keys() | other.times.keys()
+        times = {name: max(self.time([name]), other.time([name])) for name in sorted(names)}
+        unknown = self.unknown | other.unknown
+        return RowOrder(self.rows + other.rows, times, unknown, max(self.repeated, other.repeated))
+
+    def of_columns(self, names: Iterable[str]) -> RowOrder:
+        """Return what is known of some columns."""
+        kept = set(names)
+        times = {name: time for name, time in self.times.items() if name in kept}
+        return RowOrder(self.rows, times, self.unknown & kept, self.repeated)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return an object of JSON."""
+        return {
+            "rows": self.rows,
+            "times": dict(self.times),
+            "unknown": sorted(self.unknown),
+            "repeated": self.repeated,
+        }
+
+    @staticmethod
+    def from_object(written: Any) -> RowOrder:
+        """Return what `to_object` has written; refuse other numbers."""
+        times = {str(name): float(time) for name, time in written["times"].items()}
+        rows, repeated = int(written["rows"]), float(written["repeated"])
+        if rows < 0 or not all(1 <= number < math.inf for number in (repeated, *times.values())):
+            raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no order of rows")
+        return RowOrder(rows, times, frozenset(map(str, written["unknown"])), repeated)
+
+
+def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
+    """Examine the order of the first rows of a table; None where its engine does not know an order."""
+    columns = table.first_rows([each.name for each in fields], MOST_ROWS)
+    if columns is None:
+        return None
+    rows = max((len(column) for column in columns.values()), default=0)
+    times: dict[str, float] = {}
+    unknown: list[str] = []
+    numbers: list[Array] = []
+    for each in fields:
+        numeric = each.column_type in ("numeric", "datetime")
+        values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
+        numbers.append(values)
+        scores = number_scores(values[:, None]) if numeric else category_scores(values.astype(np.int64))
+        found = serial_dependence(scores)
+        if found is None or found.kind == "pattern":
+            continue
+        times[each.name] = found.time
+        if found.is_open:
+            times[each.name] = max(found.time, rows / FEWEST_BLOCKS)
+            unknown.append(each.name)
+    repeats = repeated_rows(np.stack(numbers, 1)) if numbers else None
+    return RowOrder(rows, times, frozenset(unknown), 1.0 if repeats is None else repeats.time)
+
+
+def _numbers(array: Any, column: Field) -> Array:
+    """Return numbers with the missing ones below all others."""
+    found = np.full(len(array), -LARGEST)
+    present = array.is_valid().to_numpy(zero_copy_only=False)
+    values = numbers_of(array.drop_null(), str(column.column_type))
+    found[present] = np.nan_to_num(values, nan=-LARGEST / 2, posinf=LARGEST, neginf=-LARGEST / 4)
+    return found
+
+
+def _codes(array: Any) -> Array:
+    """Return the number of each category, from 0, and of missing values the next one."""
+    encoded = strings_of(array).dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    return np.where(np.isnan(codes), len(encoded.dictionary), codes).astype(np.float64)
