@@ -88,6 +88,8 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     columns = table.first_rows([each.name for each in fields], MOST_ROWS)
     if columns is None:
         return None
+    if not columns:
+        return RowOrder(0)
     rows = max((len(column) for column in columns.values()), default=0)
     times: dict[str, float] = {}
     unknown: list[str] = []
