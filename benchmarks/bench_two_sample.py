@@ -81,6 +81,21 @@ def exponential(scale: float) -> Draw:
     return lambda rng, n: rng.exponential(scale, (n, 1))
 
 
+def poisson(mean: float) -> Draw:
+    return lambda rng, n: rng.poisson(mean, (n, 1)).astype(float)
+
+
+def rounded_normal(mean: float) -> Draw:
+    """A normal distribution of a Poisson's mean and variance, rounded to whole numbers."""
+    return lambda rng, n: np.round(mean + mean**0.5 * rng.standard_normal((n, 1)))
+
+
+def comb(rng: np.random.Generator, n: int) -> Draws:
+    """Draws of 1 + 0.9 cos(40 pi x) on the unit interval."""
+    x = rng.random(8 * n)
+    return x[2 * rng.random(8 * n) < 1 + 0.9 * np.cos(40 * np.pi * x)][:n, None]
+
+
 def ring(rng: np.random.Generator, n: int) -> Draws:
     angle = 2 * np.pi * rng.random(n)
     return 1.4 * np.stack([np.cos(angle), np.sin(angle)], 1) + 0.35 * rng.standard_normal((n, 2))
@@ -90,6 +105,7 @@ SMALL, UNEVEN = (100, 100), (100, 2000)
 CASES = [
     Case("1-D, equal", normal(), normal(), SMALL, equal=True),
     Case("1-D, rounded, equal", rounded(1), rounded(1), SMALL, equal=True),
+    Case("1-D, Poisson, equal", poisson(5), poisson(5), (500, 500), equal=True),
     Case("2-D, 60 % zero rows, equal", zeros(0.6, 2), zeros(0.6, 2), (200, 200), equal=True),
     Case("2-D, rounded, equal", rounded(2), rounded(2), (200, 200), equal=True),
     Case("3-D, rounded, equal", rounded(3), rounded(3), SMALL, equal=True),
@@ -105,6 +121,8 @@ CASES = [
     Case("1-D, scale 1.3", normal(), normal(0, 1.3), SMALL),
     Case("1-D, normal and Student's t with 3", normal(), lambda r, n: r.standard_t(3, (n, 1)), (300, 300)),
     Case("1-D, normal and two modes", normal(), bimodal, SMALL),
+    Case("1-D, Poisson and a rounded normal", poisson(5), rounded_normal(5), (500, 500)),
+    Case("1-D, uniform and a comb", lambda rng, n: rng.random((n, 1)), comb, (500, 500)),
     Case("2-D, shift 0.4 of one component", normal(d=2), first_shifted(2, 0.4), SMALL),
     Case("2-D, correlation 0.5", normal(d=2), correlated(0.5), SMALL),
     Case("2-D, normal and a ring", normal(d=2), ring, SMALL),

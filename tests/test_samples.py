@@ -354,6 +354,38 @@ def test_each_sort_of_difference_is_found(make, method: str | None) -> None:
     assert method in (None, best)
 
 
+def comb(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Draws of 1 + 0.9 cos(40 pi x) on the unit interval."""
+    x = rng.random(8 * n)
+    return x[2 * rng.random(8 * n) < 1 + 0.9 * np.cos(40 * np.pi * x)][:n]
+
+
+FINE = {
+    "a comb": (lambda rng: (rng.random(500), comb(rng, 500)), 18),
+    "Poisson and a rounded normal": (
+        lambda rng: (rng.poisson(5, 1500).astype(float), (5 + 5**0.5 * rng.standard_normal(1500)).round()),
+        12,
+    ),
+    "uniform, equal": (lambda rng: (rng.random(500), rng.random(500)), None),
+    "Poisson, equal": (
+        lambda rng: (rng.poisson(5, 500).astype(float), rng.poisson(5, 500).astype(float)),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_differences_of_single_values_and_narrow_bins_are_seen(name: str) -> None:
+    make, least = FINE[name]
+    rejected = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        found, _, best = two_sample.permutation_test(*map(Samples, make(rng)), 199, rng)
+        rejected += found <= 0.05
+        assert least is None or found > 0.05 or best == "chi_squared"
+    assert rejected <= 4 if least is None else rejected >= least
+
+
 def test_the_least_of_several_p_values_is_compared_with_the_others() -> None:
     rng = np.random.default_rng(0)
     tables = rng.random((2000, 40, 3))

@@ -47,8 +47,8 @@ FEWEST_NEIGHBORS, MOST_NEIGHBORS = 5, 30
 MOST_IN_GRAPH = 5000
 # Ranks finer than this tell nothing more, and each of them costs in every shuffle.
 MOST_RANKS = 1000
-# Bins of equal probability in which numbers are counted.
-RANK_BINS = 8
+# Numbers of bins of equal probability in which numbers are counted, and draws for each bin of the finest.
+RANK_BINS, DRAWS_IN_A_BIN = (8, 32, 128), 10
 # As many p-values as floats of six statistics fill half a gigabyte.
 MOST_PERMUTATIONS = 10_000_000
 # NumPy draws from no larger urn.
@@ -61,7 +61,7 @@ WEIGHTS = {
     "likelihood_ratio": 1.0,
     "energy_of_ranks": 3.0,
     "spread_of_ranks": 1.5,
-    "chi_squared": 0.75,
+    "chi_squared": 1.0,
     "energy": 3.0,
     "kernel": 3.0,
     "shift": 2.0,
@@ -150,13 +150,14 @@ def two_sample_test(
     :math:`T_{jb}` among all labelings (by mean, standard deviation and skewness). The level is exact at any size, and
     with equal values: if both have one distribution, every labeling is as likely as what was seen.
 
-    For categories T is the likelihood ratio of the counts. For numbers there are four, with weights 3, 3, 1.5 and 0.75:
+    For categories T is the likelihood ratio of the counts. For numbers there are four, with weights 3, 3, 1.5 and 1:
     the energy distance, and that of the pooled ranks, which see shifts; the difference of the mean squared normal
-    scores, which sees spreads; and the :math:`\chi^2` of eight bins. For vectors there are six, with weights 3, 3, 2,
-    1, 1 and 0.5: the energy distance; that by a Gaussian kernel; the largest difference of a component's mean normal
-    scores, which sees shifts of few of many; the difference of the mean logarithms of the distance from the common
-    center, which sees spreads; those of the mean products of two components' normal scores, which see correlations; and
-    the number of nearest neighbors that come from the same data set, weighted for unequal sizes.
+    scores, which sees spreads; and the largest :math:`\chi^2` of 8, 32 and 128 bins and of about ten draws to a
+    bin. For vectors there are six, with weights 3, 3, 2, 1, 1 and 0.5: the energy distance; that by a Gaussian
+    kernel; the largest difference of a component's mean normal scores, which sees shifts of few of many; the
+    difference of the mean logarithms of the distance from the common center, which sees spreads; those of the mean
+    products of two components' normal scores, which see correlations; and the number of nearest neighbors that come
+    from the same data set, weighted for unequal sizes.
 
     Time and memory are bounded: above 1000 numbers, ranks and values are taken in 1000 groups; above 2500 vectors,
     random features stand in for their distances; neighbors are those among 5000 vectors chosen at random; and above
@@ -338,10 +339,7 @@ def _of_ranks(pooled: Array) -> BinCounts:
     steps = np.diff(halves, append=halves[-1]) / max(halves[-1] - halves[0], np.finfo(float).tiny)
     middle = (below - totals / 2) / number
     square = np.square(load("scipy.special", CALL).ndtri(middle))
-    octile = np.unique(np.minimum((middle * RANK_BINS).astype(int), RANK_BINS - 1), return_inverse=True)[1]
-    groups = np.zeros((len(totals), int(octile.max()) + 1))
-    groups[np.arange(len(totals)), octile] = 1
-    expected = totals @ groups / number
+    groups, starts, expected = _bins_of_ranks(middle, totals)
 
     def energy(widths: Array) -> Callable[[Array], Array]:
         def of_counts(counts: Array) -> Array:
@@ -358,10 +356,13 @@ def _of_ranks(pooled: Array) -> BinCounts:
         return np.abs(counts @ square / n - (totals - counts) @ square / (number - n))
 
     def chi_squared(counts: Array) -> Array:
+        """The largest over all numbers of bins, each about standard normal (Wilson and Hilferty, 1931)."""
         n = counts.sum(1, keepdims=True)
-        shares = counts @ groups / n
-        others = (totals - counts) @ groups / (number - n)
-        return (np.square(shares - others) / expected).sum(1)
+        differences = counts @ groups / n - (totals - counts) @ groups / (number - n)
+        terms = np.square(differences) / expected * (n * (number - n) / number)
+        dof = np.maximum(np.diff(starts, append=len(expected)) - 1.0, 1.0)
+        sums = np.add.reduceat(terms, starts, axis=1)
+        return ((np.cbrt(sums / dof) - 1 + 2 / (9 * dof)) / np.sqrt(2 / (9 * dof))).max(1)
 
     statistics = {
         "energy_of_ranks": energy(totals / number),
@@ -370,6 +371,23 @@ def _of_ranks(pooled: Array) -> BinCounts:
         "energy": energy(steps),
     }
     return BinCounts(codes, totals, statistics)
+
+
+def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Array]:
+    """Return which ranks are in which bins, by columns, where each number of bins starts, and the bins' shares.
+
+    Equal values are in one bin. So the finest bins are single values where numbers repeat often.
+    """
+    draws = int(totals.sum())
+    most = max(draws // DRAWS_IN_A_BIN, RANK_BINS[0])
+    columns: list[Array] = []
+    starts: list[int] = []
+    for bins in sorted({*(number for number in RANK_BINS if number < most), min(most, 2 * RANK_BINS[-1])}):
+        place = np.unique(np.minimum((middle * bins).astype(int), bins - 1), return_inverse=True)[1]
+        starts.append(sum(column.shape[1] for column in columns))
+        columns.append(np.eye(int(place.max()) + 1)[place])
+    groups = np.concatenate(columns, axis=1)
+    return groups, np.array(starts), totals @ groups / draws
 
 
 def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
