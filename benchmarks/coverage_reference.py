@@ -6,6 +6,7 @@ benchmarks/results/coverage_reference.json and the table in docs/coverage.md.
 
     python benchmarks/coverage_reference.py
     python benchmarks/coverage_reference.py --missing                 # the cases that the results file lacks
+    python benchmarks/coverage_reference.py --windows                 # few windows of a population, a table of its own
     python benchmarks/coverage_reference.py --drawings 100 --dry      # prints alone
 """
 
@@ -25,14 +26,21 @@ from torch import Tensor
 from kullback.generators import FinitePair
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
-from kullback.predictions.drawn_means import drawn_mean
+from kullback.predictions.drawn_means import drawn_mean, population_mean
 from kullback.predictions.measure import DIVERGENCES
-from kullback.predictions.reference_rows import Candidate, measure_candidate, read_candidate
+from kullback.predictions.reference_rows import (
+    Candidate,
+    measure_candidate,
+    measure_reference,
+    read_candidate,
+)
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "coverage_reference.json"
 PAGE = ROOT / "docs" / "coverage.md"
 START, END = "<!-- reference table: start -->", "<!-- reference table: end -->"
+WINDOWS_RESULT = ROOT / "benchmarks" / "results" / "coverage_windows.json"
+WINDOWS_START, WINDOWS_END = "<!-- windows table: start -->", "<!-- windows table: end -->"
 LEAST = 93.0
 DRAWS = 32
 NAMES = ("kl_pq", "js", "tv")
@@ -194,6 +202,74 @@ def study(
     return found
 
 
+def rows_of_windows(windows: int, effect: float, seed: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A base and a candidate over windows of 40 rows, whose noise has a size of its own in each window and row."""
+    base = 3 * normal(40 * windows, 300, seed=seed)
+    size = effect * normal(windows, 1, seed=seed).repeat_interleave(40, 0) + 0.5 * normal(
+        len(base), 1, seed=seed
+    )
+    return base, base + 0.3 * size.exp() * normal(*base.shape, seed=seed)
+
+
+def study_windows(windows: int, effect: float, samples: int, true: dict[str, float]) -> list[dict[str, Any]]:
+    """How often the interval of the population's mean holds it, and is open, from few windows of a reference."""
+    names = ("kl_pq", "js")
+    covers, is_open, widths = ({name: [] for name in names} for _ in range(3))
+    for sample in range(samples):
+        seed = torch.Generator().manual_seed(sample)
+        base, candidate = rows_of_windows(windows, effect, seed)
+        uniforms = torch.rand(len(base), 8, generator=seed, dtype=torch.float64)
+        labels = torch.zeros(len(base), dtype=torch.int64)
+        rows = measure_reference(summarize_rows(base, labels, top=8, uniforms=uniforms), candidate)
+        cluster = torch.arange(windows).repeat_interleave(40)
+        for name in names:
+            found = population_mean(rows, name, cluster=cluster, bootstrap=400)
+            low, high = found.interval or (0.0, math.inf)
+            covers[name].append(low <= true[name] <= high)
+            is_open[name].append(found.reason is not None)
+            widths[name].append((high - low) / 2 / true[name])
+    return [
+        {
+            "effect": effect,
+            "windows": windows,
+            "divergence": name,
+            "samples": samples,
+            "covers": 100 * sum(covers[name]) / samples,
+            "open": 100 * sum(is_open[name]) / samples,
+            "half_width": float(torch.tensor(widths[name], dtype=torch.float64).median()),
+        }
+        for name in names
+    ]
+
+
+def write_windows(samples: int) -> None:
+    """Measure few windows, and write the results and their table."""
+    results: list[dict[str, Any]] = []
+    for effect in (0.25, 0.5):
+        every = [
+            truth(*rows_of_windows(50, effect, torch.Generator().manual_seed(1_000_000 + i)))
+            for i in range(40)
+        ]
+        true = {name: float(torch.cat([each[name] for each in every]).mean()) for name in NAMES}
+        for windows in (12, 20, 40):
+            results += study_windows(windows, effect, samples, true)
+            print(results[-2:], flush=True)
+    WINDOWS_RESULT.write_text(json.dumps(results, indent=1) + "\n")
+    lines = [
+        "| log sd of windows | windows | divergence | holds the mean, % | open, % | half-width / mean |",
+        "|---:|---:|---|---:|---:|---:|",
+        *(
+            f"| {each['effect']:g} | {each['windows']} | {'JS' if each['divergence'] == 'js' else 'KL'} "
+            f"| {each['covers']:.1f} | {each['open']:.0f} | {each['half_width']:.2g} |"
+            for each in results
+        ),
+    ]
+    page = PAGE.read_text()
+    before, after = page.split(WINDOWS_START)[0], page.split(WINDOWS_END)[1]
+    text = "\n".join(lines)
+    PAGE.write_text(f"{before}{WINDOWS_START}\n\n{text}\n\n{WINDOWS_END}{after}")
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """The results in Markdown: a line for each case and number of top classes."""
     lines = [
@@ -237,8 +313,12 @@ def main() -> None:
     parser.add_argument(
         "--missing", action="store_true", help="keep the results there are, and add the others"
     )
+    parser.add_argument("--windows", action="store_true", help="few windows of a population alone")
     parser.add_argument("--dry", action="store_true", help="write no file")
     options = parser.parse_args()
+    if options.windows:
+        write_windows(150)
+        return
     results: list[dict[str, Any]] = json.loads(RESULT.read_text()) if options.missing else []
     for case in CASES:
         if options.only in (None, case.candidate) and not of_case(results, case):

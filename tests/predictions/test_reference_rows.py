@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from typing import Any
 
@@ -378,3 +379,13 @@ def test_the_study_measures_what_it_says() -> None:
     assert by_name["kl_pq"]["bound"] < 0.9
     lines = coverage_reference.table(found).split("\n")
     assert lines[2].startswith("| normal | noise 0.3 | 300 | 8 | ")
+
+
+def test_the_committed_study_of_few_windows_covers_and_is_seldom_open() -> None:
+    results = json.loads(coverage_reference.WINDOWS_RESULT.read_text())
+    assert {each["windows"] for each in results} == {12, 20, 40}
+    for each in results:
+        assert each["covers"] >= coverage_reference.LEAST - 2 * math.sqrt(93 * 7 / each["samples"]), each
+        assert each["open"] <= 10, each
+        line = f"{each['covers']:.1f} | {each['open']:.0f} | {each['half_width']:.2g} |"
+        assert line in coverage_reference.PAGE.read_text(encoding="utf-8")
