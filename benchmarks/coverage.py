@@ -30,9 +30,9 @@ from scipy.special import digamma, gammaln
 from timing import RESULTS, machine
 from torch.distributions import Distribution, Laplace, Normal, StudentT, Uniform
 
-from kullback import Estimate, Samples, compare_tables, kl_estimate
+from kullback import Estimate, Probs, Samples, compare_tables, divergence, kl_estimate
 from kullback.errors import KullbackError
-from kullback.estimators import log_ratio
+from kullback.estimators import bias_corrected, log_ratio
 
 SCHEMA = "kullback.coverage/1"
 LEAST = 0.93
@@ -78,6 +78,23 @@ def categories(name: str, p: Any, q: Any, *sizes: int) -> list[Case]:
         return lambda rng, n: rng.choice(len(probabilities), n, p=probabilities)
 
     return [Case(name, truth, draw(p), draw(q), n) for n in sizes]
+
+
+def of_kinds(name: str, p: Any, q: Any, n: int, *kinds: str) -> list[Case]:
+    """Return a case for each kind, of `Counts` as of rows: the interval is the same."""
+    p, q = (np.asarray(x, float) / np.sum(x) for x in (p, q))
+
+    def estimate(kind: str) -> Callable[[Samples, Any, torch.Generator], Estimate]:
+        return lambda x, y, _: bias_corrected(x, y, kind)
+
+    def draw(probabilities: np.ndarray) -> Draw:
+        return lambda rng, n: rng.choice(len(probabilities), n, p=probabilities)
+
+    sides = [Probs(torch.from_numpy(x)) for x in (p, q)]
+    return [
+        Case(f"{kind}: {name}", float(divergence(*sides, kind)), draw(p), draw(q), n, 1.0, estimate(kind))
+        for kind in kinds
+    ]
 
 
 def gaussian(mean: Any, covariance: Any) -> Draw:
@@ -192,6 +209,8 @@ NORMAL, THREE, FIVE = st.norm(), st.t(3), st.t(5)
 K, FAR = np.arange(1, 100_001.0), np.arange(400.0)
 FIRST, SECOND = np.array([2.0, 3, 4, 5]), np.full(4, 3.0)
 SIX_CATEGORIES = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
+ZIPF = np.arange(1, 101.0)
+KINDS = ("js", "tv", "hellinger", "skew:0.1", "renyi:0.5", "chi2")
 FIVE_CATEGORIES = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 
 
@@ -228,6 +247,10 @@ def cases() -> list[Case]:
         *categories("geometric 0.2 ‖ 0.1", 0.8**FAR, 0.9**FAR, 1000),
         *categories("P = Q, a hundred categories", [1] * 100, [1] * 100, 1000),
         *categories("two categories", [0.3, 0.7], [0.5, 0.5], 50),
+        *of_kinds("P = Q, a hundred", [1] * 100, [1] * 100, 1000, *KINDS),
+        *of_kinds("five categories", FIVE_CATEGORIES, [1] * 5, 200, *KINDS),
+        *of_kinds("Zipf(1.1) ‖ Zipf(0.8), a hundred", ZIPF**-1.1, ZIPF**-0.8, 1000, *KINDS),
+        *of_kinds("3 % outside Q", [0.5, 0.47, 0.03], [0.5, 0.5, 0], 200, *KINDS),
         gaussians("2-D, correlation 0 ‖ 0.9", 2, np.eye(2), [0, 0], equal_correlation(2, 0.9), 1000, 0.25),
         gaussians("2-D, correlation 0.9 ‖ 0", 2, equal_correlation(2, 0.9), [0, 0], np.eye(2), 1000),
         gaussians("2-D, shift 1 in both", 2, np.eye(2), [1, 1], np.eye(2), 1000),

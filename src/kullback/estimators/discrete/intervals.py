@@ -116,7 +116,10 @@ def kl_interval(
     bound = _lower_end(*coarser(a, b), *limits)
     low = torch.where(rare > MOST_UNSEEN, bound, low).clamp(min=0)
     closed = _is_closed(measure, a, b, (high - low) / 2, bins=bins)
-    return low, torch.where(closed, high.clamp(max=measure.largest), torch.inf)
+    # Differences of two infinite divergences say nothing about an end.
+    low = low.nan_to_num(nan=0.0)
+    high = torch.where(closed, high, torch.inf).nan_to_num(nan=math.inf, posinf=math.inf)
+    return low, high.clamp(max=measure.largest)
 
 
 def _is_closed(measure: Measure, a: Tensor, b: Tensor, half_width: Tensor, *, bins: bool) -> Tensor:
