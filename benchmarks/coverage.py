@@ -145,6 +145,33 @@ def clustered_categories(probabilities: Any, clusters: int) -> Draw:
     return draw
 
 
+def autoregression(correlation: float, shift: float = 0.0) -> Draw:
+    """Rows in order, each of which resembles the one before; normal, with variance 1."""
+
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        x = rng.standard_normal(n) * math.sqrt(1 - correlation**2)
+        x[0] = rng.standard_normal()
+        for t in range(1, n):
+            x[t] += correlation * x[t - 1]
+        return x + shift
+
+    return draw
+
+
+def unnamed_clusters(shift: float, clusters: int) -> Draw:
+    """Rows of clusters that follow each other, which are not named."""
+
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        own = np.repeat(rng.standard_normal(clusters), n // clusters)
+        return (own + rng.standard_normal(len(own))) / math.sqrt(2) + shift
+
+    return draw
+
+
+def three_times(shift: float) -> Draw:
+    return lambda rng, n: rng.permutation(np.repeat(rng.standard_normal(n // 3) + shift, 3))
+
+
 def wave(rng: np.random.Generator, n: int) -> np.ndarray:
     """Draws of 1 + cos(40 pi x) on the unit interval."""
     x = rng.random(8 * n)
@@ -301,6 +328,26 @@ def cases() -> list[Case]:
             clustered_categories(FIVE_CATEGORIES, 20),
             1000,
         ),
+        *[
+            Case(
+                f"rows in order, autoregression {r:g}, {name}",
+                shift**2 / 2,
+                autoregression(r, shift),
+                autoregression(r),
+                n,
+            )
+            for r in (0.3, 0.6, 0.9, 0.95)
+            for name, shift in (("P = Q", 0.0), ("shift 0.3", 0.3))
+            for n in (1000, 3000)
+        ],
+        *[
+            Case(f"{rows}, {name}", shift**2 / 2, draw(shift), draw(0.0), 1200)
+            for rows, draw in (
+                ("rows in order, 40 clusters not named", lambda shift: unnamed_clusters(shift, 40)),
+                ("rows in order, each three times, shuffled", three_times),
+            )
+            for name, shift in (("P = Q", 0.0), ("shift 0.3", 0.3))
+        ],
         Case("known Q: waves ‖ uniform", 1 - math.log(2), wave, Uniform(double(0.0), double(1.0)), 1000, 0.3),
         Case("known Q: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, 1000, 0.3),
         Case("known Q: N(0, 1) ‖ Laplace", 0.0721106, of(NORMAL), LAPLACE, 200, 0.5),
