@@ -53,6 +53,8 @@ _MIDDLE = len(_LADDER)
 _COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
 # Those where a peak has mass.
 _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
+# From more peaks on, their breakpoints are shared.
+_MANY_PEAKS = 16
 # A peak is narrow if its width is less than this part of a panel.
 _NARROW = 0.25
 
@@ -156,8 +158,35 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
     far = torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64, device="cpu")
     positive = torch.cat([near[1:], far])
     grid = torch.cat([-positive.flip(0), near[:1], positive]).to(breakpoints[0].device)
-    marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
-    return torch.cat([grid.expand(*marks[0].shape[:-1], -1), *marks], -1).sort(-1).values
+    peaks = _snapped(breakpoints)
+    marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in peaks]
+    v = torch.cat([grid.expand(*marks[0].shape[:-1], -1), *marks], -1).sort(-1).values
+    if len(breakpoints) <= _MANY_PEAKS:
+        return v
+    steps = v.diff(dim=-1)
+    different = max(int((steps > 0).sum(-1).max()), 1)
+    index = steps.topk(different, dim=-1).indices.sort(-1).values
+    return torch.cat([v[..., :1], v.gather(-1, index + 1)], -1)
+
+
+def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
+    """Return the breakpoints of many peaks on grids of the size of each peak, where those of near peaks coincide.
+
+    So there are as many panels as the narrowest peaks need side by side, not some for each component of a mixture.
+    """
+    if len(breakpoints) <= _MANY_PEAKS:
+        return breakpoints
+    found: list[Tensor] = []
+    for marks in breakpoints:
+        if marks.shape[-1] != len(_STEPS):
+            found.append(marks)
+            continue
+        center = marks[..., _MIDDLE : _MIDDLE + 1]
+        width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
+        reach = torch.maximum((marks - center).abs() / 2, width).clamp(min=1e-30)
+        unit = torch.exp2(torch.floor(torch.log2(reach)))
+        found.append(torch.round(marks / unit) * unit)
+    return found
 
 
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
@@ -188,7 +217,7 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
     edges = [
         start + (stop - start) * torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)
     ]
-    for marks in breakpoints:
+    for marks in _snapped(breakpoints):
         if marks.shape[-1] == len(_STEPS):
             center = marks[..., _MIDDLE : _MIDDLE + 1]
             width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
