@@ -16,10 +16,12 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +29,12 @@ import pyarrow as pa
 import scipy.stats as st
 import torch
 from scipy.special import digamma, gammaln
+from torch.distributions import Dirichlet, Distribution, Laplace, Normal, StudentT, Uniform
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles are those of the tests
+
+from tests.oracles.sample_cases import CASES
 from timing import RESULTS, machine
-from torch.distributions import Distribution, Laplace, Normal, StudentT, Uniform
 
 from kullback import Estimate, Probs, Samples, compare_tables, divergence, kl_estimate
 from kullback.errors import KullbackError
@@ -178,6 +184,25 @@ def wave(rng: np.random.Generator, n: int) -> np.ndarray:
     return x[2 * rng.random(8 * n) < 1 + np.cos(40 * np.pi * x)][:n]
 
 
+def draws_of(name: str) -> tuple[Draw, Draw]:
+    return CASES[name].draw_p, CASES[name].draw_q
+
+
+def rounded_pair(sd: float) -> tuple[Draw, Draw]:
+    """Draws of N(0, sd²) and of N(sd / 2, sd²), rounded to whole numbers."""
+    return (
+        lambda rng, n: np.round(sd * rng.standard_normal(n)),
+        lambda rng, n: np.round(sd / 2 + sd * rng.standard_normal(n)),
+    )
+
+
+def rounded_truth(sd: float) -> float:
+    k = np.arange(-12 * math.ceil(sd), 12 * math.ceil(sd) + 1)
+    p, q = (st.norm.cdf(k + 0.5, mean, sd) - st.norm.cdf(k - 0.5, mean, sd) for mean in (0.0, sd / 2))
+    seen = (p > 1e-300) & (q > 1e-300)
+    return float((p[seen] * np.log(p[seen] / q[seen])).sum())
+
+
 def rounded(rng: np.random.Generator, n: int) -> np.ndarray:
     return rng.standard_normal(n).round(1)
 
@@ -306,6 +331,31 @@ def cases() -> list[Case]:
             1000,
             0.3,
         ),
+        *[
+            Case(f"unit vectors, {d} components", CASES[f"sphere{d}"].truth, *draws_of(f"sphere{d}"), n, 0.3)
+            for d, n in ((3, 1000), (6, 1000), (8, 1000), (10, 2000))
+        ],
+        Case("softmax rows, 5 classes", CASES["softmax5"].truth, *draws_of("softmax5"), 1000, 0.3),
+        Case(
+            "known Q: Dirichlet proportions",
+            dirichlet_truth(FIRST, SECOND),
+            lambda rng, n: rng.dirichlet(FIRST, n),
+            Dirichlet(torch.from_numpy(SECOND)),
+            1000,
+            0.3,
+        ),
+        Case(
+            "a sphere, Q all of space",
+            math.inf,
+            draws_of("sphere3")[0],
+            gaussian([0, 0, 0], np.eye(3)),
+            300,
+            0.2,
+        ),
+        *[
+            Case(f"rounded to 1, standard deviation {sd:g}", rounded_truth(sd), *rounded_pair(sd), 1000)
+            for sd in (5.0, 15.0, 50.0)
+        ],
         Case("a total among three", 0.25, with_total(0, np.float64), with_total(0.5, np.float64), 1000, 0.3),
         Case("a total in float32", 0.25, with_total(0, np.float32), with_total(0.5, np.float32), 1000, 0.3),
         psi("PSI of six categories against 20,000 rows, P = Q", SIX_CATEGORIES, SIX_CATEGORIES, 100, 20_000),

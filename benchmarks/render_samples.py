@@ -88,13 +88,23 @@ With clusters, all standard errors are those of independent clusters, whatever t
 whose components follow from others, as proportions and totals do, are compared in the components that are left; if
 P's and Q's planes differ, KL is infinite. `auto` takes nearest neighbors up to ten dimensions, and the classifiers
 beyond, for clusters, for rounded vectors, and wherever neighbors cannot bound KL.
+
+Unit vectors, and others on a sphere or an ellipsoid, are compared in coordinates on it. If only one side is on such a
+surface, KL is infinite. Draws that fill fewer dimensions than they have components, by the distances of their
+neighbors, get no interval from `nearest_neighbors`; `auto` then takes the classifiers.
+
+Numbers that are rounded to a common step are moved at random within their rounding, which changes no divergence of
+rounded numbers. Numbers with few, unevenly spaced values are categories in `auto`.
+
+In 6, 7, 8, 9 and 10 dimensions neighbors use at most 30,000, 15,000, 10,000, 8,000 and 6,000 draws of each side, chosen
+at random, and in more 20,000: the search then takes seconds. `nearest_neighbors(p, q, most=)` changes this number.
 """
 
 HARD = """\
 ## Hard cases
 
 How often the 95 % interval covers on pairs that are meant to break it: tails of P beyond Q's, categories that Q lacks,
-atoms, planes, clusters, waves (`python benchmarks/coverage.py`). An interval without an upper end covers where its
+atoms, planes, spheres, lattices, clusters, waves (`python benchmarks/coverage.py`). An interval without an upper end covers where its
 lower end is below the truth. **Bold** would be coverage below 93 % by more than chance explains.
 """
 
