@@ -104,8 +104,8 @@ HARD = """\
 ## Hard cases
 
 How often the 95 % interval covers on pairs that are meant to break it: tails of P beyond Q's, categories that Q lacks,
-atoms, planes, spheres, lattices, clusters, waves (`python benchmarks/coverage.py`). An interval without an upper end covers where its
-lower end is below the truth. **Bold** would be coverage below 93 % by more than chance explains.
+atoms, planes, spheres, lattices, clusters, waves (`python benchmarks/coverage.py`). An interval without an upper end
+covers where its lower end is below the truth. **Bold** would be coverage below 93 % by more than chance explains.
 """
 
 TWO_SAMPLES = """\
