@@ -146,7 +146,7 @@ class FDivergence(OfRatio):
         >>> triangular = FDivergence(lambda r: (r - 1) ** 2 / (r + 1))
         >>> p, q = torch.tensor([0.36, 0.48, 0.16]), torch.full((3,), 1 / 3)
         >>> divergence(Probs(p), Probs(q), triangular)
-        tensor(0.0889)
+        tensor(0.0884)
 
     References:
         A General Class of Coefficients of Divergence of One Distribution from Another (Ali and Silvey, 1966)

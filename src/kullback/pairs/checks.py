@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import (
     Distribution,
+    GeneralizedPareto,
     Independent,
     MixtureSameFamily,
     Poisson,
@@ -129,7 +130,8 @@ def invalid_parameter(call: str, p: Distribution, q: Distribution) -> KullbackEr
             if name not in _NUMBERS or not can_inspect(x):
                 continue
             wrong, wanted = x.isinf(), "a finite"
-            if name != "loc":  # a Poisson may have the rate 0
+            is_free = isinstance(owner, GeneralizedPareto) and name == "concentration"
+            if name != "loc" and not is_free:  # a Poisson may have the rate 0
                 wrong, wanted = (
                     wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0),
                     "a finite and positive",
