@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -53,8 +54,16 @@ def triangle(n: int, size: int) -> Tensor:
     return below + torch.diag_embed(torch.rand(n, size) + 0.5)
 
 
-def multivariate(n: int, size: int) -> d.Distribution:
-    return d.MultivariateNormal(torch.randn(n, size), scale_tril=triangle(n, size))
+def multivariate(n: int, size: int, made_from: str = "scale_tril") -> d.Distribution:
+    root = triangle(n, size)
+    given: dict[str, Tensor] = {made_from: root if made_from == "scale_tril" else root @ root.mT}
+    return d.MultivariateNormal(torch.randn(n, size), **given)
+
+
+def wishart(n: int, made_from: str) -> d.Distribution:
+    root = triangle(n, 4)
+    given: dict[str, Tensor] = {made_from: root if made_from == "scale_tril" else root @ root.mT}
+    return d.Wishart(5 + torch.rand(n), **given)
 
 
 class Own(d.Normal):
@@ -89,6 +98,26 @@ FAMILIES: dict[str, Make] = {
     "LowRankMultivariateNormal, 50 dimensions": lambda n: low_rank(n, 50),
     "MultivariateNormal, 4 dimensions": lambda n: multivariate(n, 4),
     "MultivariateNormal, 50 dimensions": lambda n: multivariate(n, 50),
+    **{
+        f"MultivariateNormal from {words}, {size} dimensions": partial(
+            multivariate, size=size, made_from=name
+        )
+        for name, words in (("covariance_matrix", "a covariance"), ("precision_matrix", "a precision"))
+        for size in (4, 50)
+    },
+    **{
+        f"Wishart from {words}, 4 dimensions": partial(wishart, made_from=name)
+        for name, words in (
+            ("scale_tril", "a Cholesky factor"),
+            ("covariance_matrix", "a covariance"),
+            ("precision_matrix", "a precision"),
+        )
+    },
+    "Bernoulli by probabilities": lambda n: d.Bernoulli(0.1 + 0.8 * share(n)),
+    "Binomial by probabilities": lambda n: d.Binomial(10, 0.1 + 0.8 * share(n)),
+    "Categorical by probabilities, 10 classes": lambda n: d.Categorical(torch.rand(n, 10) + 0.1),
+    "ContinuousBernoulli by probabilities": lambda n: d.ContinuousBernoulli(0.1 + 0.8 * share(n)),
+    "Geometric by probabilities": lambda n: d.Geometric(0.1 + 0.8 * share(n)),
     "subclass of Normal": lambda n: Own(place(n), size(n)),
     "Normal": lambda n: d.Normal(place(n), size(n)),
     "Pareto": lambda n: d.Pareto(torch.ones(n), size(n) + 1),
@@ -224,7 +253,11 @@ def with_leaves(x: d.Distribution) -> tuple[d.Distribution, list[Tensor]]:
     if isinstance(x, d.Uniform):
         names = ["low", "high"]
     else:
-        unused = {"covariance_matrix", "precision_matrix", "total_count"}
+        matrices = {"covariance_matrix", "precision_matrix", "scale_tril"}
+        unused = {
+            "total_count",
+            *matrices - {next((name for name in vars(x) if name in matrices), "scale_tril")},
+        }
         unused |= {"probs", "logits"} - x.__dict__.keys() if not isinstance(x, d.Categorical) else {"probs"}
         names = [name for name in x.arg_constraints if name not in unused]
     given = {name: getattr(x, name).detach().clone().requires_grad_() for name in names}
