@@ -113,7 +113,7 @@ class HeadSpec(NamedTuple):
 
     @property
     def summed_over_ranks(self) -> tuple[int, ...]:
-        """By which of the tensors each rank has a part of the gradient; it is rounded when it is whole."""
+        """The tensors, by number, whose gradient is a sum over the ranks. It is rounded after the sum."""
         if self.shards is None:
             return ()
         return (0, 3) if isinstance(self.teacher, Head) else (0,)
@@ -201,7 +201,7 @@ class HeadSpec(NamedTuple):
 
 
 def _may_overflow(kind: Divergence) -> bool:
-    """Tell whether derivatives by logits can be far larger than the position's weight, as powers of p/q are."""
+    """Return whether derivatives by logits can be far larger than the position's weight, as powers of p/q are."""
     return not (type(kind) in _BOUNDED or (type(kind) is Alpha and 0 <= kind.alpha <= 1))
 
 

@@ -303,7 +303,7 @@ class SampledRows(NamedTuple):
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
-        """Return what a multiple of q - p, exact over the tail, has more than over the draws."""
+        """Return the tail's sum of q - p less its estimate from the draws, times the share of each draw."""
         mass = self.tail_mass
         log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)  # the terms are NaN then
         top, drawn = slice(log_q.shape[-1] - self.draws), slice(log_q.shape[-1] - self.draws, None)
@@ -318,10 +318,10 @@ class SampledRows(NamedTuple):
         return share.mean(-1) * excess.squeeze(-1) - (share * change).mean(-1) * mass.squeeze(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return for each draw from 0 to 1 how far the student is from what is known without that draw.
+        """Return the share of each draw: from 0 near the teacher to 1 far from it, without the use of that draw.
 
-        That are the top and the tail's mass and, from the other draws, how q/p varies and how much of the mass of q
-        they do not show.
+        It comes from the top, the tail's mass and the other draws: how q/p varies over these, and how much of the
+        tail's mass under Q they do not show.
 
         Arguments:
             top: how far it is over the top classes.

@@ -1,4 +1,4 @@
-"""The weighted sum of a divergence's terms at some classes, for teachers of which only these are known."""
+"""The weighted sum of a divergence's terms at some classes, for teachers with known probabilities there alone."""
 
 from __future__ import annotations
 

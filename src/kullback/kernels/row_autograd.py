@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -209,8 +210,11 @@ class CompiledTotal(torch.autograd.Function):
 
 def scaled_by(factor: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Multiply gradients in place by a number; 0 makes them 0, where they are infinite too."""
-    if factor.is_cpu and factor.item() in (0, 1):
-        return [x.zero_() if x is not None and factor.item() == 0 else x for x in gradients]
+    number = factor.item() if factor.is_cpu else math.nan
+    if number == 1:
+        return list(gradients)
+    if number == 0:
+        return [x if x is None else x.zero_() for x in gradients]
     return [x if x is None else x.mul_(factor) for x in gradients]
 
 
