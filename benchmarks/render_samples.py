@@ -95,7 +95,8 @@ beyond, for clusters, for rounded vectors, and wherever neighbors cannot bound K
 
 Unit vectors, and others on a sphere or an ellipsoid, are compared in coordinates on it. If only one side is on such a
 surface, KL is infinite. Draws that fill fewer dimensions than they have components, by the distances of their
-neighbors, get no interval from `nearest_neighbors`; `auto` then takes the classifiers.
+neighbors, get no interval from `nearest_neighbors`; `auto` then takes the classifiers. Rows of positive probabilities
+are compared by neighbors in the logarithms of their ratios.
 
 Numbers that are rounded to a common step are moved at random within their rounding, which changes no divergence of
 rounded numbers. Numbers with few, unevenly spaced values are categories in `auto`.

@@ -70,7 +70,20 @@ def test_intervals_hold_on_spheres_and_simplices(name: str, n: int) -> None:
         values.append(float(estimate.value))
     assert held >= 7
     assert opened <= 3
-    assert np.mean(values) == pytest.approx(case.truth, abs=0.15)
+    assert np.mean(values) == pytest.approx(case.truth, abs=0.08)
+
+
+def test_rows_of_probabilities_are_compared_in_log_ratios() -> None:
+    x, y = CASES["softmax5"].draws(500, 0)
+    rows, logs = (nearest_neighbors(*(Samples(f(side)) for side in (x, y))) for f in (np.asarray, log_ratios))
+    assert float(rows.value) == pytest.approx(float(logs.value), rel=1e-9)
+    assert any("All rows are probabilities" in note for note in rows.notes)
+    other = nearest_neighbors(Samples(2 * x), Samples(2 * y))  # no probabilities
+    assert any("follows from the others" in note for note in other.notes)
+
+
+def log_ratios(x: Array) -> Array:
+    return np.log(x[:, :-1]) - np.log(x[:, -1:])
 
 
 def test_two_components_of_unit_vectors_are_an_angle() -> None:

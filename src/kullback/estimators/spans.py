@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from kullback.estimators.draws import Array, Draws, Integers
+from kullback.estimators.draws import Array, Draws, Integers, numpy_of
 from kullback.estimators.surfaces import surface_of
 from kullback.optional import load
 from kullback.samples import Samples
 
-__all__ = ["Span", "common_span", "rank_of"]
+__all__ = ["Span", "as_log_ratios", "common_span", "rank_of"]
 
 # Components that follow from others do so to this relative error, as totals stored in float32.
 _FLAT = 1e-6
@@ -88,6 +90,23 @@ def _on_other_surfaces(p: Samples, q: Samples, x: Array, y: Array) -> str:
         if surface is not None and surface.misses(others):
             return f"All draws of {name} are on {surface.name}, and no draw of the other side is on it: KL is infinite."
     return ""
+
+
+def as_log_ratios(p: Samples, q: Samples) -> tuple[Samples, Samples, tuple[str, ...]]:
+    """Return rows of positive probabilities as log-ratios to their last one, with a note; other draws as they are.
+
+    KL is the same, and these numbers have no edges, near which a density changes within few neighbors.
+    """
+    sides = copy.copy(p), copy.copy(q)
+    for side in sides:
+        x = numpy_of(side)
+        rounding = max(_FLAT, x.shape[1] * torch.finfo(side.tensor.dtype).eps)
+        if x.shape[1] < 2 or not (x > 0).all() or (np.abs(x.sum(1) - 1) > rounding).any():
+            return p, q, ()
+        ratios = np.log(x[:, :-1]) - np.log(x[:, -1:])
+        side.tensor = torch.from_numpy(ratios).to(side.tensor.device)
+    note = "All rows are probabilities: neighbors are searched in logarithms of their ratios, in which KL is the same."
+    return *sides, (note,)
 
 
 def rank_of(centered: Array) -> int:

@@ -22,7 +22,7 @@ from kullback.estimators.knn.data import charted, check_independent, check_point
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
-from kullback.estimators.spans import common_span
+from kullback.estimators.spans import as_log_ratios, common_span
 from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
 from kullback.inputs import whole_from
 from kullback.samples import Samples
@@ -137,12 +137,13 @@ def nearest_neighbors(
     """
     check_confidence("nearest_neighbors", confidence)
     check_points(p, q)
+    p, q, proportions = as_log_ratios(p, q)
     span = common_span(p, q)
     if span.infinite:
         return infinite_estimate("nearest_neighbors", (len(p), len(q)), span.infinite, p.tensor.device)
     first, second, notes = prepared(span.p, span.q)
     first, second = charted(first, second, (p.tensor.dtype, q.tensor.dtype), notes)
-    notes += span.notes
+    notes += [*proportions, *span.notes]
     first, second = _thinned(first, second, most, generator, notes)
     device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
     ks = _numbers(first, second, k, extrapolate=extrapolate)
