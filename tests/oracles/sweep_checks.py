@@ -99,6 +99,20 @@ def answer(entry: dict[str, Any], kind: str, *, gradients: bool) -> tuple[float,
     return found.value.item(), found.error.item(), products
 
 
+def second_derivative(entry: dict[str, Any], kind: str) -> float:
+    """The second derivative along the direction, by a second backward pass."""
+    direction = torch.tensor(entry["direction"], dtype=torch.float64)
+    step = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    start = torch.tensor(numbers(entry["p"]) + numbers(entry["q"]), dtype=torch.float64)
+    values = list((start + step * direction).unbind())
+    p = build(entry["p"], values)
+    q = build(entry["q"], values)
+    value = estimate("divergence", p, q, Options(), KINDS[kind]).value
+    (first,) = torch.autograd.grad(value, step, create_graph=True)
+    (second,) = torch.autograd.grad(first, step, materialize_grads=True)
+    return second.item()
+
+
 def check(entry: dict[str, Any], kinds: Iterable[str] = KINDS) -> tuple[Count, list[dict[str, Any]]]:
     """Count what is right and wrong about a pair, and describe what is wrong."""
     count, faults = Count(), []

@@ -34,6 +34,8 @@ EPS = float(np.finfo(Real).eps)
 # numpy's longdouble is float64 on some machines, which is no truth.
 IS_EXTENDED = EPS < 2e-19
 _STEP = Real(10) ** -5
+# Of second derivatives, in units of the direction.
+_SECOND_STEP = 1e-3
 # The largest logarithm of a distance: beyond, a longdouble overflows.
 _FARTHEST = 11_000.0
 _DEPTH = 60
@@ -371,6 +373,30 @@ def truth(p: Spec, q: Spec, direction: list[float]) -> Truth:
             found = _finished(kind, value, slope, error[i], error[i + 1])
             values[kind], errors[kind], derivatives[kind] = found
     return Truth(values, errors, derivatives)
+
+
+def second_derivatives(p: Spec, q: Spec, direction: list[float]) -> dict[str, float | None]:
+    """Central differences of the derivatives along a direction; None where two steps do not agree."""
+    count = len(parameters(p))
+
+    def slopes(step: float) -> dict[str, float | None]:
+        sides: list[Spec] = []
+        for spec, along in ((p, direction[:count]), (q, direction[count:])):
+            pairs = zip(parameters(spec), along, strict=True)
+            sides.append(with_parameters(spec, [x + step * by for x, by in pairs]))
+        return truth(sides[0], sides[1], direction).derivatives
+
+    found: dict[str, float | None] = {}
+    near, far = ([slopes(side * step) for side in (1, -1)] for step in (_SECOND_STEP, 2 * _SECOND_STEP))
+    for kind in KINDS:
+        ends = [each[kind] for pair in (near, far) for each in pair]
+        found[kind] = None
+        if None not in ends:
+            above, below, further, lower = (float(x) for x in ends if x is not None)
+            one, two = (above - below) / (2 * _SECOND_STEP), (further - lower) / (4 * _SECOND_STEP)
+            if abs(one - two) <= 1e-3 * abs(one) + 1e-7:
+                found[kind] = (4 * one - two) / 3
+    return found
 
 
 def _finished(kind: str, value: Any, slope: Any, error: Any, slope_error: Any) -> tuple[Any, float, Any]:

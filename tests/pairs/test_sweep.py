@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from kullback.errors import ConvergenceError
 from tests.oracles import sweep_extended
 from tests.oracles.sweep import direction_of, load, random_pair, truth
-from tests.oracles.sweep_checks import KINDS, Count, check, judge
+from tests.oracles.sweep_checks import KINDS, Count, check, judge, second_derivative
 
 ENTRIES = load()
 RNG = random.Random(20)  # noqa: S311
@@ -19,6 +20,8 @@ CHECKED = [(entry, RNG.sample(sorted(KINDS), 1)) for entry in RNG.sample(ENTRIES
 # mpmath takes up to minutes for a pair; for this one, about a second.
 AGAIN = [entry for entry in ENTRIES if entry["index"] == 78]
 EXTENDED = RNG.sample(ENTRIES, 12)
+# Those of mixtures take minutes.
+TWICE = RNG.sample([entry for entry in ENTRIES if entry["sort"] != "mixtures"], 6)
 
 
 def name(entry: dict[str, Any]) -> str:
@@ -66,6 +69,21 @@ def test_there_are_enough_pairs_of_every_sort() -> None:
     assert len(ENTRIES) >= 200
     assert sorts.count("mixtures") >= 60
     assert min(sorts.count(sort) for sort in set(sorts)) >= 10
+
+
+@pytest.mark.skipif(not sweep_extended.IS_EXTENDED, reason="numpy's longdouble is float64 here")
+@pytest.mark.parametrize("entry", TWICE, ids=name)
+def test_second_derivatives_are_those_of_the_truth(entry: dict[str, Any]) -> None:
+    true = sweep_extended.second_derivatives(entry["p"], entry["q"], entry["direction"])
+    known = {kind: x for kind, x in true.items() if x is not None}
+    assert len(known) >= 3
+    for kind, expected in known.items():
+        scale = abs(expected) + abs(entry["derivatives"][kind] or 0.0)
+        try:
+            found = second_derivative(entry, kind)
+        except ConvergenceError:  # a refusal is none that is wrong
+            continue
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-4 * scale + 1e-9), kind
 
 
 def test_a_wrong_answer_is_told() -> None:
