@@ -26,7 +26,7 @@ _KINDS = {
 }
 # Kinds without a logarithm, and so without a unit.
 _PURE = ("tv", "hellinger", "chi2", "alpha")
-_UNITS = {None: "nats", 2: "bits", 10: "hartleys"}
+_UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
 
 
 @dataclass(frozen=True, repr=False)

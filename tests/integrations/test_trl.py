@@ -205,6 +205,25 @@ def test_the_loss_of_several_processes(
     assert found == pytest.approx([2.0, 1.0])
 
 
+@pytest.mark.parametrize("make", [DistillationLoss, LinearDistillationLoss])
+def test_packed_rows_do_not_see_each_other(tmp_path: Path, tokenizer: Any, make: Any) -> None:
+    import transformers
+
+    trainer = trainer_of(GKDTrainer, tmp_path, tokenizer, make(), bf16=False)
+    rows = examples(5)
+    alone = [
+        kl_by_hand(
+            *(m(row["input_ids"][None]).logits for m in (trainer.teacher_model, trainer.model)),
+            row["labels"][None],
+        )
+        for row in rows
+    ]
+    want = sum(total for total, _ in alone) / sum(count for _, count in alone)
+    plain = [{name: x.tolist() for name, x in row.items() if name != "attention_mask"} for row in rows]
+    batch = dict(transformers.DataCollatorWithFlattening()(plain))
+    torch.testing.assert_close(trainer.compute_loss(trainer.model, batch).double(), want, rtol=1e-5, atol=0)
+
+
 def test_wrong_losses(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(ArgumentTypeError, match="wanted a DistillationLoss"):
         trainer_of(GKDTrainer, tmp_path, tokenizer, "js:0.5")

@@ -130,7 +130,7 @@ class TwoSampleTest(ShortRepr):
             for note in self.notes
             if self.effect is None or note not in self.effect.notes
         ]
-        effect = [] if self.effect is None else [self.effect._repr_html_()]
+        effect = [] if self.effect is None else [self.effect._repr_html_()]  # pyright: ignore[reportPrivateUsage]
         return "\n".join([html_table(header, [row]), *said, *effect])
 
 

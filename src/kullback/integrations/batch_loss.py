@@ -91,6 +91,9 @@ class BatchLoss:
         check_flag(call, "causal", causal)
         self.call, self.loss, self.teacher, self.causal = call, loss, teacher, causal
         self._batches = 0
+        self.entropy: Tensor | None = (
+            None  # of the student at each position of the last batch, if the loss returns it
+        )
         if teacher is not None:
             teacher.requires_grad_(False).eval()
 
@@ -100,7 +103,7 @@ class BatchLoss:
         inputs: Mapping[str, Any],
         *,
         normalizer: Tensor | float | None = None,
-        unwrapped: torch.nn.Module | None = None,
+        unwrapped: Any = None,
         keep_logits: bool = True,
     ) -> tuple[Tensor, Any]:
         """Return the loss and the student's outputs.
@@ -116,6 +119,7 @@ class BatchLoss:
         features = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels", *STORED)}
         normalizer = at_least_one(normalizer)
         unwrapped = _without_wrappers(model if unwrapped is None else unwrapped)
+        sides: dict[str, Any]
         if isinstance(self.loss, LinearDistillationLoss):
             sides, outputs = self._of_heads(model, unwrapped, features, inputs, keep_logits)
         else:
@@ -124,6 +128,7 @@ class BatchLoss:
             sides = {"student": logits_of(outputs), "teacher": taught}
         counted = self._counted(sides["student"], inputs)
         loss = self.loss(**sides, **counted, normalizer=normalizer)
+        loss, self.entropy = loss if isinstance(loss, tuple) else (loss, None)
         return loss + self._router_loss(unwrapped, outputs, counted, normalizer), outputs
 
     def _router_loss(
@@ -304,7 +309,7 @@ def _without_wrappers(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _no_cache(model: torch.nn.Module) -> dict[str, bool]:
+def _no_cache(model: Any) -> dict[str, bool]:
     """Return the argument that turns off a model's cache of keys and values, for models that have one.
 
     Training has no use for it, and with one transformers ignores where packed sequences begin.

@@ -1,23 +1,38 @@
-"""Distillation with TRL's `GKDTrainer`. Importing this module imports TRL."""
+"""Distillation with the trainers of TRL. Importing this module imports TRL."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 
 from kullback.errors import invalid_value, safe_repr
 from kullback.functional import distillation_loss
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
-from kullback.integrations.batch_loss import BatchLoss, at_least_one
+from kullback.integrations.batch_loss import BatchLoss, at_least_one, head_settings, logits_of, next_tokens
 from kullback.integrations.huggingface import scale_of_processes
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from kullback.optional import load
 
-__all__ = ["GKDTrainer", "generalized_jsd_loss"]
+__all__ = ["DistillationTrainer", "GKDTrainer", "generalized_jsd_loss"]
 
 _GKDTrainer: Any = load("trl.experimental.gkd", "kullback.integrations.trl").GKDTrainer
+_DistillationTrainer: Any = load("trl", "kullback.integrations.trl").DistillationTrainer
+
+# Inputs of both models besides the tokens, where the data has images.
+_OF_IMAGES = (
+    "pixel_values",
+    "image_grid_thw",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
 
 
 def generalized_jsd_loss(
@@ -155,7 +170,8 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     ) -> Any:
         """Return the loss of a batch, with the model's outputs if asked for."""
         generated, self._was_generated = self._was_generated, False
-        batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "labels")}
+        names = ("input_ids", "attention_mask", "position_ids", "labels")
+        batch = {name: inputs[name] for name in names if name in inputs}
         # The items of the step were counted before the batch was replaced.
         with (
             self.accelerator.autocast()
@@ -177,3 +193,101 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         """Generate as TRL does, and remember that the batch is another one than was counted."""
         self._was_generated = True
         return super().generate_on_policy_outputs(*args, **kwargs)
+
+
+class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntypedBaseClass]
+    r"""TRL's `DistillationTrainer` with any divergence.
+
+    .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
+
+    over the N tokens that the student generated. P is the teacher and Q the student. Data, generation, arguments and
+    logged metrics are TRL's. Left out, the loss has TRL's values and gradients, to rounding: the divergence of
+    `DistillationConfig.beta` at its `temperature`, by a `LinearDistillationLoss` with each model's cap and scale.
+
+    Arguments:
+        args: TRL's, by position.
+        loss: the loss. A `LinearDistillationLoss` never holds all logits. Its `softcap` and `logit_scale` have to be
+            the models'; those of the default are read from their configurations.
+        kwargs: TRL's.
+
+    Raises:
+        ArgumentTypeError: `loss` is of the wrong type.
+        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models.
+        OptionalDependencyError: TRL is not installed.
+
+    Gradient:
+        as of `kullback.functional.linear_distillation_loss`, to the student.
+
+    Example:
+        >>> from kullback.integrations.trl import DistillationTrainer
+        >>> import trl
+        >>> issubclass(DistillationTrainer, trl.DistillationTrainer)
+        True
+
+    References:
+        On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
+    """
+
+    def __init__(
+        self, *args: Any, loss: DistillationLoss | LinearDistillationLoss | None = None, **kwargs: Any
+    ) -> None:
+        if loss is not None:
+            BatchLoss("DistillationTrainer", loss, None, causal=True)  # for its checks
+        super().__init__(*args, **kwargs)
+        loss = copy.copy(loss or self._default_loss())
+        if isinstance(loss, LinearDistillationLoss):
+            loss.return_entropy = True  # which is logged
+        self.batch_loss = BatchLoss("DistillationTrainer", loss, self.teacher_model, causal=True)
+
+    def _default_loss(self) -> DistillationLoss | LinearDistillationLoss:
+        """Return the loss that TRL has for these settings and models."""
+        settings: dict[str, Any] = {"kind": of_beta(self.beta), "temperature": self.temperature}
+        if "logits_to_keep" not in self.model_kwarg_keys:  # the model makes all its logits in any case
+            return DistillationLoss(**settings)
+        student, teacher = (head_settings(model) for model in (self.model, self.teacher_model))
+        settings |= {name: (student[name], teacher[name]) for name in student}
+        return LinearDistillationLoss(**settings)
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of a batch of prompts and completions."""
+        if self.model.training and inputs.get("num_items_in_batch") is not None:
+            # These are the generated tokens of all processes, which average their gradients.
+            num_items_in_batch = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
+        counted = inputs["completion_mask"] * inputs.get("tool_mask", 1) != 0
+        ignored = self.batch_loss.loss.ignore_index
+        prompts, completions = inputs["prompt_ids"], inputs["completion_ids"]
+        batch = {name: inputs[name] for name in _OF_IMAGES if name in inputs} | {
+            "input_ids": torch.cat([prompts, completions], 1),
+            "attention_mask": torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
+            "labels": torch.cat(
+                [torch.full_like(prompts, ignored), completions.masked_fill(~counted, ignored)], 1
+            ),
+        }
+        with self.accelerator.autocast():  # of the fused heads
+            loss, outputs = self.batch_loss(
+                model,
+                batch,
+                normalizer=num_items_in_batch,
+                unwrapped=self.accelerator.unwrap_model(model),
+                keep_logits=False,
+            )
+        self._log_entropy(outputs, next_tokens(batch["labels"], ignored) != ignored)
+        return (loss, None) if return_outputs else loss
+
+    @torch.no_grad()
+    def _log_entropy(self, outputs: Any, counted: Tensor) -> None:
+        """Log the mean entropy of the student over the counted positions of all processes, as TRL does."""
+        if self.batch_loss.entropy is not None:
+            entropy = self.batch_loss.entropy[counted]
+        else:
+            logits = logits_of(outputs)[counted].float() / self.batch_loss.loss.temperature
+            entropy = Categorical(logits=logits, validate_args=False).entropy()
+        total, number = (self.accelerator.gather_for_metrics(x).sum() for x in (entropy.sum(), counted.sum()))
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["entropy"].append((total / number).item() if number > 0 else 0.0)
