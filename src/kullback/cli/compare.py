@@ -31,6 +31,7 @@ from kullback.cli.options import (
 )
 from kullback.cli.outputs import Outputs
 from kullback.errors import ArgumentValueError
+from kullback.optional import load
 
 if TYPE_CHECKING:
     from kullback.words import RepresentationName
@@ -203,19 +204,22 @@ def compare(
     \b
     kullback compare llama-8b q8.gguf q4.gguf --text wiki.txt
     kullback compare float32.npy int8.npy --as logits
-    kullback compare before.parquet after.parquet --as table
+    kullback compare before.parquet after.parquet
 
     Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), beside which --text
     may be left out; of several Q each is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or
-    llama.cpp's --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table):
-    parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit status is 1 if a gate fails and 2 on an
-    error. Several processes share the rows of predictions by torchrun --nproc-per-node N -m kullback compare ...
+    llama.cpp's --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table, which
+    two Parquet files without lists do not need): parquet, csv or ndjson, rows of columns. Divergences are in nats. The
+    exit status is 1 if a gate fails and 2 on an error. Several processes share the rows of predictions by
+    torchrun --nproc-per-node N -m kullback compare ...
     """
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
     of_models = {name: settings.pop(name) for name in OF_MODELS}
     limits = given_limits(fail_above, fail_below)
     outputs = Outputs(json_path, html_path, markdown_path)
     llama_cpp = "like" if like else "format" if lines == LLAMA_CPP else None
+    if representation is None and _are_tables(ctx, (p, *others)):
+        representation = TABLE
     gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
     is_worker = ctx.obj is True
     if representation == TABLE:
@@ -277,6 +281,20 @@ def compare(
     finish(failures)
 
 
+def _are_tables(ctx: click.Context, names: tuple[str, ...]) -> bool:
+    """Whether these are two Parquet files that can only be tables: as predictions they would need ``--as``."""
+    if len(names) != 2 or any(_is_given(ctx, name) for name in (*OF_PREDICTIONS, *OF_ROWS, "text")):
+        return False
+    if not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
+        return False
+    parquet, types = load("pyarrow.parquet", "a .parquet file"), load("pyarrow.types", "a .parquet file")
+    try:
+        columns = [column.type for name in names for column in parquet.read_schema(name)]
+    except (OSError, ValueError):  # damaged: the reader says how
+        return False
+    return not any(map(types.is_nested, columns)) and not all(map(types.is_integer, columns))
+
+
 def refuse_workers(what: str) -> None:
     """Refuse several processes that torchrun started where they would all do the same."""
     from kullback.parallel.workers import worker_count
@@ -317,8 +335,12 @@ def _refuse_options(ctx: click.Context, names: tuple[str, ...], compared: str) -
     }
     for parameter in ctx.command.params:
         name = parameter.name or ""
-        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if name in names and given:
+        if name in names and _is_given(ctx, name):
             owner = owners.get(name, "predictions")
             remedy = "" if compared == TABLE else remedies.get(owner, "")
             raise ArgumentValueError(f"{parameter.opts[-1]} is for comparing {owner}; leave it out{remedy}")
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    """Whether the command line gives an option."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
