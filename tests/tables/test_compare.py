@@ -19,7 +19,8 @@ from scipy.special import rel_entr
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, OptionalDependencyError
 from kullback.tables import Profile, compare_profiles, compare_tables, profile_table
-from kullback.tables.findings import FINDINGS
+from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.findings import FINDINGS, unshared_categories
 
 QUANTITIES = ("kl_pq", "kl_qp", "js", "psi", "tv")
 
@@ -528,3 +529,15 @@ def test_text_is_not_called_alike_when_only_its_lengths_were_compared():
     printed = " ".join(str(found).split())
     assert "No difference is seen in 1 column; only the lengths were compared of 1 column of text." in printed
     assert "lengths alike" in printed
+
+
+@pytest.mark.parametrize("number", [0, 1, 99, 100, 101, 400])
+@pytest.mark.parametrize("weights", [1, 3, 1000])
+def test_the_most_frequent_new_categories_are_named_by_weight_and_then_by_name(number, weights):
+    random = np.random.default_rng(number)
+    new = {f"c{i}": float(random.integers(1, weights + 1)) for i in random.permutation(number).tolist()}
+    shared = {"both": 5.0}
+    found = unshared_categories(
+        ColumnProfile("categorical", categories=new | shared), ColumnProfile("categorical", categories=shared)
+    )
+    assert found == (number, tuple(sorted(new, key=lambda name: (-new[name], name))[:100]))

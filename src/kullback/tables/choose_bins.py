@@ -13,7 +13,7 @@ bins are those of missing values, NaN and the infinities. Each category has a bi
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,7 +106,7 @@ def bin_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
             "bin_counts", "column", wanted="a column counted like the bins", got=got, instead=instead
         )
     inside = _grid_counts(column, bins) if bins.gridded else _category_counts(column, bins)
-    return np.array([*inside, *(getattr(column, SPECIALS[label]) for label in bins.specials)])
+    return np.append(inside, [getattr(column, SPECIALS[label]) for label in bins.specials])
 
 
 def _grid_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
@@ -117,13 +117,14 @@ def _grid_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
     return counts.astype(np.float64)
 
 
-def _category_counts(column: ColumnProfile, bins: Bins) -> list[float]:
-    counts = [column.categories.get(name, 0.0) for name in bins.categories]
+def _category_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
+    found = map(column.categories.get, bins.categories, repeat(0.0))
+    counts = np.fromiter(found, np.float64, len(bins.categories))
     if bins.other:
         known = set(bins.categories)
         rest = (weight for name, weight in column.categories.items() if name not in known)
-        return [*counts, column.other_categories + sum(rest)]
-    if column.other_categories or len(column.categories) > sum(count > 0 for count in counts):
+        return np.append(counts, column.other_categories + sum(rest))
+    if column.other_categories or len(column.categories) > np.count_nonzero(counts):
         unknown = sorted(column.categories.keys() - set(bins.categories))
         got = f"categories without a bin, such as {quoted((unknown or [OTHER])[0])}"
         instead = "choose_bins(p, q) with both columns"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from kullback.errors import LONGEST_MESSAGE, printable, quoted
 from kullback.findings import Finding, Level
 from kullback.tables.columns.bin_labels import constant_label
@@ -234,10 +236,15 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
     """
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())
-    only = there.categories.keys() - elsewhere.categories.keys()
+    only = [name for name in there.categories if name not in elsewhere.categories]
+    weights = np.fromiter(map(there.categories.__getitem__, only), np.float64, len(only))
     # The largest weight first, and of equal weights the first name.
-    names = heapq.nsmallest(MOST_NAMED, only, key=lambda category: (-there.categories[category], category))
-    return Unshared(len(only), tuple(names))
+    least = np.partition(weights, -MOST_NAMED)[-MOST_NAMED] if len(only) > MOST_NAMED else 0.0
+    above = sorted(
+        (only[i] for i in np.flatnonzero(weights > least)), key=lambda x: (-there.categories[x], x)
+    )
+    equal = (only[i] for i in np.flatnonzero(weights == least))
+    return Unshared(len(only), (*above, *heapq.nsmallest(MOST_NAMED - len(above), equal)))
 
 
 def _constant_findings(name: str, of_p: str | None, of_q: str | None) -> Iterator[Finding]:

@@ -78,8 +78,9 @@ def rare_values(a: Array, b: Array, sizes: tuple[float, float], random: np.rando
         random: the source of randomness of the test.
     """
     p_value = sparse_test(a, b, random)
-    pairs, number = np.unique(np.stack([a, b], 1), axis=0, return_counts=True)
-    x, y = pairs.T
+    base = b.max(initial=0) + 1  # whole numbers of rows, whose products are exact
+    pairs, number = np.unique(a * base + b, return_counts=True)
+    x, y = np.divmod(pairs, base)
     own = 0 if p_value > TOO_ALIKE else 1
     return RareValues(
         _one_hot(_groups(x - own, y, sizes)) * x[:, None],
