@@ -158,7 +158,8 @@ def test_several_batches_are_checked_one_by_one(files):
         "watch", "reference.parquet", "like.parquet", "shifted.ndjson", "--fail-above", "psi[fruit]=0.2"
     )
     assert result.exit_code == 1
-    lines = result.stdout.splitlines()
+    verdict, *lines = result.stdout.splitlines()
+    assert verdict.startswith("Failed: 1 of 2 batches")
     assert [line.partition(": ")[0] for line in lines] == ["like.parquet", "shifted.ndjson"]
     assert [line.split(": ")[1] for line in lines] == ["Passed", "Failed"]
     assert "shifted.ndjson: psi of 'fruit'" in result.stderr
@@ -288,9 +289,9 @@ def test_compare_writes_its_page_and_ends_with_the_gate(files):
         (("--as", "table", "--worst", "3"), ("--worst", "predictions")),
         (("--as", "table", "--labels", "x"), ("--labels", "predictions")),
         (("--as", "table", "--block-mb", "3"), ("--block-mb", "predictions")),
-        (("--bins", "10"), ("--bins", "--as table")),
+        (("--as", "logits", "--bins", "10"), ("--bins", "--as table")),
         (("--as", "logits", "--weights", "x"), ("--weights", "--as table")),
-        (("--joint", "a,b"), ("--joint", "--as table")),
+        (("--as", "logits", "--joint", "a,b"), ("--joint", "--as table")),
         (("--as", "table", "--columns", "nowhere"), ("nowhere", "'number'")),
         (("--as", "table", "--joint", "number"), ("joint", "two or more")),
         (("--as", "table", "--fail-above", "top1=0.1"), ("top1", "psi")),
