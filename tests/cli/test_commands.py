@@ -442,9 +442,9 @@ def test_calc_prints_both_directions_with_their_method():
 
 
 def test_calc_in_bits_with_an_error_bound():
-    result = run("calc", "Probs([1, 0])", "Counts([5, 5])", "--base", "2")
+    result = run("calc", "Probs([1, 0])", "Probs([0.5, 0.5])", "--base", "2")
     assert result.stdout.splitlines()[0].startswith(
-        "KL(Probs([1, 0]) || Counts([5, 5])) = 1 bits (summation, error at most "
+        "KL(Probs([1, 0]) || Probs([0.5, 0.5])) = 1 bits (summation, error at most "
     )
     assert " = inf bits" in result.stdout.splitlines()[1]
 

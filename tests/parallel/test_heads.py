@@ -167,6 +167,7 @@ def joined(found: list[dict[str, Tensor]], name: str) -> Tensor:
     return found[0][name]
 
 
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ALL)
 def test_value_and_gradients_are_those_of_whole_heads(results, name, size):

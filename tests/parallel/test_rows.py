@@ -229,6 +229,7 @@ def joined(found: list[Any], name: str) -> torch.Tensor:
     return torch.cat([x[name] for x in found], -1)
 
 
+@pytest.mark.filterwarnings("ignore:.*the mask is False everywhere")
 @EACH_SIZE
 @pytest.mark.parametrize("name", LOSSES)
 def test_value_and_gradients_are_those_of_all_classes_in_one_process(results, name, size):

@@ -248,7 +248,7 @@ def test_torchrun_shares_the_rows_and_one_worker_writes(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of a row is") == 1
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(kullback, [*arguments, "--json", "one.json"])
+    result = CliRunner().invoke(kullback, [*arguments, "--json", "one.json", "--fail-above", "mean=100"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "two.json").read_bytes() == (tmp_path / "one.json").read_bytes()
 

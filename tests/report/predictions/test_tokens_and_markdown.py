@@ -116,8 +116,12 @@ def test_all_files_are_written_or_none(files):  # noqa: F811
     assert_one_line_error(compare("--markdown", "p.npy"), "p.npy", "one of the other files")
     assert_one_line_error(compare("--json", "y", "--markdown", "y"), "one of the other files")
     Path("t.csv").write_text("a\n1\n")
-    refused = run("compare", "t.csv", "t.csv", "--as", "table", "--markdown", "y.md")
-    assert_one_line_error(refused, "--markdown is for comparing predictions")
+    Path("y.json").mkdir()
+    tables = ("compare", "t.csv", "t.csv", "--as", "table", "--markdown", "y.md")
+    assert_one_line_error(run(*tables, "--json", "y.json"), "y.json")
+    assert not Path("y.md").exists()
+    assert run(*tables).exit_code == 0
+    assert Path("y.md").read_text().startswith("**No difference is seen in 1 column.**")
 
 
 def test_the_command_shows_the_tokens(files):  # noqa: F811

@@ -53,7 +53,7 @@ def comparison() -> TableComparison:
     after.loc[:80, "fruit"] = "new"
     after["fresh"] = 1
     generator = torch.Generator().manual_seed(0)
-    return compare_tables(before, after, joint=[("number", "fruit")], generator=generator)
+    return compare_tables(before, after, joint=[("number", "fruit")], generator=generator, independent=True)
 
 
 @pytest.fixture(scope="module")
