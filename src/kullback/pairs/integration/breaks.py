@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.base import Coordinate, Density
 from kullback.pairs.integration.panels import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 
@@ -57,13 +57,13 @@ def find_breaks(
     edges = torch.cat([lower, upper], -1).detach()
     for side, density in enumerate(densities):
         for point in density.nonsmooth_points():
-            place = line.v(line.coordinate.of(point)).expand(*edges.shape[:-1], 1)
-            if not is_tracked(place):
-                continue
-            fixed = place.detach()
+            fixed = line.v(line.coordinate.of(point)).detach().expand(*edges.shape[:-1], 1)
             inside = (fixed > edges.amin(-1, keepdim=True)) & (fixed < edges.amax(-1, keepdim=True))
             inside = inside & (fixed.abs() < OUTERMOST)
             if not bool(inside.any()):
+                continue
+            place = _place(point, line, inside)
+            if not is_tracked(place):
                 continue
             fixed = torch.where(inside, fixed, 0)
             distances = (edges - fixed).abs()
@@ -76,6 +76,14 @@ def find_breaks(
             bend = torch.where(inside & ~jumps, slope[1] - slope[0], 0)
             found.append(Break(side, torch.where(inside, place, 0), jumps, bend))
     return found
+
+
+def _place(point: Tensor, line: Line, inside: Tensor) -> Tensor:
+    """Return where a point is on a line; at ends of the support, where that has infinite derivatives, a constant."""
+    low, high = line.coordinate.low, line.coordinate.high
+    low = low if low is None else torch.where(inside, low, 0.0)
+    high = high if high is None else torch.where(inside, high, 1.0)
+    return line.v(Coordinate(low, high).of(torch.where(inside, point, 0.5)))
 
 
 def _beside(log_densities: LogDensities, side: int, place: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

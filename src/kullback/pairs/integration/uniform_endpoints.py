@@ -13,6 +13,9 @@ from kullback.pairs.options import Target
 
 __all__ = ["integrate_kl"]
 
+# From an end at 0.
+_LEAST_DISTANCE = 1e-100
+
 
 def integrate_kl(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, target: Target) -> Integral:
     """Integrate KL's terms as `integrate` does, and let the ends of a Uniform have their exact derivatives.
@@ -42,8 +45,25 @@ def _constant_at_infinity(end: Tensor, q: Density) -> Tensor:
 def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
     """Return the integral of p (log(p / q) - mean) from an end to where it is: 0, with derivatives."""
     fixed = end.detach()
-    is_known = q.detached().log_density(Points(fixed)).isfinite()
-    at = torch.where(is_known, (end + fixed) / 2, (p.lower + p.upper).detach() / 2)
+    level = q.detached().log_density(Points(fixed))
+    is_known = level.isfinite()
+    middle = (p.lower + p.upper).detach() / 2
+    # At an end of Q a distance from it has no derivatives as a logarithm: those of log q are taken just inside.
+    inside = fixed + (middle - fixed).sign() * (
+        4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
+    )
+    at = torch.where(_is_end(fixed, q), inside, fixed)
+    at = torch.where(is_known, at + (end - fixed) / 2, middle)
+    log_q = q.log_density(Points(at))
+    log_q = torch.where(is_known, level, log_q.detach()) + (log_q - log_q.detach())
     log_p = -torch.log(p.upper - p.lower)
-    f = torch.exp(log_p) * (log_p - q.log_density(Points(at)) - mean)
+    f = torch.exp(log_p) * (log_p - log_q - mean)
     return torch.where(is_known, (fixed - end) * f, 0)
+
+
+def _is_end(x: Tensor, q: Density) -> Tensor:
+    result = torch.zeros_like(x, dtype=torch.bool)
+    for edge in (q.low(), q.high()):
+        if edge is not None:
+            result = result | (x == edge.detach())
+    return result
