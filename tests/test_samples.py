@@ -126,9 +126,13 @@ def test_reverse_and_jeffreys_follow_from_both_directions() -> None:
     assert float(divergence(p, q, Jeffreys())) == pytest.approx(float(there + back))
 
 
-def test_other_kinds_say_to_count() -> None:
-    with pytest.raises(NoRuleError, match="Counts"):
-        divergence(Samples(X), Samples(Y), TotalVariation())
+@pytest.mark.parametrize("kind", [TotalVariation(), "chi2", "renyi:2", "js"])
+@pytest.mark.parametrize(
+    ("p", "q"), [(Samples(draws(0, N, 2)), Samples(draws(1, N, 2))), (Samples(X), Normal(1.0, 1.5))]
+)
+def test_other_kinds_of_vectors_and_of_a_known_q_say_to_count(p: Samples, q: object, kind: object) -> None:
+    with pytest.raises(NoRuleError, match=r"Write: divergence\(Counts\("):
+        divergence(p, q, kind)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

@@ -63,13 +63,13 @@ def covers(estimate: Any, truth: float) -> bool:
 )
 def test_intervals_hold_on_spheres_and_simplices(name: str, n: int) -> None:
     case, held, opened, values = CASES[name], 0, 0, []
-    for seed in range(8):
+    for seed in range(24):
         estimate = kl_estimate(*map(Samples, case.draws(n, seed)), generator=seeded(seed))
         opened += estimate.interval is not None and float(estimate.interval[1]) == np.inf
         held += covers(estimate, case.truth)
         values.append(float(estimate.value))
-    assert held >= 7
-    assert opened <= 3
+    assert held >= 21  # of 24, at least the share of 7 of 8
+    assert opened <= 9
     assert np.mean(values) == pytest.approx(case.truth, abs=0.08)
 
 

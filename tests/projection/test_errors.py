@@ -100,7 +100,16 @@ BAD: list[tuple[Callable[[], Any], type[KullbackError], str]] = [
     (lambda: fit(torch.ones(3), to=NORMAL), ArgumentTypeError, "does not say what it holds"),
     (lambda: fit(int, to=NORMAL), ArgumentTypeError, "class of distributions"),
     (lambda: fit(MultivariateNormal, to=NORMAL), ArgumentValueError, "numbers to begin at"),
-    (lambda: fit(NORMAL, to=NORMAL, kind="KL"), ArgumentTypeError, "a divergence"),
+    (
+        lambda: fit(NORMAL, to=NORMAL, kind=3),
+        ArgumentTypeError,
+        "wanted a divergence or the name of one; got 3",
+    ),
+    (
+        lambda: fit(NORMAL, to=NORMAL, kind="magic"),
+        ArgumentValueError,
+        r"fit\(kind=...\): wanted one of 'kl', .* got 'magic'. Write: kind='kl'",
+    ),
     (lambda: fit(NORMAL, to=NORMAL, method="magic"), ArgumentValueError, "method"),
     (lambda: fit(NORMAL, to=NORMAL, starts=0), ArgumentValueError, "starts"),
     (lambda: fit(NORMAL, to=NORMAL, tol=float("nan")), ArgumentValueError, "tol"),

@@ -22,6 +22,8 @@ from kullback.estimators.normal_interval import (
 
 __all__ = ["from_known_categories", "of_categories"]
 
+_ROUNDING = 1e-12
+
 
 def from_known_categories(counts: Array, log_q: Array, confidence: float) -> Estimate:
     """Estimate KL from how often P showed each category, shape (K,), and Q's log-probabilities of them."""
@@ -80,8 +82,10 @@ def of_categories(
     others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
     variance = variance_of(terms - mean)
     independent = float(shares @ (terms - mean) ** 2) / n
-    # Of draws that depend on each other, fewer count.
-    number = n * min(independent / variance, 1.0) if independent > 0 else min(n, sizes[1])
+    # Of draws that depend on each other, fewer count; of independent ones n - 1, as where all terms are equal.
+    most = min(n, sizes[1])
+    some = independent * n > (_ROUNDING * (1 + abs(mean))) ** 2
+    number = n * min(independent / variance, 1.0) if some else max(most - 1, most / 2)
     quantile = standard_normal_quantile(confidence)
     reach = quantile if clusters is None else quantile * few_clusters(clusters, quantile)
     ends = ends_from_counts(counts, log_q, elsewhere, number, reach, estimate=mean - unseen, added=others)

@@ -16,6 +16,7 @@ from torch.distributions import Categorical, OneHotCategorical
 from kullback import (
     KL,
     Counts,
+    FDivergence,
     Logits,
     LogProbs,
     Probs,
@@ -227,14 +228,29 @@ def test_exchanged_sides_keep_their_names_and_numbers():
     assert "of Q's draws are in categories that P never showed" in " ".join(found.notes)
 
 
+def test_a_subclass_that_changes_nothing_has_the_interval_of_its_kind():
+    class Same(KL):
+        """KL by another name."""
+
+    for call in (bias_corrected, lambda p, q, kind: kl_estimate(p, q, kind=kind)):
+        assert_same(call(rows(A), rows(B), Same()), call(rows(A), rows(B), KL()))
+
+
 def test_kinds_of_ones_own_and_of_unseen_probabilities_are_refused():
     class Own(KL):
-        """A kind of a user's."""
+        """A kind of a user's, of other values."""
 
-    for kind in (Own(), "renyi:0", "renyi:inf"):
+        def terms(self, pair):
+            return 2 * super().terms(pair)
+
+        def derivatives(self, pair):
+            return tuple(2 * x for x in super().derivatives(pair))
+
+    for kind in (Own(), FDivergence(lambda ratio: (ratio - 1) ** 2), "renyi:0", "renyi:inf"):
         for call in (bias_corrected, lambda p, q, kind: kl_estimate(p, q, kind=kind)):
-            with pytest.raises(NoRuleError, match="draws say something about"):
-                call(rows(A), rows(B), kind)
+            for sides in ((rows(A), rows(B)), (Counts(A), Counts(B))):
+                with pytest.raises(NoRuleError, match="draws say something about"):
+                    call(*sides, kind)
     assert (
         kl_estimate(Counts(A), Probs(torch.from_numpy(KNOWN).float()), kind="renyi:2").interval[1].isfinite()
     )

@@ -181,10 +181,8 @@ def _thinned(
 ) -> tuple[Draws, Draws]:
     """Return at most so many draws of each side, chosen at random and in their order, with a note."""
     seed, d = seed_of(generator), p.x.shape[1]
-    number = whole_from(most)
-    if most is None:
-        number = affordable_draws(d) or len(p) + len(q)
-    if number is None or number < _PILOT_DRAWS:
+    number = affordable_draws(d) or len(p) + len(q) if most is None else whole_from(most)
+    if number is None or (most is not None and number < _PILOT_DRAWS):
         raise invalid_value(
             "nearest_neighbors",
             "most",
