@@ -29,7 +29,13 @@ from kullback.pairs.closed_forms.reductions import kl_transformed_transformed, s
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import total_of_masses
-from kullback.pairs.numerics.parameters import batch_shape_of, categorical_of, dtype_of, log_probs_of
+from kullback.pairs.numerics.parameters import (
+    batch_shape_of,
+    categorical_of,
+    dtype_of,
+    is_tracked,
+    log_probs_of,
+)
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
 from kullback.pairs.overrides import overrides_density
@@ -323,7 +329,18 @@ def _by_equal_maps(
         return None
     if find_reduction(type(p), type(q)) is not kl_transformed_transformed:
         return None
+    if type(p) is not TransformedDistribution and options.method != "closed_form" and _has_tracked_maps(p, q):
+        return None  # a family whose density is known: maps that are equal here have derivatives that are not
     return kl_transformed_transformed(p, q, lambda a, b: estimate(call, a, b, options, kind))
+
+
+def _has_tracked_maps(*distributions: TransformedDistribution) -> bool:
+    return any(
+        isinstance(x, Tensor) and is_tracked(x)
+        for d in distributions
+        for step in d.transforms
+        for x in vars(step).values()
+    )
 
 
 def _by_classes(
