@@ -123,10 +123,11 @@ def test_watch_names_the_files_and_options(folder):
 
 def test_files_of_tables_without_as_table_lead_to_it(folder):
     TABLE.to_csv("a.csv", index=False)
-    for name in ("a.parquet", "a.csv"):
-        result = CliRunner().invoke(kullback, ["compare", name, name])
+    for names in (("a.csv", "a.csv"), ("a.parquet", "a.csv"), ("a.csv", "a.parquet")):
+        result = CliRunner().invoke(kullback, ["compare", *names])
         assert result.exit_code == 2
         assert "--as table" in result.stderr
+    assert CliRunner().invoke(kullback, ["compare", "a.parquet", "a.parquet"]).exit_code == 0
     assert CliRunner().invoke(kullback, ["compare", "a.csv", "a.csv", "--as", "table"]).exit_code == 0
 
 
