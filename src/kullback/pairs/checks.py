@@ -18,6 +18,7 @@ from torch.distributions.transforms import Transform
 from kullback.errors import KullbackError, NoRuleError, explain, invalid_value
 from kullback.numeric import tensor_of, upcast
 from kullback.pairs.densities.image import Ends, ends_after, steps_of
+from kullback.pairs.numerics.parameters import is_batched
 from kullback.representations import can_inspect
 
 __all__ = ["check_domains", "check_integrable", "invalid_parameter"]
@@ -26,8 +27,6 @@ __all__ = ["check_domains", "check_integrable", "invalid_parameter"]
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, but for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
-
-_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
@@ -108,7 +107,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     """Raise where a sum or an integral cannot look at the parameters, or where one of these is no number."""
     for d in (p, q):
         for _, _, x in _parameters(d):
-            if not can_inspect(x) and _is_batched(x):
+            if not can_inspect(x) and is_batched(x):
                 raise NoRuleError(
                     explain(
                         call,
@@ -158,15 +157,6 @@ def _parameters(d: Distribution) -> list[tuple[Distribution, str, Tensor]]:
         elif isinstance(x, Distribution):
             found += _parameters(x)
     return found
-
-
-def _is_batched(x: Tensor) -> bool:
-    """Tell whether a tensor stands for a batch of `torch.func.vmap`, on whatever level of transforms."""
-    while _functorch.is_functorch_wrapped_tensor(x):
-        if _functorch.is_batchedtensor(x):
-            return True
-        x = _functorch.get_unwrapped(x)
-    return False
 
 
 def _names(p: Distribution, q: Distribution) -> str:

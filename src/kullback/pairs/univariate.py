@@ -137,12 +137,5 @@ def _compute(
 
 def _needs_gradient(*densities: Density) -> bool:
     """Tell whether a parameter requires a gradient; of a distribution known by its density alone it may."""
-    found: list[bool] = []
-
-    def look(x: Tensor) -> Tensor:
-        found.append(is_tracked(x))
-        return x
-
-    for density in densities:
-        density.mapped(look)
-    return any(found) or not all(density.is_splittable() for density in densities)
+    is_wanted = any(is_tracked(x) for density in densities for x in density.tensors())
+    return is_wanted or not all(density.is_splittable() for density in densities)

@@ -136,10 +136,34 @@ def test_roots_beyond_the_range_are_left_to_plain_torch(number: float) -> None:
     assert not is_fused(q, p)
 
 
-def test_those_made_from_other_matrices_are_left_to_plain_torch() -> None:
-    (loc, root), _ = drawn((), 3)
-    other = MultivariateNormal(loc, covariance_matrix=root @ root.mT)
-    assert closed_forms.fused_divergence(other, normal((loc, root))) is None
-    assert closed_forms.fused_divergence(normal((loc, root)), other) is None
-    different = normal(drawn((), 4)[0])
-    assert closed_forms.fused_divergence(normal((loc, root)), different) is None
+@pytest.mark.parametrize("relative", [None, 1e-6])
+@pytest.mark.parametrize("name", ["covariance_matrix", "precision_matrix"])
+def test_those_made_from_other_matrices_have_the_digits_of_plain_torch(
+    name: str, relative: float | None
+) -> None:
+    (loc_p, root_p), (loc_q, root_q) = drawn((4,), 3)
+    if relative is not None:
+        loc_q, root_q = loc_p * (1 + relative), root_p * (1 - relative)
+
+    def answers(is_swapped: bool) -> tuple[Tensor, ...]:
+        matrix = (root_p @ root_p.mT).requires_grad_()
+        pair = MultivariateNormal(loc_p, **{name: matrix}), normal((loc_q, root_q))
+        value = kl_divergence(*(pair[::-1] if is_swapped else pair))
+        return value.detach(), *torch.autograd.grad(value.sum(), matrix)
+
+    for is_swapped in (False, True):
+        ours = answers(is_swapped)
+        with patch.object(closed_forms, "_is_available", lambda: False):
+            theirs = answers(is_swapped)
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-12, atol=0)
+        scale = float(theirs[1].abs().amax())
+        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-11, atol=1e-12 * scale)
+
+
+def test_those_of_different_sizes_are_not_fused() -> None:
+    side, _ = drawn((), 3)
+    different, _ = drawn((), 4)
+    assert not is_fused(side, different)
+    covariance = MultivariateNormal(side[0], covariance_matrix=side[1] @ side[1].mT)
+    assert closed_forms.fused_divergence(covariance, normal(side)) is not None
+    assert closed_forms.fused_divergence(covariance, normal(different)) is None

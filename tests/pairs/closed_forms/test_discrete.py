@@ -478,3 +478,20 @@ def test_tiny_chances_from_logits_keep_their_digits_without_the_native_kernels()
         with mpmath.workdps(400):
             d = mpf(x) - mpf(y)  # of chances this small log(p / q), but for a part in 1e30
             assert value == pytest.approx(float(mpmath.expm1(-d) + d), rel=1e-12, abs=0)
+
+
+def test_counts_that_are_the_same_are_differentiated_by_one_of_them_inside_torch_func_too() -> None:
+    count = torch.tensor(2.5, dtype=torch.float64)
+    a, b = torch.tensor([[0.3, -1.0], [0.1, 0.5]], dtype=torch.float64)
+
+    def value(n: Tensor, x: Tensor) -> Tensor:
+        p = NegativeBinomial(n, logits=x, validate_args=False)
+        return kl_divergence(p, NegativeBinomial(count, logits=b, validate_args=False)).sum()
+
+    asked = count.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(value(asked, a), asked)
+    torch.testing.assert_close(torch.func.grad(value)(count, a), expected, rtol=1e-9, atol=0)
+    forward = torch.func.jvp(lambda n: value(n, a), (count,), (torch.ones_like(count),))[1]
+    torch.testing.assert_close(forward, expected, rtol=1e-9, atol=0)
+    by_logits = torch.func.jacfwd(lambda x: value(count, x))(a)
+    torch.testing.assert_close(by_logits, torch.func.grad(lambda x: value(count, x))(a), rtol=1e-12, atol=0)

@@ -31,7 +31,7 @@ from kullback.pairs.numerics.bernoulli import (
     probabilities_of,
     rate_of,
 )
-from kullback.pairs.numerics.parameters import all_equal, given_logits, is_tracked
+from kullback.pairs.numerics.parameters import all_equal, given_logits, is_batched, is_differentiated
 from kullback.pairs.registry import closed_form
 from kullback.special import expm1mx, itakura_saito
 
@@ -96,7 +96,9 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
 def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinomial) -> Tensor | None:
     """Return KL of one trial times the mean number of trials, r / (1 - p), where r is the same and a constant."""
     counts = upcast(p.total_count), upcast(q.total_count)
-    if any(map(is_tracked, counts)) or not all_equal(*counts, "total_count"):
+    if not torch.compiler.is_compiling() and any(map(is_batched, counts)):
+        return None
+    if any(map(is_differentiated, counts)) or not all_equal(*counts, "total_count"):
         return None
     a, b = probabilities_of(p), probabilities_of(q)
     success, failure = log_ratios(a, b)

@@ -48,6 +48,7 @@ from torch.distributions import (
     Uniform,
 )
 
+from kullback.inputs import recordable
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
@@ -430,7 +431,7 @@ def _of_matrices(types: TypePair, p: MultivariateNormal, q: MultivariateNormal) 
     if of_p is None or of_q is None:
         return None
     root_p, root_q = (x.root.expand(*p.batch_shape, -1, -1) for x in (of_p, of_q))
-    parameters = mean_p, root_p, mean_q, root_q
+    parameters = tuple(map(recordable, (mean_p, root_p, mean_q, root_q)))
     required = required_gradients(parameters)
     value = None
     if required is not None:

@@ -181,6 +181,10 @@ class Density(ABC):
             self, **{field.name: _mapped(getattr(self, field.name), change) for field in fields(self)}
         )
 
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters that `mapped` changes, whole."""
+        return [x for field in fields(self) for x in _tensors_of(getattr(self, field.name))]
+
     def detached(self) -> Density:
         """Return the density at the same numbers, without a derivative by any parameter, forward or backward."""
         return replace(self, **{field.name: _detached(getattr(self, field.name)) for field in fields(self)})
@@ -247,6 +251,16 @@ def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:
     if isinstance(value, tuple):
         return tuple(_mapped(part, change) for part in value)  # pyright: ignore[reportUnknownVariableType]
     return value
+
+
+def _tensors_of(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Density):
+        return value.tensors()
+    if isinstance(value, tuple):
+        return [x for part in value for x in _tensors_of(part)]  # pyright: ignore[reportUnknownVariableType]
+    return []
 
 
 def _detached(value: object) -> object:

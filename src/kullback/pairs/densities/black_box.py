@@ -103,6 +103,9 @@ class BlackBoxDensity(Density):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, changes=(*self.changes, change))
 
+    def tensors(self) -> list[Tensor]:
+        return []
+
     def detached(self) -> Density:
         return replace(self, distribution=detached(self.distribution), is_fixed=True)
 

@@ -102,14 +102,11 @@ def _needed(by: Tensor, log: Tensor) -> Tensor:
 
 def _zero_of_parameters(*densities: Density) -> Tensor:
     """Return 0 with a gradient of 0 to every parameter."""
-    zeros: list[Tensor] = []
-
-    def look(x: Tensor) -> Tensor:
-        zeros.append(torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum())
-        return x
-
-    for density in densities:
-        density.mapped(look)
+    zeros = [
+        torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum()
+        for density in densities
+        for x in density.tensors()
+    ]
     return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 

@@ -20,6 +20,8 @@ __all__ = [
     "dtype_of",
     "first_given",
     "given_logits",
+    "is_batched",
+    "is_differentiated",
     "is_tracked",
     "is_transformed",
     "log_probs_of",
@@ -55,6 +57,32 @@ def is_transformed() -> bool:
 def is_tracked(x: Tensor) -> bool:
     """Tell whether a derivative by this tensor may be wanted: by a backward pass, a forward one or torch.func."""
     return x.requires_grad or is_transformed() or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def is_batched(x: Tensor) -> bool:
+    """Tell whether a tensor stands for a batch of `torch.func.vmap`, on whatever level of transforms."""
+    while _functorch.is_functorch_wrapped_tensor(x):
+        if _functorch.is_batchedtensor(x):
+            return True
+        x = _functorch.get_unwrapped(x)
+    return False
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Tell whether a derivative is taken by this very tensor, inside a transform of torch.func too."""
+    if torch.compiler.is_compiling():
+        return x.requires_grad
+    while True:
+        if x.requires_grad or (not _functorch.is_batchedtensor(x) and _has_tangent(x)):
+            return True
+        if not _functorch.is_functorch_wrapped_tensor(x):
+            return False
+        x = _functorch.get_unwrapped(x)
+
+
+def _has_tangent(x: Tensor) -> bool:
+    is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return is_forward and forward_ad.unpack_dual(x).tangent is not None
 
 
 def dtype_of(*distributions: Distribution) -> torch.dtype:
