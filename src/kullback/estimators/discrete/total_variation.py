@@ -50,7 +50,7 @@ def total_variation_interval(
     Example:
         >>> import torch
         >>> total_variation_interval(torch.tensor([30, 10]), torch.tensor([20, 20]))
-        (tensor(0.0309, dtype=torch.float64), tensor(0.4540, dtype=torch.float64))
+        (tensor(0., dtype=torch.float64), tensor(0.4563, dtype=torch.float64))
 
     References:
         On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
