@@ -178,6 +178,12 @@ def test_blocks_are_whole_and_about_equal() -> None:
     assert FEWEST_BLOCKS <= 40
 
 
+def few_prices(rng: np.random.Generator, values: int) -> Array:
+    """Draw rows of so many prices, some more popular than others."""
+    prices = np.exp(rng.normal(3, 1.2, values)).round(2)
+    return rng.choice(prices, (2000, 1), p=rng.dirichlet(np.full(values, 5.0)))
+
+
 REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     "three times, shuffled": lambda rng: rng.permutation(np.repeat(rng.standard_normal((400, 1)), 3, axis=0)),
     "drawn with replacement": lambda rng: rng.standard_normal((1000, 1))[rng.integers(0, 1000, 1000)],
@@ -186,6 +192,9 @@ REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     ),
     "vectors, partly rounded": lambda rng: rng.permutation(
         np.repeat(np.hstack([rng.standard_normal((400, 1)), rng.integers(0, 3, (400, 1))]), 3, axis=0)
+    ),
+    "three times, of four decimals": lambda rng: rng.permutation(
+        np.repeat(rng.standard_normal((400, 1)).round(4), 3, axis=0)
     ),
 }
 NOT_REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
@@ -197,6 +206,10 @@ NOT_REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     "ratios": lambda rng: rng.integers(0, 30, (1000, 1)) / rng.integers(1, 50, (1000, 1)),
     "counts": lambda rng: rng.poisson(5, (1000, 3)).astype(float),
     "prices": lambda rng: np.round(20 * np.exp(rng.standard_normal((1000, 1)))) - 0.01,
+    "few prices": lambda rng: few_prices(rng, 200),
+    "very few prices, in single precision": lambda rng: few_prices(rng, 30).astype(np.float32).astype(float),
+    "high prices and their tax": lambda rng: np.outer(10 * few_prices(rng, 200), [1, 0.2]).round(2),
+    "codes": lambda rng: rng.choice(rng.integers(10**9, 10**10, 200), (2000, 1)).astype(float),
 }
 
 

@@ -177,7 +177,8 @@ def repeated_rows(x: Array) -> SerialDependence | None:
 
     Rounded numbers have equal values too, and so do mixtures with atoms. Rows count as repeated where a column of the
     distinct rows has neither a lattice, on which gaps between neighboring values are equal, nor values that are far
-    more frequent than the others.
+    more frequent than the others. Values of few digits, such as prices, are atoms as well, unless each one has about as
+    many rows as the others, which independent draws do not show.
     """
     n = len(x)
     if n < _FEWEST_ROWS:
@@ -193,7 +194,8 @@ def repeated_rows(x: Array) -> SerialDependence | None:
     again = counts[counts > 1]
     if again.sum() < _LEAST_REPEATED * n or len(again) < FEWEST_BLOCKS or again.max() > 8 * np.median(again):
         return None
-    if not any(_is_continuous(column[first]) for column in x.T):
+    continuous = [column[first] for column in x.T if _is_continuous(column[first])]
+    if not continuous or (all(map(_has_few_digits, continuous)) and not _are_even(counts)):
         return None
     time = float(np.square(counts).sum()) / n
     return SerialDependence("repeats", n, time, 0, labels.reshape(-1).astype(np.int64))
@@ -208,6 +210,28 @@ def _is_continuous(distinct: Array) -> bool:
     # Of independent gaps the smaller of two neighbors is more than 0.98 of the larger in 1 %.
     alike = np.minimum(gaps[1:], gaps[:-1]) > 0.98 * np.maximum(gaps[1:], gaps[:-1])
     return bool(alike.mean() < 0.03 + 0.2 / math.sqrt(len(gaps)))
+
+
+def _has_few_digits(values: Array) -> bool:
+    """Tell whether values are whole, or decimals of two places or of six digits, also in single precision."""
+    single = values.astype(np.float32)
+    kind = np.float32 if (single == values).all() else np.float64
+    if (np.round(values, 2).astype(kind) == values.astype(kind)).all():
+        return True
+    return all(kind(f"{value:.6g}") == kind(value) for value in values)
+
+
+def _are_even(counts: Integers) -> bool:
+    """Tell whether counts of values vary significantly less than those of equally likely values, each seen once."""
+    mean, values = float(counts.mean()), len(counts)
+    rate = mean  # of the Poisson distribution without 0 that has this mean
+    for _ in range(50):
+        rate = mean * -math.expm1(-rate)
+    variance = mean * (1 + rate - mean)
+    # The variance of a sample by Wilson and Hilferty's normal approximation to chi-squared.
+    cubed = 2 / (9 * (values - 1))
+    limit = 1 - cubed + NormalDist().inv_cdf(_FALSE_ALARMS) * math.sqrt(cubed)
+    return math.cbrt(float(counts.var(ddof=1)) / variance) < limit
 
 
 def _ranks(x: Array) -> Array:
