@@ -24,11 +24,12 @@ from kullback.pairs.support import is_divergence_infinite
 __all__ = ["divergence_of_densities", "method_for"]
 
 # Nodes that an element gets at first; those that need more get as many as there may be.
-_FIRST_EVALUATIONS = 900
+_FIRST_EVALUATIONS = 1200
 # Elements of a batch that are tried again alone where they did not reach their tolerance.
 _ALONE = 16
-# Elements of a batch that are summed or integrated at once, as every one takes memory for hundreds of nodes.
-_BLOCK = 4096
+# Elements of a batch that are summed or integrated at once. Each has hundreds of nodes, and temporaries of far more
+# memory are slower than what is computed in them.
+_BLOCK = 512
 
 
 def method_for(p: Density, q: Density, kind: Divergence) -> str | None:

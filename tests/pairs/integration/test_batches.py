@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.distributions import Cauchy, Gamma, Gumbel, HalfCauchy, Laplace, Normal, StudentT
 
-from kullback import ChiSquared, JensenShannon, Renyi, TotalVariation, divergence
+from kullback import ChiSquared, JensenShannon, Renyi, SquaredHellinger, TotalVariation, divergence
 from kullback.errors import ConvergenceError
+from kullback.pairs.densities.real import CauchyDensity
 from kullback.pairs.integration.panels import _STEPS, first_edges
 
 KINDS = ["kl", JensenShannon(), Renyi(0.5), Renyi(2.0), TotalVariation(), ChiSquared()]
@@ -58,3 +59,40 @@ def test_a_narrow_peak_of_one_element_leaves_the_panels_of_the_others() -> None:
     alone = first_edges(start[:1], stop[:1], [wide.unsqueeze(0)], 12)
     for together, one in zip(both, alone, strict=True):
         assert torch.equal(together[0].unique(), one[0].unique())
+
+
+def near_pair(n: int) -> tuple[StudentT, Cauchy]:
+    generator = torch.Generator().manual_seed(0)
+    a, b, c, d, e = torch.rand(5, n, generator=generator, dtype=torch.float64)
+    return StudentT(2 + 5 * a, b, 0.5 + c), Cauchy(d, 0.5 + e)
+
+
+def test_other_divergences_evaluate_few_nodes_more_than_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TotalVariation looks for the places where the densities cross besides."""
+    nodes: list[int] = []
+    original = CauchyDensity.log_density
+
+    def counted(self: CauchyDensity, at: Any) -> torch.Tensor:
+        nodes.append(at.x.numel())
+        return original(self, at)
+
+    monkeypatch.setattr(CauchyDensity, "log_density", counted)
+
+    def evaluated(kind: Any, n: int) -> int:
+        nodes.clear()
+        divergence(*near_pair(n), kind)
+        return sum(nodes)
+
+    kl = evaluated("kl", 300)
+    for kind, most in ((JensenShannon(), 3), (SquaredHellinger(), 3), (TotalVariation(), 7)):
+        assert evaluated(kind, 300) < most * kl, kind
+        assert evaluated(kind, 1200) < 5 * most * kl, kind
+        assert max(nodes) < 1_000_000, kind  # not temporaries as large as the batch
+
+
+@pytest.mark.parametrize("kind", ["kl", *KINDS[1:3], TotalVariation(), SquaredHellinger()], ids=repr)
+@pytest.mark.parametrize("rtol", [1e-2, 1e-3])
+def test_a_tolerance_of_the_caller_is_reached_with_the_margin_of_the_error(kind: Any, rtol: float) -> None:
+    p, q = near_pair(200)
+    exact = divergence(p, q, kind)
+    assert torch.allclose(divergence(p, q, kind, rtol=rtol), exact, rtol=rtol, atol=0)

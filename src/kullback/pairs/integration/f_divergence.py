@@ -34,6 +34,7 @@ from kullback.pairs.integration.panels import (
     rounding_error,
     scan_points,
     span,
+    without_ladders,
 )
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.numerics.parameters import is_tracked
@@ -246,7 +247,7 @@ def integrate_divergence(
             value, error, mass_error, rounding = _sums(parts)
             met = mass_error <= MASS_ERROR
             columns = [(part.columns[1], part.columns[2]) for part in parts]
-            return (target.is_met(value, error) | (error <= rounding)) & met, [
+            return (target.is_met(value, SAFETY * error) | (error <= rounding)) & met, [
                 torch.where(met.unsqueeze(-1), errors, mass_errors) for errors, mass_errors in columns
             ]
 
@@ -357,11 +358,11 @@ def _placed(
 ) -> tuple[_Piece, list[Tensor]]:
     """Return a piece whose variable has the center and scale of the breakpoints on it, and these in that variable."""
     found = breakpoints_on(coordinate, (p, q), exists.shape)
-    marks = torch.cat(found, -1)
+    marks = torch.cat(without_ladders(found), -1)
     marks = torch.where(marks.abs() < 1e300, marks, torch.nan)
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
-    width = torch.where(reach > 0, reach / 4, 1.0)
+    width = torch.where(reach > 0, reach / 2, 1.0)
     if (
         coordinate.low is None and coordinate.high is None
     ):  # nodes near a far narrower density keep its digits
@@ -473,7 +474,7 @@ def _beyond(v: Tensor, there: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]
 def _crossings(piece: _Piece, densities: _Both, v: Tensor, above: Tensor, level: float) -> Tensor:
     """Return where log p - log q crosses a level between points of a grid, by bisection; any point elsewhere."""
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
-    index = changes.topk(min(_CROSSINGS, changes.shape[-1]), dim=-1).indices
+    index = changes.topk(min(_CROSSINGS, int(changes.sum(-1).max())), dim=-1).indices
     ends = v.gather(-1, index), v.gather(-1, index + 1)
     return _bisected(piece, densities, *ends, ~above.gather(-1, index), level)
 

@@ -116,7 +116,7 @@ def integrate(
         def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
             sums = _Columns(*parts[0].columns).sums(same_ends)
             met = sums.mass_error <= MASS_ERROR
-            enough = target.is_met(sums.value, sums.error) | (sums.error <= sums.rounding)
+            enough = target.is_met(sums.value, SAFETY * sums.error) | (sums.error <= sums.rounding)
             errors = torch.where(met.unsqueeze(-1), sums.errors, parts[0].columns[_MASS_ERRORS])
             return enough & met | ~sums.value.isfinite(), [errors]
 
