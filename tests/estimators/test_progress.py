@@ -7,16 +7,24 @@ from collections import defaultdict
 from contextlib import contextmanager
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
-from torch.distributions import MultivariateNormal
+from torch.distributions import Categorical, Cauchy, MixtureSameFamily, MultivariateNormal, Normal, StudentT
 
-from kullback import Samples, kl_estimate, two_sample_test
+from kullback import Samples, compare_tables, fit, kl_divergence, kl_estimate, two_sample_test
 from kullback.errors import ArgumentValueError
 from kullback.estimators import nearest_neighbors
 from kullback.estimators.draws import affordable_draws
 
-MODULES = ("density_ratio.api", "known_density", "permutations", "knn.search")
+MODULES = (
+    "estimators.density_ratio.api",
+    "estimators.known_density",
+    "estimators.permutations",
+    "estimators.knn.search",
+    "pairs.univariate",
+    "projection.fitting",
+)
 
 
 @pytest.fixture
@@ -25,11 +33,11 @@ def told(monkeypatch):
     found = defaultdict(list)
 
     @contextmanager
-    def bar(what, **_):
-        yield lambda done, total: found[what].append((done, total))
+    def bar(what, show=True):
+        yield (lambda done, total: found[what].append((done, total))) if show else None
 
     for name in MODULES:
-        monkeypatch.setattr(importlib.import_module(f"kullback.estimators.{name}"), "progress_bar", bar)
+        monkeypatch.setattr(importlib.import_module(f"kullback.{name}"), "progress_bar", bar)
     return found
 
 
@@ -53,6 +61,33 @@ def test_fits_are_counted_one_by_one(told, n, d, digits):
 def test_shuffles_are_counted_up_to_all(told):
     two_sample_test(*vectors(120, 3), permutations=99, generator=seeded())
     assert told["permutations"][-1] == (99, 99)
+
+
+def test_pairs_are_counted_up_to_all_of_a_large_batch_alone(told):
+    p, q = Normal(torch.zeros(1200), 1.0), Cauchy(torch.linspace(0, 1, 1200), 1.0)
+    kl_divergence(p, q)
+    kl_divergence(Normal(torch.zeros(9), 1.0), Cauchy(torch.zeros(9), 1.0))
+    assert told["pairs"] == [(512, 1200), (1024, 1200), (1200, 1200)]
+
+
+def test_steps_and_starts_of_a_fit_are_counted(told):
+    x = Samples(torch.randn(200, generator=seeded()))
+    mixture = MixtureSameFamily(
+        Categorical(torch.ones(2) / 2), Normal(torch.tensor([-1.0, 1.0]), torch.ones(2))
+    )
+    fit(mixture, to=x, starts=3, generator=seeded())
+    assert told["starts"][-1] == (3, 3)
+    assert told["steps"]
+    told.clear()
+    fit(StudentT(3.0), to=x)
+    assert told["steps"]
+
+
+def test_readings_of_tables_are_told():
+    said = []
+    p, q = ({"a": [1.0, 2.0, 3.0] * 20, "b": ["x", "y"] * 30} for _ in range(2))
+    compare_tables(pl.DataFrame(p), pl.DataFrame(q), joint=[("a", "b")], progress=said.append)
+    assert len(said) >= 3
 
 
 def test_neighbors_are_counted_up_to_all_draws(told):

@@ -20,6 +20,7 @@ from kullback.pairs.integration.uniform_endpoints import integrate_kl
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Options
 from kullback.pairs.support import is_divergence_infinite
+from kullback.progress import progress_bar
 
 __all__ = ["divergence_of_densities", "method_for"]
 
@@ -86,9 +87,12 @@ def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, opti
     p, q = (density.mapped(lambda x: x.expand(shape).reshape(-1, 1)) for density in (p, q))
     p, q = in_own_scale(p, q, of_p=behaves_as(kind, KL))
     parts: list[Integral] = []
-    for start in range(0, shape.numel(), _BLOCK):
-        block = torch.arange(start, min(start + _BLOCK, shape.numel()), device="cpu")
-        parts.append(_in_two_rounds(p, q, kind, block, options))
+    with progress_bar("pairs", show=shape.numel() > _BLOCK) as update:
+        for start in range(0, shape.numel(), _BLOCK):
+            block = torch.arange(start, min(start + _BLOCK, shape.numel()), device="cpu")
+            parts.append(_in_two_rounds(p, q, kind, block, options))
+            if update:
+                update(start + len(block), shape.numel())
     return Integral(*(torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)))
 
 
