@@ -295,6 +295,13 @@ class TableGate:
     def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
         metric = self.limit.metric.removesuffix(ESTIMATE)
         what, found = f"{metric} of {quoted(name)}", getattr(compared, metric)
+        words = getattr(compared, "words", None)
+        if words and self.limit.side == "above" and self.limit.metric not in P_VALUES:
+            of_words = f"psi of the words of {quoted(name)}"
+            if metric != "psi":
+                return f"{what} is known of the lengths alone, and {of_words} is {words:.6g}"
+            if failure := self.limit.failure(of_words, words):
+                return failure
         value = found if self.limit.metric in P_VALUES else found.value
         if value is None or math.isnan(value):
             return f"{what} is not known: most values are too rare to be compared"

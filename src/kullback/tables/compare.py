@@ -44,6 +44,7 @@ from kullback.tables.findings import (
     order_findings,
     schema_findings,
     size_findings,
+    text_finding,
     unshared_categories,
 )
 from kullback.tables.histogram import histogram
@@ -329,6 +330,8 @@ def _all_compared(
                 **parts,
             )
         )
+        of_text = text_finding(name, before, after, parts.get("words"))
+        remarks += [] if of_text is None else [of_text]
         findings += in_proportion([*column_findings(name, before, after, new, vanished), *remarks])
     joint: list[JointComparison] = []
     for group in groups:
@@ -371,6 +374,7 @@ def _in_order(parts: dict[str, Any], p: Profile, q: Profile, columns: Sequence[s
         for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
             parts[name] = Quantity(parts[name].value, None, None)
         parts["p_value"] = parts["p_adjusted"] = math.nan
+        parts |= {"words": None} if "words" in parts else {}
     return parts | {"notes": (*parts["notes"], *notes)}
 
 

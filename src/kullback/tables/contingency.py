@@ -26,8 +26,14 @@ from kullback.tables.inference.divergences import (
     compare_counts,
     expected_rows,
 )
-from kullback.tables.inference.ordered import OrderedTest, ordered_test, ordered_test_of_clusters
+from kullback.tables.inference.ordered import (
+    OrderedTest,
+    of_either,
+    ordered_test,
+    ordered_test_of_clusters,
+)
 from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
+from kullback.tables.inference.words import word_test
 from kullback.tables.profile import Profile
 from kullback.tables.result import Bin, Quantity
 from kullback.tables.settings import Settings
@@ -262,7 +268,23 @@ def divergences(
     parts |= {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}
     if profiles is not None:
         parts["ks"] = None if ordered is None or math.isnan(ordered.distance) else ordered.distance
+        words = word_test(*profiles, _independent_rows(found, settings))
+        if words is not None:
+            parts["p_value"] = parts["p_adjusted"] = of_either([statistics.p_value, words.p_value])
+            parts["words"] = words.psi if words.p_value < 1 - settings.confidence else 0.0
     return parts, findings
+
+
+def _independent_rows(found: _Pooled, settings: Settings) -> tuple[float, float]:
+    """Return how many independent rows tell at least as much as the rows, or as their clusters."""
+    if found.clusters is None:
+        return settings.sizes
+    # As if all rows of a cluster were alike (Survey Sampling, Kish, 1965).
+    p, q = (
+        float(rows.sum() ** 2 / max(np.square(rows).sum(), 1e-300))
+        for rows in (c.sum(1) for c in found.clusters)
+    )
+    return min(p, settings.sizes[0]), min(q, settings.sizes[1])
 
 
 def _in_order_of_numbers(

@@ -28,6 +28,7 @@ __all__ = [
     "order_findings",
     "schema_findings",
     "size_findings",
+    "text_finding",
     "unshared_categories",
 ]
 
@@ -56,6 +57,10 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     ),
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
     "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
+    "words-differ": (
+        "warning",
+        "the texts of a column have other words in Q, which no divergence of their lengths shows",
+    ),
     "infinite-values": ("warning", "a column holds infinite numbers"),
     "new-categories": ("warning", "categories that only Q has"),
     "new-missing": ("warning", "a column has missing values in Q and none in P"),
@@ -63,6 +68,10 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "too-rare": ("warning", "most values of a column are too rare to be compared"),
     "unnamed-categories": ("warning", "a saved profile names only its most frequent categories"),
     "vanished-categories": ("warning", "categories that only P has"),
+    "texts": (
+        "note",
+        "of a column's long texts the lengths and the frequent words are compared, not the order of words",
+    ),
     "constant": ("note", "a column has a single value in a table"),
     "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
     "rare-categories": ("note", "values too rare to be compared one by one were compared in groups"),
@@ -188,11 +197,6 @@ def column_findings(
             "holds infinite numbers in {}: bins of their own",
         ),
         (
-            "lengths-only",
-            [column.column_type == "text" and not column.empty for _, column in sides],
-            "holds long texts in {}: only their lengths and missing values are compared, not their words",
-        ),
-        (
             "unnamed-categories",
             [column.other_categories > 0 for _, column in sides],
             "has categories that the profile of {} does not name; they are compared as one",
@@ -210,6 +214,30 @@ def column_findings(
     for code, side, unshared in (("new-categories", "Q", new), ("vanished-categories", "P", vanished)):
         if unshared.number:
             yield found(code, f"has {_listed(unshared)} in {side} only")
+
+
+def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | None) -> Finding | None:
+    """Return the finding about what is compared of a column of texts; None for other columns."""
+    if "text" not in (p.column_type, q.column_type) or p.empty or q.empty:
+        return None
+    texts = f"{quoted(name)} holds long texts: "
+    if words is None:
+        uncounted = [side for side, column in (("P", p), ("Q", q)) if column.words is None]
+        why = "no words are frequent enough among the independent rows"
+        if uncounted:
+            why = f"the profile of {' and '.join(uncounted)} has no words (its engine or file gave none)"
+        message = f"only their lengths and missing values are compared, not their words: {why}"
+        return finding("lengths-only", texts + message, name)
+    compared = "their lengths, missing values and frequent words (runs of letters) are compared"
+    if words > 0:
+        message = (
+            f"the words differ significantly (PSI {words:.3g} of rows with and without words of the most "
+        )
+        message += "significant group); KL, JS, PSI and TV of the column are those of the lengths"
+        return finding("words-differ", texts + message, name)
+    return finding(
+        "texts", f"{texts}{compared}; their order, rare words, digits and punctuation are not", name
+    )
 
 
 def in_proportion(findings: list[Finding]) -> list[Finding]:

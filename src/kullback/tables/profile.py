@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -298,10 +298,12 @@ def _sharpen(
                 column_types[name],
                 _middle(*ends[name], integer=_is_integer(counts.columns[name])),
                 field.integer,
+                words=False,
             )
             for name, field in narrow.items()
         ]
-        counts.columns.update(table.count(specs, weights).columns)
+        for name, column in table.count(specs, weights).columns.items():
+            counts.columns[name] = replace(column, words=counts.columns[name].words)
         # Where the median's bucket holds a single value, that value is the center now and nothing is finer.
         narrow = {
             name: field

@@ -132,8 +132,8 @@ class ColumnComparison(_Divergences):
 
     Attributes:
         name: the column.
-        column_type: ``"numeric"``, ``"datetime"``, ``"boolean"``, ``"categorical"``, or ``"text"``, of which the length
-            is compared.
+        column_type: ``"numeric"``, ``"datetime"``, ``"boolean"``, ``"categorical"``, or ``"text"``, of which the
+            divergences are those of the length.
         missing_p: the proportion of P's weight whose value is missing.
         missing_q: likewise for Q.
         new: categories that only Q has, the most frequent first, 100 at most.
@@ -141,6 +141,10 @@ class ColumnComparison(_Divergences):
         bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
             last bin holds the others.
         histogram: P and Q at the scale of their numbers, for drawings; empty for categories.
+        words: of texts, the PSI of the group of words that differs most significantly, between the rows in which a word
+            of it occurs and the others; 0 where the test of words does not reject that they are the same. None for
+            other types, and where words were not compared; findings say so. `p_value` combines the tests of lengths
+            and words.
         ks: the Kolmogorov-Smirnov distance of numbers, timestamps or lengths: the largest difference of P's and Q's
             cumulative proportions, from 0 to 1; None for categories. `p_value` combines the test of the bins and the
             Cramer-von Mises test, which sees the order of the numbers.
@@ -163,6 +167,7 @@ class ColumnComparison(_Divergences):
     vanished: tuple[str, ...]
     histogram: tuple[HistogramBin, ...]
     ks: float | None = None
+    words: float | None = None
 
     @property
     def label(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 
 import pytest
 
@@ -40,6 +42,7 @@ def spark():
         pytest.fail("Spark's tests need Java: install a Java 17 runtime and put `java` on PATH")
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers', which count words with PyArrow
     options = {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",

@@ -25,6 +25,7 @@ from kullback.report.tables.wording import (
     tone_of,
     totals,
     value_text,
+    words_psi,
 )
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ def _remarks(comparison: TableComparison, pictures: Sequence[_Picture]) -> list[
         words = meaning(column).words
         sums = totals(column)
         text = f"{quoted(column.name)}: PSI {value_text(column.psi)} ({interval(column.psi)})"
+        if of_words := words_psi(column):
+            text += f", PSI of its words {of_words:.3f}"
         if parts := contributors(column, MOST_CONTRIBUTORS):
             text += ", most of it in " + ", ".join(
                 f"{part.label} ({percentage(part.p, sums[0])} → {percentage(part.q, sums[1])})"

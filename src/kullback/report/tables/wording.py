@@ -30,6 +30,7 @@ __all__ = [
     "tone_of",
     "totals",
     "value_text",
+    "words_psi",
 ]
 
 SIGNIFICANT = 0.05
@@ -64,17 +65,24 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Meaning:
     if psi is None:
         return Meaning("cannot tell", "unknown")
     if compared.p_adjusted < SIGNIFICANT:
+        psi = max(psi, words_psi(compared) or 0.0)
         if psi >= LARGE:
             return Meaning("large shift", "bad")
         return Meaning("shift", "warning") if psi >= MODERATE else Meaning("small shift", "good")
     if hidden or psi >= MODERATE:
         return Meaning("cannot tell", "unknown")
-    return Meaning("lengths alike", "unknown") if _is_text(compared) else Meaning("none seen", "good")
+    of_text = isinstance(compared, ColumnComparison) and compared.column_type == "text"
+    only_lengths = of_text and words_psi(compared) is None
+    return Meaning("lengths alike", "unknown") if only_lengths else Meaning("none seen", "good")
 
 
-def _is_text(compared: Compared) -> bool:
-    """Whether only the lengths of a column's texts were compared."""
-    return isinstance(compared, ColumnComparison) and compared.column_type == "text"
+def words_psi(compared: Compared) -> float | None:
+    """The PSI of the words of a column of texts; None for other columns, and where words were not compared."""
+    return compared.words if isinstance(compared, ColumnComparison) else None
+
+
+def _shift(column: ColumnComparison) -> float:
+    return max(least(column.psi), words_psi(column) or 0.0)
 
 
 def summary(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> str:
@@ -108,14 +116,15 @@ def _differences(comparison: TableComparison, unknown: int) -> list[str]:
     different = differing(comparison)
     if not different:
         return [f"no difference is seen in {counted(number - unknown, 'column')}"] if number > unknown else []
-    large = sum(1 for column in different if least(column.psi) >= LARGE)
+    large = sum(1 for column in different if _shift(column) >= LARGE)
     verb = "differs" if len(different) == 1 else "differ"
     text = f"{count(len(different))} of {counted(number, 'column')} {verb}"
     if large:
         text += f", {count(large)} of them by a large shift" if len(different) > 1 else " by a large shift"
     most = different[0]
     which = f"{quoted(most.name)} the most" if len(different) > 1 else quoted(most.name)
-    return [f"{text}: {which} (PSI {value_text(most.psi)})"]
+    psi = value_text(most.psi) if _shift(most) == least(most.psi) else f"of words {decimal(_shift(most))}"
+    return [f"{text}: {which} (PSI {psi})"]
 
 
 def tone_of(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> Tone:
@@ -132,7 +141,7 @@ def tone_of(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> To
 def in_order(comparison: TableComparison) -> list[tuple[str, str]]:
     """The level and message of each finding: by severity, and then by how much its column differs."""
     severity = {"error": 0, "warning": 1, "note": 2}
-    drift = {column.name: least(column.psi) for column in differing(comparison)}
+    drift = {column.name: _shift(column) for column in differing(comparison)}
     ranked = sorted(
         comparison.findings, key=lambda each: (severity[each.level], -drift.get(each.column or "", 0.0))
     )
@@ -193,8 +202,9 @@ def contributors(compared: Compared, most: int) -> list[Bin]:
 
 
 def differing(comparison: TableComparison) -> list[ColumnComparison]:
-    """The columns whose difference is no chance, by the adjusted p-value, the largest PSI first."""
-    return [column for column in comparison.columns if column.p_adjusted < SIGNIFICANT]
+    """The columns whose difference is statistically significant, the largest PSI, of values or words, first."""
+    different = [column for column in comparison.columns if column.p_adjusted < SIGNIFICANT]
+    return sorted(different, key=_shift, reverse=True)
 
 
 def size(comparison: TableComparison) -> str:

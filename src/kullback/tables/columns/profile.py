@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar, get_args
 
 from kullback.errors import (
@@ -19,6 +20,7 @@ from kullback.errors import (
 from kullback.short_repr import ShortRepr
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import GRIDDED, ColumnType
+from kullback.tables.columns.words import WORD_GROUPS
 
 __all__ = ["ColumnProfile", "combined"]
 
@@ -33,7 +35,8 @@ class ColumnProfile(ShortRepr):
 
     Attributes:
         column_type: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time
-            zone; ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, of which the length is profiled.
+            zone; ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, of which the
+            length and the words are profiled.
         center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, timestamps and lengths.
         buckets: the weight of every occupied bucket.
         categories: the weight of every category; of a boolean column, of ``"false"`` and ``"true"``.
@@ -46,6 +49,8 @@ class ColumnProfile(ShortRepr):
         other_categories: the weight of the categories that a shortened profile no longer names.
         integer: whether all numbers are integers by their type.
         zoned: whether timestamps have a time zone; None for dates, for other types, and where parts differ.
+        words: of texts, the weight of the rows in which a word of each group occurs, by the group's number (see
+            `kullback.tables.columns.words`); None for other types, and where words were not counted.
 
     Example:
         >>> import pyarrow as pa
@@ -68,6 +73,7 @@ class ColumnProfile(ShortRepr):
     other_categories: float = 0.0
     integer: bool = False
     zoned: bool | None = None
+    words: dict[int, float] | None = None
 
     @property
     def gridded(self) -> bool:
@@ -124,6 +130,7 @@ class ColumnProfile(ShortRepr):
             self.other_categories + other.other_categories,
             self.integer and other.integer,
             self.zoned if self.zoned == other.zoned else None,
+            None if self.words is None or other.words is None else combined(self.words, other.words),
         )
 
     def shortened(self, categories: int) -> ColumnProfile:
@@ -138,11 +145,11 @@ class ColumnProfile(ShortRepr):
 
     def to_object(self) -> dict[str, Any]:
         """Return the profile as an object of JSON: buckets as differences and weights; zeros are left out."""
-        order = sorted(self.buckets)
-        steps = [bucket - before for before, bucket in zip([0, *order], order, strict=False)]
         written: dict[str, Any] = {"column_type": self.column_type}
         if self.buckets:
-            written["buckets"] = {"steps": steps, "weights": [_short(self.buckets[b]) for b in order]}
+            written["buckets"] = _steps(self.buckets)
+        if self.words is not None:
+            written["words"] = _steps(self.words)
         if self.categories:
             written["categories"] = {name: _short(weight) for name, weight in sorted(self.categories.items())}
         for name in _PLAIN:
@@ -192,6 +199,18 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
     return total
 
 
+def _steps(weights: dict[int, float]) -> dict[str, Any]:
+    """Return weights by number as the differences of the numbers in order, and the weights."""
+    order = sorted(weights)
+    steps = [number - before for before, number in zip([0, *order], order, strict=False)]
+    return {"steps": steps, "weights": [_short(weights[number]) for number in order]}
+
+
+def _from_steps(written: Any) -> dict[int, float]:
+    numbers = accumulate(map(int, written["steps"]))
+    return dict(zip(numbers, map(_number, written["weights"]), strict=True))
+
+
 def _read(written: dict[str, Any]) -> ColumnProfile:
     if written["column_type"] not in get_args(ColumnType):
         raise ValueError(f"unknown column type {printable(safe_repr(written['column_type']), LONGEST_NAME)}")
@@ -200,18 +219,14 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
         for name in _PLAIN
         if name in written
     }
-    grid = written.get("buckets", {"steps": [], "weights": []})
-    buckets: dict[int, float] = {}
-    bucket = 0
-    for step, weight in zip(grid["steps"], grid["weights"], strict=True):
-        bucket += int(step)
-        buckets[bucket] = _number(weight)
+    buckets = _from_steps(written["buckets"]) if "buckets" in written else {}
+    words = _from_steps(written["words"]) if "words" in written else None
     categories = {
         str(name): _number(weight) for name, weight in written.get("categories", {}).items() if weight
     }
     zoned = None if written.get("zoned") is None else bool(written["zoned"])
     given: dict[str, Any] = {"buckets": buckets, "categories": categories, "zoned": zoned, **numbers}
-    column = ColumnProfile(written["column_type"], **given)
+    column = ColumnProfile(written["column_type"], **given, words=words)
     _check(column)
     return column
 
@@ -231,6 +246,11 @@ def _check(column: ColumnProfile) -> None:
     low, high = column.minimum, column.maximum
     if (low is None) != (high is None) or (low is not None and high is not None and low > high):
         raise ValueError("a minimum and a maximum that do not fit")
+    if column.words is not None:
+        if column.column_type != "text" or not all(0 <= group < WORD_GROUPS for group in column.words):
+            raise ValueError("words that the column does not have")
+        if not all(0 <= weight <= column.present * (1 + 1e-6) for weight in column.words.values()):
+            raise ValueError("words of more rows than have texts")
     if column.buckets and low is None:
         raise ValueError("numbers without a minimum")
 

@@ -36,12 +36,14 @@ class ColumnSpec:
         column_type: what to count it as; with ``"string"`` the engine tells categories from text.
         center: the center of the grid.
         integer: whether the column's type holds integers only.
+        words: whether the words of texts are counted, which a second reading need not do.
     """
 
     name: str
     column_type: FieldType
     center: float = 0.0
     integer: bool = False
+    words: bool = True
 
 
 @dataclass

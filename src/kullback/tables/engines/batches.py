@@ -129,7 +129,7 @@ def counter_for(spec: ColumnSpec) -> Counter:
         return StringCounter()
     if spec.column_type in {"categorical", "boolean"}:
         return CategoryCounter("boolean" if spec.column_type == "boolean" else "categorical")
-    return GridCounter(spec.column_type, spec.center, integer=spec.integer)
+    return GridCounter(spec.column_type, spec.center, integer=spec.integer, words=spec.words)
 
 
 def _each_once(names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_arrow_integer, is_text
+from kullback.tables.columns.words import WORD_GROUPS, rows_with_words
 from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_of, numbers_of, strings_of
 
 if TYPE_CHECKING:
@@ -66,16 +67,20 @@ class Counter(ABC):
 class GridCounter(Counter):
     """The weights of the buckets of a grid."""
 
-    def __init__(self, column_type: str, center: float = 0.0, *, integer: bool = False) -> None:
+    def __init__(
+        self, column_type: str, center: float = 0.0, *, integer: bool = False, words: bool = True
+    ) -> None:
         super().__init__()
         self.column_type: ColumnType = cast("ColumnType", column_type)
         self.center, self.integer = center, integer
         self.codes = np.zeros(CODES)
+        self.words = np.zeros(WORD_GROUPS) if words and column_type == "text" else None
         self.not_a_number = self.minus_infinity = self.plus_infinity = 0.0
         self.minimum: float = math.inf  # an int where the column holds integers
         self.maximum: float = -math.inf
 
     def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+        self.add_words(array, weights)
         if not (self.integer and is_arrow_integer(array.type)):
             self.add_numbers(numbers_of(array, self.column_type), weights)
             return
@@ -91,6 +96,13 @@ class GridCounter(Counter):
                 return
             low, high = values.min(), values.max()
         self._add(values - self.center if self.center else values, weights, float(low), float(high))
+
+    def add_words(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+        """Count the words of a batch of texts, unless only their lengths are wanted."""
+        if self.words is not None:
+            found = rows_with_words(strings_of(array), weights)
+            with self.lock:
+                self.words += found
 
     def _add(
         self, offsets: NDArray[np.float64], weights: NDArray[np.float64] | None, low: float, high: float
@@ -133,6 +145,9 @@ class GridCounter(Counter):
             minimum=self.minimum + 0 if some else None,
             maximum=self.maximum + 0 if some else None,
             integer=self.integer,
+            words=None
+            if self.words is None
+            else {int(i): float(self.words[i]) for i in np.flatnonzero(self.words)},
         )
 
 
@@ -190,14 +205,25 @@ class StringCounter(CategoryCounter):
             self.characters += int(lengths.sum())
         if not self.dropped:
             super().add_present(array, weights)
+        else:
+            self.lengths.add_words(array, weights)
 
     def settle(self) -> Any:
         table = super().settle()
         self.distinct = max(self.distinct, table.num_rows)
         crowded = is_text(self.rows, self.characters, self.distinct) and table.nbytes > MOST_BYTES
         if self.distinct > MAX_CATEGORIES or crowded:
-            self.dropped, self.pending = True, []
+            self._words_of_pending()
+            self.dropped = True
         return table
+
+    def _words_of_pending(self) -> None:
+        """Count the words of the values so far, each value once, and drop the values."""
+        pending, self.pending = self.pending, []
+        for table in pending:
+            combined = table.combine_chunks()
+            for chunk in combined.to_batches():
+                self.lengths.add_words(chunk["value"], chunk["weight"].to_numpy())
 
     @property
     def undecided(self) -> bool:
@@ -217,6 +243,7 @@ class StringCounter(CategoryCounter):
     def profile(self) -> ColumnProfile:
         if not self._is_text():
             return super().profile()
+        self._words_of_pending()
         self.lengths.missing = self.missing
         return self.lengths.profile()
 

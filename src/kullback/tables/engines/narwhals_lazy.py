@@ -20,6 +20,7 @@ from kullback.tables.engines.arrow import EXACT_OFFSET
 from kullback.tables.engines.base import Caller, ColumnSpec, JointCounts, Table, TableCounts, bad_weights
 from kullback.tables.engines.in_memory import distinct_names
 from kullback.tables.engines.joint_counts import special_bins, unknown_category
+from kullback.tables.engines.lazy_words import lazy_words
 from kullback.tables.engines.timestamps import with_microseconds
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class LazyTable(Table):
         for index, column in enumerate(columns):
             if specs[index].integer and column.buckets:
                 column.minimum, column.maximum = (int(facts[f"{index}_{end}"]) for end in ("low", "high"))
+        texts = {p: spec.name for p, spec in enumerate(specs) if spec.column_type == "text" and spec.words}
+        if texts:
+            inner = None if weights is None else self.inner[weights]
+            for index, words in lazy_words(self.frame, texts, inner).items():
+                columns[index].words = words
         by_name = {name: _sorted(column) for name, column in zip(names, columns, strict=True)}
         return TableCounts(by_name, int(facts["rows"]), float(facts["weight"]), float(facts["squares"]))
 

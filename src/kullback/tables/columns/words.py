@@ -1,0 +1,85 @@
+"""The words of texts, hashed into groups: in how many rows a word of each group occurs.
+
+A word is a run of letters; every byte of a character outside ASCII counts as a letter, and case matters. Digits,
+punctuation and the order of words do not count. No word is stored, so the counts have a fixed size and add up over the
+parts of a table.
+
+Spark's workers may not have this package and get this module by value: it needs NumPy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["WORD_GROUPS", "rows_with_words"]
+
+WORD_GROUPS = 2048
+CHUNK = 1 << 19  # bytes, but for longer texts
+BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def rows_with_words(array: Any, weights: Array | None) -> Array:
+    """Return the weight of the rows in which a word of each group occurs, shape (WORD_GROUPS,).
+
+    Arguments:
+        array: an Arrow array of large strings, none missing.
+        weights: the rows' weights; 1 each by default.
+    """
+    total = np.zeros(WORD_GROUPS)
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    text = np.frombuffer(data or b"", np.uint8)
+    for first, last in _chunks(ends):
+        row, group = _occurring(text[ends[first] : ends[last]], ends[first : last + 1] - ends[first])
+        total += np.bincount(group, None if weights is None else weights[first + row], WORD_GROUPS)
+    return total
+
+
+def _chunks(ends: Any) -> Iterator[tuple[int, int]]:
+    """Yield the rows at which chunks of texts begin and end."""
+    first = 0
+    while first < len(ends) - 1:
+        last = max(first + 1, int(np.searchsorted(ends, ends[first] + CHUNK, "right")) - 1)
+        yield first, min(last, len(ends) - 1)
+        first = last
+
+
+def _occurring(text: Any, ends: Any) -> tuple[Any, Any]:
+    """Return each pair of a row and a group of which a word occurs in it, once."""
+    values = _VALUES[text]
+    letters = values > 0
+    begins = letters.copy()
+    begins[1:] &= ~letters[:-1]
+    filled = ends[:-1][ends[1:] > ends[:-1]]
+    begins[filled] = letters[filled]
+    starts = np.flatnonzero(begins)
+    if not len(starts):
+        return starts, starts
+    powers = np.full(len(text) + 1, BASE, np.uint64)
+    powers[0] = 1
+    np.cumprod(powers, out=powers)
+    inverse = np.full(len(text) + 1, pow(BASE, -1, 1 << 64), np.uint64)
+    inverse[0] = 1
+    np.cumprod(inverse, out=inverse)
+    # The sum of value times BASE^position over a word, its first letter at position 0.
+    hashes = np.add.reduceat(values * powers[:-1], starts) * inverse[starts]
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= np.uint64(0xD6E8FEB86659FD93)
+    groups = (hashes >> np.uint64(53)).astype(np.int64)  # 11 bits: WORD_GROUPS
+    rows = np.searchsorted(ends, starts, "right") - 1
+    return np.divmod(np.unique(rows * WORD_GROUPS + groups), WORD_GROUPS)
+
+
+def _letter_values() -> Any:
+    """Return a number for each byte, 0 for those that are not of letters."""
+    values = np.arange(1, 257, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
+    values[[byte for byte in range(128) if not chr(byte).isalpha()]] = 0
+    return values
+
+
+_VALUES = _letter_values()
