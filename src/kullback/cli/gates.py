@@ -295,17 +295,10 @@ class TableGate:
     def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
         metric = self.limit.metric.removesuffix(ESTIMATE)
         what, found = f"{metric} of {quoted(name)}", getattr(compared, metric)
-        words = getattr(compared, "words", None)
-        if words and self.limit.side == "above" and self.limit.metric not in P_VALUES:
-            of_words = f"psi of the words of {quoted(name)}"
-            if metric != "psi":
-                return f"{what} is known of the lengths alone, and {of_words} is {words:.6g}"
-            if failure := self.limit.failure(of_words, words):
-                return failure
         value = found if self.limit.metric in P_VALUES else found.value
         if value is None or math.isnan(value):
             return f"{what} is not known: most values are too rare to be compared"
-        failure = self.limit.failure(what, value)
+        failure = self._failure_of_words(name, compared) or self.limit.failure(what, value)
         if failure is not None or self.limit.metric in P_VALUES or len(compared.bins) < 2:
             return failure
         if found.interval is None:
@@ -316,6 +309,16 @@ class TableGate:
         return self.limit.failure(
             f"{what} is {value:.6g}, but the {SIDES[self.limit.side]} end of its interval", end
         )
+
+    def _failure_of_words(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
+        """Return how the words of a column of texts, whose divergences are those of lengths, violate the limit."""
+        metric, words = self.limit.metric.removesuffix(ESTIMATE), getattr(compared, "words", None)
+        if not words or self.limit.side != "above" or metric in P_VALUES:
+            return None
+        what = f"psi of the words of {quoted(name)}"
+        if metric == "psi":
+            return self.limit.failure(what, words)
+        return f"{metric} of {quoted(name)} is known of the lengths alone, and {what} is {words:.6g}"
 
 
 def parse_table_gate(text: str, side: Side) -> TableGate:

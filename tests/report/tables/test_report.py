@@ -79,6 +79,7 @@ SCHEMA = {
         "vanished",
         "histogram",
         "ks",
+        "words",
         *DIVERGENCES,
     },
     "joint": {"columns", *DIVERGENCES},
