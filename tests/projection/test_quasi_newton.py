@@ -68,7 +68,7 @@ def reverse_by_scipy(loc: float, scale: float) -> float:
 
 @pytest.mark.parametrize("start", [-4.0, 3.0])
 def test_a_reverse_fit_reaches_the_optimum_of_the_quadrature_at_each_mode(start: float) -> None:
-    found = fit(Normal(t(start), t(1)), to=MODES, kind=ReverseKL())
+    found = fit(Normal(t(start), t(1)), to=MODES, kind=ReverseKL(), starts=1)
     best = scipy.optimize.minimize(
         lambda u: reverse_by_scipy(u[0], math.exp(u[1])), [start, 0.0], method="BFGS", options={"gtol": 1e-9}
     )
@@ -301,7 +301,7 @@ def test_maximum_likelihood_without_a_formula_is_that_of_scipy() -> None:
 
 def test_what_did_not_converge_is_an_error_with_the_best_point() -> None:
     with pytest.raises(kullback.FitError, match="1 of 1 that are not") as caught:
-        fit(Normal(t(300), t(0.01)), to=MODES, kind=ReverseKL(), max_iterations=1)
+        fit(Normal(t(300), t(0.01)), to=MODES, kind=ReverseKL(), max_iterations=1, starts=1)
     assert isinstance(caught.value, kullback.errors.ConvergenceError)
     best = caught.value.fit
     assert float(best.value) < float(best.before)
@@ -331,3 +331,50 @@ def test_the_minimizer_serves_hard_functions_each_with_its_own_end() -> None:
     assert bool(found.converged.all())
     torch.testing.assert_close(found.u, torch.ones(3, 2, dtype=torch.float64), rtol=0, atol=1e-6)
     assert found.iterations.unique().numel() > 1
+
+
+def lumps(weights: list[float], means: list[float], scale: float = 1.0) -> MixtureSameFamily:
+    parts = Normal(
+        torch.tensor(means, dtype=torch.float64), torch.full((len(means),), scale, dtype=torch.float64)
+    )
+    return MixtureSameFamily(Categorical(torch.tensor(weights, dtype=torch.float64)), parts)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "start"),
+    [
+        (Normal, "reverse_kl", -12.0),
+        (Normal, "js", 9.0),
+        (Normal, "hellinger", -12.0),
+        (Laplace, "reverse_kl", 9.0),
+    ],
+)
+def test_the_lowest_of_several_minima_is_found_from_any_start(
+    family: type[Normal | Laplace], kind: str, start: float
+) -> None:
+    target = lumps([0.2, 0.7, 0.1], [-12.0, 0.0, 9.0])
+    best = fit(family(0.3, 1.0), to=target, kind=kind, starts=1)
+    local = fit(family(start, 1.0), to=target, kind=kind, starts=1)
+    found = fit(family(start, 1.0), to=target, kind=kind)
+    assert local.value > best.value + 0.05
+    assert found.value == pytest.approx(float(best.value), rel=1e-8)
+    assert found.before == pytest.approx(float(local.before))
+    assert torch.equal(found.history[0], found.before)
+
+
+def test_each_element_of_a_batch_keeps_its_lowest_minimum() -> None:
+    parts = Normal(torch.tensor([-9.0, 9.0]).expand(2, 2), torch.ones(2, 2))
+    target = MixtureSameFamily(Categorical(torch.tensor([[0.3, 0.7], [0.9, 0.1]])), parts)
+    found = fit(Normal(torch.tensor([-9.0, 9.0]), torch.ones(2)), to=target, kind="reverse_kl")
+    # With lobes this far apart, KL is -log of the weight of the one that is taken.
+    assert found.value.tolist() == pytest.approx([-math.log(0.7), -math.log(0.9)], abs=1e-6)
+    assert found.distribution.loc.tolist() == pytest.approx([9, -9], abs=1e-3)
+
+
+def test_vectors_by_draws_take_the_heaviest_component() -> None:
+    parts = MultivariateNormal(torch.tensor([[-6.0, 0.0], [6.0, 1.0]]), torch.eye(2))
+    target = MixtureSameFamily(Categorical(torch.tensor([0.3, 0.7])), parts)
+    q = MultivariateNormal(torch.tensor([-6.0, 0.0]), torch.eye(2))
+    generator = torch.Generator().manual_seed(3)
+    found = fit(q, to=target, kind="reverse_kl", max_iterations=150, tol=1e-3, generator=generator)
+    assert found.value == pytest.approx(-math.log(0.7), abs=0.02)

@@ -45,7 +45,9 @@ TABLES = (".parquet", ".csv", ".ndjson", ".jsonl", ".npy")
     help="The parameters of Q that stay as they are.",
 )
 @click.option(
-    "--starts", type=click.IntRange(1), default=1, show_default=True, help="How many starts a mixture gets."
+    "--starts",
+    type=click.IntRange(1),
+    help="How many starts to take at most, of EM or near a mixture's components.",
 )
 @JSON
 @click.option("--plot", type=FILE, help="Draw target, fit and history into FILE: svg, png or pdf.")
@@ -58,7 +60,7 @@ def fit(
     weights: str | None,
     kind: str,
     fixed: list[str] | None,
-    starts: int,
+    starts: int | None,
     json_path: str | None,
     plot: Path | None,
     seed: int,
@@ -103,7 +105,7 @@ def _fitted(
     weights: str | None,
     kind: str,
     fixed: list[str],
-    starts: int,
+    starts: int | None,
     seed: int,
     show_progress: bool,
 ) -> Fit:

@@ -70,13 +70,14 @@ def best_start(
     if q.batch_shape or data is None or not _serves(q, data, family):
         return None
     found: list[MixtureStart] = []
-    for number in range(settings.starts):
+    starts = settings.starts or 1
+    for number in range(starts):
         start = {name: leaf.value for name, leaf in family.free.items()}
         if number:
             start = _random_start(q, data, family, settings.generator)
         found.append(_run(family, data, start))
         if update:
-            update(number + 1, settings.starts)
+            update(number + 1, starts)
     good = [each for each in found if bool(each.history[-1].isfinite())]
     if not good:
         raise invalid_value(

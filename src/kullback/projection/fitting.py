@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -37,15 +39,18 @@ from kullback.projection.em import best_start
 from kullback.projection.found import Found, Settings, as_found, value_and_gradient
 from kullback.projection.modules import fit_module
 from kullback.projection.objective import DivergenceObjective, ElboObjective, LikelihoodObjective, Objective
-from kullback.projection.optimize import minimize
+from kullback.projection.optimize import Minimum, lower_of, minimize
 from kullback.projection.parameters import Family, has_numbers, read_family
 from kullback.projection.result import Fit, FitError
+from kullback.projection.starts import other_starts
 from kullback.projection.stochastic import fit_by_draws
 from kullback.representations import Logits, LogProbs, Probs, Representation
 from kullback.samples import Samples
 
 __all__ = ["METHODS", "fit"]
 
+# Of starts near components, those are left out whose value is this much above an end's, relative to 1 + its size.
+_FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
 
@@ -56,7 +61,7 @@ def fit(
     kind: Divergence | str | None = None,
     fixed: Sequence[str] = (),
     method: str = "auto",
-    starts: int = 1,
+    starts: int | None = None,
     tol: float = 1e-10,
     max_iterations: int = 1_000,
     draws: int = 256,
@@ -68,6 +73,7 @@ def fit(
     .. math:: \min_\theta KL(P \| Q_\theta) \quad \text{or} \quad \min_\theta KL(Q_\theta \| P)
 
     `KL()`, from the target to the fit, covers all of the target; `ReverseKL()` seeks a mode of it. Computed in float64.
+    Where the divergence has several minima, the result is the lowest that the starts lead to.
 
     Arguments:
         q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
@@ -82,7 +88,8 @@ def fit(
             ``("component_distribution.scale",)`` in full.
         method: ``"auto"`` takes the most exact there is of ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``
             and ``"quasi_newton"``; ``"stochastic"`` draws at random, and is the one for what has no other.
-        starts: how many starts EM takes for each mixture: the given one, and others at random; the best is kept.
+        starts: how many starts are taken at most; the best end is kept. The first is yours. EM takes the others at
+            random, and none if this is left out. Other fits to a mixture start near each component, eight at most.
         tol: how far the value may be above the nearest minimum, relative to 1 + its size; for ``"stochastic"``, whose
             gradient may otherwise be 0 within its standard error, 1e-6 at least.
         max_iterations: how many steps may be taken.
@@ -155,7 +162,7 @@ def _settings(
             instead="method='auto', which takes the most exact one",
         )
     for name, number, least in (
-        ("starts", starts, 1),
+        ("starts", 1 if starts is None else starts, 1),
         ("tol", tol, 1e-16),
         ("max_iterations", max_iterations, 1),
         ("draws", draws, 4),
@@ -172,7 +179,13 @@ def _settings(
     check_generator("fit", generator)
     check_flag("fit", "show_progress", show_progress)
     return Settings(
-        method, int(starts), float(tol), int(max_iterations), int(draws), generator, show_progress
+        method,
+        None if starts is None else int(starts),
+        float(tol),
+        int(max_iterations),
+        int(draws),
+        generator,
+        show_progress,
     )
 
 
@@ -311,6 +324,8 @@ def _fitted(
     settings: Settings,
 ) -> Found:
     method = settings.method
+    count = None if settings.starts is None else settings.starts - 1
+    starts = itertools.islice(other_starts(q, target, family, fixed), count)
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
     if behaves_as(kind, KL) and method in ("auto", by_formula):
         distribution = nearest(q, target, family, fixed)
@@ -330,9 +345,9 @@ def _fitted(
                 raise
             before = None
         if before is not None:
-            return _by_quasi_newton(q, before, objective, family, settings)
+            return _from_the_best(q, before, objective, family, settings, starts)
     if method in ("auto", "stochastic"):
-        return fit_by_draws(q, objective, family, settings)
+        return _by_draws(q, objective, family, settings, starts)
     raise NoRuleError(
         explain(
             "fit",
@@ -393,14 +408,64 @@ def _by_quasi_newton(
 ) -> Found:
     if values is None:
         _check_finite(before.value, q, objective)
+    found = _minimized(objective, family, settings, family.start(values))
+    return _ended(q, before, objective, family, settings, found)
+
+
+def _from_the_best(
+    q: Distribution,
+    before: Estimate,
+    objective: Objective,
+    family: Family,
+    settings: Settings,
+    others: Iterable[Tensor],
+) -> Found:
+    """Take quasi-Newton steps from the given start and from others; return the lowest end of each element."""
+    _check_finite(before.value, q, objective)
+    found = _minimized(objective, family, settings, family.start())
+    for start in others:
+        value = objective.try_measure(family.at(start)).value.detach().reshape(-1)
+        near = value < found.value + _FAR_ABOVE * (1 + found.value.abs())
+        if bool(value.isfinite().all() & near.any()):
+            found = lower_of(found, _minimized(objective, family, settings, start), settings.tol)
+    result = _ended(q, before, objective, family, settings, found)
+    return result._replace(history=torch.cat([before.value.detach()[None], result.history[1:]]))
+
+
+def _by_draws(
+    q: Distribution, objective: Objective, family: Family, settings: Settings, others: Iterable[Tensor]
+) -> Found:
+    """Take stochastic steps from the given start and, but for batches, from others; return the lowest end."""
+    found = fit_by_draws(q, objective, family, settings)
+    for start in others if found.after.value.numel() == 1 else ():
+        values = family.values(start)
+        near = replace(family, free={name: x._replace(value=values[name]) for name, x in family.free.items()})
+        other = fit_by_draws(q, objective, near, settings)
+        error = other.after.standard_error
+        if float(other.after.value) < float(found.after.value) - 4 * (0.0 if error is None else float(error)):
+            found = other
+    return found
+
+
+def _minimized(objective: Objective, family: Family, settings: Settings, start: Tensor) -> Minimum:
     with progress_bar("steps", show=settings.show_progress) as update:
-        found = minimize(
+        return minimize(
             value_and_gradient(lambda u: objective.try_measure(family.at(u)).value.reshape(-1)),
-            family.start(values),
+            start,
             tol=settings.tol,
             max_iterations=settings.max_iterations,
             update=update,
         )
+
+
+def _ended(
+    q: Distribution,
+    before: Estimate,
+    objective: Objective,
+    family: Family,
+    settings: Settings,
+    found: Minimum,
+) -> Found:
     with torch.no_grad():
         fitted = family.finished(family.values(found.u))
         after = objective.try_measure(upcast_copy(fitted))

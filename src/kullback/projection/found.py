@@ -18,7 +18,7 @@ class Settings(NamedTuple):
     """The options of a fit."""
 
     method: str
-    starts: int
+    starts: int | None
     tol: float
     max_iterations: int
     draws: int

@@ -46,6 +46,22 @@ class Minimum(NamedTuple):
     history: list[Tensor]
 
 
+def lower_of(first: Minimum, other: Minimum, tol: float) -> Minimum:
+    """Return the lower end of each element: the other one where it converged and is lower by more than `tol`."""
+    better = other.converged & (other.value < first.value - tol * (1 + first.value.abs()))
+    steps = max(len(first.history), len(other.history))
+    padded = [[*x.history, *[x.history[-1]] * (steps - len(x.history))] for x in (first, other)]
+    history = [torch.where(better, y, x) for x, y in zip(*padded, strict=True)]
+    u, gradient = (
+        torch.where(better[:, None], y, x) for x, y in ((first.u, other.u), (first.gradient, other.gradient))
+    )
+    value, above, converged, iterations = (
+        torch.where(better, getattr(other, name), getattr(first, name))
+        for name in ("value", "above", "converged", "iterations")
+    )
+    return Minimum(u, value, gradient, above, converged, iterations, history)
+
+
 def minimize(
     function: Function,
     u: Tensor,

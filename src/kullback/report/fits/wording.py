@@ -41,7 +41,7 @@ def rows(fit: Fit) -> list[tuple[str, str]]:
         ("method", fit.method.replace("_", " ")),
         ("converged", f"{int(fit.converged.sum())} of {fit.converged.numel()}"),
         ("iterations", _range(fit.iterations)),
-        ("above the minimum", f"about {_range(fit.above)}{unit(fit)}"),
+        ("above the nearest minimum", f"about {_range(fit.above)}{unit(fit)}"),
         ("time", f"{fit.seconds:.2g} s"),
     ]
     return [*found, *parameters(fit.distribution)]
