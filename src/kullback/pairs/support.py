@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -18,15 +19,24 @@ from torch.distributions import (
 from kullback.errors import invalid_value
 from kullback.generators.growth import End, Growth
 from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import Density, Tail, TailOrder
+from kullback.pairs.densities.base import Density, Tail
 
-__all__ = ["check_comparable", "is_divergence_infinite", "is_infinite", "is_plain", "tail_margins"]
+__all__ = [
+    "check_comparable",
+    "is_divergence_finite",
+    "is_divergence_infinite",
+    "is_infinite",
+    "is_plain",
+    "tail_margins",
+]
 
 
 # Pairs of types that were found to be comparable, as their parameters change nothing of that.
 _OF_ONE_KIND: set[tuple[type, type]] = set()
 # Terms that grow by at least this power of log(p / q) are infinite wherever those of KL are.
 _NO_LESS_THAN_KL = 0.95
+# Coefficients of tails that differ by less are taken to be equal.
+_ROUNDING = 1e-12
 _WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 # Sets of events whose densities are by measures of their own, and what to call them.
 _SURFACES: dict[type, str] = {
@@ -117,19 +127,18 @@ def _space(d: Distribution) -> str:
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Tell for which elements of the batch KL is +inf for certain; None where it never is."""
-    tests = [
+    return _any(
         _reaches_out(p.low(), q.low(), below=True),
         _reaches_out(p.high(), q.high(), below=False),
-        _diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_order()),
-        _diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_order()),
-    ]
+        _diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail()),
+        _diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail()),
+    )
+
+
+def _any(*tests: Tensor | None) -> Tensor | None:
+    """Tell where one of the tests holds; None where none ever does."""
     found = [test for test in tests if test is not None]
-    if not found:
-        return None
-    result = found[0]
-    for test in found[1:]:
-        result = result | test
-    return result
+    return functools.reduce(torch.logical_or, found) if found else None
 
 
 def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
@@ -138,20 +147,25 @@ def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
     Infinite where the tail is no power, or -log q of no power; None where that is so for all.
     """
     return (
-        _margin(p.low(), q.low(), p.lower_tail(), q.lower_order()),
-        _margin(p.high(), q.high(), p.upper_tail(), q.upper_order()),
+        _margin(p.low(), q.low(), p.lower_tail(), q.lower_tail()),
+        _margin(p.high(), q.high(), p.upper_tail(), q.upper_tail()),
     )
 
 
-def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: TailOrder) -> Tensor | None:
-    is_heavy = isinstance(tail.power, Tensor) or tail.power < torch.inf
-    if not (is_heavy and (isinstance(order.power, Tensor) or order.power > 0)):
+def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
+    if not (_may_be(tail.level, 1.0) and _may_be(other.level, 0.0)):
         return None
     both = _same_end(end_p, end_q)
     if both is None:
         return None
-    margin = tensor_of(tail.power - order.power, torch.float64)
-    return torch.where(both & tensor_of(order.power > 0), margin, torch.inf)
+    is_power = tensor_of(
+        (tensor_of(tail.level) == 1) & (tensor_of(tail.power) == 1) & (tensor_of(other.level) == 0)
+    )
+    return torch.where(both & is_power, tensor_of(tail.coefficient - other.power, torch.float64), torch.inf)
+
+
+def _may_be(x: Tensor | float, value: float) -> bool:
+    return isinstance(x, Tensor) or x == value
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
@@ -163,14 +177,12 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
     return end_p < end_q if below else end_p > end_q
 
 
-def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, order: TailOrder) -> Tensor | None:
+def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
     """Tell where both supports end at the same place and E_P[-log q] diverges there."""
-    is_heavy, has_rate = (isinstance(x, Tensor) or x < torch.inf for x in tail)
-    is_power, is_super_exponential = (isinstance(x, Tensor) or x > 0 for x in order)
-    if not ((is_heavy and (is_power or is_super_exponential)) or (has_rate and is_super_exponential)):
+    if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     both = _same_end(end_p, end_q)
-    return None if both is None else _diverges(tail, order) & both
+    return None if both is None else _diverges(tail, other) & both
 
 
 def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
@@ -183,21 +195,18 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
     return end_p == end_q
 
 
-def _diverges(tail: Tail, order: TailOrder) -> Tensor:
-    """Tell where the mean of -log q over P's tail is infinite."""
-    power, rate, order_power, order_rate = (tensor_of(x, torch.float64) for x in (*tail, *order))
-    of_power = (order_power >= power) | (order_rate > 0)
-    return torch.where(power < torch.inf, of_power, (order_rate > 0) & (order_rate >= rate))
+def _diverges(tail: Tail, other: Tail) -> Tensor:
+    """Tell where the mean of -log q over P's tail is infinite: where it outgrows 1 / P's mass beyond."""
+    level, power, coefficient, level_q, power_q, _ = (tensor_of(x, torch.float64) for x in (*tail, *other))
+    of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
+    return torch.where(
+        power == 1, of_power, torch.where(power < 1, level_q <= level - 1, level_q <= level - 2)
+    )
 
 
 def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:
     """Tell for which elements of the batch a divergence is +inf for certain; None where it never is."""
-    tests = [
-        _is_infinite_as(p, q, growth.far),
-        _is_infinite_as(q, p, growth.near),
-    ]
-    found = [test for test in tests if test is not None]
-    return torch.stack(torch.broadcast_tensors(*found)).any(0) if found else None
+    return _any(_is_infinite_as(p, q, growth.far), _is_infinite_as(q, p, growth.near))
 
 
 def _is_infinite_as(p: Density, q: Density, end: End) -> Tensor | None:
@@ -208,9 +217,7 @@ def _is_infinite_as(p: Density, q: Density, end: End) -> Tensor | None:
         return is_power_infinite(p, q, 1 + end.rate)
     if end.rate == 0 and end.power > _NO_LESS_THAN_KL:
         return is_infinite(p, q)
-    outside = [_reaches_out(p.low(), q.low(), below=True), _reaches_out(p.high(), q.high(), below=False)]
-    found = [test for test in outside if test is not None]
-    return torch.stack(torch.broadcast_tensors(*found)).any(0) if found else None
+    return _any(_reaches_out(p.low(), q.low(), below=True), _reaches_out(p.high(), q.high(), below=False))
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
@@ -219,43 +226,62 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
         return None
     if alpha < 0:
         return is_power_infinite(q, p, 1 - alpha)
-    tests = [
+    return _any(
         _reaches_out(p.low(), q.low(), below=True),
         _reaches_out(p.high(), q.high(), below=False),
-        _power_diverges_at(
-            (p.low(), p.lower_tail(), p.lower_order()), (q.low(), q.lower_tail(), q.lower_order()), alpha
-        ),
-        _power_diverges_at(
-            (p.high(), p.upper_tail(), p.upper_order()), (q.high(), q.upper_tail(), q.upper_order()), alpha
-        ),
-    ]
-    found = [test for test in tests if test is not None]
-    return torch.stack(torch.broadcast_tensors(*found)).any(0) if found else None
-
-
-_End = tuple[Tensor | None, Tail, TailOrder]
-
-
-def _power_diverges_at(p: _End, q: _End, alpha: float) -> Tensor:
-    """Tell where the integral of p^alpha q^(1 - alpha), of an order above 1, diverges next to an end of P."""
-    power, rate, order_p, order_rate_p, power_q, rate_q, order_q, order_rate_q = (
-        tensor_of(x, torch.float64) for x in (*p[1], *p[2], *q[1], *q[2])
+        _power_diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail(), alpha),
+        _power_diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail(), alpha),
     )
-    heavy, heavy_q = power < torch.inf, power_q < torch.inf
-    has_rate, has_rate_q = rate < torch.inf, rate_q < torch.inf
-    faster = ~heavy_q & (
-        has_rate_q | (order_q > 0) | (order_rate_q > 0)
-    )  # q falls, for certain, as no power does
-    of_powers = (power_q > 0) & (alpha * power <= (alpha - 1) * torch.where(heavy_q, power_q, 0))
-    of_rates = alpha * rate < (alpha - 1) * torch.where(has_rate_q, rate_q, 0)
-    of_rates = torch.where(has_rate_q, of_rates, (order_q > 1) | (order_rate_q > 0))
-    of_orders = (order_p > 0) & ~(order_rate_p > 0) & ((order_q > order_p) | (order_rate_q > 0))
-    light = ~heavy_q & torch.where(has_rate, of_rates, of_orders)
-    at_both = torch.where(heavy, torch.where(heavy_q, of_powers, faster), light)
-    end = p[0]
-    together = _same_end(end, q[0])
-    together = torch.zeros((), dtype=torch.bool, device="cpu") if together is None else together
-    diverges = at_both & together
-    if end is not None:  # inside Q's support q is some positive number at that end
-        diverges = diverges | (end.isfinite() & ~together & heavy & (alpha * power <= alpha - 1))
-    return diverges
+
+
+def _power_diverges_at(
+    end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail, alpha: float
+) -> Tensor | None:
+    """Tell where the integral of p^alpha q^(1 - alpha), of an order above 1, diverges next to an end of P."""
+    together = _same_end(end_p, end_q)
+    diverges = None if together is None else _outgrows(tail, other, alpha) & together
+    if end_p is None:
+        return diverges
+    inside = end_p.isfinite() if together is None else end_p.isfinite() & ~together
+    return _any(
+        diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha)
+    )  # where q is some positive number
+
+
+def _outgrows(tail: Tail, other: Tail, alpha: float) -> Tensor:
+    """Tell where (alpha - 1) times -log of Q's mass beyond outgrows alpha times that of P's."""
+    level, power = (tensor_of(x, torch.float64) for x in tail[:2])
+    tie = (level >= 1) & (power == 1)  # the integrand stays as it is; at other ties what is left out decides
+    larger, smaller = (alpha - 1) * tensor_of(other.coefficient), alpha * tensor_of(tail.coefficient)
+    same = (level == other.level) & (power == other.power)
+    return (_order(tail, other, alpha) < 0) | (tie & same & (larger == smaller))
+
+
+def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
+    """Return the sign of alpha times P's -log minus (alpha - 1) times Q's, far out; 0 where it is not known."""
+    level, power, coefficient, level_q, power_q, coefficient_q = (
+        tensor_of(x, torch.float64) for x in (*tail, *other)
+    )
+    least = alpha * coefficient - (alpha - 1) * coefficient_q
+    least = torch.where(least.abs() > _ROUNDING * alpha * coefficient.abs(), least, 0)
+    sign = torch.where(
+        level != level_q, level_q - level, torch.where(power != power_q, power - power_q, least)
+    )
+    return torch.where(level.isnan() | level_q.isnan(), 0, sign.sign().nan_to_num(nan=0.0))
+
+
+def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
+    """Tell where the terms of a divergence, which grow as powers, have a finite sum for certain at both ends."""
+    result = torch.tensor(p.is_splittable() and q.is_splittable(), device="cpu")
+    for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
+        if end.limit < math.inf:
+            continue
+        for end_p, end_q, tail, other in (
+            (first.low(), second.low(), first.lower_tail(), second.lower_tail()),
+            (first.high(), second.high(), first.upper_tail(), second.upper_tail()),
+        ):
+            together = _same_end(end_p, end_q)
+            if together is None or not 0 < end.rate < math.inf:
+                return torch.zeros_like(result)
+            result = result & together & (_order(tail, other, 1 + end.rate) > 0)
+    return result

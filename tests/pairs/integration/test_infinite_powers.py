@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.distributions import (
+    Beta,
     Cauchy,
     Distribution,
     Exponential,
@@ -18,11 +19,13 @@ from torch.distributions import (
     HalfCauchy,
     HalfNormal,
     InverseGamma,
+    Kumaraswamy,
     Laplace,
     LogNormal,
     Normal,
     StudentT,
     TransformedDistribution,
+    Uniform,
     Weibull,
 )
 from torch.distributions.transforms import (
@@ -30,12 +33,16 @@ from torch.distributions.transforms import (
     ExpTransform,
     PowerTransform,
     SigmoidTransform,
+    SoftplusTransform,
     TanhTransform,
     Transform,
 )
 
-from kullback import Alpha, ChiSquared, Divergence, Renyi, divergence
+from kullback import KL, Alpha, ChiSquared, Divergence, Jeffreys, Renyi, ReverseKL, divergence
 from kullback.errors import ConvergenceError
+from kullback.generators.growth import growth_of
+from kullback.pairs.densities.base import density_of
+from kullback.pairs.support import is_divergence_infinite
 
 
 def number(x: float) -> torch.Tensor:
@@ -133,27 +140,124 @@ MAPS_OF_REAL: list[list[Transform]] = [
     [AffineTransform(0.0, 0.1), ExpTransform()],
     [SigmoidTransform()],
     [TanhTransform()],
+    [SoftplusTransform()],
 ]
 MAPS_OF_POSITIVE: list[list[Transform]] = [
     [PowerTransform(number(-1.0))],
     [ExpTransform().inv],
     [PowerTransform(number(0.5))],
     [PowerTransform(number(2.0))],
+    [AffineTransform(0.0, 0.05), ExpTransform()],
+    [ExpTransform().inv, SigmoidTransform()],
 ]
+UNIT: list[Make] = [
+    lambda r: Beta(number(r.choice([0.5, 1.0, 3.5])), r.choice([0.4, 1.0, 4.0])),
+    lambda r: Kumaraswamy(number(r.choice([0.5, 2.0, 3.5])), r.choice([0.4, 1.7])),
+    lambda r: Uniform(number(0.0), 1.0),
+    lambda r: TransformedDistribution(Normal(number(r.uniform(-1, 1)), 1.0), SigmoidTransform()),
+]
+MAPS_OF_UNIT: list[list[Transform]] = [
+    [SigmoidTransform().inv],
+    [ExpTransform().inv],
+    [AffineTransform(2.0, -3.0)],
+    [PowerTransform(number(-1.0))],
+    [ExpTransform()],
+]
+EVERYWHERE = (REAL, MAPS_OF_REAL), (POSITIVE, MAPS_OF_POSITIVE), (UNIT, MAPS_OF_UNIT)
+# After a map of Q alone, which so is not the map of P for whoever compares them, though it makes the same variable.
+BACK_AND_FORTH = [AffineTransform(0.0, 2.0), AffineTransform(0.0, 0.5)]
+
+
+@pytest.mark.parametrize("domain", range(3))
+def test_what_is_known_of_tails_is_the_same_after_every_map(domain: int) -> None:
+    rng = random.Random(domain)  # noqa: S311
+    families, maps = EVERYWHERE[domain]
+    answers: list[bool] = []
+    for _ in range(60):
+        p, q = rng.choice(families)(rng), rng.choice(families)(rng)
+        kind = rng.choice([KL(), ReverseKL(), Jeffreys(), ChiSquared(), Alpha(1.05), Alpha(3.0), Alpha(-0.7)])
+        expected = is_known_to_be_infinite(p, q, kind)
+        for steps in maps:
+            mapped = TransformedDistribution(p, steps), TransformedDistribution(q, steps)
+            assert is_known_to_be_infinite(*mapped, kind) == expected, (p, q, kind, steps)
+        answers.append(expected)
+    assert any(answers)
+    assert not all(answers)
+
+
+def is_known_to_be_infinite(p: Distribution, q: Distribution, kind: Divergence) -> bool:
+    of_p, of_q = density_of(p), density_of(q)
+    assert of_p is not None
+    assert of_q is not None
+    infinite = is_divergence_infinite(of_p, of_q, growth_of(kind))
+    return infinite is not None and bool(infinite)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "kind", "steps", "expected"),
+    [  # the first and the last by mpmath, of the variables without the map
+        (
+            StudentT(number(3.5), -0.221),
+            Cauchy(number(0.283), 0.865),
+            KL(),
+            SigmoidTransform(),
+            0.1932575998807,
+        ),
+        (Cauchy(number(0.3), 1.0), Gumbel(number(0.0), 1.0), ChiSquared(), SigmoidTransform(), math.inf),
+        (Gumbel(number(0.0), 1.0), Cauchy(number(0.3), 1.0), Alpha(-0.7), TanhTransform(), math.inf),
+        (Gumbel(number(0.0), 1.0), Cauchy(number(0.3), 1.0), ChiSquared(), TanhTransform(), None),
+        (Weibull(number(0.7), 1.9), HalfNormal(number(0.622)), Alpha(1.05), ExpTransform(), math.inf),
+        (
+            InverseGamma(number(1.852), 0.752),
+            Weibull(number(1.0), 0.6),
+            KL(),
+            ExpTransform(),
+            0.4831674504480,
+        ),
+    ],
+)
+def test_tails_that_are_no_powers_after_a_map(
+    p: Distribution, q: Distribution, kind: Divergence, steps: Transform, expected: float | None
+) -> None:
+    expected = divergence(p, q, kind).item() if expected is None else expected
+    for last in ([], BACK_AND_FORTH):
+        mapped = TransformedDistribution(p, steps), TransformedDistribution(q, [steps, *last])
+        assert divergence(*mapped, kind).item() == pytest.approx(expected, rel=1e-7)
+    shared = (
+        [AffineTransform(0.0, 1.5), steps],
+        [AffineTransform(0.5, 1.5), AffineTransform(-0.5, 1.0), steps],
+    )
+    mapped = TransformedDistribution(p, shared[0]), TransformedDistribution(q, shared[1])
+    assert divergence(*mapped, kind).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_shared_map_keeps_the_derivatives_of_its_own_parameters() -> None:
+    scale = number(0.7).requires_grad_()
+    steps: tuple[list[Transform], ...] = (
+        [AffineTransform(0.0, scale), ExpTransform()],
+        [AffineTransform(0.2, scale), ExpTransform()],
+    )
+    p, q = (TransformedDistribution(Gumbel(number(0.0), 1.0), maps) for maps in steps)
+    (found,) = torch.autograd.grad(divergence(p, q, ChiSquared()), scale)
+    values = [
+        divergence(Gumbel(number(0.0), number(s)), Gumbel(number(0.2), number(s)), ChiSquared()).item()
+        for s in (0.7 + 1e-5, 0.7 - 1e-5)
+    ]
+    assert found.item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_map_of_both_changes_nothing(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311
-    families, maps = rng.choice([(REAL, MAPS_OF_REAL), (POSITIVE, MAPS_OF_POSITIVE)])
+    families, maps = rng.choice(EVERYWHERE)
     p, q = rng.choice(families)(rng), rng.choice(families)(rng)
-    kind = rng.choice([ChiSquared(), Renyi(1.3), Renyi(5.0), Alpha(3.0), Alpha(-0.7)])
+    kind = rng.choice([KL(), ChiSquared(), Renyi(1.3), Renyi(5.0), Alpha(3.0), Alpha(-0.7)])
     try:
         expected = divergence(p, q, kind).item()
     except ConvergenceError:
         expected = None
-    for steps in maps:
-        mapped = TransformedDistribution(p, steps), TransformedDistribution(q, steps)
+    for steps in rng.sample(maps, 3):
+        mapped = TransformedDistribution(p, steps), TransformedDistribution(q, [*steps, *BACK_AND_FORTH])
         if expected is None:
             with pytest.raises(ConvergenceError):
                 divergence(*mapped, kind)

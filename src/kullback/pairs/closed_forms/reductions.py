@@ -21,7 +21,8 @@ from torch.nn.functional import logsigmoid
 from kullback.estimate import Estimate
 from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.numerics.parameters import dtype_of, given_logits
+from kullback.pairs.densities.image import steps_of
+from kullback.pairs.numerics.parameters import dtype_of, given_logits, is_tracked
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.special import safe_logsumexp
@@ -56,10 +57,30 @@ def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return that of the base distributions if the transforms are equal and bijective: they change no divergence."""
-    if not _same(p.transforms, q.transforms) or not all(step.bijective for step in p.transforms):
+    """Return that of what equal and bijective transforms are applied to, the last ones or all: they change nothing."""
+    if _same(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
+        return kl(p.base_dist, q.base_dist)
+    if type(p) is not TransformedDistribution or type(q) is not TransformedDistribution:
         return None
-    return kl(p.base_dist, q.base_dist)
+    steps = steps_of(p.transforms), steps_of(q.transforms)
+    count = 0
+    for pair in zip(*map(reversed, steps), strict=False):
+        if not (_same(*pair) and _is_fixed_map(pair[0])):
+            break
+        count += 1
+    if not count or any(step.domain.event_dim or step.codomain.event_dim for each in steps for step in each):
+        return None
+    rest = [each[: len(each) - count] for each in steps]
+    bases = (
+        TransformedDistribution(d.base_dist, maps, validate_args=False) if maps else d.base_dist
+        for d, maps in zip((p, q), rest, strict=True)
+    )
+    return kl(*bases)
+
+
+def _is_fixed_map(step: Transform) -> bool:
+    """Tell whether a map of numbers is one to one and has no parameter with a derivative of its own."""
+    return step.bijective and not any(isinstance(x, Tensor) and is_tracked(x) for x in vars(step).values())
 
 
 def _same(a: object, b: object) -> bool:

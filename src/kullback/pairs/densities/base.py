@@ -6,6 +6,7 @@ end a number alone is not enough, as most of the mass of Beta(0.01, 0.01) lies c
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -16,11 +17,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
+from kullback.numeric import tensor_of
 from kullback.pairs.overrides import overrides_density
 
 __all__ = [
     "Coordinate",
-    "TailOrder",
     "Density",
     "Points",
     "Tail",
@@ -153,20 +154,34 @@ class Coordinate:
 
 
 class Tail(NamedTuple):
-    """How P's mass beyond u falls at an end, where u is |x| at infinity and 1 / distance at a finite end.
+    """How -log of the mass beyond u grows at an end, where u is |x| at infinity and 1 / distance at a finite end.
 
-    As u^-power; where that is infinite, as e^(-rate u), or faster than any of those where both are infinite.
+    As coefficient y^power, where y is the logarithm of u taken so many times as the level: u itself at level 0, log u
+    at 1, e^u at -1. Tails u^-a have level 1, tails e^(-a u) level 0. A map of x changes the level, no more, so that two
+    tails compare alike in every variable. NaN is what is not known.
     """
 
-    power: Tensor | float = torch.inf
-    rate: Tensor | float = torch.inf
+    level: Tensor | float = math.nan
+    power: Tensor | float = 1.0
+    coefficient: Tensor | float = math.nan
 
+    @classmethod
+    def of_power(cls, power: Tensor | float) -> Tail:
+        """Return the tail u^-power."""
+        return cls(1.0, 1.0, power)
 
-class TailOrder(NamedTuple):
-    """The order of -log q at an end, in the u of `Tail`: u^power, or e^(rate u) where the rate is positive."""
+    def in_unit(self, unit: Tensor | float) -> Tail:
+        """Return the tail in terms of u / unit."""
+        level, power, coefficient, unit = (tensor_of(x, torch.float64) for x in (*self, unit))
+        changed = torch.where(level == 0, coefficient * unit**power, coefficient)
+        changed = torch.where((level < -1) & (unit != 1), torch.nan, changed)
+        return Tail(level, torch.where(level == -1, power * unit, power), changed)
 
-    power: Tensor | float = 0.0
-    rate: Tensor | float = 0.0
+    def shifted(self, by: Tensor) -> Tail:
+        """Return the tail in terms of u - by."""
+        level, power, coefficient = (tensor_of(x, torch.float64) for x in self)
+        moved = torch.where(level == -1, coefficient * torch.exp(power * by), coefficient)
+        return Tail(level, power, torch.where((level < -1) & (by != 0), torch.nan, moved))
 
 
 @dataclass(frozen=True)
@@ -233,14 +248,6 @@ class Density(ABC):
     def upper_tail(self) -> Tail:
         """Return how the mass falls towards the upper end."""
         return Tail()
-
-    def lower_order(self) -> TailOrder:
-        """Return the order of -log density towards the lower end."""
-        return TailOrder()
-
-    def upper_order(self) -> TailOrder:
-        """Return the order of -log density towards the upper end."""
-        return TailOrder()
 
 
 def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:

@@ -6,6 +6,7 @@ quadrature checks that its mass is met.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torch.distributions import Distribution, VonMises
 
 from kullback.numeric import tensor_of, upcast
 from kullback.pairs.clone import detached
-from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, TailOrder, register_density
+from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, register_density
 from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
 
@@ -28,8 +29,8 @@ UNDERFLOWED = -746.0
 
 _DRAWS = 257
 # The log-distances from the middle at which tails are read, in units of its width, and from a finite end.
-_FAR = (20 * math.log(10.0), 40 * math.log(10.0))
-_NEAR = (-5 * math.log(10.0), -10 * math.log(10.0))
+_FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
+_NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
 # How far out, in logarithms, the density itself is asked: as far as it can say, which in float32 is less.
 _REACHES = (200.0, 40.0)
 # How near to an end other than 0, relative to it.
@@ -52,10 +53,6 @@ class _Edge(NamedTuple):
 
     def at(self, log_u: Tensor) -> Tensor:
         return self.middle + self.sign * torch.exp(log_u)
-
-
-# The fields of `Tail` and of `TailOrder` at one end.
-_Ends = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Quartiles(NamedTuple):
@@ -174,16 +171,10 @@ class BlackBoxDensity(Density):
         return self._changed(middle), self._changed(width)
 
     def lower_tail(self) -> Tail:
-        return Tail(*map(self._changed, self._read(-1)[0]))
+        return Tail(*map(self._changed, self._read(-1)))
 
     def upper_tail(self) -> Tail:
-        return Tail(*map(self._changed, self._read(1)[0]))
-
-    def lower_order(self) -> TailOrder:
-        return TailOrder(*map(self._changed, self._read(-1)[1]))
-
-    def upper_order(self) -> TailOrder:
-        return TailOrder(*map(self._changed, self._read(1)[1]))
+        return Tail(*map(self._changed, self._read(1)))
 
     def _changed(self, x: Tensor) -> Tensor:
         for change in self.changes:
@@ -196,8 +187,8 @@ class BlackBoxDensity(Density):
             end = end.detach()
         return end if end is None or not end.ndim else self._changed(end)
 
-    def _read(self, side: int) -> _Ends:
-        """Return the tail and the order towards one end, as fields of `Tail` and `TailOrder`."""
+    def _read(self, side: int) -> list[Tensor]:
+        """Return the fields of the tail towards one end."""
         with torch.no_grad():
             end = _end_of(self.distribution, "lower_bound" if side < 0 else "upper_bound")
             _, middle, _, width = self.quartiles
@@ -208,36 +199,25 @@ class BlackBoxDensity(Density):
             found = (
                 self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
             )
-            return (
-                tuple(x.expand(self.distribution.batch_shape) for x in found[0]),
-                tuple(x.expand(self.distribution.batch_shape) for x in found[1]),
-            )  # pyright: ignore[reportReturnType]
+            return [tensor_of(x).expand(self.distribution.batch_shape) for x in found]
 
     def _is_half_line(self) -> bool:
         ends = [_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound")]
         return (ends[0] is None) != (ends[1] is None)
 
-    def _read_at_infinity(self, side: int, scale: Tensor) -> _Ends:
-        near, far = (self._log_prob(side * scale * math.exp(log_u)) for log_u in _FAR)
-        fall = (near - far) / (_FAR[1] - _FAR[0])
-        rate = (near - self._log_prob(2 * side * scale * math.exp(_FAR[0]))) / (scale * math.exp(_FAR[0]))
-        tail = _tail(
-            fall < _STEEPEST, fall - 1, torch.where(rate > 0, rate.nan_to_num(nan=torch.inf), torch.inf)
-        )
-        order = (torch.log(far / near) / (_FAR[1] - _FAR[0])).round(decimals=_DIGITS)
-        order = torch.where(fall < _STEEPEST, 0.0, order), torch.zeros_like(fall)
-        return _instead(near == -torch.inf, self._read_closer(side * scale, 2.0), (tail, order))
+    def _read_at_infinity(self, side: int, scale: Tensor) -> Tail:
+        logs = [self._log_prob(side * scale * math.exp(log_u)) for log_u in _FAR]
+        rate = (logs[0] - self._log_prob(2 * side * scale * math.exp(_FAR[0]))) / (scale * math.exp(_FAR[0]))
+        read = _tail(logs, _FAR, -1, torch.where(rate > 0, rate, torch.nan), _STEEPEST, _DIGITS)
+        return _instead(logs[0] == -torch.inf, self._read_closer(side * scale, 2.0), read)
 
-    def _read_at_end(self, side: int, end: Tensor, scale: Tensor) -> _Ends:
+    def _read_at_end(self, side: int, end: Tensor, scale: Tensor) -> Tail:
         unit = torch.where(end == 0, scale.clamp(max=1.0), end.abs().clamp(min=1e-300))
-        near, far = (self._log_prob(end - side * unit * math.exp(log_distance)) for log_distance in _NEAR)
-        fall = (near - far) / (_NEAR[0] - _NEAR[1])
-        tail = _tail(fall < 100, fall + 1, torch.full_like(fall, torch.inf), digits=4)
-        order = (torch.log(far / near) / (_NEAR[0] - _NEAR[1])).round(decimals=4)
-        order = torch.where(fall < 100, 0.0, order), torch.zeros_like(fall)
-        return _instead(far == -torch.inf, self._read_closer(-side * unit, 0.5, end), (tail, order))
+        logs = [self._log_prob(end - side * unit * math.exp(-log_u)) for log_u in _NEAR]
+        read = _tail(logs, _NEAR, 1, torch.full_like(logs[0], torch.nan), 100, 4)
+        return _instead(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, end), read)
 
-    def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> _Ends:
+    def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
         """Read a tail where the density is soon 0 in float64: from the last points at which it is not.
 
         -log density is a power of u where its derivative in log-log is constant, and e^u where that doubles with u.
@@ -251,10 +231,10 @@ class BlackBoxDensity(Density):
             torch.log2(a / b).nan_to_num(nan=0.0) for a, b in ((last, before), (before, first))
         )
         super_exponential = power_here > 1.5 * power_before
-        power = torch.where(super_exponential, 0.0, power_here.round(decimals=1))
-        rate = torch.where(power == 1, 2 * (before - last) / u, torch.inf)
-        order_rate = torch.where(super_exponential, 2 * math.log(2) * power_here / u, 0.0)
-        return (torch.full_like(power_here, torch.inf), rate), (power, order_rate)
+        power = power_here.round(decimals=1)
+        rate = torch.where((power == 1) & ~super_exponential, 2 * (before - last) / u, torch.nan)
+        power = torch.where(super_exponential, 2 * math.log(2) * power_here / u, power)
+        return Tail(torch.where(super_exponential, -1.0, 0.0), power, rate)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         low, high = (_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound"))
@@ -264,19 +244,32 @@ class BlackBoxDensity(Density):
         return torch.where(found == UNDERFLOWED, -torch.inf, found)
 
 
-def _instead(where: Tensor, found: _Ends, otherwise: _Ends) -> _Ends:
+def _instead(where: Tensor, read: Tail, otherwise: Tail) -> Tail:
     """Return one reading where it serves, else the other."""
-    tail, order = (
-        tuple(torch.where(where, a, b) for a, b in zip(*pair, strict=True))
-        for pair in zip(found, otherwise, strict=True)
-    )
-    return cast(_Ends, (tail, order))
+    return Tail(*(torch.where(where, a, b) for a, b in zip(read, otherwise, strict=True)))
 
 
-def _tail(is_power: Tensor, power: Tensor, rate: Tensor, digits: int = _DIGITS) -> tuple[Tensor, Tensor]:
-    return (
-        torch.where(is_power, power.round(decimals=digits), torch.inf),
-        torch.where(is_power, 0.0, rate),
+def _tail(
+    logs: list[Tensor], log_u: tuple[float, ...], jacobian: int, rate: Tensor, steepest: float, digits: int
+) -> Tail:
+    """Read a tail from log densities at three distances: of powers of u, of its logarithm, or of neither.
+
+    As log u grows by the same twice, powers of u fall by the same, those of log u by more, about twice their power.
+    """
+    first, last = ((a - b) / (log_u[1] - log_u[0]) for a, b in itertools.pairwise(logs))
+    mean = (first + last) / 2
+    steeper = torch.log(last / first) / math.log((log_u[1] + log_u[2]) / (log_u[0] + log_u[1]))
+    of_log = torch.where(steeper > 0.3, (1 + steeper).round(), 1.0)
+    order = (torch.log(logs[2] / logs[0]) / (log_u[2] - log_u[0])).round(decimals=digits)
+    is_power = mean < steepest
+    return Tail(
+        torch.where(is_power, 1.0, 0.0),
+        torch.where(is_power, of_log, order),
+        torch.where(
+            is_power,
+            torch.where(of_log == 1, (mean + jacobian).round(decimals=digits), torch.nan),
+            torch.where(order == 1, rate, torch.nan),
+        ),
     )
 
 

@@ -75,10 +75,10 @@ class BetaDensity(_Unit):
         )
 
     def lower_tail(self) -> Tail:
-        return Tail(power=self.a)
+        return Tail.of_power(self.a)
 
     def upper_tail(self) -> Tail:
-        return Tail(power=self.b)
+        return Tail.of_power(self.b)
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class KumaraswamyDensity(_Unit):
         return middle.nan_to_num(nan=0.0).clamp(-1e6, 1e6), width
 
     def lower_tail(self) -> Tail:
-        return Tail(power=self.a)
+        return Tail.of_power(self.a)
 
     def upper_tail(self) -> Tail:
-        return Tail(power=self.b)
+        return Tail.of_power(self.b)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class UniformDensity(Density):
         return torch.zeros_like(self.upper), torch.full_like(self.upper, 1.8)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
     upper_tail = lower_tail
 
@@ -164,7 +164,7 @@ class ContinuousBernoulliDensity(_Unit):
         return torch.sign(self.logits) * size, torch.full_like(size, 1.8)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
     upper_tail = lower_tail
 
@@ -185,7 +185,7 @@ class LogitLogisticDensity(_Unit):
         return self.loc, self.scale
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1 / self.scale)
+        return Tail.of_power(1 / self.scale)
 
     upper_tail = lower_tail
 
@@ -216,7 +216,7 @@ class VonMisesDensity(Density):
         return torch.log((math.pi + inside) / (math.pi - inside)), derivative * width
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
     upper_tail = lower_tail
 

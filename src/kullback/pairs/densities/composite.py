@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily
 
+from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import (
     Coordinate,
     Density,
     Points,
     Tail,
-    TailOrder,
     density_of,
     register_density,
 )
@@ -51,9 +51,6 @@ class MixtureDensity(Density):
         """Leave out the components that have no weight."""
         return torch.where(self.log_weights == -torch.inf, otherwise, x)
 
-    def _least(self, x: Tensor | float) -> Tensor | float:
-        return self._of_used(x, torch.inf).amin(-1) if isinstance(x, Tensor) and x.ndim else x
-
     def log_density(self, at: Points) -> Tensor:
         rest = (None if x is None else x.unsqueeze(-1) if x.ndim else x for x in at[1:])
         apart = Points(at.x.unsqueeze(-1), *rest)
@@ -87,16 +84,25 @@ class MixtureDensity(Density):
         return [x for point in (*self.part.nonsmooth_points(), *ends) for x in point.unbind(-1)]
 
     def lower_tail(self) -> Tail:
-        return Tail(*(self._least(x) for x in self.part.lower_tail()))
+        return self._slowest(self.part.lower_tail(), self.part.low(), self.low())
 
     def upper_tail(self) -> Tail:
-        return Tail(*(self._least(x) for x in self.part.upper_tail()))
+        return self._slowest(self.part.upper_tail(), self.part.high(), self.high())
 
-    def lower_order(self) -> TailOrder:
-        return TailOrder(*(self._least(x) for x in self.part.lower_order()))
-
-    def upper_order(self) -> TailOrder:
-        return TailOrder(*(self._least(x) for x in self.part.upper_order()))
+    def _slowest(self, tail: Tail, ends: Tensor | None, end: Tensor | None) -> Tail:
+        """Return the slowest tail of the components that reach the end."""
+        level, power, coefficient, log_weights = torch.broadcast_tensors(
+            *(tensor_of(x, torch.float64) for x in tail), self.log_weights
+        )
+        used = log_weights > -torch.inf
+        if ends is not None and end is not None and ends.ndim:
+            used = used & (ends == end.unsqueeze(-1))
+        slowest: list[Tensor] = []
+        for x in (-level, power, coefficient):  # NaN is the least
+            least = torch.where(used, x, torch.inf).amin(-1, keepdim=True)
+            used = used & ((x == least) | least.isnan())
+            slowest.append(least.squeeze(-1))
+        return Tail(-slowest[0], *slowest[1:])
 
     def _moves_ends(self) -> bool:
         """Tell whether components have ends of their own."""

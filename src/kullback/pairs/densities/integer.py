@@ -158,7 +158,7 @@ class NegativeBinomialDensity(_Trials):
         return mean, torch.sqrt(mean * (1 + odds))
 
     def upper_tail(self) -> Tail:
-        return Tail(rate=-self.log_success)
+        return Tail(0.0, 1.0, -self.log_success)
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,9 @@ class PoissonDensity(IntegerDensity):
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return self.rate, torch.sqrt(self.rate)
 
+    def upper_tail(self) -> Tail:
+        return Tail(0.0, 1.0, math.inf)  # faster than any exponential
+
 
 @dataclass(frozen=True)
 class GeometricDensity(IntegerDensity):
@@ -200,7 +203,7 @@ class GeometricDensity(IntegerDensity):
         return mean, torch.sqrt(mean * (1 + mean))
 
     def upper_tail(self) -> Tail:
-        return Tail(rate=-self.log_failure)
+        return Tail(0.0, 1.0, -self.log_failure)
 
 
 @dataclass(frozen=True)

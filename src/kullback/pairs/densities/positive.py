@@ -26,7 +26,6 @@ from kullback.pairs.densities.base import (
     Density,
     Points,
     Tail,
-    TailOrder,
     breakpoints_around,
     log_mean_exp,
     register_density,
@@ -82,13 +81,10 @@ class GammaDensity(_Positive):
         return breakpoints_around(*self.center_and_width(), bend, steps)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=self.concentration)
+        return Tail.of_power(self.concentration)
 
     def upper_tail(self) -> Tail:
-        return Tail(rate=self.rate)
-
-    def upper_order(self) -> TailOrder:
-        return TailOrder(power=1.0)
+        return Tail(0.0, 1.0, self.rate)
 
 
 @dataclass(frozen=True)
@@ -111,13 +107,10 @@ class InverseGammaDensity(_Positive):
         return breakpoints_around(*self.center_and_width(), bend, steps)
 
     def lower_tail(self) -> Tail:
-        return Tail(rate=self.rate)
+        return Tail(0.0, 1.0, self.rate)
 
     def upper_tail(self) -> Tail:
-        return Tail(power=self.concentration)
-
-    def lower_order(self) -> TailOrder:
-        return TailOrder(power=1.0)
+        return Tail.of_power(self.concentration)
 
 
 @dataclass(frozen=True)
@@ -137,14 +130,10 @@ class WeibullDensity(_Positive):
         return torch.log(self.scale) - 0.5772 / k, 1.2825 / k
 
     def lower_tail(self) -> Tail:
-        return Tail(power=self.concentration)
+        return Tail.of_power(self.concentration)
 
     def upper_tail(self) -> Tail:
-        k = self.concentration
-        return Tail(rate=torch.where(k < 1, 0.0, torch.where(k == 1, 1 / self.scale, torch.inf)))
-
-    def upper_order(self) -> TailOrder:
-        return TailOrder(power=self.concentration)
+        return Tail(0.0, self.concentration, self.scale**-self.concentration)
 
 
 @dataclass(frozen=True)
@@ -162,7 +151,7 @@ class LogNormalDensity(_Positive):
         return self.loc, self.scale
 
     def lower_tail(self) -> Tail:
-        return Tail(rate=0.0)
+        return Tail(1.0, 2.0, 1 / (2 * self.scale**2))
 
     upper_tail = lower_tail
 
@@ -181,10 +170,10 @@ class HalfNormalDensity(_Positive):
         return torch.log(self.scale) - 0.635, torch.full_like(self.scale, 1.11)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
-    def upper_order(self) -> TailOrder:
-        return TailOrder(power=2.0)
+    def upper_tail(self) -> Tail:
+        return Tail(0.0, 2.0, 1 / (2 * self.scale**2))
 
 
 @dataclass(frozen=True)
@@ -201,7 +190,7 @@ class HalfCauchyDensity(_Positive):
         return torch.log(self.scale), torch.full_like(self.scale, math.pi / 2)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
     upper_tail = lower_tail
 
@@ -231,10 +220,10 @@ class FisherSnedecorDensity(_Positive):
         )
 
     def lower_tail(self) -> Tail:
-        return Tail(power=self.df1 / 2)
+        return Tail.of_power(self.df1 / 2)
 
     def upper_tail(self) -> Tail:
-        return Tail(power=self.df2 / 2)
+        return Tail.of_power(self.df2 / 2)
 
 
 @dataclass(frozen=True)
@@ -259,10 +248,10 @@ class ParetoDensity(Density):
         return torch.log(self.scale) + middle + torch.log(-torch.expm1(-middle)), 1 + 1 / self.alpha
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
     def upper_tail(self) -> Tail:
-        return Tail(power=self.alpha)
+        return Tail.of_power(self.alpha)
 
 
 @dataclass(frozen=True)
@@ -300,16 +289,13 @@ class GeneralizedParetoDensity(Density):
         return center, torch.where(bounded, 2.0, 1.3 + self.concentration)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
     def upper_tail(self) -> Tail:
         c = self.concentration
         light = c == 0
-        power = torch.where(light, torch.inf, 1 / torch.where(light, 1, c).abs())
-        return Tail(power, torch.where(light, 1 / self.scale, torch.inf))
-
-    def upper_order(self) -> TailOrder:
-        return TailOrder(power=torch.where(self.concentration == 0, 1.0, 0.0))
+        power = 1 / torch.where(light, 1, c).abs()
+        return Tail(torch.where(light, 0.0, 1.0), 1.0, torch.where(light, 1 / self.scale, power))
 
 
 @register_density(Exponential)

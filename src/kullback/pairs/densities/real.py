@@ -12,7 +12,7 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.nn.functional import logsigmoid
 
 from kullback.numeric import upcast
-from kullback.pairs.densities.base import Density, Points, Tail, TailOrder, register_density
+from kullback.pairs.densities.base import Density, Points, Tail, register_density
 from kullback.special import HALF_LOG_2PI, stirling_remainder
 
 __all__ = [
@@ -57,10 +57,10 @@ class NormalDensity(LocationScaleDensity):
     def log_density(self, at: Points) -> Tensor:
         return -(self.standard(at) ** 2) / 2 - torch.log(self.scale) - HALF_LOG_2PI
 
-    def lower_order(self) -> TailOrder:
-        return TailOrder(power=2.0)
+    def lower_tail(self) -> Tail:
+        return Tail(0.0, 2.0, 1 / (2 * self.scale**2))
 
-    upper_order = lower_order
+    upper_tail = lower_tail
 
 
 class LaplaceDensity(LocationScaleDensity):
@@ -73,12 +73,9 @@ class LaplaceDensity(LocationScaleDensity):
         return [self.loc]
 
     def lower_tail(self) -> Tail:
-        return Tail(rate=1 / self.scale)
+        return Tail(0.0, 1.0, 1 / self.scale)
 
-    def lower_order(self) -> TailOrder:
-        return TailOrder(power=1.0)
-
-    upper_tail, upper_order = lower_tail, lower_order
+    upper_tail = lower_tail
 
 
 class CauchyDensity(LocationScaleDensity):
@@ -88,7 +85,7 @@ class CauchyDensity(LocationScaleDensity):
         return -log_one_plus_square(self.standard(at)) - torch.log(self.scale) - math.log(math.pi)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=1.0)
+        return Tail.of_power(1.0)
 
     upper_tail = lower_tail
 
@@ -100,14 +97,11 @@ class GumbelDensity(LocationScaleDensity):
         z = self.standard(at)
         return -z - torch.exp(-z) - torch.log(self.scale)
 
+    def lower_tail(self) -> Tail:
+        return Tail(-1.0, 1 / self.scale, torch.exp(self.loc / self.scale))
+
     def upper_tail(self) -> Tail:
-        return Tail(rate=1 / self.scale)
-
-    def lower_order(self) -> TailOrder:
-        return TailOrder(rate=1 / self.scale)
-
-    def upper_order(self) -> TailOrder:
-        return TailOrder(power=1.0)
+        return Tail(0.0, 1.0, 1 / self.scale)
 
 
 class LogisticDensity(LocationScaleDensity):
@@ -118,12 +112,9 @@ class LogisticDensity(LocationScaleDensity):
         return logsigmoid(z) + logsigmoid(-z) - torch.log(self.scale)
 
     def lower_tail(self) -> Tail:
-        return Tail(rate=1 / self.scale)
+        return Tail(0.0, 1.0, 1 / self.scale)
 
-    def lower_order(self) -> TailOrder:
-        return TailOrder(power=1.0)
-
-    upper_tail, upper_order = lower_tail, lower_order
+    upper_tail = lower_tail
 
 
 @dataclass(frozen=True)
@@ -151,7 +142,7 @@ class StudentTDensity(Density):
         return constant - (half + 0.5) * log_one_plus_square(z)
 
     def lower_tail(self) -> Tail:
-        return Tail(power=self.df)
+        return Tail.of_power(self.df)
 
     upper_tail = lower_tail
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.distributions.transforms import (
     ExpTransform,
     PowerTransform,
     SigmoidTransform,
+    SoftplusTransform,
     TanhTransform,
     Transform,
 )
@@ -24,13 +26,15 @@ from kullback.pairs.densities.base import (
     Density,
     Points,
     Tail,
-    TailOrder,
     density_of,
     register_density,
 )
 from kullback.pairs.densities.image import density_on_image, ends_after, steps_of
 
 __all__ = ["AffineDensity", "ExpDensity", "LogDensity", "SigmoidDensity"]
+
+
+_FARTHEST = 1e14
 
 
 @dataclass(frozen=True)
@@ -84,36 +88,22 @@ class AffineDensity(Density):
         return self.scale.abs() if own.low is None and own.high is None else 1.0
 
     def lower_tail(self) -> Tail:
-        return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low())
+        return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low(), -1)
 
     def upper_tail(self) -> Tail:
-        return self._tail(self.part.lower_tail() if self.falls else self.part.upper_tail(), self.high())
+        return self._tail(self.part.lower_tail() if self.falls else self.part.upper_tail(), self.high(), 1)
 
-    def lower_order(self) -> TailOrder:
-        order = self.part.upper_order() if self.falls else self.part.lower_order()
-        return TailOrder(order.power, order.rate * self._unit(self.low()))
-
-    def upper_order(self) -> TailOrder:
-        order = self.part.lower_order() if self.falls else self.part.upper_order()
-        return TailOrder(order.power, order.rate * self._unit(self.high()))
-
-    def _tail(self, tail: Tail, end: Tensor | None) -> Tail:
-        return Tail(tail.power, tail.rate * self._unit(end))
-
-    def _unit(self, end: Tensor | None) -> Tensor:
-        """Return how much longer u is in the part: at infinity 1 / scale, at an end scale."""
+    def _tail(self, tail: Tail, end: Tensor | None, side: int) -> Tail:
         size = self.scale.abs()
-        return 1 / size if end is None else size
-
-
-# The fields of `Tail` or `TailOrder`.
-_Powers = tuple[Tensor | float, Tensor | float]
+        return tail.in_unit(1 / size).shifted(-side * self.loc) if end is None else tail.in_unit(size)
 
 
 class _MappedDensity(Density):
     """The density of an increasing function of a variable, whose support may be smaller than the function's domain."""
 
     part: Density
+    # What an infinite end adds to the level of a tail.
+    _levels: ClassVar[int] = 1
 
     def low(self) -> Tensor | None:
         end = self.part.low()
@@ -125,7 +115,10 @@ class _MappedDensity(Density):
 
     def log_density(self, at: Points) -> Tensor:
         inner = self._inverse(at)
-        return self.part.log_density(inner) - self._log_derivative(inner, at)
+        log_derivative = self._log_derivative(inner, at)
+        # Beyond, what the density of x and dx nearly cancel to is lost to rounding.
+        is_kept = log_derivative.detach().abs() < _FARTHEST
+        return torch.where(is_kept, self.part.log_density(inner) - log_derivative, -torch.inf)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         center, width = self.part.center_and_width()
@@ -157,34 +150,20 @@ class _MappedDensity(Density):
         return self.part.low() is None and self.part.high() is None
 
     def lower_tail(self) -> Tail:
-        tail = self.part.lower_tail()
-        return Tail(*self._at(self.part.low(), tail, self._tail(tail)))
+        return self._tail(self.part.lower_tail(), self.part.low())
 
     def upper_tail(self) -> Tail:
-        tail = self.part.upper_tail()
-        return Tail(*self._at(self.part.high(), tail, self._tail(tail)))
+        return self._tail(self.part.upper_tail(), self.part.high())
 
-    def lower_order(self) -> TailOrder:
-        order = self.part.lower_order()
-        return TailOrder(*self._at(self.part.low(), order, self._order(order)))
-
-    def upper_order(self) -> TailOrder:
-        order = self.part.upper_order()
-        return TailOrder(*self._at(self.part.high(), order, self._order(order)))
-
-    def _at(self, end: Tensor | None, here: _Powers, beyond: _Powers) -> _Powers:
-        """Return the power and rate at an end of the image: as there are here at a finite one, else those beyond."""
+    def _tail(self, tail: Tail, end: Tensor | None) -> Tail:
+        """Return the tail at the image of an end, given the part's: at infinity it changes its level."""
+        beyond = tail._replace(level=tail.level + self._levels)
         if end is None:
             return beyond
         endless = end.isinf()
-        unit = self._derivative_at(
-            torch.where(endless, 1.0, end)
-        )  # how much longer distances from the end become
-        scaled = here[0], torch.where(tensor_of(here[1]) > 0, here[1] * unit, 0.0)
-        return tuple(
-            torch.where(endless, tensor_of(y, torch.float64), tensor_of(x, torch.float64))
-            for x, y in zip(scaled, beyond, strict=True)
-        )  # pyright: ignore[reportReturnType]
+        here = tail.in_unit(self._derivative_at(torch.where(endless, 1.0, end)))
+        both = zip(here, beyond, strict=True)
+        return Tail(*(torch.where(endless, tensor_of(y, torch.float64), x) for x, y in both))
 
     # What a function is, by its values, its ends and distances from them, and what it does to tails that never end.
 
@@ -216,15 +195,6 @@ class _MappedDensity(Density):
         """Return the image of +inf."""
         return None
 
-    def _tail(self, tail: Tail) -> Tail:
-        """Return the tail where the part's support is infinite: an exponential one becomes a power."""
-        power = tensor_of(tail.power, torch.float64)
-        rate = tensor_of(tail.rate, torch.float64)
-        return Tail(power=torch.where(power < torch.inf, 0.0, rate), rate=0.0)
-
-    def _order(self, order: TailOrder) -> TailOrder:
-        return TailOrder(power=order.rate)
-
 
 @dataclass(frozen=True)
 class ExpDensity(_MappedDensity):
@@ -243,7 +213,7 @@ class ExpDensity(_MappedDensity):
 
     def _inverse(self, at: Points) -> Points:
         low, high = self.part.low(), self.part.high()
-        y = at.log_above(0.0) if low is None else torch.log(at.x)
+        y = at.log_above(0.0)
         above = None if low is None else _log_log1p(at.log_above(torch.exp(low)) - low)
         below = None if high is None else _log_minus_log1p(at.log_below(torch.exp(high)) - high, high - y)
         return Points(y, low, above, high, below)
@@ -262,6 +232,7 @@ class LogDensity(_MappedDensity):
     """The density of log y, for y positive."""
 
     part: Density
+    _levels: ClassVar[int] = -1
 
     def low(self) -> Tensor | None:
         end = self.part.low()
@@ -301,19 +272,7 @@ class LogDensity(_MappedDensity):
         return above, below
 
     def lower_tail(self) -> Tail:
-        return self._tail(self.part.lower_tail()) if self.low() is None else super().lower_tail()
-
-    def lower_order(self) -> TailOrder:
-        return self._order(self.part.lower_order()) if self.low() is None else super().lower_order()
-
-    def _tail(self, tail: Tail) -> Tail:
-        power = tensor_of(tail.power, torch.float64)
-        return Tail(rate=power)
-
-    def _order(self, order: TailOrder) -> TailOrder:
-        power, rate = (tensor_of(x, torch.float64) for x in order)
-        rate = torch.where(rate > 0, torch.inf, power)
-        return TailOrder(power=torch.where(rate > 0, 0.0, 1.0), rate=rate)
+        return self._tail(self.part.lower_tail(), None if self.low() is None else self.part.low())
 
 
 @dataclass(frozen=True)
@@ -414,23 +373,33 @@ def _transformed(d: TransformedDistribution) -> Density | None:
 
 def _after(part: Density, step: Transform) -> Density | None:
     """Return the density of what a transform makes of a variable, None where it is not known."""
-    zero, two = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 2.0))
+    zero, one, two = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0, 2.0))
     inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
     if isinstance(step, AffineTransform) and step.event_dim == 0:
         loc, scale = (upcast(tensor_of(x)) for x in (step.loc, step.scale))
         return _affine(part, loc, scale)
-    if isinstance(step, ExpTransform):
-        return ExpDensity(part)
-    if isinstance(step, SigmoidTransform):
-        return SigmoidDensity(part)
-    if isinstance(step, TanhTransform):
-        return AffineDensity(
-            SigmoidDensity(AffineDensity(part, zero, two, falls=False)), zero - 1, two, falls=False
-        )
+    if isinstance(step, ExpTransform | SigmoidTransform):
+        return ExpDensity(part) if isinstance(step, ExpTransform) else SigmoidDensity(part)
+    if isinstance(step, TanhTransform | SoftplusTransform):
+        if isinstance(step, SoftplusTransform):  # log(1 + e^y)
+            return LogDensity(AffineDensity(ExpDensity(part), one, one, falls=False))
+        doubled = AffineDensity(part, zero, two, falls=False)
+        return AffineDensity(SigmoidDensity(doubled), -one, two, falls=False)
     if isinstance(inverse, ExpTransform) or isinstance(step, PowerTransform):
         exponent = upcast(tensor_of(step.exponent)) if isinstance(step, PowerTransform) else None
         return _after_logarithm(part, exponent)
-    return None
+    return _logit(part) if isinstance(inverse, SigmoidTransform) else None
+
+
+def _logit(part: Density) -> Density | None:
+    """Return the density of -log(1 / X - 1), None where X is not known to be between 0 and 1."""
+    high = part.high()
+    if high is None or not bool((high <= 1).all()):
+        return None
+    zero, one = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0))
+    inverse = _after_logarithm(part, -one)
+    odds = None if inverse is None else LogDensity(AffineDensity(inverse, -one, one, falls=False))
+    return None if odds is None else AffineDensity(odds, zero, -one, falls=True)
 
 
 def _after_logarithm(part: Density, exponent: Tensor | None) -> Density | None:

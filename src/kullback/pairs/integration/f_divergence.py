@@ -39,6 +39,7 @@ from kullback.pairs.integration.panels import (
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Target
+from kullback.pairs.support import is_divergence_finite
 
 __all__ = ["integrate_divergence", "sum_divergence"]
 
@@ -405,7 +406,8 @@ def _first_panels(
     there = known & (either > -torch.inf)
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
     diverges = _runs_away(log_size, there) | _runs_away(log_size.flip(-1), there.flip(-1))
-    diverges = diverges & (not growth.is_bounded)
+    if bool(diverges.any()):  # by rounding far out, maybe
+        diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
     kept = _matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either

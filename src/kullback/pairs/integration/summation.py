@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import Density, Points
 from kullback.pairs.integration.quadrature import Integral, Terms
 from kullback.pairs.options import Target
@@ -146,13 +147,18 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
 
     width = torch.ceil(p.center_and_width()[1].expand(shape).clamp(1, _HUGE))
     low, high = _reach(log_size, bottom, -width, least), _reach(log_size, top, width, most)
-    rate = torch.as_tensor(p.upper_tail().rate, dtype=top.dtype, device=top.device)
+    rate = _rate_of(p)
     # |log p / q| is at most of the order of x^2, which slows the fall of the terms by this much.
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
     if not _is_smooth(q):
         high = torch.maximum(high, _ends(q, high)[1])
     return low, high, missing.squeeze(-1)
+
+
+def _rate_of(density: Density) -> Tensor:
+    """Return the rate at which a tail falls, infinite for those that fall faster than every exponential."""
+    return tensor_of(density.upper_tail().coefficient, torch.float64).nan_to_num(nan=torch.inf)
 
 
 def _ends(density: Density, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,7 +309,7 @@ def _mass_outside(q: Density, panels: _Panels) -> Tensor:
     def log_size(x: Tensor) -> Tensor:
         return torch.where((x < least) | (x > most), -torch.inf, q.log_density(Points(x.clamp(least, most))))
 
-    rate = torch.as_tensor(q.upper_tail().rate, dtype=first.dtype, device=first.device)
+    rate = _rate_of(q)
     return (_rest(log_size, first, -1.0, -_HUGE) + _rest(log_size, last, 1.0, -rate)).squeeze(-1)
 
 
