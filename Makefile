@@ -15,7 +15,7 @@ run: $(VENV)/.installed native
 	  --labels $(DATA)/labels.npy --cluster $(DATA)/windows.npy --html report.html
 
 test: $(VENV)/.installed-dev native
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 # The tests of the native kernels with a library, built aside, that stops at the first undefined operation. Its loops are
 # not vectorized, so that long sums are less exact: without vectorization, and without sanitizers, the same tests of six

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from pyarrow import csv
 import kullback
 from kullback.cli.streams import CheckedStream
 from kullback.shown import without_commands
+from tests.forked import command
 
 COMMAND = re.compile(r"^\s*::|##\[|##vso\[", re.MULTILINE)  # what the runners look for
 NAMES = ["::error::boom", "  ::add-mask::x", "##vso[task.complete]y", "z ##[error]"]
@@ -29,9 +29,8 @@ def table(shift: int) -> pa.Table:
 
 
 def printed(*arguments: str, folder: Path, width: int = 80) -> str:
-    code = "import sys; from kullback.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        command(*arguments),
         cwd=folder,
         env={**os.environ, "COLUMNS": str(width)},
         stdout=subprocess.PIPE,

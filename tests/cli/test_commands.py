@@ -25,6 +25,7 @@ from kullback.io import open_rows, write_llama_base
 from kullback.kernels.backends import backends
 from kullback.predictions import compare_predictions
 from kullback.representations import Logits
+from tests.forked import command
 
 ROWS, CLASSES = 300, 12
 
@@ -651,7 +652,7 @@ def test_the_real_process_keeps_to_the_same_statuses(files):
     assert (good.returncode, good.stderr) == (0, "")
     assert json.loads(good.stdout)["rows"] == ROWS
     with_nan("q.npy")
-    bad = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    bad = subprocess.run(command(*arguments[3:]), capture_output=True, text=True, check=False)
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
     assert "row 123, class 4" in bad.stderr
 
@@ -691,7 +692,7 @@ def test_a_progress_bar_appears_on_a_terminal_and_only_there(files):
     shown = {}
     for options in ((), ("--no-progress",)):
         ours, theirs = pty.openpty()
-        arguments = [*COMMAND, "compare", "p.npy", "q.npy", "--as", "logits", "--json", *options]
+        arguments = command("compare", "p.npy", "q.npy", "--as", "logits", "--json", *options)
         environment = os.environ | {"TERM": "xterm"}
         subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=theirs, check=True, env=environment)
         os.close(theirs)

@@ -21,11 +21,11 @@ import pytest
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
+from tests.forked import command
 from tests.models import folders
 from tests.models.tiny import text
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from kullback.cli import main; main()"]
 COMMANDS = {"kullback": kullback, **kullback.commands}
 NARROW = 60
 COLOR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-7]|38|4[0-7]|48|9[0-7])[;m]")
@@ -94,7 +94,7 @@ def complete(line: str, **environment: str) -> list[str]:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_a_script_for_completion(shell):
     environment = os.environ | {"_KULLBACK_COMPLETE": f"{shell}_source"}
-    done = subprocess.run(COMMAND, env=environment, capture_output=True, check=False)
+    done = subprocess.run(command(), env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert f"_KULLBACK_COMPLETE={shell}_complete".encode() in done.stdout
     if shutil.which(shell):
@@ -120,7 +120,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> bytes:
     ours, theirs = pty.openpty()
     held = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     changed = held | {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
-    with subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, env=changed) as running:
+    with subprocess.Popen(command(*arguments), stdout=theirs, stderr=theirs, env=changed) as running:
         os.close(theirs)
         written = b""
         while True:

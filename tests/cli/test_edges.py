@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
 from kullback.errors import LONGEST_MESSAGE
+from tests.forked import command
 
 COMMAND = [sys.executable, "-c", "from kullback.cli import main; main()"]
 NASTY = "\x1b[2J\r\nkullback: gate passed"
@@ -288,7 +289,7 @@ def test_an_interrupt_is_no_failed_gate(predictions, monkeypatch):
 
 def test_a_closed_pipe_is_no_traceback():
     with subprocess.Popen(
-        [*COMMAND, "pairs", "--markdown"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command("pairs", "--markdown"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
         running.stdout.close()
         assert running.stderr.read() == b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ from click.testing import CliRunner, Result
 from kullback.cli.commands import kullback
 from kullback.cli.gates import parse_table_gate
 from kullback.tables import compare_tables
+from tests.forked import command
 from tests.models import folders
 from tests.models.tiny import text
-
-COMMAND = [sys.executable, "-c", "from kullback.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +65,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Re
 def unread(folder: Path, arguments: list[str]) -> tuple[int, str]:
     """Run with a standard output whose reader has left; return the exit status and standard error."""
     with subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, text=True
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, text=True
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -102,7 +100,7 @@ def test_commands_without_gates_have_the_status_of_a_closed_pipe(folder: Path, a
 def test_a_full_disk_is_no_reader_who_has_left(folder: Path, subject: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*COMMAND, *arguments_of(subject)], stdout=full, stderr=subprocess.PIPE, cwd=folder, check=False
+            command(*arguments_of(subject)), stdout=full, stderr=subprocess.PIPE, cwd=folder, check=False
         )
     assert done.returncode == 2
     assert b"No space left" in done.stderr

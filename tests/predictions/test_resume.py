@@ -6,7 +6,6 @@ import base64
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from kullback.predictions.checkpoint import Checkpoint, fingerprint
 from kullback.predictions.collect import TABLE_ROWS, Collector
 from kullback.predictions.measure import measure
 from tests import fuzz, fuzz_states
+from tests.forked import MAIN, python
 
 ROWS, CLASSES = 900, 257  # 127 rows in a part: eight blocks of one part each
 PART = 127
@@ -467,11 +467,9 @@ def reports(name: str) -> list[str]:
 
 
 def ran(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    source = Path(sys.modules["kullback"].__file__ or "").parents[1]
-    place = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=place, capture_output=True, text=True, timeout=SECONDS, check=False,
+        python(program, *arguments),
+        capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 
@@ -500,7 +498,7 @@ def test_a_killed_command_goes_on(ending, command):
 
 
 def test_a_disk_without_room_is_one_line_and_the_run_goes_on(command):
-    whole = ran("from kullback.cli import main; main()", *command, "--json", "x.json")
+    whole = ran(MAIN, *command, "--json", "x.json")
     assert whole.returncode == 0, whole.stderr
     Path("x.json").unlink()
     done = ran(LIMITED, "100000", *command, *reports("again"))

@@ -12,7 +12,6 @@ from kullback.tables import choose_bins, contingency_tables, profile_table
 from tests.tables.frames import HERE, as_dask, as_spark, mixed_table
 
 pytestmark = [
-    pytest.mark.xdist_group("tables"),
     pytest.mark.filterwarnings("ignore:fetch_.* is deprecated:DeprecationWarning:ibis"),
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
 ]
