@@ -244,11 +244,10 @@ def _variance_ratios(scores: Array) -> tuple[Array, np.ndarray[Any, np.dtype[np.
     """Return V_L of each length (rows) and column, and for each column whether one is significantly above 1."""
     n, columns = scores.shape
     sums, length = scores, 1
-    skewness = np.square((scores**3).mean(0))
-    kurtosis = (scores**4).mean(0)
+    shape = _shape(scores)
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
-    significant = lag_one * math.sqrt(n) > _limit(limit, skewness, kurtosis, n)
+    significant = lag_one * math.sqrt(n) > _limit(limit, *shape, n)
     found: list[Array] = []
     while len(sums) >= _FEWEST_COMPARED:
         blocks = len(sums)
@@ -256,10 +255,16 @@ def _variance_ratios(scores: Array) -> tuple[Array, np.ndarray[Any, np.dtype[np.
         if length > 1:
             cubed = 2 / (9 * n / (length - 1))
             z = (np.cbrt(found[-1]) - (1 - cubed)) / math.sqrt(cubed)  # Wilson and Hilferty
-            significant |= z > _limit(limit, skewness, kurtosis, n * (length - 1) / 2)
-        sums = sums[: 2 * (blocks // 2)].reshape(blocks // 2, 2, columns).sum(1)
+            significant |= z > _limit(limit, *shape, n * (length - 1) / 2)
+        sums = sums[: blocks - 1 : 2] + sums[1::2]
         length *= 2
     return np.stack(found), significant
+
+
+def _shape(scores: Array) -> tuple[Array, Array]:
+    """Return the squared skewness and the kurtosis of columns of mean 0 and standard deviation 1."""
+    square = scores * scores
+    return np.square((square * scores).mean(0)), (square * square).mean(0)
 
 
 def _limit(limit: float, skewness: Array, kurtosis: Array, pairs: float) -> Array:
@@ -282,7 +287,7 @@ def _period(scores: Array) -> _Period | None:
     n, columns = scores.shape
     size, lags = 1 << (2 * n - 1).bit_length(), n // 2
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns / lags)
-    limits = _limit(limit, np.square((scores**3).mean(0)), (scores**4).mean(0), n)
+    limits = _limit(limit, *_shape(scores), n)
     pairs = n - np.arange(lags + 1)
     highest, found = 0.0, None
     for column, bound in zip(scores.T, limits, strict=True):
