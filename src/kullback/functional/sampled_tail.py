@@ -298,24 +298,25 @@ class SampledRows(NamedTuple):
     def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
         """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
         k = log_probs.shape[-1]
-        log_q = seen[:, :k] - seen[:, k : k + 1]
+        logits, log_sum, *_ = seen.split((k, 1, seen.shape[-1] - k - 1), -1)
+        log_q = logits - log_sum
         values = weighted_terms(self.kind, log_probs, log_q, self.weights)
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
         """Return the tail's sum of q - p less its estimate from the draws, times the share of each draw."""
-        mass = self.tail_mass
+        mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
         log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)  # the terms are NaN then
-        top, drawn = slice(log_q.shape[-1] - self.draws), slice(log_q.shape[-1] - self.draws, None)
-        excess = (1 - mass - log_q[:, top].exp().sum(-1, keepdim=True)).clamp(min=-mass)
+        (top_q, drawn_q), (top_p, drawn_p) = log_q.split(parts, -1), log_probs.split(parts, -1)
+        excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
         if not self.draws:
             return torch.where(mass == 0, excess, 0).squeeze(-1)
         # Padded draws are -inf on both sides; they are in rows without a tail, whose mass of 0 takes them out.
-        change = torch.expm1(log_q[:, drawn] - log_probs[:, drawn].clamp(min=_LEAST_LOG))
+        change = torch.expm1(drawn_q - drawn_p.clamp(min=_LEAST_LOG))
         with torch.no_grad():
-            apart = (log_q[:, top] / 2).exp() - (log_probs[:, top] / 2).exp()
+            apart = (top_q / 2).exp() - (top_p / 2).exp()
             share = self._share(4 * apart.square().sum(-1, keepdim=True), excess, change)
-        return share.mean(-1) * excess.squeeze(-1) - (share * change).mean(-1) * mass.squeeze(-1)
+        return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
         """Return the share of each draw: from 0 near the teacher to 1 far from it, without the use of that draw.
