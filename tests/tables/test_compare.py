@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import math
 import sys
 from dataclasses import astuple
@@ -543,3 +544,14 @@ def test_the_most_frequent_new_categories_are_named_by_weight_and_then_by_name(n
         ColumnProfile("categorical", categories=new | shared), ColumnProfile("categorical", categories=shared)
     )
     assert found == (number, tuple(sorted(new, key=lambda name: (-new[name], name))[:100]))
+
+
+def test_no_function_is_called_for_each_of_many_values():
+    random = np.random.default_rng(0)
+    p, q = (pa.table({"id": random.integers(0, 10**12, 20_000).astype(str)}) for _ in range(2))
+    compare(p, q)
+    calls = cProfile.Profile()
+    found = calls.runcall(compare, p, q)
+    assert len(found["id"].new) == 100
+    assert sum(each.callcount for each in calls.getstats()) < 10_000
+    assert list(profile_table(p).columns["id"].categories) == sorted(set(p["id"].to_pylist()))

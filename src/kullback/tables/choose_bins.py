@@ -13,6 +13,7 @@ bins are those of missing values, NaN and the infinities. Each category has a bi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,8 @@ def choose_bins(
         )
     if number < 1:
         raise invalid_value("choose_bins", "number", wanted="1 or more", got=str(number), instead="number=20")
-    both = p if q is None else p.merged(q)
+    heads = [_without_names(column) for column in (p, q) if column is not None]
+    both = heads[0] if q is None else heads[0].merged(heads[1])
     specials = tuple(label for label, name in SPECIALS.items() if q is None or getattr(both, name) > 0)
     if p.empty and q is not None:
         p = q  # without values in P, Q's own quantiles are the edges
@@ -134,14 +136,21 @@ def _category_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
     return counts
 
 
+def _without_names(column: ColumnProfile) -> ColumnProfile:
+    """Return the profile with the weight of its categories alone."""
+    if not column.categories:
+        return column
+    return replace(column, categories={}, other_categories=column.present)
+
+
 def _category_bins(p: ColumnProfile, q: ColumnProfile | None, specials: tuple[str, ...]) -> Bins:
     """Return a bin for each category that is named in both profiles, and one for those that are not named."""
-    names = set(p.categories) | (set(q.categories) if q is not None else set())
+    names = p.categories if q is None else p.categories | q.categories
     for column in (p, q):
         if column is not None and column.other_categories > 0:
-            names &= column.categories.keys()
+            names = {name: 0.0 for name in names if name in column.categories}
     if p.column_type == "boolean" and q is None:
-        names |= {"false", "true"}
+        names = names | {"false": 0.0, "true": 0.0}
     other = q is None and p.column_type != "boolean"
     other = other or p.other_categories > 0 or (q is not None and q.other_categories > 0)
     categories = tuple(sorted(names))

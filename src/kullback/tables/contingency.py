@@ -121,7 +121,7 @@ class ContingencyTable:
         p: P's weight in each bin.
         q: Q's weight in each bin.
         ordered: whether the bins have an order; then all are shown and none is pooled.
-        index: the index of the bin of each key of the joint counts.
+        index: the index of the bin of each key of the joint counts; None where the key is the index.
         bins: the bins of a single column; None for combinations.
     """
 
@@ -130,7 +130,7 @@ class ContingencyTable:
     p: Array
     q: Array
     ordered: bool
-    index: Mapping[tuple[int, ...], int]
+    index: Mapping[tuple[int, ...], int] | None
     bins: Bins | None = None
 
 
@@ -170,9 +170,8 @@ def _average(p: ColumnProfile, q: ColumnProfile) -> ColumnProfile:
 def column_contingency(p: Profile, q: Profile, name: str, bins: Bins) -> ContingencyTable:
     """Return the contingency table of one column."""
     before, after = (bin_counts(profile.columns[name], bins) for profile in (p, q))
-    ends = [bins.ends(index) for index in range(len(bins))]
-    index = {(index,): index for index in range(len(bins))}
-    return ContingencyTable(bins.labels, ends, before, after, bins.gridded, index, bins)
+    ends = [bins.ends(index) for index in range(len(bins))] if bins.gridded else [None] * len(bins)
+    return ContingencyTable(bins.labels, ends, before, after, bins.gridded, None, bins)
 
 
 def _neighbors_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
@@ -409,7 +408,7 @@ def _pooled_clusters(
     weight = np.array([each for side in pair for each in side.values()])
     on_p = np.arange(len(keys)) < len(pair[0])
     rows = np.array([row[key[0]] for key in keys], np.int64)
-    index = np.array([table.index[key[1:]] for key in keys], np.int64)
+    index = np.array([key[1] if table.index is None else table.index[key[1:]] for key in keys], np.int64)
     place, found = column[index], None
     if values:
         own = rare[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -264,14 +265,14 @@ def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unsha
     """
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())
-    only = [name for name in there.categories if name not in elsewhere.categories]
-    weights = np.fromiter(map(there.categories.__getitem__, only), np.float64, len(only))
+    number = len(there.categories)
+    shared = np.fromiter(map(elsewhere.categories.__contains__, there.categories), np.bool_, number)
+    only = list(compress(there.categories, ~shared))
+    weights = np.fromiter(there.categories.values(), np.float64, number)[~shared]
     # The largest weight first, and of equal weights the first name.
     least = np.partition(weights, -MOST_NAMED)[-MOST_NAMED] if len(only) > MOST_NAMED else 0.0
-    above = sorted(
-        (only[i] for i in np.flatnonzero(weights > least)), key=lambda x: (-there.categories[x], x)
-    )
-    equal = (only[i] for i in np.flatnonzero(weights == least))
+    above = sorted(compress(only, weights > least), key=lambda x: (-there.categories[x], x))
+    equal = compress(only, weights == least)
     return Unshared(len(only), (*above, *heapq.nsmallest(MOST_NAMED - len(above), equal)))
 
 

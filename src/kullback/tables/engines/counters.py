@@ -183,8 +183,8 @@ class CategoryCounter(Counter):
 
     def profile(self) -> ColumnProfile:
         table = self.settle()
-        names, weights = table.column("value").to_pylist(), table.column("weight").to_pylist()
-        categories = {name: weight for name, weight in zip(names, weights, strict=True) if weight}
+        table = table.filter(table["weight"].to_numpy() != 0).sort_by("value")
+        categories = dict(zip(*(table[name].to_pylist() for name in ("value", "weight")), strict=True))
         return ColumnProfile(self.column_type, categories=categories, missing=self.missing)
 
 
@@ -258,5 +258,8 @@ def _as_weights(rows: int, weights: NDArray[np.float64] | None) -> NDArray[np.fl
 
 def _weighed(table: Any) -> Any:
     """Return each value of a table once, with the sum of its weights."""
-    grouped = table.group_by("value", use_threads=False).aggregate([("weight", "sum")])
-    return grouped.rename_columns({"weight_sum": "weight", "value": "value"})
+    import pyarrow as pa
+
+    encoded = table["value"].combine_chunks().dictionary_encode()
+    sums = np.bincount(encoded.indices.to_numpy(), table["weight"].to_numpy(), len(encoded.dictionary))
+    return pa.table({"value": encoded.dictionary, "weight": sums})
