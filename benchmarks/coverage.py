@@ -237,7 +237,17 @@ def weighted(rng: np.random.Generator, n: int) -> Samples:
 def of_tables(p: Samples, q: Samples, generator: torch.Generator) -> Estimate:
     """PSI of two tables with one column of categories."""
     del generator
-    columns = ([f"c{value:g}" for value in side.tensor[:, 0].tolist()] for side in (p, q))
+    return psi_of(*([f"c{value:g}" for value in side.tensor[:, 0].tolist()] for side in (p, q)))
+
+
+def of_numbers(p: Samples, q: Samples, generator: torch.Generator) -> Estimate:
+    """PSI of two tables with one column of numbers."""
+    del generator
+    return psi_of(*(side.tensor[:, 0].numpy() for side in (p, q)))
+
+
+def psi_of(*columns: Any) -> Estimate:
+    """PSI of two tables with one column each."""
     found = compare_tables(*(pa.table({"x": column}) for column in columns)).columns[0]
     low, high = map(double, found.psi.interval or (0.0, math.inf))
     return Estimate(double(found.psi.value or 0.0), None, "PSI", (low, high))
@@ -397,6 +407,14 @@ def cases() -> list[Case]:
                 ("rows in order, each three times, shuffled", three_times),
             )
             for name, shift in (("P = Q", 0.0), ("shift 0.3", 0.3))
+        ],
+        *[
+            Case(f"compare_tables: numbers {rows}, P = Q", 0.0, draw, draw, 2000, 1.0, of_numbers)
+            for rows, draw in (
+                ("in order, autoregression 0.6", autoregression(0.6)),
+                ("in order, autoregression 0.9", autoregression(0.9)),
+                ("in order, each three times, shuffled", three_times(0.0)),
+            )
         ],
         Case("known Q: waves ‖ uniform", 1 - math.log(2), wave, Uniform(double(0.0), double(1.0)), 1000, 0.3),
         Case("known Q: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, 1000, 0.3),
