@@ -2,12 +2,13 @@
 
 python benchmarks/bench_pairs.py [--quick] [--only WORD,...] [--gradients]
 
-With --only, the closed forms of which the names hold one of the words are timed again, and the other rows stay; with
---gradients, value and gradients of all are, and nothing else.
+With --only, the closed forms of which the names hold one of the words are timed again, and rows that are missing; the
+other rows stay. With --gradients, value and gradients of all are timed, and nothing else.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import time
@@ -54,16 +55,48 @@ def triangle(n: int, size: int) -> Tensor:
     return below + torch.diag_embed(torch.rand(n, size) + 0.5)
 
 
-def multivariate(n: int, size: int, made_from: str = "scale_tril") -> d.Distribution:
+def matrix(n: int, size: int) -> Tensor:
     root = triangle(n, size)
-    given: dict[str, Tensor] = {made_from: root if made_from == "scale_tril" else root @ root.mT}
-    return d.MultivariateNormal(torch.randn(n, size), **given)
+    return root @ root.mT
 
 
-def wishart(n: int, made_from: str) -> d.Distribution:
-    root = triangle(n, 4)
-    given: dict[str, Tensor] = {made_from: root if made_from == "scale_tril" else root @ root.mT}
-    return d.Wishart(5 + torch.rand(n), **given)
+# What is drawn for arguments, for a number of elements and, where there are any, of dimensions or classes.
+ALTERNATIVES: dict[str, tuple[str, Callable[[int, int], Tensor]]] = {
+    "logits": ("", lambda n, size: torch.randn(n, size) if size else place(n)),
+    "probs": (" by probabilities", lambda n, size: 0.1 + (torch.rand(n, size) if size else 0.8 * share(n))),
+    "scale_tril": ("", triangle),
+    "covariance_matrix": (" from a covariance", matrix),
+    "precision_matrix": (" from a precision", matrix),
+}
+BESIDES: dict[str, Callable[[int, int], Any]] = {
+    "loc": torch.randn,
+    "df": lambda n, size: size + 1 + torch.rand(n),
+    "total_count": lambda n, size: 10,
+    "temperature": lambda n, size: torch.tensor(0.5),
+}
+
+
+def constructed(n: int, kind: Any, given: str, size: int) -> d.Distribution:
+    besides = {name: BESIDES[name](n, size) for name in inspect.signature(kind).parameters if name in BESIDES}
+    return kind(**besides, **{given: ALTERNATIVES[given][1](n, size)})
+
+
+def constructions() -> dict[str, Make]:
+    """Return all families that torch makes from one of several arguments, from each of these."""
+    found: dict[str, Make] = {}
+    for kind in map(partial(getattr, d), d.__all__):
+        # KL of RelaxedOneHotCategorical is a series.
+        if not isinstance(kind, type) or kind is d.RelaxedOneHotCategorical:
+            continue
+        arguments = inspect.signature(kind).parameters.values()
+        for given in [x.name for x in arguments if x.default is None and x.name != "validate_args"]:
+            dimensions: int = getattr(kind, "arg_constraints")[given].event_dim  # noqa: B009
+            sizes = ((0,), (10,), (4, 50) if kind is d.MultivariateNormal else (4,))[dimensions]
+            for size in sizes:
+                ending = ("", f", {size} classes", f", {size} dimensions")[dimensions]
+                name = kind.__name__ + ALTERNATIVES[given][0] + ending
+                found[name] = partial(constructed, kind=kind, given=given, size=size)
+    return found
 
 
 class Own(d.Normal):
@@ -77,52 +110,33 @@ def low_rank(n: int, size: int) -> d.Distribution:
 
 
 FAMILIES: dict[str, Make] = {
-    "Bernoulli": lambda n: d.Bernoulli(logits=place(n)),
+    **constructions(),
     "Beta": lambda n: d.Beta(size(n), size(n)),
-    "Binomial": lambda n: d.Binomial(10, logits=place(n)),
-    "Categorical, 10 classes": lambda n: d.Categorical(logits=torch.randn(n, 10)),
     "Cauchy": lambda n: d.Cauchy(place(n), size(n)),
-    "ContinuousBernoulli": lambda n: d.ContinuousBernoulli(logits=place(n)),
+    "Chi2": lambda n: d.Chi2(size(n)),
     "Dirichlet, 3 dimensions": lambda n: d.Dirichlet(torch.rand(n, 3) + 0.1),
     "Exponential": lambda n: d.Exponential(size(n)),
     "Gamma": lambda n: d.Gamma(size(n), size(n)),
-    "Geometric": lambda n: d.Geometric(logits=place(n)),
     "Gumbel": lambda n: d.Gumbel(place(n), size(n)),
+    "HalfCauchy": lambda n: d.HalfCauchy(size(n)),
     "HalfNormal": lambda n: d.HalfNormal(size(n)),
+    "InverseGamma": lambda n: d.InverseGamma(size(n), size(n)),
     "Laplace": lambda n: d.Laplace(place(n), size(n)),
+    "LKJCholesky, 4 dimensions": lambda n: d.LKJCholesky(4, size(n)),
     "LogNormal": lambda n: d.LogNormal(place(n), size(n)),
+    "LogisticNormal, 4 dimensions": lambda n: d.LogisticNormal(torch.randn(n, 4), torch.rand(n, 4) + 0.5),
     "Independent Normal, 16 dimensions": lambda n: d.Independent(
         d.Normal(torch.randn(n, 16), torch.rand(n, 16) + 0.5), 1
     ),
     "LowRankMultivariateNormal, 4 dimensions": lambda n: low_rank(n, 4),
     "LowRankMultivariateNormal, 50 dimensions": lambda n: low_rank(n, 50),
-    "MultivariateNormal, 4 dimensions": lambda n: multivariate(n, 4),
-    "MultivariateNormal, 50 dimensions": lambda n: multivariate(n, 50),
-    **{
-        f"MultivariateNormal from {words}, {size} dimensions": partial(
-            multivariate, size=size, made_from=name
-        )
-        for name, words in (("covariance_matrix", "a covariance"), ("precision_matrix", "a precision"))
-        for size in (4, 50)
-    },
-    **{
-        f"Wishart from {words}, 4 dimensions": partial(wishart, made_from=name)
-        for name, words in (
-            ("scale_tril", "a Cholesky factor"),
-            ("covariance_matrix", "a covariance"),
-            ("precision_matrix", "a precision"),
-        )
-    },
-    "Bernoulli by probabilities": lambda n: d.Bernoulli(0.1 + 0.8 * share(n)),
-    "Binomial by probabilities": lambda n: d.Binomial(10, 0.1 + 0.8 * share(n)),
-    "Categorical by probabilities, 10 classes": lambda n: d.Categorical(torch.rand(n, 10) + 0.1),
-    "ContinuousBernoulli by probabilities": lambda n: d.ContinuousBernoulli(0.1 + 0.8 * share(n)),
-    "Geometric by probabilities": lambda n: d.Geometric(0.1 + 0.8 * share(n)),
     "subclass of Normal": lambda n: Own(place(n), size(n)),
     "Normal": lambda n: d.Normal(place(n), size(n)),
     "Pareto": lambda n: d.Pareto(torch.ones(n), size(n) + 1),
     "Poisson": lambda n: d.Poisson(size(n)),
     "Uniform": lambda n: d.Uniform(-torch.ones(n), torch.ones(n)),
+    "VonMises": lambda n: d.VonMises(place(n), size(n)),
+    "Weibull": lambda n: d.Weibull(size(n), size(n)),
 }
 # Those that torch has a rule for besides a family and itself; of the many that are always infinite, some.
 MIXED = {
@@ -228,21 +242,29 @@ def repeated(run: Callable[[], object], calls: int) -> Callable[[], None]:
     return several
 
 
+def has_rule(p: d.Distribution, q: d.Distribution) -> bool:
+    """Whether torch has a rule for the two."""
+    try:
+        d.kl_divergence(p, q)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def closed_form(name: str, n: int, dtype: torch.dtype, *, quick: bool) -> dict[str, Any]:
-    """Microseconds of CPU time of one call, on one thread, kullback's and torch's in turns."""
+    """Microseconds of CPU time of one call, on one thread, kullback's and torch's in turns, which may have none."""
     p, q = (made(make, n, dtype) for make in CLOSED_FORMS[name])
     large = n >= MANY or (n > 1 and "50 dimensions" in name)
     calls = 1 if large else 20
-    steps = {
-        "kullback": Step(repeated(lambda: kl_divergence(p, q), calls)),
-        "torch": Step(repeated(lambda: d.kl_divergence(p, q), calls)),
-    }
+    steps = {"kullback": Step(repeated(lambda: kl_divergence(p, q), calls))}
+    if has_rule(p, q):
+        steps["torch"] = Step(repeated(lambda: d.kl_divergence(p, q), calls))
     rounds = (2, 3) if quick else (3, 7) if large else (7, 30)
     times = interleave(
         steps, least=rounds[0], most=rounds[1], seconds=0.4, warm_up=not large, clock=time.process_time
     )
     micros = {step: 1e6 * summarize(x)["median"] / calls for step, x in times.items()}
-    return {"pair": name, "batch": n, "dtype": str(dtype).removeprefix("torch."), **micros}
+    return {"pair": name, "batch": n, "dtype": str(dtype).removeprefix("torch."), "torch": None, **micros}
 
 
 def with_leaves(x: d.Distribution) -> tuple[d.Distribution, list[Tensor]]:
@@ -253,12 +275,10 @@ def with_leaves(x: d.Distribution) -> tuple[d.Distribution, list[Tensor]]:
     if isinstance(x, d.Uniform):
         names = ["low", "high"]
     else:
-        matrices = {"covariance_matrix", "precision_matrix", "scale_tril"}
-        unused = {
-            "total_count",
-            *matrices - {next((name for name in vars(x) if name in matrices), "scale_tril")},
-        }
-        unused |= {"probs", "logits"} - x.__dict__.keys() if not isinstance(x, d.Categorical) else {"probs"}
+        source = vars(getattr(x, "_categorical", x))
+        unused = {"total_count"}
+        for group in ({"probs", "logits"}, {"covariance_matrix", "precision_matrix", "scale_tril"}):
+            unused |= group - {next((name for name in source if name in group), "")}
         names = [name for name in x.arg_constraints if name not in unused]
     given = {name: getattr(x, name).detach().clone().requires_grad_() for name in names}
     counts = {"total_count": x.total_count} if isinstance(x, d.Binomial) else {}
@@ -269,7 +289,7 @@ def gradient(name: str, n: int, *, quick: bool) -> dict[str, Any] | None:
     """Microseconds for values and gradients by all parameters, in float64; None where torch has no gradient."""
     (p, of_p), (q, of_q) = (with_leaves(made(make, n, torch.float64)) for make in CLOSED_FORMS[name])
     leaves, calls = of_p + of_q, 1 if n > 1 and "50 dimensions" in name else 20
-    if not d.kl_divergence(p, q).requires_grad:
+    if not has_rule(p, q) or not d.kl_divergence(p, q).requires_grad:
         return None
 
     def run(of: Callable[[d.Distribution, d.Distribution], Tensor]) -> None:
@@ -306,14 +326,14 @@ def show(console: Console, closed: list[dict[str, Any]], integrals: list[dict[st
         "pair", "dtype", "batch", "kullback µs", "torch µs", "ratio", title="Closed forms, one call"
     )
     for x in closed:
-        ratio = x["kullback"] / x["torch"]
+        theirs = x["torch"]
         table.add_row(
             x["pair"],
             x["dtype"],
             f"{x['batch']:,}",
             f"{x['kullback']:.0f}",
-            f"{x['torch']:.0f}",
-            f"{ratio:.2f}",
+            f"{theirs:.0f}" if theirs else "-",
+            f"{x['kullback'] / theirs:.2f}" if theirs else "-",
         )
     console.print(table)
     table = Table(
@@ -329,8 +349,8 @@ def main(arguments: list[str]) -> None:
     words = arguments[arguments.index("--only") + 1].split(",") if "--only" in arguments else None
     alone = "--gradients" in arguments
     before = json.loads(PAGE.read_text()) if words or alone else {"closed_forms": [], "gradients": []}
-    known: dict[tuple[str, str, int], dict[str, Any]] = {
-        (x["pair"], x["dtype"], x["batch"]): x for x in before["closed_forms"]
+    known: dict[tuple[str, str | None, int], dict[str, Any]] = {
+        (x["pair"], x.get("dtype"), x["batch"]): x for x in before["closed_forms"] + before["gradients"]
     }
     torch.manual_seed(0)
     here = machine()
@@ -340,18 +360,19 @@ def main(arguments: list[str]) -> None:
     )
     batches = BATCHES[:2] if quick else BATCHES
     closed: list[dict[str, Any]] = []
+
+    def is_chosen(pair: str) -> bool:
+        return not alone and (words is None or any(word in pair for word in words))
+
     for pair, dtype, n in product(CLOSED_FORMS, DTYPES, batches):
         if n == MANY and "dimensions" in pair:
             continue
         old = known.get((pair, str(dtype).removeprefix("torch."), n))
-        if old is None or not (alone or (words and not any(word in pair for word in words))):
-            old = closed_form(pair, n, dtype, quick=quick)
-        closed.append(old)
-    gradients = (
-        before["gradients"]
-        if words
-        else [gradient(*x, quick=quick) for x in product(CLOSED_FORMS, BATCHES[:2])]
-    )
+        closed.append(old if old and not is_chosen(pair) else closed_form(pair, n, dtype, quick=quick))
+    gradients = [
+        known.get((pair, None, n)) if words and not is_chosen(pair) else gradient(pair, n, quick=quick)
+        for pair, n in product(CLOSED_FORMS, BATCHES[:2])
+    ]
     show(Console(), closed, integrals)
     if not quick:
         document = {

@@ -377,6 +377,7 @@ bool compute_form(const FormTask& task) {
 }  // namespace kullback
 
 #include "normals.h"
+#include "matrices.h"
 #include "rows.h"
 
 #include "factor_models.h"

@@ -31,28 +31,64 @@ KULLBACK_INLINE void subtract(int64_t n, double factor, const double* other, dou
   for (int64_t j = 0; j < n; ++j) row[j] -= factor * other[j];
 }
 
-static double normals_value(int64_t d, NormalsScratch& s) {
+// row -= the sum of count rows, each times its factor; of lower triangular ones only what is not 0.
+template <bool is_lower, class Real>
+static void subtract_rows(int64_t n, int64_t count, const Real* factors, int64_t step, const Real* rows, int64_t stride,
+                          Real* row) {
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4, factors += 4 * step, rows += 4 * stride) {
+    const Real a = factors[0], b = factors[step], c = factors[2 * step], d = factors[3 * step];
+    const int64_t length = is_lower ? k + 4 : n;
+#pragma omp simd
+    for (int64_t j = 0; j < length; ++j) {
+      row[j] = row[j] - (a * rows[j] + b * rows[stride + j]) - (c * rows[2 * stride + j] + d * rows[3 * stride + j]);
+    }
+  }
+  for (; k < count; ++k, factors += step, rows += stride) {
+    const Real factor = *factors;
+    const int64_t length = is_lower ? k + 1 : n;
+#pragma omp simd
+    for (int64_t j = 0; j < length; ++j) row[j] = row[j] - factor * rows[j];
+  }
+}
+
+// root^-1 x in place of x, both lower triangular, with zeros above in x.
+template <class Real>
+static void solve(int64_t d, const Real* root, Real* x) {
+  for (int64_t i = 0; i < d; ++i) {
+    Real* row = x + i * d;
+    subtract_rows<true>(i, i, root + i * d, int64_t{1}, x, d, row);
+    const Real inverse = Real(1.0) / root[i * d + i];
+    for (int64_t j = 0; j <= i; ++j) row[j] = row[j] * inverse;
+  }
+}
+
+// KL from K^-1 (L - K), v and the diagonals of L and K.
+static double sum_of_normals(int64_t d, NormalsScratch& s) {
   double squares = 0, terms = 0;
   for (int64_t i = 0; i < d; ++i) {
-    const double *p = s.root_p + i * d, *q = s.root_q + i * d;
-    double* step = s.step + i * d;
-    const double inverse = 1.0 / q[i];
-    double shift = s.shift[i];
-    for (int64_t j = 0; j <= i; ++j) step[j] = p[j] - q[j];
-    for (int64_t k = 0; k < i; ++k) {
-      subtract(k + 1, q[k], s.step + k * d, step);
-      shift -= q[k] * s.shift[k];
-    }
-    for (int64_t j = 0; j <= i; ++j) step[j] *= inverse;
-    shift *= inverse;
-    s.shift[i] = shift;
-    squares += shift * shift;
+    const double* step = s.step + i * d;
+    squares += s.shift[i] * s.shift[i];
+#pragma omp simd reduction(+ : squares)
     for (int64_t j = 0; j < i; ++j) squares += step[j] * step[j];
     const double z = step[i] * (2.0 + step[i]);
-    s.diagonal[i] = p[i] * inverse;
+    s.diagonal[i] = s.root_p[i * d + i] / s.root_q[i * d + i];
     terms += log_quotient(s.diagonal[i] * s.diagonal[i], 1.0, z).x_minus_log1p(z);
   }
   return 0.5 * (squares + terms);
+}
+
+static double normals_value(int64_t d, NormalsScratch& s) {
+  for (int64_t i = 0; i < d; ++i) {
+    const double *p = s.root_p + i * d, *q = s.root_q + i * d;
+    double* step = s.step + i * d;
+    double shift = s.shift[i];
+    for (int64_t j = 0; j < d; ++j) step[j] = j <= i ? p[j] - q[j] : 0.0;
+    for (int64_t k = 0; k < i; ++k) shift -= q[k] * s.shift[k];
+    s.shift[i] = shift / q[i];
+  }
+  solve(d, s.root_q, s.step);
+  return sum_of_normals(d, s);
 }
 
 // The derivatives by L and by K, into by_step and step, and by the mean of P, into by_shift.
@@ -106,37 +142,6 @@ static int64_t store_lower(Dtype dtype, int64_t d, double* from, void* to, int64
     for (int64_t j = i + 1; j < d; ++j) from[i * d + j] = 0.0;
   }
   return store(dtype, false, d * d, from, to, start);
-}
-
-bool compute_normals(const NormalsTask& task) {
-  const int64_t d = task.dimensions, bytes = size_of(task.dtype);
-  double* data = new double[NormalsScratch::size_for(d) + 2 * d];
-  NormalsScratch s(data, d);
-  double *loc_p = data + NormalsScratch::size_for(d), *loc_q = loc_p + d;
-  int64_t faults = 0;
-  for (int64_t i = 0; i < task.size && !faults; ++i) {
-    const double* p = load(task.dtype, static_cast<const char*>(task.loc_p) + i * d * bytes, 1, d, loc_p);
-    const double* q = load(task.dtype, static_cast<const char*>(task.loc_q) + i * d * bytes, 1, d, loc_q);
-    for (int64_t j = 0; j < d; ++j) {
-      s.shift[j] = p[j] - q[j];
-      const bool of_p = is_within(Range::kMild, p[j]), of_q = is_within(Range::kMild, q[j]);
-      faults += (of_p & of_q) ? 0 : 1;
-    }
-    faults += load_lower(task.dtype, static_cast<const char*>(task.root_p) + i * d * d * bytes, d, s.root_p);
-    faults += load_lower(task.dtype, static_cast<const char*>(task.root_q) + i * d * d * bytes, d, s.root_q);
-    if (faults) break;
-    const double value = normals_value(d, s);
-    faults += store(task.dtype, true, 1, &value, task.values, i);
-    if (!(task.by_loc_p || task.by_root_p || task.by_loc_q || task.by_root_q)) continue;
-    normals_derivatives(d, s);
-    if (task.by_root_p) faults += store_lower(task.dtype, d, s.by_step, task.by_root_p, i * d * d);
-    if (task.by_root_q) faults += store_lower(task.dtype, d, s.root_q, task.by_root_q, i * d * d);
-    if (task.by_loc_p) faults += store(task.dtype, false, d, s.by_shift, task.by_loc_p, i * d);
-    for (int64_t j = 0; j < d; ++j) s.by_shift[j] = -s.by_shift[j];
-    if (task.by_loc_q) faults += store(task.dtype, false, d, s.by_shift, task.by_loc_q, i * d);
-  }
-  delete[] data;
-  return faults == 0;
 }
 
 }  // namespace KULLBACK_ISA

@@ -119,12 +119,16 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
-// Writes the divergence of each pair of multivariate normals, of means and of Cholesky factors of covariances, and its
+// Writes the divergence of each pair of multivariate normals, of means and of matrices of one of the MatrixKinds, and its
 // derivatives where they are wanted; returns as above.
-int64_t closed_form_of_normals(const Tensor& values, const Tensor& loc_p, const Tensor& root_p, const Tensor& loc_q,
-                               const Tensor& root_q, const Optional& by_loc_p, const Optional& by_root_p,
-                               const Optional& by_loc_q, const Optional& by_root_q) {
+int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& values, const Tensor& loc_p,
+                               const Tensor& root_p, const Tensor& loc_q, const Tensor& root_q,
+                               const Optional& by_loc_p, const Optional& by_root_p, const Optional& by_loc_q,
+                               const Optional& by_root_q) {
   static const auto compute = KULLBACK_BEST(compute_normals);
+  for (int64_t kind : {kind_p, kind_q}) {
+    STD_TORCH_CHECK(kind >= 0 && kind < kMatrixKinds, "kullback: no such kind of matrix");
+  }
   check_values(values);
   STD_TORCH_CHECK(loc_p.dim() == values.dim() + 1 && begins_with_shape_of(loc_p, values) &&
                       root_p.dim() == loc_p.dim() + 1 && begins_with_shape_of(root_p, loc_p) &&
@@ -138,6 +142,8 @@ int64_t closed_form_of_normals(const Tensor& values, const Tensor& loc_p, const 
   }
   NormalsTask task{};
   task.dtype = dtype_of(values);
+  task.kind_p = static_cast<MatrixKind>(kind_p);
+  task.kind_q = static_cast<MatrixKind>(kind_q);
   task.size = values.numel();
   task.dimensions = loc_p.size(values.dim());
   task.loc_p = loc_p.const_data_ptr();
@@ -287,7 +293,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(kullback, m) {
       "closed_form_of_rows(int form, Tensor(a!) values, Tensor p, Tensor q, Tensor(b!)? by_p=None, "
       "Tensor(c!)? by_q=None) -> int");
   m.def(
-      "closed_form_of_normals(Tensor(a!) values, Tensor loc_p, Tensor root_p, Tensor loc_q, Tensor root_q, "
+      "closed_form_of_normals(int kind_p, int kind_q, Tensor(a!) values, Tensor loc_p, Tensor root_p, Tensor loc_q, "
+      "Tensor root_q, "
       "Tensor(b!)? by_loc_p=None, Tensor(c!)? by_root_p=None, Tensor(d!)? by_loc_q=None, "
       "Tensor(e!)? by_root_q=None) -> int");
   m.def(

@@ -37,6 +37,7 @@ struct FormRowTask {
 // Means, and lower triangular factors of covariances, contiguous; derivatives as in the others.
 struct NormalsTask {
   Dtype dtype;
+  MatrixKind kind_p, kind_q;
   int64_t size, dimensions;
   const void *loc_p, *root_p, *loc_q, *root_q;
   void *values, *by_loc_p, *by_root_p, *by_loc_q, *by_root_q;

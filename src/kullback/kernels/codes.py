@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "Outcome", "RowForm"]
+__all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "MatrixKind", "Outcome", "RowForm"]
 
 # Goes up whenever an operator's arguments or a number below change: a library of another build is not used.
-INTERFACE = 5
+INTERFACE = 6
 
 
 class DivergenceCode(IntEnum):
@@ -91,6 +91,14 @@ class RowForm(IntEnum):
     DIRICHLET = 0
     CATEGORICAL_LOGITS = 1
     CATEGORICAL_PROBS = 2
+
+
+class MatrixKind(IntEnum):
+    """What a multivariate normal is made from."""
+
+    FACTOR = 0
+    COVARIANCE = 1
+    PRECISION = 2
 
 
 class Outcome(IntEnum):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
 from unittest.mock import patch
 
 import mpmath
@@ -136,28 +138,74 @@ def test_roots_beyond_the_range_are_left_to_plain_torch(number: float) -> None:
     assert not is_fused(q, p)
 
 
+def true_value_and_derivatives(mean_p: Tensor, p: Any, mean_q: Tensor, q: Any) -> tuple[Any, Any, Any]:
+    """Return KL for covariances, and its derivatives by these, by mpmath."""
+    inverse, shift = q**-1, mpmath.matrix(mean_p.tolist()) - mpmath.matrix(mean_q.tolist())
+    product, far = inverse * p, inverse * shift
+    trace = mpmath.fsum(product[i, i] for i in range(p.rows))
+    value = (trace - p.rows - mpmath.log(mpmath.det(product)) + (shift.T * far)[0]) / 2
+    return value, (inverse - p**-1) / 2, (inverse - product * inverse - far * far.T) / 2
+
+
 @pytest.mark.parametrize("relative", [None, 1e-6])
-@pytest.mark.parametrize("name", ["covariance_matrix", "precision_matrix"])
-def test_those_made_from_other_matrices_have_the_digits_of_plain_torch(
-    name: str, relative: float | None
-) -> None:
-    (loc_p, root_p), (loc_q, root_q) = drawn((4,), 3)
+@pytest.mark.parametrize("names", list(itertools.product(closed_forms._MATRICES, repeat=2)), ids="-".join)  # pyright: ignore[reportPrivateUsage]
+def test_matrices_of_any_kind_have_all_digits(names: tuple[str, str], relative: float | None) -> None:
+    """Values, and derivatives by covariances and precisions, of ordinary, nearly equal and ill-conditioned pairs."""
+    (loc_p, root_p), (loc_q, root_q) = drawn((3,), 4)
+    root_p[2, 3] = root_p[2, 2] + 1e-6 * root_p[2, 3]  # nearly singular
     if relative is not None:
         loc_q, root_q = loc_p * (1 + relative), root_p * (1 - relative)
+    given = [
+        (root if name == "scale_tril" else root @ root.mT).requires_grad_()
+        for name, root in zip(names, (root_p.tril(), root_q.tril()), strict=True)
+    ]
+    pair = [
+        MultivariateNormal(loc, **{name: x}, validate_args=False)  # pyright: ignore[reportArgumentType]
+        for name, loc, x in zip(names, (loc_p, loc_q), given, strict=True)
+    ]
+    value = closed_forms.fused_divergence(*pair)
+    assert value is not None
+    found = torch.autograd.grad(value.sum(), given)
+    with mpmath.workdps(60):
+        for i in range(3):
+            exact = [mpmath.matrix(x[i].tolist()) for x in given]
+            covariances = [
+                x * x.T if name == "scale_tril" else x if name == "covariance_matrix" else x**-1
+                for name, x in zip(names, exact, strict=True)
+            ]
+            truth, *derivatives = true_value_and_derivatives(
+                loc_p[i], covariances[0], loc_q[i], covariances[1]
+            )
+            assert abs(value[i].item() - truth) <= 1e-12 * truth
+            for name, s, by, ours in zip(names, covariances, derivatives, found, strict=True):
+                if name == "scale_tril":
+                    continue
+                expected = by if name == "covariance_matrix" else -s * by * s
+                error = mpmath.matrix(ours[i].tolist()) - expected
+                assert mpmath.mnorm(error) <= 1e-11 * mpmath.mnorm(expected)
 
-    def answers(is_swapped: bool) -> tuple[Tensor, ...]:
-        matrix = (root_p @ root_p.mT).requires_grad_()
-        pair = MultivariateNormal(loc_p, **{name: matrix}), normal((loc_q, root_q))
-        value = kl_divergence(*(pair[::-1] if is_swapped else pair))
-        return value.detach(), *torch.autograd.grad(value.sum(), matrix)
 
-    for is_swapped in (False, True):
-        ours = answers(is_swapped)
-        with patch.object(closed_forms, "_is_available", lambda: False):
-            theirs = answers(is_swapped)
-        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-12, atol=0)
-        scale = float(theirs[1].abs().amax())
-        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-11, atol=1e-12 * scale)
+def test_derivatives_of_both_orders_by_covariances_and_precisions_are_consistent() -> None:
+    (loc_p, root_p), (loc_q, root_q) = drawn((2,), 3)
+    for name in ("covariance_matrix", "precision_matrix"):
+
+        def value(a: Tensor, b: Tensor, name: str = name) -> Tensor:
+            pair = ((loc_p, a), (loc_q, b))
+            return kl_divergence(*(MultivariateNormal(m, **{name: (x + x.mT) / 2}) for m, x in pair))  # pyright: ignore[reportArgumentType]
+
+        leaves = tuple((x @ x.mT).requires_grad_() for x in (root_p, root_q))
+        assert gradcheck(value, leaves)
+        assert gradgradcheck(value, leaves)
+
+
+@pytest.mark.parametrize("name", ["covariance_matrix", "precision_matrix"])
+def test_a_matrix_without_a_factor_is_left_to_plain_torch(name: str) -> None:
+    (loc, root), _ = drawn((2,), 3)
+    good = MultivariateNormal(loc, **{name: root @ root.mT})  # pyright: ignore[reportArgumentType]
+    bad = MultivariateNormal(loc, **{name: root @ root.mT})  # pyright: ignore[reportArgumentType]
+    setattr(bad, name, torch.diag_embed(torch.tensor([1.0, -1.0, 1.0]).double()).expand(2, 3, 3))
+    assert closed_forms.fused_divergence(good, bad) is None
+    assert closed_forms.fused_divergence(bad, good) is None
 
 
 def test_those_of_different_sizes_are_not_fused() -> None:

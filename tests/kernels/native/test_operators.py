@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kullback.kernels.codes import DivergenceCode, ElementForm, Outcome, RowForm
+from kullback.kernels.codes import DivergenceCode, ElementForm, MatrixKind, Outcome, RowForm
 from kullback.kernels.native import library
 
 if library.missing() is not None:
@@ -99,6 +99,8 @@ def closed_form_of_rows() -> Call:
 def closed_form_of_normals() -> Call:
     roots = torch.eye(CLASSES).expand(ROWS, CLASSES, CLASSES)
     return {
+        "kind_p": MatrixKind.COVARIANCE.value,
+        "kind_q": MatrixKind.FACTOR.value,
         "values": torch.zeros(ROWS),
         "loc_p": matrix(),
         "root_p": roots.clone(),

@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.kernels.codes import Outcome
+from kullback.kernels.codes import MatrixKind, Outcome
 from kullback.representations import can_inspect
 
 __all__ = ["Form", "Operator", "Parameters", "divergence", "required_gradients"]
 
-# For parameters that are numbers; for those that are rows; for means and Cholesky factors; for means and low-rank
-# covariances on one side or both, of values alone.
+# For parameters that are numbers; for those that are rows; for means and matrices; for means and low-rank covariances
+# on one side or both, of values alone.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
@@ -99,7 +99,8 @@ def _compute(
         for want, x in zip(wanted, parameters, strict=bool(wanted))
     ]
     if form.operator == "closed_form_of_normals":
-        outcome = _operators().closed_form_of_normals(values, *parameters, *derivatives)
+        kinds = divmod(form.code, len(MatrixKind))
+        outcome = _operators().closed_form_of_normals(*kinds, values, *parameters, *derivatives)
     elif form.operator == "closed_form_of_factors":
         outcome = _operators().closed_form_of_factors(values, *_with_variances(form.code, parameters))
     elif form.operator == "closed_form_of_rows":

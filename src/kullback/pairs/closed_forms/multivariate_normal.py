@@ -8,7 +8,6 @@ B = U M^(-1/2), and v^T (1 - B B^T) v is the least |v - U z|^2 + |z|^2 over z, w
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from kullback.pairs.numerics.cholesky import (
     of_low_rank,
     of_root,
     relative,
+    solve_lower,
     whitened,
 )
 from kullback.pairs.numerics.parameters import first_given
@@ -43,7 +43,6 @@ __all__ = [
     "factor_model_divergence",
     "full_to_low_rank_divergence",
     "full_to_low_rank_gradients",
-    "kl_of_elements",
     "low_rank_divergence",
     "low_rank_gradients",
     "low_rank_to_full_divergence",
@@ -84,18 +83,8 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
 
     L and K are the Cholesky factors of the covariances of P and Q.
     """
-    return _of_factors(factors_of(p, q), upcast(p.loc) - upcast(q.loc))
-
-
-def kl_of_elements(p: MultivariateNormal, q: MultivariateNormal, chosen: Tensor) -> Tensor:
-    """Return the same for some elements of a batch that both have, in one dimension."""
-    factors = factors_of(p, q, lambda matrix: matrix.expand(*chosen.shape, *matrix.shape[-2:])[chosen])
-    return _of_factors(factors, (upcast(p.loc) - upcast(q.loc))[chosen])
-
-
-def _of_factors(factors: tuple[Covariance, Covariance, bool], difference: Tensor) -> Tensor:
-    first, second, precise = factors
-    shift = difference.unsqueeze(-1)
+    first, second, precise = factors_of(p, q)
+    shift = (upcast(p.loc) - upcast(q.loc)).unsqueeze(-1)
     steps = first.root.mT @ shift if precise else whitened(shift, second)
     return relative(first, second).divergence() + (steps**2).sum((-2, -1)) / 2
 
@@ -129,34 +118,22 @@ def root_of_matrix(d: MultivariateNormal) -> RoundedRoot | None:
     return RoundedRoot(root.contiguous(), variances)
 
 
-def roots_suffice(p: RoundedRoot, q: RoundedRoot, shift: Tensor, value: Tensor) -> Tensor:
-    """Tell for which elements of a batch rounded Cholesky factors give KL with all digits but the last few.
+def roots_suffice(p: RoundedRoot, q: RoundedRoot, shift: Tensor, value: Tensor) -> bool:
+    """Tell whether rounded Cholesky factors give KL with all digits but the last few, throughout a batch.
 
     Rounding changes a covariance by a part of its variances D^2, and KL by that times the squared norms of L^-1 D and
-    K^-1 D. Those are at most d e / det C for a matrix C of correlations, and are estimated by the images of random
-    vectors where that is too much. Nearly equal covariances are compared by their difference instead.
+    K^-1 D, which the images of random vectors estimate. Nearly equal covariances are compared by their difference.
     """
     with torch.no_grad():
         size = shift.shape[-1]
-        diagonal_p, diagonal_q = (x.root.diagonal(dim1=-2, dim2=-1) for x in (p, q))
-        of_p, of_q = diagonal_p * diagonal_p, diagonal_q * diagonal_q
-        least = torch.minimum((of_p / p.variances).prod(-1), (of_q / q.variances).prod(-1))
-        wider = (p.variances / q.variances).amax(-1).clamp(min=1)
-        ratio = of_p / of_q
-        apart = (ratio - 1 - torch.log(ratio)).sum(-1) / 2  # a part of KL of the covariances
-        is_certain = math.e * wider < _LARGEST_GROWTH * least
-        found = is_certain & (apart > _FAR_APART)
-        if bool(found.all()):
-            return found
         vectors = _random_vectors(size).to(shift.device)
         marks = torch.maximum(p.variances, q.variances).sqrt().unsqueeze(-1) * vectors
-        batch = torch.broadcast_shapes(marks.shape[:-2], shift.shape[:-1])
-        columns = torch.cat([x.expand(*batch, size, -1) for x in (marks, shift.unsqueeze(-1))], -1)
+        columns = torch.cat([marks.expand(*shift.shape[:-1], size, -1), shift.unsqueeze(-1)], -1)
         squares = torch.linalg.solve_triangular(q.root, columns, upper=False).square().sum(-2)
         own = torch.linalg.solve_triangular(p.root, p.variances.sqrt().unsqueeze(-1) * vectors, upper=False)
         growth = torch.maximum(squares[..., :-1], own.square().sum(-2)).amax(-1)
         is_likely = growth < _LARGEST_GROWTH / _SPREAD_OF_ESTIMATE * size
-        return found | (is_likely & (value - squares[..., -1] / 2 > _FAR_APART))
+        return bool((is_likely & (value - squares[..., -1] / 2 > _FAR_APART)).all())
 
 
 @functools.cache
@@ -169,8 +146,7 @@ def _random_vectors(size: int) -> Tensor:
 def _root_of_precision(matrix: Tensor) -> Tensor:
     """Return the Cholesky factor of the inverse of a matrix."""
     root = torch.linalg.cholesky(matrix.flip((-2, -1)), upper=True).flip((-2, -1))
-    one = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-    return torch.linalg.solve_triangular(root, one, upper=False)
+    return solve_lower(root, torch.eye(root.shape[-1], dtype=root.dtype, device=root.device))
 
 
 @closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal)

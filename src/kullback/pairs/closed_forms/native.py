@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -58,7 +59,6 @@ from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE, infinite_diver
 from kullback.pairs.closed_forms.multivariate_normal import (
     full_to_low_rank_divergence,
     full_to_low_rank_gradients,
-    kl_of_elements,
     low_rank_divergence,
     low_rank_gradients,
     low_rank_to_full_divergence,
@@ -260,22 +260,25 @@ _LOGITS_AND_PROBS: dict[TypePair, tuple[_Pair, _Pair]] = {
 }
 
 
-def _normals(parameters: Parameters) -> Tensor:
-    loc_p, root_p, loc_q, root_q = parameters
-    p, q = (
-        MultivariateNormal(loc, scale_tril=root, validate_args=False)
-        for loc, root in ((loc_p, root_p), (loc_q, root_q))
-    )
-    return cast(ClosedForm, find_closed_form(MultivariateNormal, MultivariateNormal)).function(p, q)  # pyright: ignore[reportReturnType]
+# What a multivariate normal is made from, in the order of the MatrixKinds.
+_MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 
 
-_NORMALS = _Pair(
-    (MultivariateNormal, MultivariateNormal),
-    attrgetter("loc", "scale_tril"),
-    attrgetter("loc", "scale_tril"),
-    Form("closed_form_of_normals", 0, _normals, False),
-)
+def _pair_of_normals(code: int, *names: str) -> _Pair:
+    def reference(parameters: Parameters) -> Tensor:
+        p, q = (
+            MultivariateNormal(loc, **{name: matrix}, validate_args=False)  # pyright: ignore[reportArgumentType]
+            for name, loc, matrix in zip(names, parameters[::2], parameters[1::2], strict=True)
+        )
+        return cast(ClosedForm, find_closed_form(*types)).function(p, q)  # pyright: ignore[reportReturnType]
 
+    types = MultivariateNormal, MultivariateNormal
+    read_p, read_q = (attrgetter("loc", name) for name in names)
+    return _Pair(types, read_p, read_q, Form("closed_form_of_normals", code, reference, False))
+
+
+_NORMALS = {names: _pair_of_normals(code, *names) for code, names in enumerate(product(_MATRICES, repeat=2))}
+_OF_FACTORS = _NORMALS["scale_tril", "scale_tril"]
 _LOW_RANK, _FULL = attrgetter("loc", "cov_factor", "cov_diag"), attrgetter("loc", "scale_tril")
 
 
@@ -315,10 +318,11 @@ _SHORT = 32
 _LONGEST_ROW = 256
 # How much larger than KL the differences of totals may be that are rounded.
 _DIGITS_OF_TOTALS = 1e3
-# From so many dimensions on, the triangular solves of torch's own libraries are faster than the kernel.
-_LARGE_MATRIX = 512
+# From so many dimensions on, torch's own libraries are faster than the kernel: by Cholesky factors, and with other
+# matrices.
+_LARGE_ROOT, _LARGE_MATRIX = 512, 128
 # Families of which only those made from some parameters are served.
-_MANY = dict.fromkeys((*_LOGITS_AND_PROBS, *_FACTORS, _NORMALS.types))
+_MANY = dict.fromkeys((*_LOGITS_AND_PROBS, *_FACTORS, _OF_FACTORS.types))
 
 
 def fused_divergence(p: object, q: object) -> Tensor | None:
@@ -399,7 +403,8 @@ def _is_comparable(form: Form, parameters: Parameters) -> bool:
         return True
     if form.operator == "closed_form_of_rows":
         return parameters[0].shape[-1] == parameters[1].shape[-1]
-    return parameters[0].shape == parameters[3 if form.code & 1 else 2].shape
+    is_low_rank = form.operator == "closed_form_of_factors" and form.code & 1
+    return parameters[0].shape == parameters[3 if is_low_rank else 2].shape
 
 
 def _without_pair(types: TypePair, p: object, q: object) -> Tensor | None:
@@ -412,38 +417,29 @@ def _without_pair(types: TypePair, p: object, q: object) -> Tensor | None:
 
 
 def _of_matrices(types: TypePair, p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL by the Cholesky factors that torch made of covariances or precisions.
+    """Return KL in many dimensions by the Cholesky factors that torch made of covariances or precisions.
 
     None where these have lost digits that the matrices have: for nearly equal or ill-conditioned ones.
     """
-    known = types if types == _NORMALS.types else cached("kullback kernel", types, _of_superclasses)
-    if (
-        known != _NORMALS.types
-        or not _is_ordinary_call(types)
-        or overrides_density(p)
-        or overrides_density(q)
-    ):
+    known = types if types == _OF_FACTORS.types else cached("kullback kernel", types, _of_superclasses)
+    if known != _OF_FACTORS.types or not _is_ordinary_call(types) or any(map(overrides_density, (p, q))):
         return None
-    if p.loc.shape[-1] != q.loc.shape[-1] or p.batch_shape != q.batch_shape or p.loc.dtype is not q.loc.dtype:
+    if p.loc.shape != q.loc.shape or p.loc.dtype is not q.loc.dtype or p.event_shape[0] < _LARGE_MATRIX:
         return None
     of_p, of_q = root_of_matrix(p), root_of_matrix(q)
-    mean_p, mean_q = (upcast(d.loc).expand(*p.batch_shape, -1) for d in (p, q))
     if of_p is None or of_q is None:
         return None
+    mean_p, mean_q = (upcast(d.loc) for d in (p, q))
     root_p, root_q = (x.root.expand(*p.batch_shape, -1, -1) for x in (of_p, of_q))
     parameters = tuple(map(recordable, (mean_p, root_p, mean_q, root_q)))
-    required = required_gradients(parameters)
+    required, form = required_gradients(parameters), _OF_FACTORS.form
     value = None
     if required is not None:
-        is_large = p.event_shape[0] >= _LARGE_MATRIX
-        value = _normals(parameters) if is_large else divergence(_NORMALS.form, parameters, required)
-    if value is None:
+        is_large = p.event_shape[0] >= _LARGE_ROOT
+        value = form.reference(parameters) if is_large else divergence(form, parameters, required)
+    if value is None or not roots_suffice(of_p, of_q, (mean_p - mean_q).detach(), value.detach()):
         return None
-    suffices = roots_suffice(of_p, of_q, (mean_p - mean_q).detach(), value.detach()).expand(value.shape)
-    if not bool(suffices.all()):
-        rest = kl_of_elements(p, q, ~suffices).clamp(min=0)
-        value = torch.where(suffices, value, 0).masked_scatter(~suffices, rest)
-    return value if value.dtype is p.loc.dtype else value.to(p.loc.dtype)
+    return value.to(p.loc.dtype)
 
 
 def _of_dimensions(p: Any, q: Any) -> Tensor | None:
@@ -480,13 +476,12 @@ def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
 def _pair_of_parameters(types: TypePair, p: Any, q: Any) -> _Pair | None:
     """Return the pair for what two distributions were made from; None if the kernel does not serve that."""
     if types not in _LOGITS_AND_PROBS:
-        matrices = ("scale_tril", "covariance_matrix", "precision_matrix")
-        full = [d for d in (p, q) if isinstance(d, MultivariateNormal)]
-        if len(full) == 2 and p.event_shape[0] >= _LARGE_MATRIX:
-            return None
-        if any(first_given(d, matrices) != "scale_tril" for d in full):
-            return None
-        return _FACTORS.get(types, _NORMALS)
+        names = [first_given(d, _MATRICES) for d in (p, q) if isinstance(d, MultivariateNormal)]
+        of_factors = all(name == "scale_tril" for name in names)
+        if types in _FACTORS:
+            return _FACTORS[types] if of_factors else None
+        is_large = p.event_shape[0] >= (_LARGE_ROOT if of_factors else _LARGE_MATRIX)
+        return None if is_large else _NORMALS.get(tuple(names))  # pyright: ignore[reportArgumentType, reportCallIssue]
     in_logits = given_logits(q if types[0] in _PARAMETERS else getattr(p, "_categorical", p))
     if types[0] is types[1] and in_logits is not given_logits(getattr(q, "_categorical", q)):
         return None

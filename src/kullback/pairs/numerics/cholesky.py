@@ -29,11 +29,14 @@ __all__ = [
     "of_matrix",
     "of_root",
     "relative",
+    "solve_lower",
     "whitened",
 ]
 
 # Nearer than this, by the squared norm of the whitened difference, M is made from that difference.
 _NEAR = 0.02
+# Columns that are solved at once, at least.
+_LEAST_WIDTH = 128
 # Ratios whose squares are normal floats.
 _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
@@ -157,6 +160,20 @@ def whitened(x: Tensor, by: Covariance) -> Tensor:
     return torch.linalg.solve_triangular(by.root, x, upper=False)
 
 
+def solve_lower(root: Tensor, x: Tensor) -> Tensor:
+    """Return root^-1 x for lower triangular matrices: in blocks of columns, without the zeros above."""
+    size = x.shape[-1]
+    width = max(_LEAST_WIDTH, -(-size // 8))
+    columns = [
+        torch.nn.functional.pad(
+            torch.linalg.solve_triangular(root[..., i:, i:], x[..., i:, i : i + width], upper=False),
+            (0, 0, i, 0),
+        )
+        for i in range(0, size, width)
+    ]
+    return torch.cat(columns, -1) if len(columns) > 1 else columns[0]
+
+
 def _plus_one(x: Tensor) -> Tensor:
     return x + torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
@@ -166,7 +183,7 @@ def relative(p: Covariance, q: Covariance) -> Relative:
     step = p.root - q.root
     diagonal_p, diagonal_q, shift = (x.diagonal(dim1=-2, dim2=-1) for x in (p.root, q.root, step))
     ratio = diagonal_p / diagonal_q
-    far = Relative(ratio, shift / diagonal_q * (1 + ratio), whitened(step, q).tril(-1))
+    far = Relative(ratio, shift / diagonal_q * (1 + ratio), solve_lower(q.root, step).tril(-1))
     change = _whitened_difference(p, q)
     return far if change is None else _nearer(far, change)
 
