@@ -85,17 +85,17 @@ def constructions() -> dict[str, Make]:
     """Return all families that torch makes from one of several arguments, from each of these."""
     found: dict[str, Make] = {}
     for kind in map(partial(getattr, d), d.__all__):
-        # KL of RelaxedOneHotCategorical is a series.
-        if not isinstance(kind, type) or kind is d.RelaxedOneHotCategorical:
+        is_family = isinstance(kind, type) and issubclass(kind, d.Distribution)
+        if not is_family or kind is d.RelaxedOneHotCategorical:  # whose KL is a series
             continue
         arguments = inspect.signature(kind).parameters.values()
         for given in [x.name for x in arguments if x.default is None and x.name != "validate_args"]:
-            dimensions: int = getattr(kind, "arg_constraints")[given].event_dim  # noqa: B009
-            sizes = ((0,), (10,), (4, 50) if kind is d.MultivariateNormal else (4,))[dimensions]
-            for size in sizes:
-                ending = ("", f", {size} classes", f", {size} dimensions")[dimensions]
+            of_rows = kind in {d.Categorical, d.Multinomial} or issubclass(kind, d.OneHotCategorical)
+            of_matrices = kind in {d.MultivariateNormal, d.Wishart}
+            for size in (10,) if of_rows else (4, 50) if kind is d.MultivariateNormal else (4,):
+                ending = f", {size} classes" if of_rows else f", {size} dimensions" if of_matrices else ""
                 name = kind.__name__ + ALTERNATIVES[given][0] + ending
-                found[name] = partial(constructed, kind=kind, given=given, size=size)
+                found[name] = partial(constructed, kind=kind, given=given, size=size if ending else 0)
     return found
 
 
