@@ -78,7 +78,7 @@ def test_torchs_factors_serve_where_they_have_the_digits(monkeypatch: pytest.Mon
     rule = multivariate_normal.factors_of
     monkeypatch.setattr(multivariate_normal, "factors_of", lambda *pair: calls.append(pair) or rule(*pair))
     generator = torch.Generator().manual_seed(1)
-    for size in (8, 80):
+    for size in (8, 130):
         x = torch.randn(2, 3, size, 2 * size, generator=generator, dtype=torch.float64)
         covariances = x @ x.mT
         for name in ("covariance_matrix", "precision_matrix"):
@@ -88,5 +88,5 @@ def test_torchs_factors_serve_where_they_have_the_digits(monkeypatch: pytest.Mon
             assert not calls
             near = made(x[0, :, :, 0], **{name: covariances[0] * (1 + 1e-6)})
             assert float(kl_divergence(p, near).max()) < 1e-10
-            assert bool(calls) is (size == 80)  # the kernel's own digits suffice for the small
+            assert bool(calls) is (size == 130)  # the kernel's own digits suffice for the small
             calls.clear()
