@@ -42,9 +42,9 @@ Kind = Literal["blocks", "period", "pattern", "repeats"]
 FEWEST_BLOCKS = 10
 # Rows below which nothing is measured, and rows in which a period is looked for.
 _FEWEST_ROWS, _MOST_ROWS_FOR_PERIOD = 20, 1 << 16
-# Autocorrelation times in a block, at least and, where so many blocks are left, at most: the means of blocks of five
-# vary by 10 % too little, those of twelve by 4 %.
-_TIMES_IN_A_BLOCK, _USUAL_BLOCKS = (5.0, 12.0), 20
+# Autocorrelation times in a block at least, and how many times as many where so many blocks are left: the means of
+# blocks of five vary by 10 % too little, those of twelve by 4 %.
+_FEWEST_TIMES_IN_A_BLOCK, _MOST_TIMES, _USUAL_BLOCKS = 5.0, 2.4, 20
 # Blocks at least of a length whose means are compared.
 _FEWEST_COMPARED = 8
 # The probability that independent rows appear dependent, and as much again for a period.
@@ -87,6 +87,13 @@ class SerialDependence:
     def effective(self) -> float:
         """How many independent rows tell as much."""
         return self.rows / self.time
+
+    @property
+    def correction(self) -> float:
+        r"""By what to multiply a variance that takes blocks as independent: :math:`\tau / V_L` of an autoregression."""
+        if self.kind != "blocks" or self.labels is None:
+            return 1.0
+        return 1 / (1 - (self.time - 1 / self.time) / (2 * self.length))
 
 
 def number_scores(x: Array) -> Array:
@@ -161,10 +168,11 @@ def serial_dependence(scores: Array) -> SerialDependence | None:
     return SerialDependence("blocks", n, time, length, labels)
 
 
-def block_length(rows: int, time: float) -> int:
+def block_length(
+    rows: int, time: float, least: float = _FEWEST_TIMES_IN_A_BLOCK, blocks: int = _USUAL_BLOCKS
+) -> int:
     """Return how many rows a block needs, given their autocorrelation time, so that its mean is nearly independent."""
-    least, most = _TIMES_IN_A_BLOCK
-    return math.ceil(time * min(max(rows / time / _USUAL_BLOCKS, least), most))
+    return math.ceil(time * min(max(rows / time / blocks, least), _MOST_TIMES * least))
 
 
 def block_labels(rows: int, blocks: int) -> Integers:

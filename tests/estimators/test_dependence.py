@@ -12,14 +12,19 @@ import torch
 from torch.distributions import Normal
 
 from kullback import (
+    KL,
     Jeffreys,
+    JensenShannon,
     ReverseKL,
     Samples,
     kl_estimate,
     two_sample_test,
 )
 from kullback.errors import ArgumentValueError
+from kullback.estimators.dependence import dependence_of, grouped_alike
 from kullback.estimators.dispatch import estimate_from_samples
+from kullback.estimators.permutations import Labeling
+from kullback.serial_dependence import SerialDependence, block_labels
 
 Array = np.ndarray[Any, Any]
 
@@ -180,3 +185,68 @@ def test_vectors_categories_and_known_densities() -> None:
     assert two.method == "density_ratio"  # nearest neighbors would be rows next to each other
     assert two.interval is not None
     assert two.interval[0] <= 0 <= two.interval[1]
+
+
+UNLIKE = [(0.0, 0.8, 3000, 1000), (0.0, 0.8, 1000, 3000), (0.5, 0.9, 3000, 3000), (0.3, 0.0, 1000, 8000)]
+
+
+@pytest.mark.parametrize(("of_p", "of_q", "n", "m"), UNLIKE)
+def test_shuffles_of_unlike_sides_vary_as_the_difference_does(
+    of_p: float, of_q: float, n: int, m: int
+) -> None:
+    ratios = []
+    for seed in range(12):
+        rng = np.random.default_rng([seed, 11])
+        groups = grouped_alike(Samples(autoregression(rng, n, of_p)), Samples(autoregression(rng, m, of_q)))
+        if groups.is_open:
+            continue
+        from_p = Labeling.of(groups.p, groups.q, in_pairs=groups.in_pairs).shuffles(300, rng)
+        x = np.concatenate([groups.p.tensor.numpy(), groups.q.tensor.numpy()])[:, 0]
+        means = [(rows * x).sum(1) / rows.sum(1) for rows in (from_p, ~from_p)]
+        # The variance of the mean of an autoregression: its integrated autocorrelation time over the rows.
+        rows = len(groups.p.tensor), len(groups.q.tensor)
+        thinned = [r ** (size / used) for r, size, used in zip((of_p, of_q), (n, m), rows, strict=True)]
+        exact = sum((1 + r) / (1 - r) / used for r, used in zip(thinned, rows, strict=True))
+        ratios.append(float(np.square(means[0] - means[1]).mean()) / exact)
+    assert len(ratios) >= 9
+    assert 0.75 < np.mean(ratios) < 1.3
+
+
+def test_pairs_of_unlike_sides_keep_their_level_and_see_differences() -> None:
+    rng = np.random.default_rng(12)
+    x, y = autoregression(rng, 1000, 0.0), autoregression(rng, 3000, 0.8)
+    equal, apart = (
+        two_sample_test(
+            Samples(x + shift), Samples(y), permutations=199, generator=torch.Generator().manual_seed(0)
+        )
+        for shift in (0.0, 0.6)
+    )
+    assert equal.p_value > 0.05
+    assert apart.p_value <= 0.01
+    assert any("exchange the two blocks of a pair" in note and "Of Q, 1,000" in note for note in apart.notes)
+
+
+@pytest.mark.parametrize(("r", "length"), [(0.3, 10), (0.6, 20), (0.9, 95), (0.9, 228)])
+def test_the_correction_is_that_of_blocks_of_an_autoregression(r: float, length: int) -> None:
+    lags = np.arange(1, length)
+    of_blocks = 1 + 2 * ((1 - lags / length) * r**lags).sum()
+    time = (1 + r) / (1 - r)
+    found = SerialDependence("blocks", 40 * length, time, length, block_labels(40 * length, 40))
+    assert of_blocks * found.correction == pytest.approx(time, rel=1e-3)
+    assert SerialDependence("period", 400, time, 20, block_labels(400, 20)).correction == 1
+
+
+@pytest.mark.parametrize("kind", [KL(), JensenShannon()])
+def test_intervals_allow_for_blocks_that_resemble_their_neighbors(kind: Any) -> None:
+    rng = np.random.default_rng(13)
+    x, y = autoregression(rng, 3000, 0.9) + 0.3, rng.standard_normal((3000, 1))
+    p = Samples(x)
+    found = kl_estimate(p, Samples(y, independent=True), kind=kind)
+    dependence = dependence_of(p)
+    assert dependence is not None
+    plain = kl_estimate(Samples(x, cluster=dependence.labels), Samples(y, independent=True), kind=kind)
+    assert found.interval is not None
+    assert plain.interval is not None
+    wider = (found.interval[1] - found.value) / (plain.interval[1] - plain.value)
+    assert float(wider) == pytest.approx(dependence.correction**0.5)
+    assert 1.02 < float(wider) < 1.06

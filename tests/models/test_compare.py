@@ -558,3 +558,31 @@ def test_names_that_are_none_are_refused(given: Any, said: str) -> None:
     with pytest.raises((ArgumentTypeError, ArgumentValueError), match="candidates") as caught:
         compare_models(folders.base(), given, words(900))
     assert said in str(caught.value)
+
+
+def test_windows_that_resemble_their_neighbors_are_taken_in_blocks() -> None:
+    rng = np.random.default_rng(0)
+    stretches = [
+        ("1 2 3 4 5 6 7 8 9 ", "we read the text of it ")[i % 2] * rng.integers(1, 9) for i in range(50)
+    ]
+    base, candidate = make_model(), make_model()
+    tokenizer = make_tokenizer()
+    with torch.no_grad():
+        digits = tokenizer("1 2 3 4 5 6 7 8 9 ", add_special_tokens=False)["input_ids"]
+        candidate.model.embed_tokens.weight[digits] *= 1.5
+    options: Any = {"tokenizer": tokenizer, "context": 8, "bootstrap": 20}
+    found, plain = (
+        compare_models(base, candidate, "".join(stretches), independent=independent, **options)
+        for independent in (False, True)
+    )
+    notes = found.candidates[0].comparison.notes
+    [note] = [note for note in notes if "neighboring windows are alike" in note]
+    assert "independent=True (--independent)" in note
+    assert "cluster" not in note
+    assert not any("alike" in note for note in plain.candidates[0].comparison.notes)
+    ends = [each.candidates[0].comparison.divergences["kl_pq"].interval for each in (found, plain)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0][1] - ends[0][0] > 1.3 * (ends[1][1] - ends[1][0])
+    with pytest.raises(ArgumentTypeError, match="independent"):
+        compare_models(base, candidate, "text", independent=1, **options)  # pyright: ignore[reportArgumentType]

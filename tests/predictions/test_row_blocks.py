@@ -54,6 +54,37 @@ def test_the_mean_of_dependent_rows_is_covered(correlation: float, n: int) -> No
     assert correlation == 0.3 or plain < 20
 
 
+def in_windows(x: Array, *, ordered: bool) -> MeanEstimate:
+    """Estimate a mean from four rows of each window."""
+    windows = torch.arange(len(x)).repeat_interleave(4)
+    estimator = MeanEstimator(1, 400, None, windows, (0,) if ordered else ())
+    estimator.add(torch.from_numpy(np.repeat(x, 4))[:, None])
+    return estimator.estimates([Quantity(0, -1, 0.0)])[0]
+
+
+def test_the_mean_of_windows_that_depend_on_their_order_is_covered() -> None:
+    covered, plain = 0, 0
+    for seed in range(25):
+        x = np.exp(autoregression(np.random.default_rng([seed, 4]), 400, 0.8) - 0.5)
+        for found, ordered in ((in_windows(x, ordered=True), True), (in_windows(x, ordered=False), False)):
+            low, high = found.interval or (0.0, math.inf)
+            covered += ordered and low <= 1 <= high
+            plain += not ordered and low <= 1 <= high
+    assert covered >= 21
+    assert plain < 19
+    x = autoregression(np.random.default_rng(4), 12_000, 0.8)  # more windows than there are groups
+    exact = 3 / math.sqrt(12_000)  # the standard error of an autoregression
+    assert in_windows(np.exp(x / 10), ordered=True).standard_error == pytest.approx(exact / 10, rel=0.3)
+
+
+def test_windows_that_are_independent_or_few_are_as_they_were() -> None:
+    for seed in range(20):
+        x = np.random.default_rng([seed, 5]).exponential(size=300)
+        assert in_windows(x, ordered=True) == in_windows(x, ordered=False)
+    x = np.exp(np.cumsum(np.random.default_rng(6).standard_normal(60) / 4))
+    assert in_windows(x, ordered=True).reason == "few units"
+
+
 def test_independent_rows_are_as_they_were() -> None:
     for seed in range(20):
         x = np.random.default_rng([seed, 2]).exponential(size=500)

@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from click.testing import CliRunner
 
 from kullback import compare_tables
+from kullback.cli.commands import kullback
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import TableComparison, compare_profiles
 from kullback.tables.profile import Profile, profile_table
@@ -149,6 +151,24 @@ def test_a_lazy_engine_says_that_order_was_not_looked_at() -> None:
     found = compare_tables(p, q)
     assert [each.level for each in found.findings if each.code == "order-unknown"] == ["note", "note"]
     assert not any(each.code == "order-unknown" for each in compare_tables(p, q, independent=True).findings)
+
+
+def test_watch_takes_rows_as_independent_where_it_is_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    names = [str(tmp_path / name) for name in ("reference.parquet", "batch.parquet")]
+    for name in names:
+        pyarrow.parquet.write_table(table(autoregression(rng, 1500, 0.9)), name)
+    found: list[Any] = []
+    for options in ([], ["--independent"]):
+        path = tmp_path / "found.json"
+        result = CliRunner().invoke(kullback, ["watch", *names, "--json", str(path), *options])
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(path.read_text()))
+    codes = [{each["code"] for each in one["findings"]} for one in found]
+    assert "rows-in-order" in codes[0]
+    assert "rows-in-order" not in codes[1]
+    low, high = (one["columns"][0]["kl_pq"]["interval"] for one in found)
+    assert low is None or low[1] > high[1]
 
 
 def test_saved_profiles_keep_the_order_and_old_ones_still_read() -> None:

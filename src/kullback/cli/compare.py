@@ -15,6 +15,7 @@ from kullback.cli.options import (
     CONFIDENCE,
     FILE,
     HTML,
+    INDEPENDENT,
     JSON,
     MARKDOWN,
     NO_PROGRESS,
@@ -88,11 +89,7 @@ MEBIBYTE = 1024 * 1024
     help="A file with the document or window of each row; of tables, the column of it.",
 )
 @click.option("--cluster-key", "cluster_key", help="The name of the clusters in their file.")
-@click.option(
-    "--independent",
-    is_flag=True,
-    help="Predictions and tables: rows are independent, so that their order is not examined.",
-)
+@INDEPENDENT
 @click.option(
     "--worst", type=click.IntRange(0), default=10, show_default=True, help="The number of worst rows to show."
 )
@@ -242,7 +239,7 @@ def compare(
             **of_tables,
         )
     elif of_models["text"] is not None or _names_model((p, *others), hub=of_models["hub"]):
-        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster", "independent"), "models")
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster"), "models")
         if is_worker:
             refuse_workers("models are")
         from kullback.cli.models import run_model_comparison
@@ -256,6 +253,7 @@ def compare(
             llama_cpp=llama_cpp,
             worst=settings["worst"],
             bootstrap=settings["bootstrap"],
+            independent=settings["independent"],
             resume=settings["resume"],
             block_bytes=max(1, int(block_mb * MEBIBYTE)),
             seed=seed,

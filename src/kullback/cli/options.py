@@ -119,6 +119,11 @@ WEIGHTS = click.option("--weights", metavar="COLUMN", help="Tables: the column o
 BINS = click.option(
     "--bins", type=click.IntRange(2), default=20, show_default=True, help="Tables: bins of numbers, at most."
 )
+INDEPENDENT = click.option(
+    "--independent",
+    is_flag=True,
+    help="Rows (of models: windows or documents) are independent, so that their order is not examined.",
+)
 CONFIDENCE = click.option(
     "--confidence",
     type=FiniteRange(0, 1, min_open=True, max_open=True),

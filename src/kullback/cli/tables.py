@@ -37,7 +37,6 @@ from kullback.tables.reference_profile import (
 
 if TYPE_CHECKING:
     from kullback.cli.gates import TableGate
-    from kullback.tables.profile import Profile
     from kullback.tables.result import TableComparison
 
 __all__ = ["run_table_comparison", "run_watch"]
@@ -135,6 +134,7 @@ def run_watch(
     save_batch: Path | None,
     columns: Sequence[str] | None,
     weights: str | None,
+    independent: bool,
     bins: int,
     confidence: float,
     seed: int,
@@ -153,6 +153,7 @@ def run_watch(
         save_batch: where to write the batch's profile, or None.
         columns: which columns; None for all.
         weights: the column of weights, or None.
+        independent: whether rows are known to be independent, whatever their order shows.
         bins: into how many bins numbers are sorted.
         confidence: of the intervals.
         seed: of all randomness.
@@ -188,7 +189,15 @@ def run_watch(
     failures: list[str] = []
     failed = 0
     for name, batch in found:
-        compared = _compared(saved, batch, (str(reference), name), bins, confidence, seed)
+        compared = compare_profiles(
+            saved,
+            batch,
+            bins=bins,
+            confidence=confidence,
+            independent=independent,
+            generator=torch.Generator().manual_seed(seed),
+            names=(str(reference), name),
+        )
         if len(found) == 1:
             others = {} if save_batch is None else {save_batch: batch.to_json() + "\n"}
             return _reported(compared, gates, outputs, others)
@@ -203,13 +212,6 @@ def run_watch(
         for line in lines:
             click.echo(line)
     return failures
-
-
-def _compared(
-    saved: Profile, batch: Profile, names: tuple[str, str], bins: int, confidence: float, seed: int
-) -> TableComparison:
-    generator = torch.Generator().manual_seed(seed)
-    return compare_profiles(saved, batch, bins=bins, confidence=confidence, generator=generator, names=names)
 
 
 def _check_watch(

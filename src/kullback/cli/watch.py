@@ -14,6 +14,7 @@ from kullback.cli.options import (
     CONFIDENCE,
     FILE,
     HTML,
+    INDEPENDENT,
     JSON,
     MARKDOWN,
     NO_PROGRESS,
@@ -40,6 +41,7 @@ __all__ = ["watch"]
 @click.option("--save-batch", type=FILE, help="Write the profile of the batch to FILE, to be merged later.")
 @COLUMNS
 @WEIGHTS
+@INDEPENDENT
 @BINS
 @CONFIDENCE
 @JSON

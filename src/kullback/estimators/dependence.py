@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,10 @@ __all__ = ["Grouped", "dependence_of", "grouped", "grouped_alike"]
 _MOST_ACROSS_BLOCKS = 0.05
 # A test has no quantile of Student's t, so that its blocks are longer than those of an interval.
 _LONGER_IN_TESTS = 1.5
-# Of autocorrelation times so many times as long, the longer one decides how many blocks are compared.
-_MUCH_LONGER = 1.5
+# Blocks of two sides whose autocorrelation times are more unlike than this are not shuffled together.
+_UNLIKE = 1.5
+# Autocorrelation times in a block of a pair, at least, and pairs where more times are in a block.
+_SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
 
 
 class Grouped(NamedTuple):
@@ -39,11 +40,13 @@ class Grouped(NamedTuple):
         samples: the draws, with their blocks or repeated rows as clusters.
         notes: a sentence each.
         is_open: whether there are too few groups for any error.
+        correction: by what to multiply a variance that takes the groups as independent.
     """
 
     samples: Samples
     notes: tuple[str, ...] = ()
     is_open: bool = False
+    correction: float = 1.0
 
 
 def grouped(samples: Samples, name: str) -> Grouped:
@@ -58,19 +61,29 @@ def grouped(samples: Samples, name: str) -> Grouped:
 
 
 class GroupedAlike(NamedTuple):
-    """Two data sets in groups that can be exchanged, a note on them, and whether there are too few groups."""
+    """Two data sets in groups that can be exchanged, and what there is to say about them.
+
+    Attributes:
+        p, q: the draws, with their groups as clusters.
+        notes: a sentence each.
+        is_open: whether there are too few groups for a test.
+        in_pairs: whether only the groups with the same number are exchanged, as those of the two sides are unlike.
+    """
 
     p: Samples
     q: Samples
     notes: tuple[str, ...] = ()
     is_open: bool = False
+    in_pairs: bool = False
 
 
 def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
     """Return two data sets in groups to be exchanged: blocks of one length where either shows dependence in its order.
 
-    Of unlike dependence, the side that depends less is cut down to as many blocks as the other one has, if that has
-    fewer: the more variable of two unequal numbers of blocks must not be the smaller one.
+    Means of blocks of unlike sides have unlike variances, so that shuffles of all blocks would have another variance
+    than the difference that is tested. Such sides are cut into as many blocks each, and only the two blocks of a pair
+    are exchanged: the differences of pairs are independent and nearly symmetric about 0 where P = Q, as in a paired
+    test. All blocks have the same number of rows, evenly spread ones of the longer side.
     """
     sides, found = (p, q), [dependence_of(side) for side in (p, q)]
     known = [each for each in found if each is not None]
@@ -80,23 +93,36 @@ def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
         own = [_own_groups(side, each) for side, each in zip(sides, found, strict=True)]
         return GroupedAlike(own[0][0], own[1][0], own[0][1] + own[1][1], any(each.is_open for each in known))
     times = [1.0 if each is None else each.time for each in found]
-    length = math.ceil(block_length(min(len(p), len(q)), max(times) * _LONGER_IN_TESTS))
-    blocks = [len(side) // length for side in sides]
+    in_pairs = max(times) > _UNLIKE * min(times)
+    if in_pairs:
+        # Signs of few pairs have no quantile to learn, so that their blocks are longer.
+        sizes = (
+            block_length(len(side), time, _SHORTEST_IN_PAIRS, _PAIRS)
+            for side, time in zip(sides, times, strict=True)
+        )
+        blocks = [min(len(side) // size for side, size in zip(sides, sizes, strict=True))] * 2
+    else:
+        length = block_length(min(len(p), len(q)), max(times) * _LONGER_IN_TESTS)
+        blocks = [len(side) // length for side in sides]
     if min(blocks) < FEWEST_BLOCKS:
         note = (
-            f"Neighboring rows are alike, and fewer than {FEWEST_BLOCKS} independent blocks of {length} rows are left. "
+            f"Neighboring rows are alike, and fewer than {FEWEST_BLOCKS} independent blocks of rows are left. "
             "The test cannot tell: its p-value is NaN."
         )
         return GroupedAlike(p, q, (note,), True)
-    few = int(np.argmin(blocks))
-    used = list(blocks)
-    if times[few] > _MUCH_LONGER * times[1 - few]:
-        used[1 - few] = blocks[few]
-    cut = [_in_blocks(side, *numbers) for side, *numbers in zip(sides, blocks, used, strict=True)]
-    note = f"Neighboring rows are alike: shuffles move {used[0]} blocks of P and {used[1]} of Q, {length} rows each."
-    if used != blocks:
-        note += f" Other rows of {'PQ'[1 - few]} are not used in the test, as {'PQ'[few]} depends more on its order."
-    return GroupedAlike(cut[0], cut[1], (note,))
+    rows = min(len(p), len(q))
+    kept = rows if in_pairs else max(len(p), len(q))
+    first, second = (_in_blocks(side, number, kept) for side, number in zip(sides, blocks, strict=True))
+    note = (
+        f"Neighboring rows are alike: shuffles move {blocks[0]} blocks of P and {blocks[1]} of Q, "
+        f"{rows // min(blocks)} rows each."
+    )
+    if in_pairs:
+        note += " They exchange the two blocks of a pair, because the two sides depend unequally on their order."
+        note += (
+            "" if len(p) == len(q) else f" Of {'PQ'[len(q) > len(p)]}, {rows:,} evenly spread rows are used."
+        )
+    return GroupedAlike(first, second, (note,), in_pairs=in_pairs)
 
 
 def _own_groups(side: Samples, found: SerialDependence | None) -> tuple[Samples, tuple[str, ...]]:
@@ -111,15 +137,12 @@ def _own_groups(side: Samples, found: SerialDependence | None) -> tuple[Samples,
     return _with_cluster(side, found.labels), (f"Shuffles keep {which} together.",)
 
 
-def _in_blocks(side: Samples, blocks: int, used: int) -> Samples:
-    """Return draws in blocks, of which so many are used, evenly spread."""
-    labels = block_labels(len(side), blocks)
+def _in_blocks(side: Samples, blocks: int, rows: int) -> Samples:
+    """Return draws in so many blocks; of more than so many rows, evenly spread ones."""
     found = copy.copy(side)
-    if used < blocks:
-        kept = np.isin(labels, np.arange(used) * blocks // used)
-        found.tensor = side.tensor[torch.from_numpy(kept).to(side.tensor.device)]
-        labels = np.unique(labels[kept], return_inverse=True)[1]
-    return _with_cluster(found, labels)
+    if rows < len(side):
+        found.tensor = side.tensor[torch.arange(rows, device=side.tensor.device) * len(side) // rows]
+    return _with_cluster(found, block_labels(len(found.tensor), blocks))
 
 
 def with_groups(samples: Samples, found: SerialDependence, name: str) -> Grouped:
@@ -130,7 +153,9 @@ def with_groups(samples: Samples, found: SerialDependence, name: str) -> Grouped
         return Grouped(_with_cluster(samples, labels), (_noticed(found, name), _no_error(found)), True)
     if found.labels is None:
         return Grouped(samples, (_noticed(found, name),))
-    return Grouped(_with_cluster(samples, found.labels), (_noticed(found, name),))
+    return Grouped(
+        _with_cluster(samples, found.labels), (_noticed(found, name),), correction=found.correction
+    )
 
 
 def dependence_of(samples: Samples) -> SerialDependence | None:

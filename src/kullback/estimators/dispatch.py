@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +33,7 @@ from kullback.estimators.discrete.api import (
     zhang_grabchak,
 )
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
-from kullback.estimators.discrete.kinds import bias_corrected, estimable
+from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
 from kullback.estimators.histogram import histogram
 from kullback.estimators.knn.api import nearest_neighbors
 from kullback.estimators.knn.data import RepeatedDrawsError
@@ -107,7 +108,22 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
         notes.append(f"These are too few for {found.method!r}: there is no interval.")
     if too_few and bool(found.value.isfinite()):
         found = replace(found, interval=None, standard_error=None)
+    wider = math.sqrt(max(side.correction for side in sides if side is not None))
+    is_kl = any(behaves_as(kind, each) for each in (KL, ReverseKL, Jeffreys))
+    found = _widened(found, wider, math.inf if is_kl else largest_of(kind))
     return replace(found, notes=(*notes, *found.notes))
+
+
+def _widened(found: Estimate, factor: float, largest: float) -> Estimate:
+    """Return an estimate with its standard error and interval so many times as wide, within 0 and `largest`."""
+    if factor == 1.0 or not bool(found.value.isfinite()):
+        return found
+    if found.standard_error is not None:
+        found = replace(found, standard_error=factor * found.standard_error)
+    if found.interval is None:
+        return found
+    low, high = ((found.value + factor * (end - found.value)).clamp(0, largest) for end in found.interval)
+    return replace(found, interval=(low, high))
 
 
 @contextmanager

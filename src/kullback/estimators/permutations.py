@@ -25,9 +25,10 @@ class Labeling(NamedTuple):
 
     unit_of: Integers | None  # None: each draw is a unit of its own
     from_p: np.ndarray[Any, np.dtype[np.bool_]]
+    in_pairs: bool = False  # P's units and Q's with the same number are exchanged, and no others
 
     @classmethod
-    def of(cls, p: Samples, q: Samples) -> Labeling:
+    def of(cls, p: Samples, q: Samples, *, in_pairs: bool = False) -> Labeling:
         """Read the units off two data sets: their clusters where either has some, else the draws."""
         n, m = len(p), len(q)
         if p.cluster is None and q.cluster is None:
@@ -42,7 +43,7 @@ class Labeling(NamedTuple):
                 got=f"{first} in p and {second} in q",
                 instead="Samples(x) without cluster=, where the draws are independent",
             )
-        return cls(np.concatenate([x, first + y]), np.arange(first + second) < first)
+        return cls(np.concatenate([x, first + y]), np.arange(first + second) < first, in_pairs)
 
     def of_draws(self, units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Spread labels of units, along the last dimension, over their draws."""
@@ -50,6 +51,9 @@ class Labeling(NamedTuple):
 
     def shuffles(self, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
         """Return which draws count as P's in some shuffles, shape (rows, draws)."""
+        if self.in_pairs:
+            kept = rng.random((rows, len(self.from_p) // 2)) < 0.5
+            return self.of_draws(np.concatenate([kept, ~kept], 1))
         units = np.broadcast_to(self.from_p, (rows, len(self.from_p)))
         return self.of_draws(rng.permuted(units, axis=1))
 

@@ -208,7 +208,9 @@ def two_sample_test(
         permutations = _number_of(permutations)
         rng = np.random.default_rng(seed_of(generator, CALL))
         groups = grouped_alike(p, q)
-        found, statistic, method = permutation_test(groups.p, groups.q, permutations, rng)
+        found, statistic, method = permutation_test(
+            groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
+        )
         found, said = math.nan if groups.is_open else found, groups.notes
     effect, notes = _effect(p, q, generator)
     notes = tuple(dict.fromkeys((*said, *notes)))
@@ -216,10 +218,10 @@ def two_sample_test(
 
 
 def permutation_test(
-    p: Samples, q: Samples, permutations: int, rng: np.random.Generator
+    p: Samples, q: Samples, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
 ) -> tuple[float, float, str]:
     """Return the p-value, and value and name of the statistic that shows the difference most clearly."""
-    return _tested(_statistics(p, q, rng), Labeling.of(p, q), permutations, rng)
+    return _tested(_statistics(p, q, rng), Labeling.of(p, q, in_pairs=in_pairs), permutations, rng)
 
 
 def _tested(

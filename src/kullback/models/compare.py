@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.inputs import check_flag
 from kullback.io.windows import Windows
 from kullback.models.checkpoint import weights_stamp
 from kullback.models.language_model import LanguageModel
@@ -58,6 +59,7 @@ def compare_models(
     hub: bool = False,
     noise_floor: bool = False,
     one_at_a_time: bool = False,
+    independent: bool = False,
     resume: str | os.PathLike[str] | None = None,
     llama_cpp: LlamaCppRows | None = None,
     api_key_env: str | None = None,
@@ -74,8 +76,9 @@ def compare_models(
 
     over the scored tokens of the text, and everything else that `compare_predictions` reports, perplexities among them.
     All models read the same tokens. Windows are cut and scored as ``llama-perplexity`` does by default, so that numbers
-    can be compared: `context` tokens each, of which the second half is scored. Standard errors and intervals take the
-    windows to be independent (the documents, where there are ten or more).
+    can be compared: `context` tokens each, of which the second half is scored. Standard errors and intervals are those
+    of windows (of documents, where there are ten or more). Their order is examined: where it shows dependence, blocks
+    of windows are the units, and a note says of how many independent windows they carry the information.
 
     Where two models have the same tokens in another order, or one has classes that stand for no token, classes are
     matched by the bytes of their tokens. What is not shared becomes one class, so that every divergence is a lower
@@ -114,6 +117,7 @@ def compare_models(
         one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
             reference file, in a temporary folder, and each candidate is then compared with that; of a candidate that
             is a reference itself, that gives bounds alone.
+        independent: whether windows, or documents, are known to be independent, so that their order is not examined.
         resume: a file that holds the finished windows: a run that was stopped goes on from it, and gives the same
             result as one that was not. It is removed at the end, whoever made it, also an empty file that was there
             before.
@@ -154,6 +158,7 @@ def compare_models(
             got="none",
             instead="candidates=['folder/of/model']",
         )
+    check_flag(CALL, "independent", independent)
     require_state(CALL, resume)
     if one_at_a_time and resume is not None:
         raise invalid_value(
@@ -176,7 +181,9 @@ def compare_models(
     )
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0)))
-    tuning = _Tuning(worst, bootstrap, seed, resume, block_bytes, progress, llama_cpp, representation)
+    tuning = _Tuning(
+        worst, bootstrap, seed, resume, block_bytes, progress, llama_cpp, representation, independent
+    )
     with ExitStack() as stack:
         name = None
         if one_at_a_time and not is_reference(base):
@@ -212,6 +219,7 @@ class _Tuning(NamedTuple):
     progress: Progress | None
     llama_cpp: LlamaCppRows | None
     representation: RepresentationName | None
+    independent: bool
 
 
 class _Group(NamedTuple):
@@ -237,7 +245,7 @@ def _compare_group(
     with ExitStack() as stack:
         others = [opened_in(stack, each, "candidate", options) for each in group]
         matched = match_sides(opened, others, text, cut)
-        clusters = _clusters(matched.windows, matched.documents)
+        clusters = _clusters(matched.windows, matched.documents, independent=tuning.independent)
         settings = Settings(
             matched.windows, clusters, tuning.worst, tuning.bootstrap, tuning.seed, tuning.llama_cpp
         )
@@ -400,10 +408,12 @@ def _run(base: Side, pairings: list[Pairing], settings: Settings, cut: Cut, tuni
         run.all_windows(tuning.block_bytes, tuning.progress, checkpoint)
 
 
-def _clusters(windows: Windows, documents: Tensor) -> Clusters:
+def _clusters(windows: Windows, documents: Tensor, *, independent: bool) -> Clusters:
     """Return the documents as clusters if there are enough of them, else the windows."""
     count = int(documents.max()) + 1
     if count < FEWEST_DOCUMENTS:
-        return Clusters(windows.clusters, [f"window {number}" for number in range(len(windows))])
+        names = [f"window {number}" for number in range(len(windows))]
+        return Clusters(windows.clusters, names, "" if independent else "windows")
     present, numbers = documents.unique(return_inverse=True)
-    return Clusters(numbers[windows.clusters], [f"document {number}" for number in present.tolist()])
+    names = [f"document {number}" for number in present.tolist()]
+    return Clusters(numbers[windows.clusters], names, "" if independent else "documents")

@@ -17,6 +17,7 @@ from kullback.models.result import Candidate, Passage, ReadToken
 from kullback.models.side import Side
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
+from kullback.predictions.intervals import MeanEstimator
 from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.measure import Measured, measure, rows_in_part
 from kullback.predictions.result import WorstRow
@@ -37,6 +38,12 @@ class Settings:
     bootstrap: int
     seed: int
     llama_cpp: LlamaCppRows | None = None
+
+    def estimator(self) -> MeanEstimator:
+        """Return a new estimator of one column's mean, whose draws are the same each time."""
+        draws = torch.Generator().manual_seed(self.seed)
+        examined = (0,) if self.clusters.in_order else ()
+        return MeanEstimator(1, self.bootstrap, draws, self.clusters.numbers, examined)
 
     def collector(self, labels: Tensor) -> Collector:
         """Return a new collector of statistics."""

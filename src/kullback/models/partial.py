@@ -20,7 +20,7 @@ from kullback.models.result import Candidate, Passage, ReadToken
 from kullback.models.side import ReferenceSide, Side, take_rows
 from kullback.predictions.collect import BOUNDS, complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
-from kullback.predictions.intervals import MeanEstimator, Quantity
+from kullback.predictions.intervals import Quantity
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, join_rows, measure_reference
 from kullback.predictions.result import Comparison, Reason, Summary, TopClass, WorstRow
@@ -223,9 +223,7 @@ class ListedPairing(_PartialPairing):
             return summary
         end = bound
         if bool(upper.isfinite().all()):
-            settings = self.settings
-            draws = torch.Generator().manual_seed(settings.seed)
-            estimator = MeanEstimator(1, settings.bootstrap, draws, settings.clusters.numbers)
+            estimator = self.settings.estimator()
             estimator.add(upper[:, None])
             found = estimator.estimates([Quantity(0, -1, 0.0, bound)])[0].interval
             end = bound if found is None else found[1]
@@ -321,6 +319,7 @@ class ReferencePairing(_PartialPairing):
                 rows,
                 name,
                 cluster=self.settings.clusters.numbers,
+                in_order=bool(self.settings.clusters.in_order),
                 bootstrap=self.settings.bootstrap,
                 generator=torch.Generator().manual_seed(self.settings.seed),
             )

@@ -21,7 +21,7 @@ from kullback.models.passages import LENGTH
 from kullback.models.result import Candidate
 from kullback.models.side import Side, in_step
 from kullback.predictions.checkpoint import Checkpoint
-from kullback.predictions.intervals import MeanEstimator, Quantity
+from kullback.predictions.intervals import Quantity
 from kullback.predictions.result import Mean
 from kullback.streaming import Moments
 
@@ -112,8 +112,7 @@ def differences(found: Sequence[tuple[Candidate, Tensor]], settings: Settings) -
 def _difference(values: Tensor, settings: Settings) -> Mean:
     moments = Moments()
     moments.add(values)
-    draws = torch.Generator().manual_seed(settings.seed)
-    estimator = MeanEstimator(1, settings.bootstrap, draws, settings.clusters.numbers)
+    estimator = settings.estimator()
     estimator.add(values[:, None])
     found = estimator.estimates([Quantity(0)])[0]
     return Mean(float(moments.mean), found.standard_error, found.interval, reason=found.reason)

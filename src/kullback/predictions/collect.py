@@ -137,7 +137,8 @@ class Collector:
         numbers = None if clusters is None else clusters.numbers
         all_labeled = labels is not None and bool((labels != NO_LABEL).all())
         examined = (*EXAMINED, *(EXAMINED_LABELS if all_labeled else ()))
-        places = () if independent else tuple(map(self._columns.index, examined))
+        known = independent or not (clusters is None or clusters.in_order)
+        places = () if known else tuple(map(self._columns.index, examined))
         self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
 
@@ -321,7 +322,7 @@ class Collector:
 
     def _notes(self, rows: int, labels: LabelStatistics | None) -> list[str]:
         dependence = self._estimator.dependence
-        found = [] if dependence is None else [_noticed(dependence)]
+        found = [] if dependence is None else [_noticed(dependence, self._clusters)]
         if self._bootstrap:
             found += self._notes_on_intervals(rows)
         if not self._quantiles["kl_pq"].exact:
@@ -339,15 +340,15 @@ class Collector:
         """Say how the intervals are computed, what they assume, and which ends are open."""
         units, count, dependence = "rows", rows, self._estimator.dependence
         found: list[str] = []
-        if self._clusters is not None:
+        if dependence is not None and dependence.kind != "pattern":
+            units, count = "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
+        elif self._clusters is not None:
             units, count = "clusters", len(self._clusters.names)
             counted = f"{count:,} {units if count != 1 else units[:-1]}"
             method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
             found.append(
                 f"Standard errors and 95 % intervals ({method}) take the {counted} to be independent."
             )
-        elif dependence is not None and dependence.kind != "pattern":
-            units, count = "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
         found += self._note_on_unseen(units, count)
         why = {
             "few units": f"there are fewer than {FEWEST_UNITS} {units}, too few for any interval",
@@ -385,23 +386,30 @@ class Collector:
         return [note]
 
 
-def _noticed(found: SerialDependence) -> str:
-    """Say that rows depend on their order, what follows, and what to do."""
+def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:
+    """Say that rows, or clusters, depend on their order, what follows, and what to do."""
+    rows = "rows" if clusters is None else clusters.in_order
     if found.kind == "pattern":
-        return (
-            f"Rows repeat with a period of {found.length}, which is taken for a fixed pattern. If {found.length} "
-            "sources take turns, pass cluster= (--cluster), their number for each row."
+        turns = (
+            ""
+            if clusters
+            else (
+                f" If {found.length} sources take turns, pass cluster= (--cluster), their number for each row."
+            )
         )
-    alike = f"rows {found.length} apart" if found.kind == "period" else "neighboring rows"
+        return f"{rows.capitalize()} repeat with a period of {found.length}, which is taken for a fixed pattern.{turns}"
+    alike = f"{rows} {found.length} apart" if found.kind == "period" else f"neighboring {rows}"
     like = f"{'at most' if found.is_open else 'about'} {found.effective:.3g} independent ones"
     use = "No groups of rows are independent, or too few: there are no intervals."
     if found.labels is not None:
         blocks = int(found.labels.max()) + 1
-        use = f"Standard errors and intervals use {blocks:,} blocks of about {found.length:,} rows."
+        use = f"Standard errors and intervals use {blocks:,} blocks of about {found.length:,} {rows}."
+    known = (
+        "If you know which rows belong together, pass cluster= (--cluster); if" if clusters is None else "If"
+    )
     return (
-        f"The order of the rows shows dependence ({alike} are alike): {found.rows:,} rows carry the information of "
-        f"{like}. {use} If you know which rows belong together, pass cluster= (--cluster); if the order means "
-        "nothing, pass independent=True (--independent)."
+        f"The order of the {rows} shows dependence ({alike} are alike): {found.rows:,} {rows} carry the information of "
+        f"{like}. {use} {known} the order means nothing, pass independent=True (--independent)."
     )
 
 

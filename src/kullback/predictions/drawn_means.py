@@ -169,6 +169,7 @@ def population_mean(
     name: str,
     *,
     cluster: Tensor | None = None,
+    in_order: bool = False,
     bootstrap: int = 1000,
     generator: torch.Generator | None = None,
 ) -> MeanEstimate:
@@ -181,6 +182,7 @@ def population_mean(
         rows: the measured rows.
         name: the divergence.
         cluster: the number of the window, document or speaker of each row, shape (rows,); left out, each is its own.
+        in_order: whether the clusters may depend on their order, which is then examined.
         bootstrap: the number of bootstrap draws.
         generator: their source.
 
@@ -193,7 +195,7 @@ def population_mean(
     bound = {"js": math.log(2), "tv": 1.0}.get(name, math.inf)
     # An estimate may lie outside the range of the divergence: its bounds hold for the mean alone.
     low = 0.0 if bool((values >= 0).all()) else -math.inf
-    estimator = MeanEstimator(1, bootstrap, generator, cluster)
+    estimator = MeanEstimator(1, bootstrap, generator, cluster, (0,) if in_order else ())
     estimator.add(values[:, None])
     found = estimator.estimates([Quantity(0, -1, low)])[0]
     if found.interval is None:

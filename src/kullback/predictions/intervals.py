@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kullback.predictions.result import Reason
-from kullback.predictions.row_blocks import RowBlocks
-from kullback.serial_dependence import SerialDependence
+from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks
+from kullback.serial_dependence import SerialDependence, number_scores, serial_dependence
 
 __all__ = ["FEWEST_UNITS", "MeanEstimate", "MeanEstimator", "Quantity", "student_t"]
 
@@ -97,8 +97,8 @@ class MeanEstimator:
         draws: the number of bootstrap draws; 0 for no intervals.
         generator: the source of the draws; None for one with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None where each row is a unit.
-        examined: columns whose order is examined where there are no clusters. If it shows dependence, blocks of rows
-            are the units.
+        examined: columns whose order, that of rows or of clusters by their numbers, is examined. If it shows
+            dependence, blocks of rows or of clusters are the units.
 
     References:
         The Jackknife, the Bootstrap and Other Resampling Plans (Efron, 1982)
@@ -122,10 +122,12 @@ class MeanEstimator:
             GROUPS, columns + 1, dtype=torch.float64, device="cpu"
         )  # the last column counts rows
         self._rows = 0
-        self._group_of_row = None
+        self._group_of_row, self._examined = None, list(examined)
         self._blocks = RowBlocks(columns + 1, examined) if clusters is None and examined else None
         if clusters is not None:
-            self._group_of_row = self._new_groups(0, int(clusters.max()) + 1)[clusters]
+            count = int(clusters.max()) + 1
+            ordered = torch.arange(count, device="cpu") * min(count, GROUPS) // count
+            self._group_of_row = (ordered if examined else self._new_groups(0, count))[clusters]
 
     def add(self, table: Tensor) -> None:
         """Add the next rows, shape (rows, columns)."""
@@ -142,8 +144,18 @@ class MeanEstimator:
 
     @cached_property
     def dependence(self) -> SerialDependence | None:
-        """How much the rows depend on their order, given all of them; None where they do not or were not examined."""
-        return None if self._blocks is None else self._blocks.dependence()
+        """How much the rows, or the clusters, depend on their order; None where they do not or were not examined."""
+        if self._blocks is not None:
+            return self._blocks.dependence()
+        if self._group_of_row is None or not self._examined:
+            return None
+        units = self._units()
+        means = units[:, self._examined] / units[:, -1:]
+        return serial_dependence(number_scores(finite(means)))
+
+    def _units(self) -> Array:
+        """Return the sums of the rows, or of the clusters."""
+        return self._sums[self._sums[:, -1] > 0].numpy()
 
     def combine(self, weights: Mapping[int, float]) -> int:
         """Add a column that is the weighted sum of others, given all rows, and return its place."""
@@ -156,14 +168,19 @@ class MeanEstimator:
 
     def estimates(self, quantities: Sequence[Quantity]) -> list[MeanEstimate]:
         """Return the standard error and the interval of each quantity, all from the same draws."""
-        units = self._sums[self._sums[:, -1] > 0].numpy()
-        dependence = self.dependence
-        in_blocks = self._blocks is not None and dependence is not None and dependence.kind != "pattern"
-        if self._blocks is not None and dependence is not None and in_blocks:
-            units = self._blocks.sums(dependence)
+        units, dependence = self._units(), self.dependence
+        in_blocks = dependence is not None and dependence.kind != "pattern"
+        if dependence is not None and in_blocks:
+            units = (
+                sums_of_blocks(units, dependence) if self._blocks is None else self._blocks.sums(dependence)
+            )
+        wider = math.sqrt(dependence.correction) if dependence is not None else 1.0
         clustered = self._group_of_row is not None or in_blocks
         of_rows = not clustered and self._rows > GROUPS  # rows that share groups, whose sizes say nothing
-        ratios = [_Ratio(units, quantity, clustered=clustered, of_rows=of_rows) for quantity in quantities]
+        ratios = [
+            _Ratio(units, quantity, clustered=clustered, of_rows=of_rows, wider=wider)
+            for quantity in quantities
+        ]
         drawn = [ratio for ratio in ratios if self._draws and ratio.needs_draws]
         found = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
         sums_of = dict(zip(map(id, drawn), found, strict=True))
@@ -194,7 +211,9 @@ class MeanEstimator:
 class _Ratio:
     """The sums of one quantity over units, and what its standard error and interval are computed from."""
 
-    def __init__(self, units: Array, quantity: Quantity, *, clustered: bool, of_rows: bool = False) -> None:
+    def __init__(
+        self, units: Array, quantity: Quantity, *, clustered: bool, of_rows: bool = False, wider: float = 1.0
+    ) -> None:
         self._quantity, self._clustered = quantity, clustered
         sizes = units[:, quantity.per]
         used = sizes > 0
@@ -218,7 +237,7 @@ class _Ratio:
             self._deviations[:] = 0
         left_out = self._deviations / (total - self._sizes)
         self._left_out = left_out - left_out.mean()
-        self.error = math.sqrt((self.count - 1) / self.count * float(np.square(self._left_out).sum()))
+        self.error = wider * math.sqrt((self.count - 1) / self.count * float(np.square(self._left_out).sum()))
         exact = quantity.binary and not clustered
         self.needs_draws = self.count >= FEWEST_UNITS and self.error > 0 and not exact
 

@@ -19,7 +19,7 @@ from kullback.serial_dependence import (
     serial_dependence,
 )
 
-__all__ = ["RowBlocks"]
+__all__ = ["RowBlocks", "finite", "sums_of_blocks"]
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -69,11 +69,11 @@ class RowBlocks:
         """
         if not self._first or not self._examined:
             return None
-        near = serial_dependence(number_scores(_finite(np.concatenate(self._first))))
+        near = serial_dependence(number_scores(finite(np.concatenate(self._first))))
         far = None
         if self._rows > _FIRST_ROWS:
             whole = self._sums[: self._rows // self._length].numpy()
-            far = serial_dependence(number_scores(_finite(whole[:, self._examined] / self._length)))
+            far = serial_dependence(number_scores(finite(whole[:, self._examined] / self._length)))
         if near is None and far is None:
             return None
         time = (1.0 if near is None else near.time) * (1.0 if far is None else far.time)
@@ -88,12 +88,17 @@ class RowBlocks:
 
     def sums(self, found: SerialDependence) -> Array:
         """Return the sums of the blocks, shape (blocks, columns); of too few of them where no more are independent."""
-        parts = self._sums[: math.ceil(self._rows / self._length)]
-        labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if found.labels is None else found.labels
-        sums = torch.zeros(int(labels.max()) + 1, parts.shape[1], dtype=torch.float64, device="cpu")
-        return sums.index_add_(0, torch.from_numpy(labels), parts).numpy()
+        return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), found)
 
 
-def _finite(x: Any) -> Array:
+def sums_of_blocks(parts: Array, found: SerialDependence) -> Array:
+    """Return the sums of the parts in each block, shape (blocks, columns); of too few where no more are independent."""
+    labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if found.labels is None else found.labels
+    sums = np.zeros((int(labels.max()) + 1, parts.shape[1]))
+    np.add.at(sums, labels, parts)
+    return sums
+
+
+def finite(x: Any) -> Array:
     """Return numbers with the infinities as the largest ones, and without NaN."""
     return np.nan_to_num(x, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)

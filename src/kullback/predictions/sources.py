@@ -145,10 +145,14 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
 
 
 class Clusters(NamedTuple):
-    """The cluster of each row, as numbers from 0, and the names of the clusters."""
+    """The cluster of each row, as numbers from 0, and the names of the clusters.
+
+    `in_order` is a word for clusters, numbered in their order, that may depend on it; it is empty for independent ones.
+    """
 
     numbers: Tensor
     names: list[str]
+    in_order: str = ""
 
     def name_of(self, row: int) -> str:
         """Return the name of a row's cluster."""
