@@ -1,6 +1,8 @@
 """How often 95 % intervals hold the truth on pairs that bench_samples.py does not have: the hard ones.
 
-python benchmarks/coverage.py [--repetitions 200] [--only WORDS]
+python benchmarks/coverage.py [--repetitions 200] [--only WORDS] [--missing]
+
+With --missing, cases that the results file has are kept as they are, and the others are added to it.
 
 A case holds where its interval covers in 93 % of the repetitions at least, binomial error aside. An interval that is
 open above covers whenever its lower end is below the truth; a refusal counts neither way, and its reason is listed.
@@ -501,18 +503,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--only", nargs="*", help="cases whose names have these words")
+    parser.add_argument("--missing", action="store_true", help="cases that the results file lacks")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    path = RESULTS / "coverage.json"
+    kept = json.loads(path.read_text())["rows"] if arguments.missing else []
+    kept = {(row["case"], row["n"]): row for row in kept}
     rows = []
     for case in cases():
+        if (case.name, case.n) in kept:
+            rows.append(kept[case.name, case.n])
+            continue
         if arguments.only and not any(word in case.name for word in arguments.only):
             continue
         rows.append(measured(case, arguments.repetitions))
         print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-    if not arguments.only:
+    if arguments.missing or not arguments.only:
         document = {"schema": SCHEMA, "machine": machine(), "least": LEAST, "rows": rows}
-        (RESULTS / "coverage.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import scipy.stats
 import torch
 from benchmarks import coverage_predictions as study
+from rich.console import Console
 
 from kullback.cli.gates import parse_gate
 from kullback.predictions import compare_predictions
@@ -23,6 +25,7 @@ from kullback.predictions.intervals import (
     _wilson,
     student_t,
 )
+from kullback.report.predictions import html, json as report_json, markdown, terminal
 from kullback.representations import Probs
 
 
@@ -208,6 +211,21 @@ def test_rows_too_rare_to_be_seen_are_bounded_in_numbers(rows, units):
         assert whole[name].mean < end
 
 
+def test_every_report_says_beside_the_interval_what_it_leaves_out() -> None:
+    found = compare_predictions(*rare_rows(500, 0))
+    console = Console(width=2000, record=True, file=io.StringIO())
+    terminal.render(found, console)
+    beside = "The interval leaves out kinds of rows not seen here, up to 0.60% of all."
+    for report in (console.export_text(), markdown.render(found), html.render(found)):
+        first = report[: report.index(beside)]  # before any table
+        assert "95% CI" in first
+        assert "quantile" not in first
+        assert "(3/n)" in report.replace("\xa0", " ")
+    document = json.loads(report_json.dumps(found))
+    assert document["unseen"] == 3 / 500
+    assert any("(3/n)" in note for note in document["notes"])
+
+
 def test_the_note_on_rare_rows_stays_away_where_they_could_add_little():
     random = torch.Generator().manual_seed(0)
     p, q = (3 * torch.randn(3000, 20, generator=random) for _ in range(2))
@@ -215,6 +233,8 @@ def test_the_note_on_rare_rows_stays_away_where_they_could_add_little():
     low, high = found.divergences["kl_pq"].interval
     assert (high - low) / 2 > 30 / 3000
     assert not any("3/n" in note for note in found.notes)
+    assert found.unseen == 0
+    assert "leaves out" not in markdown.render(found)
     few = compare_predictions(p[:5], p[:5] + 0.01, representation="logits")
     assert not any("3/n" in note for note in few.notes)
 

@@ -118,7 +118,9 @@ def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
         f"{rows // min(blocks)} rows each."
     )
     if in_pairs:
-        note += " They exchange the two blocks of a pair, because the two sides depend unequally on their order."
+        note += (
+            " They exchange the two blocks of a pair, because the two sides depend unequally on their order."
+        )
         note += (
             "" if len(p) == len(q) else f" Of {'PQ'[len(q) > len(p)]}, {rows:,} evenly spread rows are used."
         )

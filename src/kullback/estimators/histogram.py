@@ -120,6 +120,8 @@ def histogram(
     and are infinite for powers of p / q of order above 1 or below 0: the tails decide these, and no draw shows their
     end.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p: draws of finite numbers from P.
         q: the same from Q.

@@ -62,6 +62,8 @@ def log_ratio(
     it explains less than three quarters of the variance, and for fewer than 50 draws. The interval's ends move out by
     what the fitted tails of the terms may hold beyond the outermost of them.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         x: draws of P, or of R; n of them, with their weights and clusters, if any.
         log_p: the normalized log-density or log-probability of P, in nats: n numbers, or a function of the draws such

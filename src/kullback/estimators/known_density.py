@@ -82,6 +82,8 @@ def from_density(
     probability of it. Of counting numbers without an end this goes as far as the next value: beyond, log q is taken to
     go on as its tail does over the draws.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p: n draws of P, with their weights and clusters, if any; integers where Q gives integers.
         q: a torch distribution of one event, ``batch_shape`` (), of shape () or (d,).

@@ -55,6 +55,8 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
     :math:`\mathrm{Var}_Q(e^T) / (2 m E_Q[e^T]^2)`. For a critic trained on these very draws neither is a bound: hold
     draws out and use `variational_estimate`. Mean weights are those of the `Samples`, if any.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p: draws of P, shape (n, d).
         q: draws of Q, shape (m, d).
@@ -115,6 +117,8 @@ def variational_estimate(
     is above the critic's bound is not in the draws. Its lower end is that of Donsker and Varadhan's bound with the
     critic clipped above, at :math:`\tfrac12 \log m` over the log-mean of its exponential: a critic as well, of which
     few draws cannot hold the mean.
+
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
 
     Arguments:
         p: held-out draws of P, shape (n, d), with their weights and clusters, if any.

@@ -232,8 +232,9 @@ class Collector:
             segments=self._segments.segments(),
             infinite={**self._infinite},
             quantiles_exact=self._quantiles["kl_pq"].exact,
-            notes=[*notes, *self._notes(rows, labels), *_caveats(p, q)],
+            notes=[*notes, *self._notes(labels), *_caveats(p, q)],
             llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
+            unseen=self._unseen_share() if self._bootstrap else 0.0,
         )
 
     def _beside(self) -> list[tuple[str, Tensor]]:
@@ -320,11 +321,11 @@ class Collector:
             interval = change + (interval[0] - center), change + (interval[1] - center)
         return Mean(change, estimate.standard_error, interval, reason=estimate.reason)
 
-    def _notes(self, rows: int, labels: LabelStatistics | None) -> list[str]:
+    def _notes(self, labels: LabelStatistics | None) -> list[str]:
         dependence = self._estimator.dependence
         found = [] if dependence is None else [_noticed(dependence, self._clusters)]
         if self._bootstrap:
-            found += self._notes_on_intervals(rows)
+            found += self._notes_on_intervals()
         if not self._quantiles["kl_pq"].exact:
             found.append(
                 "Quantiles come from a sketch: the values they are interpolated from have a relative error of at most "
@@ -336,20 +337,27 @@ class Collector:
             )
         return found
 
-    def _notes_on_intervals(self, rows: int) -> list[str]:
-        """Say how the intervals are computed, what they assume, and which ends are open."""
-        units, count, dependence = "rows", rows, self._estimator.dependence
-        found: list[str] = []
+    def _units(self) -> tuple[str, int]:
+        """Return what intervals take to be independent, and how many of it there are."""
+        dependence = self._estimator.dependence
         if dependence is not None and dependence.kind != "pattern":
-            units, count = "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
-        elif self._clusters is not None:
-            units, count = "clusters", len(self._clusters.names)
+            return "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
+        if self._clusters is not None:
+            return "clusters", len(self._clusters.names)
+        return "rows", self._moments["kl_pq"].count
+
+    def _notes_on_intervals(self) -> list[str]:
+        """Say how the intervals are computed, what they assume, and which ends are open."""
+        units, count = self._units()
+        found: list[str] = []
+        if units == "clusters":
             counted = f"{count:,} {units if count != 1 else units[:-1]}"
             method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
             found.append(
                 f"Standard errors and 95 % intervals ({method}) take the {counted} to be independent."
             )
-        found += self._note_on_unseen(units, count)
+        if share := self._unseen_share():
+            found.append(self._note_on_unseen(units, count, share))
         why = {
             "few units": f"there are fewer than {FEWEST_UNITS} {units}, too few for any interval",
             "few nonzero units": f"too few {units} differ to bound the mean from above",
@@ -362,28 +370,30 @@ class Collector:
                 found.append(f"The error cannot be told of {', '.join(names)}: {sentence}.")
         return found
 
-    def _note_on_unseen(self, units: str, count: int) -> list[str]:
-        """Say in numbers what a kind of rows that none of these shows may add, where that is more than the interval.
+    def _unseen_share(self) -> float:
+        """Return the largest share of a kind that none of these shows, where it may add more than the interval shows.
 
         References:
             If Nothing Goes Wrong, Is Everything All Right? (Hanley and Lippman-Hand, 1983)
         """
+        count = self._units()[1]
         share, interval = UNSEEN / max(count, 1), self._estimates["kl_pq"].interval
         above = math.inf if interval is None else interval[1] - float(self._moments["kl_pq"].mean)
-        if count < FEWEST_UNITS or not share * LARGE_KL > above:
-            return []
+        return share if count >= FEWEST_UNITS and share * LARGE_KL > above else 0.0
+
+    def _note_on_unseen(self, units: str, count: int, share: float) -> str:
+        """Say in numbers what a kind that none of these shows may add."""
         ends = [
             f"{(1 - share) * each.interval[1] + share * bound:.2g} ({NAMES[name]})"
             for name, bound in (("js", math.log(2)), ("tv", 1.0))
             if (each := self._estimates[name]).interval is not None
         ]
-        note = (
+        return (
             f"At 95 % confidence, up to {100 * share:.2g} % of {units} (3/n) may be of a kind that is not among these "
             f"{count:,}. They add up to {share:.2g} nats to the mean for each nat of their KL: {share * LARGE_KL:.2g} "
             f"if that is {LARGE_KL:g}, which is more than the interval allows. The intervals leave such {units} out. "
             f"With them the mean is at most {' and '.join(ends)}, and that of KL has no bound."
         )
-        return [note]
 
 
 def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:

@@ -280,6 +280,8 @@ class Comparison(Shown):
         quantiles_exact: whether quantiles come from all values; if not, from a sketch.
         notes: remarks on the numbers, as sentences.
         llama_cpp: what llama.cpp would print, where it was asked for, else None.
+        unseen: the largest share of rows, blocks or clusters, at 95 % confidence, that may be of a kind that none of
+            these is. The interval of KL(P || Q) leaves such a kind out. 0 where the interval allows for it.
     """
 
     _reports: ClassVar[str] = "kullback.report.predictions"
@@ -302,6 +304,7 @@ class Comparison(Shown):
     quantiles_exact: bool
     notes: list[str]
     llama_cpp: LlamaCppStatistics | None = None
+    unseen: float = 0.0
 
     def __hash__(self) -> int:
         return hash((self.p_name, self.q_name, self.rows, self.classes, self.acceptance_rate))

@@ -85,6 +85,8 @@ def density_ratio(
     value is extrapolated from fits to half of the draws and to nearly all of them to endlessly many. Gaussian densities
     give the unbiased estimate of KL between Gaussians.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
         q: draws of Q, shape (m, d).

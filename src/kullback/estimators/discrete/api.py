@@ -112,6 +112,8 @@ def coverage_adjusted(
     distributions of 1000 categories its root mean square error is down to half that of Zhang and Grabchak's where P and
     Q differ and the draws miss much of them, and the same where they miss next to nothing.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p: draws of categories from P: integers, booleans, strings, or vectors of integers, each row a category; or the
             `Counts` of such draws, shape (..., K).
@@ -155,6 +157,8 @@ def zhang_grabchak(
 
     with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws in category i.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p, q: draws of categories from P and from Q, as in `coverage_adjusted`.
         confidence: how often the interval shall hold the divergence.
@@ -189,6 +193,8 @@ def plugin(
     .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{b_i n}
 
     with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws in category i.
+
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
 
     Arguments:
         p, q: draws of categories from P and from Q, as in `coverage_adjusted`.
@@ -227,6 +233,8 @@ def miller_madow(
 
     with :math:`K_a` categories among P's n draws and :math:`\tilde q_i = \max(b_i, 1/2) / m` of Q's m.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p, q: draws of categories from P and from Q, as in `coverage_adjusted`.
         confidence: how often the interval shall hold the divergence.
@@ -261,6 +269,8 @@ def augmented_plugin(
     .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{(b_i + 1) n}
 
     with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws in category i.
+
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
 
     Arguments:
         p, q: draws of categories from P and from Q, as in `coverage_adjusted`.
@@ -297,6 +307,8 @@ def dirichlet(
     .. math:: \hat D = \sum_i \frac{a_i + c}{n + K c} \log \frac{(a_i + c) (m + K c)}{(b_i + c) (n + K c)}
 
     with :math:`a_i` of P's n draws and :math:`b_i` of Q's m draws in category i of K, and c the prior.
+
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
 
     Arguments:
         p, q: draws of categories from P and from Q, as in `coverage_adjusted`.

@@ -66,6 +66,8 @@ def bias_corrected(
     the category's term by one draw more and one less. That serves bounded kinds. Powers of p / q of order above 1 or
     below 0 are estimated without bias by ratios of gamma functions, KL as by `coverage_adjusted`.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p: draws of categories from P, or their `Counts` of shape (..., K).
         q: the same from Q.

@@ -89,6 +89,8 @@ def nearest_neighbors(
     k-th among the draws of Q. The terms are the sample mean over P; `whiten` and `extrapolate` reduce their bias, and
     ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` is the formula as it stands.
 
+    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+
     Arguments:
         p: draws of P, floating-point, shape (n, d). Weights make the mean, and the densities, weighted ones.
         q: draws of Q, floating-point, shape (m, d).

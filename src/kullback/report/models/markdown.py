@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kullback.report.models.wording import HEADINGS, certain, differences, noise, outcome, scoreboard, size
+from kullback.report.models.wording import (
+    HEADINGS,
+    certain,
+    differences,
+    noise,
+    notes,
+    outcome,
+    scoreboard,
+    size,
+)
 from kullback.report.shared.markdown import escaped, table
 from kullback.report.shared.verdicts import in_markdown
 
@@ -18,7 +27,7 @@ __all__ = ["render"]
 
 
 def render(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> str:
-    """Return the verdict of the gates, the outcome, and the scoreboard.
+    """Return the verdict of the gates, the outcome, the scoreboard, and the notes.
 
     Arguments:
         found: the result of `compare_models`.
@@ -30,6 +39,8 @@ def render(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> str:
         "",
         *(f"{escaped(sentence)}  " for sentence in (*differences(found), *certain(found), *noise(found))),
         f"{size(found)}.",
+        "",
+        *(f"- {escaped(note)}" for note in notes(found)),
         "",
     ]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kullback.predictions import Mean
-from kullback.report.predictions.wording import KL_PQ
+from kullback.report.predictions.wording import KL_PQ, unseen
 from kullback.report.shared.formats import count, counted, number, percent, visible
 
 if TYPE_CHECKING:
@@ -145,9 +145,12 @@ def outcome(found: ModelComparison) -> str:
             return f"{best.model.name} predicts the same as {found.base.name} at every token."
         return (
             f"{best.model.name} is {_least(best)}{number(kl.mean)} nats per token from {found.base.name}"
-            f"{_ends(kl)}; both choose the same token in {same} of positions."
+            f"{_ends(kl)}; both choose the same token in {same} of positions.{unseen(best.comparison)}"
         )
-    told = f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
+    told = (
+        f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
+        f"{unseen(best.comparison)}"
+    )
     if best.is_open_above or not _is_clear(found.differences[0]):
         return (
             f"Which of {len(found.candidates)} candidates is closest to {found.base.name} cannot be told; the first is "

@@ -21,7 +21,7 @@ __all__ = ["render"]
 
 
 def render(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> str:
-    """Return the verdict of the gates, the outcome in one sentence, and the main numbers with their 95 % intervals.
+    """Return the verdict of the gates, the outcome in one sentence, the main numbers with intervals, and the notes.
 
     Arguments:
         comparison: the result of `compare_predictions`.
@@ -44,7 +44,7 @@ def render(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> str:
     names = f"P: {comparison.p_name}, Q: {comparison.q_name}; {sizes(comparison)}"
     lines = [*in_markdown(summary(comparison), verdicts), escaped(names), ""]
     lines += table(["", "value", "95% CI"], [_row(*each) for each in _numbers(comparison)])
-    sentences = infinite_sentences(comparison)
+    sentences = [*infinite_sentences(comparison), *comparison.notes]
     lines += ["", *(f"- {escaped(sentence)}" for sentence in sentences)] if sentences else []
     return "\n".join([*lines, ""])
 

@@ -34,6 +34,7 @@ __all__ = [
     "summary",
     "token_of",
     "top_k_rows",
+    "unseen",
 ]
 
 # The text of each class; None, or a class beyond the end, has none.
@@ -163,7 +164,14 @@ def summary(comparison: Comparison) -> str:
         where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {counted(comparison.rows, 'row')}"
         return f"Q rules out what P does not {where}, so that the mean KL(P||Q) is infinite; {same}."
     ends = "" if mean.interval is None else f" (95% CI {' to '.join(map(number, mean.interval))})"
-    return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}."
+    return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}.{unseen(comparison)}"
+
+
+def unseen(comparison: Comparison) -> str:
+    """Say after the outcome that the interval leaves out kinds of rows that are not there, where that may matter."""
+    if not comparison.unseen:
+        return ""
+    return f" The interval leaves out kinds of rows not seen here, up to {percent(comparison.unseen)} of all."
 
 
 def infinite_sentences(comparison: Comparison) -> list[str]:
