@@ -318,6 +318,7 @@ def test_the_names_in_version_3_of_the_schema_stay():
         "quantiles_exact": None,
         "notes": [None],
         "llama_cpp": None,
+        "unseen": None,
     }
 
 
