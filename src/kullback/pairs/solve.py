@@ -448,6 +448,7 @@ def _by_densities(
 def _of_densities(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate | None:
+    from kullback.pairs.integration.mass import check_mass
     from kullback.pairs.univariate import divergence_of_densities, method_for  # what closed forms do without
 
     if not p.event_shape:
@@ -459,6 +460,8 @@ def _of_densities(
     method = method_for(densities[0], densities[1], kind)
     if method is None or options.method not in ("auto", method):
         return None
+    check_mass(call, "p", p, densities[0])
+    check_mass(call, "q", q, densities[1])
     shape = batch_shape_of(p, q)
     value, error = divergence_of_densities(densities[0], densities[1], kind, shape, options)
     return _finished(p, q, value.clamp(min=0) if behaves_as(kind, KL) else value, error, method)

@@ -23,8 +23,8 @@ from torch.distributions import (
     Uniform,
 )
 
-from kullback import TotalVariation, divergence, kl_divergence, kl_estimate
-from kullback.errors import ConvergenceError, NoRuleError
+from kullback import KL, Divergence, JensenShannon, TotalVariation, divergence, kl_divergence, kl_estimate
+from kullback.errors import ArgumentValueError, ConvergenceError, NoRuleError
 
 
 def doubles(*numbers: float) -> list[torch.Tensor]:
@@ -102,7 +102,7 @@ class Half(Own):
 
 
 def test_a_density_that_is_none_is_found_out_by_its_mass() -> None:
-    with pytest.raises(ConvergenceError):
+    with pytest.raises(ArgumentValueError, match=r"a mass of 0\.5"):
         kl_divergence(Half(Normal(*doubles(0, 1))), Normal(*doubles(0, 2)))
 
 
@@ -113,3 +113,36 @@ def test_what_cannot_be_asked_is_an_error() -> None:
 
     with pytest.raises(NoRuleError, match="Silent"):
         kl_divergence(Silent(validate_args=False), Normal(*doubles(0, 1)))
+
+
+class OfMass(Normal):
+    """A density that a user forgot to normalize."""
+
+    mass = 1.0
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return super().log_prob(value) + math.log(self.mass)
+
+
+class Flat(Own):
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(value)
+
+
+@pytest.mark.parametrize("mass", [2.0, 0.5, 1.0002])
+@pytest.mark.parametrize("kind", [KL(), JensenShannon(), TotalVariation()])
+def test_a_density_that_is_not_of_mass_1_is_refused_with_its_mass(mass: float, kind: Divergence) -> None:
+    own, other = OfMass(*doubles(0.3, 1.0)), Normal(*doubles(0.0, 1.2))
+    expected = divergence(Normal(*doubles(0.3, 1.0)), other, kind)
+    torch.testing.assert_close(divergence(own, other, kind), expected, rtol=1e-6, atol=0)
+    own.mass = mass
+    for pair, argument in (((own, other), "p"), ((other, own), "q")):
+        with pytest.raises(ArgumentValueError, match=rf"{argument}=.*OfMass.log_prob.*a mass of {mass:g}"):
+            divergence(*pair, kind)
+
+
+def test_an_improper_density_is_refused() -> None:
+    normal = Normal(*doubles(0.0, 1.0))
+    for pair in ((Flat(normal), normal), (normal, Flat(normal))):
+        with pytest.raises(ArgumentValueError, match="an infinite mass"):
+            kl_divergence(*pair)

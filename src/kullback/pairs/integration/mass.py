@@ -1,0 +1,71 @@
+"""The mass of a density of a user's own, which has to be 1: a divergence of anything else means nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.errors import invalid_value
+from kullback.numeric import upcast
+from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.black_box import BlackBoxDensity
+from kullback.pairs.integration.panels import OUTERMOST, Line, Panels, integrate_panels, panel_nodes, refine
+from kullback.pairs.sampling.generator import DrawsFrom
+
+__all__ = ["check_mass"]
+
+_LIBRARIES = ("torch.", "kullback.")
+_DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
+# How far from 1 a mass may be, beside its error, as densities in float32 are.
+_ALLOWED = 3e-5
+# What is larger grows with the numbers that float64 has.
+_LARGEST = 1e100
+
+
+def check_mass(call: str, argument: str, distribution: Distribution, density: Density) -> None:
+    """Raise if the density of a user's own class does not integrate to 1."""
+    if not isinstance(density, BlackBoxDensity) or type(distribution).__module__.startswith(_LIBRARIES):
+        return
+    with torch.no_grad():
+        mass, error = _mass(density)
+    off = ~((mass - 1).abs() <= _ALLOWED + 10 * error.nan_to_num(posinf=0.0))
+    if bool(off.any()):
+        raise invalid_value(
+            call,
+            argument,
+            wanted=f"a density {type(distribution).__name__}.log_prob that integrates to 1",
+            got=f"a mass of {value:.6g}" if (value := float(mass[off][0])) < _LARGEST else "an infinite mass",
+            instead="log_prob less the logarithm of that mass, which normalizes it, or support with the ends of the "
+            "density",
+        )
+
+
+def _mass(density: BlackBoxDensity) -> tuple[Tensor, Tensor]:
+    """Return the integral of a density over panels between its draws and out to both ends, and its error."""
+    given = density.distribution
+    with DrawsFrom(0):
+        draws = upcast(given.sample(torch.Size([_DRAWS]))).movedim(0, -1)
+    apart = density.detached().mapped(lambda x: x.unsqueeze(-1))
+    center, width = (x.expand(*given.batch_shape, 1) for x in apart.center_and_width())
+    line = Line(apart.coordinate(), center, width)
+    peaks = line.v(line.coordinate.of(draws)).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST)
+    quantiles = peaks.sort(-1).values[..., :: _DRAWS // _EDGES]
+    far = torch.tensor([*range(-690, 0, 30), 0, *range(30, 691, 30)], dtype=torch.float64, device="cpu")
+    near = torch.linspace(-30, 30, 61, dtype=torch.float64, device="cpu")
+    fixed = torch.cat([far, near]).expand(*quantiles.shape[:-1], -1)
+    edges = torch.cat([quantiles, fixed], -1).sort(-1).values
+
+    def measure(lower: Tensor, upper: Tensor) -> Panels:
+        v, half = panel_nodes(lower, upper)
+        at, log_jacobian = line.points(v.flatten(-2))
+        log_p = (apart.log_density(at) + log_jacobian).nan_to_num(nan=-torch.inf)
+        return Panels(lower, upper, integrate_panels(torch.exp(log_p).unflatten(-1, v.shape[-2:]), half))
+
+    def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
+        value, error = (x.sum(-1) for x in parts[0].columns)
+        return (error < _ALLOWED / 100) | ~value.isfinite(), [parts[0].columns[1]]
+
+    parts = [measure(edges[..., :-1], edges[..., 1:])]
+    refine(parts, [measure], assess, _EVALUATIONS)
+    return parts[0].columns[0].sum(-1), parts[0].columns[1].sum(-1)
