@@ -6,6 +6,7 @@ python benchmarks/render.py
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,37 @@ the loss's own {bf16_loss:.1f} are no small share.
 {products}"""
 
 
+GROWTH = """\
+## Growth
+
+Seconds of the processor, on one thread, at three sizes (`python benchmarks/bench_growth.py`). The exponent is the slope
+of the last two, both in logarithms: 1 is in proportion to the size, and n log n is about 1.1. Where a size leaves the
+caches, or needs memory that the system has not handed out before, it is larger than the arithmetic's. Losses are
+measured with their gradients. In many dimensions neighbors are searched among part of the draws, and the test of two
+samples computes distances between part of them; `nearest_neighbors` and `two_sample_test` state the numbers.
+
+{machine}
+{rows}"""
+
+
+def growth(document: Result) -> str:
+    """How the time of each entry point grows, with the exponent between its last two sizes."""
+    rows: list[list[str]] = []
+    for row in document["rows"]:
+        seconds = [x["processor"] for x in row["times"]]
+        sizes = [f"{size:,}" for size in row["sizes"]]
+        cells = [f"{size}: {three_digits(x)}" for size, x in zip(sizes, seconds, strict=True)]
+        rows.append([row["name"], row["along"], *cells, f"{exponent(row):.2f}"])
+    headings = ["call", "grows by", "small: s", "middle: s", "large: s", "exponent"]
+    return GROWTH.format(machine=describe(document["machine"]), rows=table(headings, rows))
+
+
+def exponent(row: Result) -> float:
+    """The slope of the logarithm of the processor's time by that of the size, between the last two sizes."""
+    (before, after), (less, more) = row["sizes"][-2:], (x["processor"] for x in row["times"][-2:])
+    return math.log(more / less) / math.log(after / before)
+
+
 # Counted in what GCC 12 makes of csrc/logits/kernel.cpp.
 VECTORS = """ For 16 classes of
 float32 the AVX-512 loops of KL hold 62 vector instructions that compute: 28 in the sweep, 34 for the peaks and the
@@ -175,6 +207,9 @@ def page(folder: Path) -> str:
     if known:
         parts.append(targets(judge([documents[name] for name in known])))
     parts += [section(name, documents[name]) for name in known]
+    grown = folder / "growth.json"
+    if grown.exists():
+        parts.append(growth(json.loads(grown.read_text())))
     found = folder / "limits.json"
     if found.exists():
         parts.append(limits(json.loads(found.read_text())))

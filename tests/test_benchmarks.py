@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,30 @@ def test_a_benchmark_leaves_results_of_the_schema_and_its_page_can_be_made_of_th
     page = script("render").page(tmp_path)
     assert all(name in page for name in result["cases"][0]["steps"])
     script("plots").plot_head(result, tmp_path / "head.svg")
+
+
+def test_the_growth_of_a_time_is_the_slope_of_its_logarithm() -> None:
+    times = [{"wall": 1.0, "processor": x} for x in (3e-3, 1e-2, 2e-1)]
+    row = {"name": "a call", "along": "draws", "sizes": [1, 10, 1000], "times": times}
+    assert script("render").exponent(row) == pytest.approx(math.log10(20) / 2)
+    page = script("render").growth({"machine": script("timing").machine(), "rows": [row]})
+    assert "| a call | draws | 1: 0.003 | 10: 0.01 | 1,000: 0.2 | 0.65 |" in page
+
+
+def test_every_public_call_has_its_growth_measured() -> None:
+    """As committed: nothing that reads rows or draws grows by far more than n log n, fresh memory included."""
+    document = json.loads((SCRIPTS / "results" / "growth.json").read_text())
+    entries = [(row["name"], row["along"], list(row["sizes"])) for row in document["rows"]]
+    assert entries == [(x.name, x.along, list(x.sizes)) for x in script("bench_growth").ENTRIES]
+    for row in document["rows"]:
+        if row["along"] in ("pairs", "rows", "draws", "tokens"):
+            assert script("render").exponent(row) < 1.4, row["name"]
+
+
+def test_the_smallest_sizes_of_growth_run() -> None:
+    for entry in script("bench_growth").ENTRIES:
+        if entry.name.startswith(("divergence", "distillation", "kl_from", "metrics", "compare_tables")):
+            assert script("bench_growth").measured(entry.build(10), 1)["wall"] > 0
 
 
 def test_the_limits_are_measured_and_shown() -> None:
