@@ -177,6 +177,19 @@ def test_one_unit_that_carries_the_mean_leaves_the_upper_end_open():
     assert both.interval == (-math.inf, math.inf)
 
 
+@pytest.mark.parametrize("heavy", [1, 2, 3, 5])
+@pytest.mark.parametrize("other", ["alike", "uniform"])
+def test_no_end_is_so_far_that_it_says_nothing(heavy: int, other: str) -> None:
+    for seed in range(6):
+        random = np.random.default_rng([seed, heavy])
+        values = np.full(1500, 0.005) if other == "alike" else 0.01 * random.random(1500)
+        values[:heavy] = 10
+        found = estimate(values, NONNEGATIVE, seed=seed)
+        assert found.interval is not None
+        assert math.isinf(found.interval[1]) or found.interval[1] < 1000 * values.mean()
+        assert math.isinf(found.interval[1]) == (found.reason is not None)
+
+
 def rare_rows(rows: int, heavy: int) -> tuple[Probs, Probs]:
     """Rows of KL around 0.01, of which some have KL 10."""
     random = torch.Generator().manual_seed(1)

@@ -296,6 +296,8 @@ class _Ratio:
         if not self._positive and _heavy_tailed(spread - deviations):
             low, reason_below = self._beyond_heavy_tail(-1, low, farther[0])
             reason = reason or reason_below
+        if high > FARTHEST_END * self._scale() and math.isinf(self._high):
+            high, reason = math.inf, reason or "heavy tail"
         return max(self._low, low), min(self._high, high), reason
 
     def _by_influence(self, tails: tuple[float, float]) -> tuple[float, float]:
@@ -325,10 +327,13 @@ class _Ratio:
             np.abs(means).mean() + sign * from_mean, CERTAINLY_HEAVY
         )
         reached = max(end, farther) if sign > 0 else min(end, farther)
-        scale = np.abs(self._sums).sum() / self._sizes.sum()
-        if certain or abs(reached) > FARTHEST_END * scale:
+        if certain or abs(reached) > FARTHEST_END * self._scale():
             return (self._high if sign > 0 else self._low), "heavy tail"
         return reached, None
+
+    def _scale(self) -> float:
+        """Return the mean of absolute values."""
+        return float(np.abs(self._sums).sum() / self._sizes.sum())
 
     def _few_nonzero(self) -> tuple[float, Reason | None]:
         """Return the upper end for few nonzero units: what their number bounds, if the quantity itself is bounded.
