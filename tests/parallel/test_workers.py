@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from kullback import compare_predictions, report
 from kullback.cli.commands import kullback
 from kullback.parallel.workers import Workers, worker_count
+from tests.forked import python
 from tests.parallel.world import SIZES, Rank
 
 ROWS, CLASSES = 700, 257  # 127 rows in a part: six blocks of one part each
@@ -287,10 +288,14 @@ def run_workers(
     started: list[subprocess.Popen[str]] = []
     for rank, folder in enumerate(folders):
         place = {"RANK": str(rank), "WORLD_SIZE": str(len(folders)), "MASTER_PORT": port}
-        program = ["-c", KILLED] if rank == killed else ["-m", "kullback"]
+        program = (
+            KILLED
+            if rank == killed
+            else "from runpy import run_module; run_module('kullback', None, '__main__')"
+        )
         started.append(
             subprocess.Popen(
-                [sys.executable, *program, *arguments],
+                python(program, *arguments),
                 cwd=folder,
                 env=environment(MASTER_ADDR="127.0.0.1", **place, **given),
                 stdout=subprocess.PIPE,
