@@ -23,7 +23,17 @@ from torch.distributions import (
     Uniform,
 )
 
-from kullback import KL, Divergence, JensenShannon, TotalVariation, divergence, kl_divergence, kl_estimate
+from kullback import (
+    KL,
+    Alpha,
+    ChiSquared,
+    Divergence,
+    JensenShannon,
+    TotalVariation,
+    divergence,
+    kl_divergence,
+    kl_estimate,
+)
 from kullback.errors import ArgumentValueError, ConvergenceError, NoRuleError
 
 
@@ -146,3 +156,9 @@ def test_an_improper_density_is_refused() -> None:
     for pair in ((Flat(normal), normal), (normal, Flat(normal))):
         with pytest.raises(ArgumentValueError, match="an infinite mass"):
             kl_divergence(*pair)
+
+
+def test_an_own_density_next_to_a_known_one_is_not_infinite_by_a_guess() -> None:
+    for kind in (ChiSquared(), Alpha(3.0)):  # both are finite
+        with pytest.raises(ConvergenceError):
+            divergence(OfMass(*doubles(0.3, 1.0)), Normal(*doubles(0.0, 1.3)), kind)

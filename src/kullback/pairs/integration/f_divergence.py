@@ -412,6 +412,8 @@ def _first_panels(
     kept = _matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     lost = (not terms.is_own) & (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges
+    if not (p.is_splittable() and q.is_splittable()):  # far out their densities are continued by guesses
+        lost, diverges = lost | diverges, torch.zeros_like(diverges)
     start, stop = span(v, kept)
     rest = torch.zeros_like(diverges, dtype=v.dtype)
     if not growth.is_bounded and not bool(there.all()):
