@@ -33,7 +33,6 @@ from kullback.pairs.numerics.parameters import (
     batch_shape_of,
     categorical_of,
     dtype_of,
-    is_tracked,
     log_probs_of,
 )
 from kullback.pairs.numerics.units import in_common_unit
@@ -329,18 +328,7 @@ def _by_equal_maps(
         return None
     if find_reduction(type(p), type(q)) is not kl_transformed_transformed:
         return None
-    if type(p) is not TransformedDistribution and options.method != "closed_form" and _has_tracked_maps(p, q):
-        return None  # a family whose density is known: maps that are equal here have derivatives that are not
     return kl_transformed_transformed(p, q, lambda a, b: estimate(call, a, b, options, kind))
-
-
-def _has_tracked_maps(*distributions: TransformedDistribution) -> bool:
-    return any(
-        isinstance(x, Tensor) and is_tracked(x)
-        for d in distributions
-        for step in d.transforms
-        for x in vars(step).values()
-    )
 
 
 def _by_classes(

@@ -15,6 +15,7 @@ from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
 from kullback.pairs.integration.kl_integrand import kl_terms
 from kullback.pairs.integration.quadrature import Integral
+from kullback.pairs.integration.shared_ends import widened
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.integration.uniform_endpoints import integrate_kl
 from kullback.pairs.numerics.parameters import is_tracked
@@ -132,12 +133,23 @@ def _compute(
 ) -> Integral:
     target = options.target()._replace(max_evaluations=evaluations)
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
-        if not behaves_as(kind, KL):
-            compute = sum_divergence if p.integer else integrate_divergence
-            return compute(p, q, DivergenceTerms(kind), shape, target)
-        if p.integer:  # small sums of few terms are as exact as large ones
+        if p.integer and behaves_as(kind, KL):  # small sums of few terms are as exact as large ones
             return sum_terms(p, q, kl_terms, shape, target._replace(atol=options.atol))
-        return integrate_kl(p, q, kl_terms, shape, target)
+        if p.integer:
+            return sum_divergence(p, q, DivergenceTerms(kind), shape, target)
+
+        def integral(q: Density) -> Integral:
+            if behaves_as(kind, KL):
+                return integrate_kl(p, q, kl_terms, shape, target)
+            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target)
+
+        found = integral(q)
+        other = widened(p, q, kind) if torch.is_grad_enabled() else None
+        if other is None:
+            return found
+        beside, value = integral(other[0]).value, found.value.detach()
+        changes = (other[1].squeeze(-1) & (value > 0) & value.isfinite() & beside.isfinite()).expand(shape)
+        return found._replace(value=torch.where(changes, value + (beside - beside.detach()), found.value))
 
 
 def _needs_gradient(*densities: Density) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +19,12 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
+from kullback.errors import NoRuleError, explain
 from kullback.estimate import Estimate
 from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.image import steps_of
-from kullback.pairs.numerics.parameters import dtype_of, given_logits, is_tracked
+from kullback.pairs.numerics.parameters import dtype_of, given_logits, is_differentiated
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.special import safe_logsumexp
@@ -57,15 +59,21 @@ def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return that of what equal and bijective transforms are applied to, the last ones or all: they change nothing."""
+    """Return that of what equal and bijective transforms are applied to, the last ones or all: they change nothing.
+
+    Maps that are equal here, but by different parameters with derivatives, do change it next to here.
+    """
     if _same(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
-        return kl(p.base_dist, q.base_dist)
+        if not _move_apart(p.transforms, q.transforms):
+            return kl(p.base_dist, q.base_dist)
+        if p.event_shape:
+            return kl(_of_dimensions(p), _of_dimensions(q))
     if type(p) is not TransformedDistribution or type(q) is not TransformedDistribution:
         return None
     steps = steps_of(p.transforms), steps_of(q.transforms)
     count = 0
     for pair in zip(*map(reversed, steps), strict=False):
-        if not (_same(*pair) and _is_fixed_map(pair[0])):
+        if not (_same(*pair) and pair[0].bijective and not _move_apart(*pair)):
             break
         count += 1
     if not count or any(step.domain.event_dim or step.codomain.event_dim for each in steps for step in each):
@@ -78,9 +86,22 @@ def kl_transformed_transformed(
     return kl(*bases)
 
 
-def _is_fixed_map(step: Transform) -> bool:
-    """Tell whether a map of numbers is one to one and has no parameter with a derivative of its own."""
-    return step.bijective and not any(isinstance(x, Tensor) and is_tracked(x) for x in vars(step).values())
+def _of_dimensions(d: TransformedDistribution) -> Distribution:
+    """Return maps of independent numbers as independent maps of a number; refuse others, whose densities are unknown."""
+    base: Any = d.base_dist
+    if not isinstance(base, Independent) or any(step.domain.event_dim for step in d.transforms):
+        raise NoRuleError(
+            explain(
+                "kl_divergence",
+                "p, q",
+                wanted="the same tensors in the maps of both, maps without derivatives, or maps of single numbers",
+                got=f"maps of vectors of {type(base).__name__} with equal values and different parameters that require "
+                "gradients",
+                instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",
+            )
+        )
+    each = TransformedDistribution(base.base_dist, d.transforms, validate_args=False)
+    return Independent(each, base.reinterpreted_batch_ndims, validate_args=False)
 
 
 def _same(a: object, b: object) -> bool:
@@ -92,6 +113,19 @@ def _same(a: object, b: object) -> bool:
     if type(a).__eq__ is not Transform.__eq__ or type(a).__module__ != Transform.__module__:
         return False
     return all(_same(x, vars(b)[name]) for name, x in vars(a).items() if not name.startswith("_"))
+
+
+def _move_apart(a: object, b: object) -> bool:
+    """Tell whether two transforms that are equal have different parameters by which a derivative is taken."""
+    if a is b or not torch.is_grad_enabled():
+        return False
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return is_differentiated(a) or is_differentiated(b)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return any(map(_move_apart, a, b))  # pyright: ignore[reportUnknownArgumentType]
+    if not (isinstance(a, Transform) and isinstance(b, Transform)):
+        return any(isinstance(x, Tensor) and is_differentiated(x) for x in (a, b))
+    return any(_move_apart(x, vars(b).get(name)) for name, x in vars(a).items())
 
 
 @reduction(MixtureSameFamily, MixtureSameFamily)

@@ -91,10 +91,18 @@ class Points(NamedTuple):
 
 
 def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
-    """Return log(distance + more)."""
+    """Return log(distance + more), also with its second derivatives where the one is far less than the other."""
     none = ~(more > 0) | more.isinf()
-    log_more = torch.log(torch.where(none, 1, more))
-    return torch.where(none, log_distance, _log_add_exp(log_more, log_distance))
+    known = torch.where(none, 1, more)
+    log_more = torch.log(known)
+    less = none | (log_more < log_distance)
+    ratio = torch.where(none, 0, more) * torch.exp(
+        -torch.where(less & ~none, log_distance, 0).clamp(min=-700)
+    )
+    rest = torch.exp(torch.where(less, -1, log_distance - log_more))
+    return torch.where(
+        less, log_distance + torch.log1p(torch.where(less, ratio, 0)), log_more + torch.log1p(rest)
+    )
 
 
 @dataclass(frozen=True)

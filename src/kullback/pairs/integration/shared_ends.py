@@ -1,0 +1,82 @@
+"""The derivatives where P and Q begin or end at the same place, which a parameter of one of them moves.
+
+The divergence has another formula on either side of such a place. Its derivatives are those on the side where Q's
+support is the larger one, or the smaller one for a kind that is finite there alone, such as the reverse of KL: they
+are those of a Q that begins and ends a little further out. Infinite derivatives, and those where P = Q, are 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kullback.generators import Divergence
+from kullback.generators.growth import growth_of
+from kullback.numeric import tensor_of
+from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.transformed import AffineDensity
+from kullback.pairs.numerics.parameters import is_differentiated
+
+__all__ = ["widened"]
+
+# How far, in units of P's width and in spacings of numbers at the place.
+_STEP, _SPACINGS = 1e-10, 4
+
+
+def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] | None:
+    """Return Q with a slightly larger support, and where that has the derivatives; None where it has none."""
+    fixed_p, fixed_q = p.detached(), q.detached()
+    moves = torch.zeros(1, dtype=torch.bool, device="cpu")
+    for a, b, place, at_p, at_q in (
+        (p.low(), q.low(), fixed_p.low(), fixed_p.lower_tail().power, fixed_q.lower_tail().power),
+        (p.high(), q.high(), fixed_p.high(), fixed_p.upper_tail().power, fixed_q.upper_tail().power),
+    ):
+        if (
+            a is not None
+            and b is not None
+            and place is not None
+            and (is_differentiated(a) or is_differentiated(b))
+        ):
+            same = (place == b.detach()) & place.isfinite()
+            moves = moves | (same & _has_slope(tensor_of(at_p), tensor_of(at_q), kind))
+    if not bool(moves.any()):
+        return None
+    growth = growth_of(kind)
+    outwards = -1.0 if growth.near.limit == torch.inf and growth.far.limit < torch.inf else 1.0
+    return _further_out(fixed_p, fixed_q, q, outwards), moves
+
+
+def _has_slope(at_p: Tensor, at_q: Tensor, kind: Divergence) -> Tensor:
+    """Tell whether the derivative by an end is finite, from the powers of both tails there.
+
+    There p is about d^(a - 1) and q about d^(b - 1), at the distance d. Where b is 1, log q has a derivative by d.
+    """
+    growth = growth_of(kind)
+    orders = [1 + growth.far.rate] if growth.far.limit == torch.inf else []
+    orders += [-growth.near.rate] if growth.near.limit == torch.inf else []
+    finite = torch.ones_like(at_q, dtype=torch.bool)
+    for order in orders or [0.0]:
+        of_p = 0 * torch.ones_like(at_p) if order == 0 else order * at_p
+        of_q = 0 * torch.ones_like(at_q) if order == 1 else (1 - order) * at_q
+        finite = finite & (of_p + of_q > 1)
+    return finite | (at_q == 1)
+
+
+def _further_out(fixed_p: Density, fixed_q: Density, q: Density, outwards: float) -> Density:
+    zero = torch.zeros((), dtype=torch.float64, device="cpu")
+    center = fixed_p.center_and_width()[0]
+    ends = [
+        torch.full_like(zero, side) if x is None else x
+        for x, side in ((fixed_q.low(), -torch.inf), (fixed_q.high(), torch.inf))
+    ]
+    low, high = torch.broadcast_tensors(*ends)
+    size = torch.where(low.isinf(), torch.exp(-center), torch.exp(center))
+    size = torch.where(low.isinf() | high.isinf(), size, high - low)
+    spacing = torch.finfo(torch.float64).eps * torch.maximum(
+        *(x.abs().nan_to_num(posinf=0) for x in (low, high))
+    )
+    step = outwards * torch.maximum(_STEP * size.nan_to_num(posinf=0), _SPACINGS * spacing)
+    bounded = low.isfinite() & high.isfinite()
+    scale = torch.where(bounded, 1 + 2 * step / torch.where(bounded, high - low, 1), 1)
+    loc = torch.where(low.isinf(), step, low - step - scale * low)
+    return AffineDensity(q, loc, scale, falls=False)
