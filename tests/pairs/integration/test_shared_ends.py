@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_ends_above_and_ends_of_p_and_kinds_that_are_finite_inside_alone() -> No
 
 
 def test_derivatives_of_a_generalized_pareto_in_closed_form() -> None:
-    # KL(U(0, 1) || (1 + c z)^(-1 / c - 1) / s): by the location first -(1 + c) E[1 / (s + c x)], then -c (1 + c) E[1 / (s + c x)^2].
+    # By the location first -(1 + c) E[1 / (s + c x)], then -c (1 + c) E[1 / (s + c x)^2].
     def f(x: Tensor) -> Tensor:
         return kl_divergence(
             Uniform(number(0.0), number(1.0)), GeneralizedPareto(x, number(1.3), number(0.4))
@@ -166,10 +167,10 @@ def test_equal_maps_with_parameters_of_their_own_have_fisher_information(
 ) -> None:
     start = torch.tensor([0.3, 2.0], dtype=torch.float64)
     base = Normal(number(0.0), number(1.0))
-    q = TransformedDistribution(base, AffineTransform(*start.unbind()))
+    q = TransformedDistribution(base, AffineTransform(start[0], start[1]))
 
     def f(x: Tensor) -> Tensor:
-        return divergence(TransformedDistribution(base, AffineTransform(*x.unbind())), q, kind)
+        return divergence(TransformedDistribution(base, AffineTransform(x[0], x[1])), q, kind)
 
     assert f(start).item() == 0
     assert jacrev(f)(start).tolist() == [0, 0]
@@ -181,9 +182,9 @@ def test_equal_maps_with_parameters_of_their_own_have_fisher_information(
 def test_equal_maps_of_different_bases_have_first_derivatives() -> None:
     def f(x: Tensor) -> Tensor:
         p, q = (Independent(Normal(torch.full((2,), m).double(), 1.0), 1) for m in (0.0, 1.0))
-        fixed = AffineTransform(*start.split(2))
+        fixed = AffineTransform(start[:2], start[2:])
         return kl_divergence(
-            TransformedDistribution(p, AffineTransform(*x.split(2))), TransformedDistribution(q, fixed)
+            TransformedDistribution(p, AffineTransform(x[:2], x[2:])), TransformedDistribution(q, fixed)
         )
 
     start = torch.tensor([0.3, 0.1, 1.0, 2.0], dtype=torch.float64)
@@ -209,3 +210,15 @@ def test_equal_maps_of_vectors_are_one_map_or_refused() -> None:
         kl(loc, loc.detach())
     with torch.no_grad():
         assert kl(loc, loc.detach()).item() == 1.0
+
+
+def test_inverses_of_equal_maps_have_first_derivatives() -> None:
+    x = number(0.2).requires_grad_()
+    p, q = (
+        TransformedDistribution(Normal(number(m), number(1.0)), AffineTransform(loc, number(2.0)).inv)
+        for m, loc in ((0.0, x), (1.0, x.detach()))
+    )
+    for kind, expected in ((KL(), 1.0), (ChiSquared(), None)):
+        found = torch.autograd.grad(divergence(p, q, kind), x)[0].item()
+        # KL is (a' - a - 1)^2 / 2, and this one is e^(2 KL) - 1.
+        assert found == pytest.approx(expected or 2 * math.e, rel=1e-7)

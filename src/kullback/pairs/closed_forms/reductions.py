@@ -125,7 +125,9 @@ def _move_apart(a: object, b: object) -> bool:
         return any(map(_move_apart, a, b))  # pyright: ignore[reportUnknownArgumentType]
     if not (isinstance(a, Transform) and isinstance(b, Transform)):
         return any(isinstance(x, Tensor) and is_differentiated(x) for x in (a, b))
-    return any(_move_apart(x, vars(b).get(name)) for name, x in vars(a).items())
+    if type(a).__name__ == "_InverseTransform":
+        return _move_apart(a.inv, b.inv)
+    return any(_move_apart(x, vars(b).get(name)) for name, x in vars(a).items() if not name.startswith("_"))
 
 
 @reduction(MixtureSameFamily, MixtureSameFamily)
