@@ -87,7 +87,7 @@ def kl_transformed_transformed(
 
 
 def _of_dimensions(d: TransformedDistribution) -> Distribution:
-    """Return maps of independent numbers as independent maps of a number; refuse others, whose densities are unknown."""
+    """Return maps of independent numbers as independent maps of a number; refuse others."""
     base: Any = d.base_dist
     if not isinstance(base, Independent) or any(step.domain.event_dim for step in d.transforms):
         raise NoRuleError(

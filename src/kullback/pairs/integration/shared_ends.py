@@ -13,7 +13,7 @@ from torch import Tensor
 from kullback.generators import Divergence
 from kullback.generators.growth import growth_of
 from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.base import Density, Tail
 from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.numerics.parameters import is_differentiated
 
@@ -28,8 +28,8 @@ def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] 
     fixed_p, fixed_q = p.detached(), q.detached()
     moves = torch.zeros(1, dtype=torch.bool, device="cpu")
     for a, b, place, at_p, at_q in (
-        (p.low(), q.low(), fixed_p.low(), fixed_p.lower_tail().power, fixed_q.lower_tail().power),
-        (p.high(), q.high(), fixed_p.high(), fixed_p.upper_tail().power, fixed_q.upper_tail().power),
+        (p.low(), q.low(), fixed_p.low(), fixed_p.lower_tail(), fixed_q.lower_tail()),
+        (p.high(), q.high(), fixed_p.high(), fixed_p.upper_tail(), fixed_q.upper_tail()),
     ):
         if (
             a is not None
@@ -38,12 +38,21 @@ def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] 
             and (is_differentiated(a) or is_differentiated(b))
         ):
             same = (place == b.detach()) & place.isfinite()
-            moves = moves | (same & _has_slope(tensor_of(at_p), tensor_of(at_q), kind))
+            moves = moves | (same & _has_slope(_power(at_p), _power(at_q), kind))
     if not bool(moves.any()):
         return None
     growth = growth_of(kind)
     outwards = -1.0 if growth.near.limit == torch.inf and growth.far.limit < torch.inf else 1.0
     return _further_out(fixed_p, fixed_q, q, outwards), moves
+
+
+def _power(tail: Tail) -> Tensor:
+    """Return the a of a mass of d^a within the distance d, infinite for less than any power; NaN if not known."""
+    level, power, coefficient = (tensor_of(x, torch.float64) for x in tail)
+    found = torch.where((level == 1) & (power == 1), coefficient, torch.inf)
+    return torch.where(
+        (level > 1) | ((level == 1) & (power < 1)), 0.0, torch.where(level.isnan(), torch.nan, found)
+    )
 
 
 def _has_slope(at_p: Tensor, at_q: Tensor, kind: Divergence) -> Tensor:
