@@ -351,9 +351,19 @@ def test_transforms_see_a_total() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [KL(), JensenShannon(), Renyi(alpha=0.5)], ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("dynamic", [False, True])
+# Each kind meets each dtype, and each of both meets static and dynamic shapes: a graph takes many seconds.
+@pytest.mark.parametrize(
+    ("kind", "dtype", "dynamic"),
+    [
+        (KL(), torch.float32, True),
+        (KL(), torch.float16, False),
+        (JensenShannon(), torch.float32, False),
+        (JensenShannon(), torch.float16, True),
+        (Renyi(alpha=0.5), torch.float32, False),
+        (Renyi(alpha=0.5), torch.float16, True),
+    ],
+    ids=repr,
+)
 def test_a_total_compiles_whole(kind: Divergence, dtype: torch.dtype, dynamic: bool) -> None:
     student, teacher = pair(4, 6, dtype=dtype)
     mask = torch.tensor([True, False, True, True])
