@@ -592,3 +592,19 @@ def test_bad_arguments_are_named(change: dict[str, Any], error: type[Exception],
     with pytest.raises(error, match=message) as caught:
         linear_distillation_loss(**{**of, **change})
     assert str(caught.value).startswith("linear_distillation_loss(")
+
+
+def test_the_remedy_for_several_teachers_is_the_mean_of_their_losses() -> None:
+    torch.manual_seed(0)
+    student, student_weight = torch.randn(3, 4), torch.randn(5, 4)
+    teacher, teacher_weight = [torch.randn(3, 4), torch.randn(3, 6)], [torch.randn(5, 4), torch.randn(5, 6)]
+    given: Any = {"student": student, "student_weight": student_weight, "teacher_weight": teacher_weight[0]}
+    with pytest.raises(TypeError, match="Write: sum") as caught:
+        linear_distillation_loss(teacher=teacher, **given)
+    code = str(caught.value).partition("Write: ")[2].partition(", with a head")[0]
+    logits = student @ student_weight.T
+    every = [
+        distillation_loss(student=logits, teacher=h @ w.T)
+        for h, w in zip(teacher, teacher_weight, strict=True)
+    ]
+    torch.testing.assert_close(eval(code, {**globals(), **locals()}), sum(every) / 2)  # noqa: S307

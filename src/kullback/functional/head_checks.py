@@ -95,15 +95,19 @@ def _check_tensor(name: str, x: object, ndim: int | None) -> None:
         check_dense(CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
         return
+    remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
+    if name == "teacher" and isinstance(x, list | tuple):
+        remedy = (
+            f"sum({CALL}(student=student, student_weight=student_weight, teacher=h, teacher_weight=w) for h, w in "
+            "zip(teacher, teacher_weight)) / len(teacher), with a head for each"
+        )
     shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
     raise invalid_type(
         CALL,
         name,
         wanted=f"a floating-point tensor, shape {shape}",
         got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
-        instead=f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
-        if ndim is None
-        else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
+        instead=remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
     )
 
 
