@@ -99,7 +99,8 @@ def behaves_as(kind: object, family: type[Divergence]) -> bool:
 class Divergence(ABC):
     """The base class of all divergences; a subclass defines `terms` and `derivatives`.
 
-    The docstring of `kullback.generators` says what these mean.
+    The docstring of `kullback.generators` says what these mean. Plain formulas will do: the tangent of f at 1 is
+    subtracted from the terms of a subclass, and limits replace them where they are NaN at p = 0 or q = 0.
 
     Example:
         >>> from kullback import KL, Counts

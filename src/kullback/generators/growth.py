@@ -25,11 +25,12 @@ __all__ = [
     "Corner",
     "End",
     "Growth",
-    "check_own",
     "corners_of",
     "end_of",
     "growth_of",
+    "is_normalized",
     "is_own",
+    "own_terms",
     "pair_of_ratio",
     "power_of",
     "without_subclass",
@@ -54,6 +55,12 @@ _WIDEST, _INTERVALS, _HALVINGS = 30.0, 3000, 42
 # Where derivatives are compared with differences, of this step, and how well they have to agree.
 _CHECKED = (-3.1, -1.7, -0.83, -0.37, 0.41, 0.79, 1.3, 2.9)
 _STEP, _DERIVATIVE = 1e-5, 1e-4
+# Masses of which one is 0, by underflow or at all, or both are.
+_EMPTY = ((-math.inf, 0.0), (-800.0, 0.0), (0.0, -800.0), (0.0, -math.inf), (-math.inf, -math.inf))
+# Rows of which one has classes with no probability.
+_PARTIAL = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.2, 0.3, 0.5))
+# Smaller multiples of the masses are rounding, and larger terms at p = q are no divergence.
+_ROUNDING, _ZERO = 1e-12, 1e-9
 
 
 class End(NamedTuple):
@@ -92,6 +99,16 @@ class Growth(NamedTuple):
         return max(self.far.limit, self.near.limit) < math.inf
 
 
+class _Reading(NamedTuple):
+    """What is read from a user's own kind."""
+
+    growth: Growth
+    multiples: tuple[float, float, float]
+    """The slope of f at 1; the multiples of the masses that the derivatives by log p and by log q have in excess."""
+    is_normalized: bool
+    """Whether no multiple is left, and terms and derivatives are numbers where a mass is 0."""
+
+
 def is_own(kind: Divergence) -> bool:
     """Tell whether a kind is not one of kullback's, nor a subclass that changes nothing of one."""
     return type(kind) not in _BUILT_IN and not any(behaves_as(kind, family) for family in _BUILT_IN)
@@ -121,7 +138,7 @@ def growth_of(kind: Divergence) -> Growth:
     if isinstance(own := getattr(kind, "growth", None), Growth):
         return own
     if is_own(kind):
-        return _read(kind)
+        return _read(kind).growth
     power = power_of(kind)
     order = power[0] if power else kind.alpha if behaves_as(kind, Renyi) else None  # pyright: ignore[reportAttributeAccessIssue]
     far, near = End(1.0), End(1.0)
@@ -145,26 +162,107 @@ def pair_of_ratio(d: Tensor) -> FinitePair:
     return FinitePair(torch.exp(log_p), torch.exp(log_q), d, lambda: (log_p, log_q))
 
 
-def check_own(kind: Divergence) -> None:
-    """Raise if a user's own sum of terms has `derivatives` that are not those of its `terms`."""
-    is_made = isinstance(getattr(kind, "growth", None), Growth)
-    if not is_made and is_own(kind) and type(kind).total is Divergence.total:
-        _read(kind)
+def is_normalized(kind: Divergence) -> bool:
+    """Tell whether f'(1) = 0 and no term is NaN where a mass is 0: of a user's own sum of terms, which may be neither.
+
+    Raises:
+        ArgumentValueError: its `derivatives` are not those of its `terms`, or these are no divergence; or a `total` of
+            its own is NaN where a probability is 0.
+    """
+    is_made = not is_own(kind) or isinstance(getattr(kind, "growth", None), Growth)
+    return is_made or _read(kind).is_normalized
+
+
+def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return terms of a user's own kind per unit of the larger mass, less f's tangent at 1, and their derivatives."""
+    return _less_tangent(kind, d, _read(kind).multiples)
+
+
+def _less_tangent(
+    kind: Divergence, d: Tensor, multiples: tuple[float, float, float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    pair = pair_of_ratio(d)
+    terms, (by_p, by_q) = kind.terms(pair), kind.derivatives(pair)
+    slope, excess_p, excess_q = multiples
+    if any(multiples):
+        terms = terms + slope * torch.expm1(-d.abs()) * d.sign()
+        by_p, by_q = by_p - (excess_p + slope) * pair.p, by_q - (excess_q - slope) * pair.q
+    return terms, by_p, by_q
+
+
+def _read(kind: Divergence) -> _Reading:
+    try:
+        return _read_once(
+            kind, *vars(kind).items()
+        )  # classes that are no dataclasses are equal whatever they hold
+    except TypeError:  # what it holds is not hashable
+        return _read_once.__wrapped__(kind)
 
 
 @functools.lru_cache(maxsize=256)
-def _read(kind: Divergence) -> Growth:
-    def terms(d: Tensor) -> Tensor:
-        return kind.terms(pair_of_ratio(d))
-
-    def slope(d: Tensor) -> Tensor:  # f' up to factors that have no corner
-        return kind.derivatives(pair_of_ratio(d))[0] * torch.exp(-d.clamp(max=0))
-
+def _read_once(kind: Divergence, *_: object) -> _Reading:
     with torch.no_grad():
-        is_additive = type(kind).total is Divergence.total
-        if is_additive:
-            _check_derivatives(kind)
-        return Growth(end_of(terms, 1), end_of(terms, -1), corners_of(slope) if is_additive else ())
+        if type(kind).total is not Divergence.total:
+            _check_total(kind)
+            far, near = (end_of(lambda d: kind.terms(pair_of_ratio(d)), sign) for sign in (1, -1))
+            return _Reading(Growth(far, near), (0.0, 0.0, 0.0), is_normalized=True)
+        _check_derivatives(kind)
+        multiples = _multiples(kind)
+        _check_sign(kind, multiples)
+
+        def slope(d: Tensor) -> Tensor:  # f' up to factors that have no corner
+            return _less_tangent(kind, d, multiples)[1] * torch.exp(-d.clamp(max=0))
+
+        far, near = (end_of(lambda d: _less_tangent(kind, d, multiples)[0], sign) for sign in (1, -1))
+        logs = torch.tensor(_EMPTY, dtype=torch.float64, device="cpu").unbind(-1)
+        d = torch.where(logs[0] == logs[1], 0, logs[0] - logs[1])
+        empty = FinitePair(logs[0].exp(), logs[1].exp(), d, lambda: (logs[0], logs[1]))
+        terms, derivatives = kind.terms(empty), kind.derivatives(empty)
+        is_number = ~terms.isnan() & derivatives[0].isfinite() & derivatives[1].isfinite()
+        complete = not any(multiples) and bool(is_number.all())
+        return _Reading(Growth(far, near, corners_of(slope)), multiples, complete)
+
+
+def _multiples(kind: Divergence) -> tuple[float, float, float]:
+    """Return `_Reading.multiples`, from q f = p f' + (q f - p f') at two ratios."""
+    pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
+    by_p, by_q = kind.derivatives(pair)
+    excess = torch.linalg.solve(torch.stack(pair[:2], -1)[1:], (by_p + by_q - kind.terms(pair))[1:])
+    read = torch.stack([by_p[0] - excess[0], *excess])
+    slope, excess_p, excess_q = torch.where(read.abs() > _ROUNDING, read, 0).tolist()
+    return slope, excess_p, excess_q
+
+
+def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None:
+    """Raise if terms less the tangent of f are negative, or are not 0 where p = q."""
+    d = torch.tensor([0.0, *_CHECKED], dtype=torch.float64, device="cpu")
+    terms = _less_tangent(kind, d, multiples)[0]
+    if bool((terms < -_ZERO).any()) or terms[0] > _ZERO:
+        raise invalid_value(
+            type(kind).__name__,
+            "terms",
+            wanted="terms q f(p / q) of a convex function f with f(1) = 0",
+            got=f"{terms[0].item():.4g} at p = q = 1, and less the tangent there {terms.min().item():.4g} or more",
+            instead="terms less f(1) q, or FDivergence(lambda r: f(r) - f(1))",
+        )
+
+
+def _check_total(kind: Divergence) -> None:
+    """Raise if a total that is no sum of terms is NaN, or has such a derivative, where a probability is 0."""
+    rows = torch.tensor([_PARTIAL, _PARTIAL[::-1]], dtype=torch.float64, device="cpu")
+    p, q = rows.unbind(-2)
+    d = torch.where((p == 0) & (q == 0), 0, p.log() - q.log())
+    pair = FinitePair(p, q, d)
+    if bool(kind.total(pair).isnan().any()) or not all(
+        bool(x.isfinite().all()) for x in kind.derivatives(pair)
+    ):
+        raise invalid_value(
+            type(kind).__name__,
+            "total",
+            wanted="a total that is a number, with finite derivatives, where a probability is 0",
+            got="NaN or an infinite derivative for probabilities (0, 0, 0.5, 0.5) and (0, 0.2, 0.3, 0.5)",
+            instead="torch.where(pair.log_ratio.isinf(), limit, x) in terms and derivatives, with 0 where both are 0",
+        )
 
 
 def _check_derivatives(kind: Divergence) -> None:

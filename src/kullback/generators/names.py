@@ -8,7 +8,8 @@ from typing import Any
 from kullback.errors import KullbackError, invalid_type, invalid_value, printable, safe_repr
 from kullback.generators.base import Divergence
 from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
-from kullback.generators.growth import check_own, without_subclass
+from kullback.generators.growth import without_subclass
+from kullback.generators.of_ratio import with_limits
 from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
 __all__ = ["as_divergence", "parse"]
@@ -91,8 +92,7 @@ def parse(name: str) -> Divergence:
 def as_divergence(call: str, kind: object) -> Divergence:
     """Return `kind` if it is a divergence, the divergence of that name if it is a string; raise for anything else."""
     if isinstance(kind, Divergence):
-        check_own(kind)
-        return without_subclass(kind)
+        return with_limits(without_subclass(kind))
     if isinstance(kind, str):
         return _parsed(call, "kind", kind)
     wanted = "a divergence or the name of one"

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.base import Divergence, FinitePair
-from kullback.generators.growth import Growth, corners_of, end_of, growth_of, pair_of_ratio
+from kullback.generators.growth import Growth, corners_of, end_of, growth_of, is_normalized, own_terms
 from kullback.inputs import number_from
 
-__all__ = ["FDivergence", "OfRatio", "OwnTerms"]
+__all__ = ["FDivergence", "OfRatio", "OwnTerms", "with_limits"]
 
 # The largest logarithm of a term and of a derivative.
 _LARGEST_LOG = 690.0
@@ -103,19 +103,34 @@ def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest:
     return torch.where(by_logs, x.sign() * torch.exp(logs.clamp(max=largest)), product)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OwnTerms(OfRatio):
     """A user's own kind that is a sum of terms, whose `terms` are asked at masses that are no less than e^-700."""
 
     kind: Divergence
+
+    def __repr__(self) -> str:
+        return repr(self.kind)
+
+    @property
+    def logarithmic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.kind.logarithmic
+
+    @property
+    def instead_of_zero(self) -> Divergence | None:
+        return self.kind.instead_of_zero
 
     @property
     def growth(self) -> Growth:
         return growth_of(self.kind)
 
     def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pair = pair_of_ratio(d)
-        return self.kind.terms(pair), *self.kind.derivatives(pair)
+        return own_terms(self.kind, d)
+
+
+def with_limits(kind: Divergence) -> Divergence:
+    """Return a kind with f'(1) = 0 and the limits where a mass is 0, for a user's own whose terms have them not."""
+    return kind if is_normalized(kind) else OwnTerms(kind)
 
 
 @dataclass(frozen=True, repr=False)
