@@ -8,18 +8,24 @@ from typing import Any
 import pytest
 import torch
 from torch.distributions import (
+    AffineTransform,
     Beta,
+    Categorical,
     Cauchy,
     Distribution,
     Gamma,
     Gumbel,
     HalfCauchy,
+    HalfNormal,
+    Independent,
     InverseGamma,
     Laplace,
     LogNormal,
+    MixtureSameFamily,
     Normal,
     Pareto,
     StudentT,
+    TransformedDistribution,
     Uniform,
 )
 
@@ -149,6 +155,68 @@ def test_a_density_that_is_not_of_mass_1_is_refused_with_its_mass(mass: float, k
     for pair, argument in (((own, other), "p"), ((other, own), "q")):
         with pytest.raises(ArgumentValueError, match=rf"{argument}=.*OfMass.log_prob.*a mass of {mass:g}"):
             divergence(*pair, kind)
+
+
+class Doubled(OfMass):
+    mass = 2.0
+
+
+@pytest.mark.parametrize(
+    "where", ["Independent", "MixtureSameFamily", "TransformedDistribution", "two of them"]
+)
+def test_the_mass_of_a_density_inside_another_is_checked(where: str) -> None:
+    def inside(own: Distribution) -> tuple[Distribution, Distribution]:
+        wide, affine = Normal(*doubles(0.0, 1.2)), AffineTransform(1.0, 2.0)
+        mixture = MixtureSameFamily(Categorical(probs=torch.ones(2).double()), own.expand((2,)))
+        return {
+            "Independent": (Independent(own.expand((2,)), 1), Independent(wide.expand((2,)), 1)),
+            "MixtureSameFamily": (mixture, wide),
+            "TransformedDistribution": (TransformedDistribution(own, [affine]), wide),
+            "two of them": (TransformedDistribution(mixture, [affine]), wide),
+        }[where]
+
+    expected = kl_divergence(*inside(Normal(*doubles(0.3, 1.0))))
+    found = kl_divergence(*inside(OfMass(*doubles(0.3, 1.0))))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    p, q = inside(Doubled(*doubles(0.3, 1.0)))
+    for pair, argument in (((p, q), "p"), ((q, p), "q")):
+        with pytest.raises(ArgumentValueError, match=rf"{argument}=.*Doubled.log_prob.*a mass of 2"):
+            kl_divergence(*pair)
+
+
+class Normalized(Doubled):
+    """The first remedy that the refusal names."""
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return super().log_prob(value) - math.log(2.0)
+
+
+class Folded(Doubled):
+    """Half a Normal's density, on a support that is twice its own."""
+
+
+class WithItsEnd(Folded):
+    """The second remedy."""
+
+    support = torch.distributions.constraints.positive  # pyright: ignore[reportAssignmentType]
+
+    def sample(self, sample_shape: Any = ()) -> torch.Tensor:
+        return super().sample(sample_shape).abs()
+
+
+def test_the_remedies_for_a_mass_that_is_not_1_work() -> None:
+    wide = Normal(*doubles(0.0, 1.2))
+    expected = kl_divergence(Normal(*doubles(0.3, 1.0)), wide)
+    torch.testing.assert_close(
+        kl_divergence(Normalized(*doubles(0.3, 1.0)), wide), expected, rtol=1e-6, atol=0
+    )
+    half = HalfNormal(doubles(1.2)[0])
+    with pytest.raises(ArgumentValueError, match=r"Folded.log_prob.*support with the ends"):
+        kl_divergence(Folded(*doubles(0.0, 1.0)), half)
+    expected = kl_divergence(HalfNormal(doubles(1.0)[0]), half)
+    torch.testing.assert_close(
+        kl_divergence(WithItsEnd(*doubles(0.0, 1.0)), half), expected, rtol=1e-6, atol=0
+    )
 
 
 def test_an_improper_density_is_refused() -> None:

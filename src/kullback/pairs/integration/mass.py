@@ -8,7 +8,7 @@ from torch.distributions import Distribution
 
 from kullback.errors import invalid_value
 from kullback.numeric import upcast
-from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.base import Density, density_of
 from kullback.pairs.densities.black_box import BlackBoxDensity
 from kullback.pairs.integration.panels import OUTERMOST, Line, Panels, integrate_panels, panel_nodes, refine
 from kullback.pairs.sampling.generator import DrawsFrom
@@ -23,9 +23,15 @@ _ALLOWED = 3e-5
 _LARGEST = 1e100
 
 
-def check_mass(call: str, argument: str, distribution: Distribution, density: Density) -> None:
-    """Raise if the density of a user's own class does not integrate to 1."""
-    if not isinstance(density, BlackBoxDensity) or type(distribution).__module__.startswith(_LIBRARIES):
+def check_mass(call: str, argument: str, distribution: Distribution, density: Density | None) -> None:
+    """Raise if the density of a user's own class, itself or inside one of torch's, does not integrate to 1."""
+    while type(distribution).__module__.startswith(_LIBRARIES):
+        inner = getattr(distribution, "component_distribution", getattr(distribution, "base_dist", None))
+        if not isinstance(inner, Distribution):
+            return
+        distribution, density = inner, None
+    density = density_of(distribution) if density is None and not distribution.event_shape else density
+    if not isinstance(density, BlackBoxDensity):
         return
     with torch.no_grad():
         mass, error = _mass(density)
