@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats as st
+import torch
 from scipy.special import rel_entr
+from torch.distributions import Categorical, MultivariateNormal, Normal
 
-from kullback import Samples, kl_estimate
+from kullback import Counts, Probs, Samples, divergence, kl_estimate
 from kullback.errors import NoRuleError
 from kullback.estimators import bias_corrected, histogram
 
@@ -98,3 +100,69 @@ def test_prices_and_vectors() -> None:
     vectors = Samples(np.random.default_rng(0).standard_normal((50, 2)))
     with pytest.raises(NoRuleError, match="categories or numbers on both sides"):
         kl_estimate(vectors, vectors, kind="js")
+
+
+def normals(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+CELLS = "Counts(torch.histogramdd({}, edges).hist.flatten())"
+OF_CELLS = f"divergence({CELLS.format('x')}, {CELLS.format('y')}, kind)"
+SHIFT = 2**0.5
+FAR, NEXT = (
+    Normal(torch.tensor(SHIFT).double(), 1.0),
+    MultivariateNormal(*(f(2).double() for f in (torch.ones, torch.eye))),
+)
+PAIR_OF_VECTORS = Samples(normals(4000, 2)), Samples(normals(4000, 2, seed=1) + 1)
+# What is refused, and the call that the refusal names. All are a distance of sqrt(2) apart.
+REMEDIES: dict[str, tuple[Any, Any, str]] = {
+    "vectors": (*PAIR_OF_VECTORS, OF_CELLS),
+    "vectors, Q known": (PAIR_OF_VECTORS[0], NEXT, OF_CELLS),
+    "numbers, Q known": (Samples(normals(4000)), FAR, "divergence(p, Samples(q.sample((n,))), kind)"),
+    "numbers, P known": (FAR, Samples(normals(4000)), "divergence(Samples(p.sample((n,))), q, kind)"),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_the_remedies_for_other_kinds_work(name: str) -> None:
+    p, q, instead = REMEDIES[name]
+    with pytest.raises(NoRuleError) as refusal:
+        divergence(p, q, "tv")
+    assert f"Write: {instead}" in str(refusal.value)
+    edges = [torch.linspace(-6, 7, 27).double()] * 2
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x, y = (s.tensor if isinstance(s, Samples) else s.sample((4000,)) for s in (p, q))
+        names = {"p": p, "q": q, "x": x, "y": y, "n": 4000, "kind": "tv", "edges": edges}
+        found = eval(instead, globals(), names)  # noqa: S307
+    assert float(found) == pytest.approx(math.erf(0.5), abs=0.06)
+
+
+def test_the_remedies_for_a_method_and_for_categories_work() -> None:
+    numbers = Samples(normals(200)), Samples(normals(200, seed=1))
+    with pytest.raises(NoRuleError, match=r"Write: divergence\(p, q, kind\) without method"):
+        divergence(*numbers, "tv", method="nearest_neighbors")
+    assert divergence(*numbers, "tv").isfinite()
+    codes, row = torch.tensor([0, 0, 1, 2]), Probs([0.25, 0.25, 0.5])
+    for p, q in ((Samples(codes), row), (row, Samples(codes))):
+        with pytest.raises(
+            NoRuleError, match=r"Write: Counts\(torch.bincount\(x.long\(\), minlength=classes\)\) in place"
+        ):
+            divergence(p, q, "tv")
+    counted = Counts(torch.bincount(codes.long(), minlength=3))
+    assert divergence(counted, row, "tv").item() == pytest.approx(0.25)
+    with pytest.raises(NoRuleError, match=r"Write: Samples\(x.long\(\)\) on both sides"):
+        divergence(Samples(codes), Samples(codes.double()), "tv")
+    assert divergence(Samples(codes), Samples(codes.double().long()), "tv") == 0
+
+
+def test_weighted_draws_beside_a_known_density_and_categories() -> None:
+    x = normals(4000) + 1
+    weights = torch.exp((x - 1) * 0.5)  # of draws from Normal(1.5, 1)
+    found = kl_estimate(Samples(x, weights=weights), Normal(torch.zeros(()).double(), 1.0))
+    assert found.interval is not None
+    assert float(found.interval[0]) < 1.125 < float(found.interval[1])
+    codes, weights = torch.arange(3), torch.tensor([2.0, 1.0, 1.0]).double()
+    many = Samples(codes.repeat(500), weights=weights.repeat(500))
+    known = kl_estimate(many, Categorical(probs=torch.tensor([0.25, 0.25, 0.5]).double()))
+    assert float(known.value) == pytest.approx(math.log(2) / 4, abs=0.01)

@@ -159,10 +159,30 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Est
                 "kind",
                 wanted="KL(), ReverseKL() or Jeffreys(), or draws of categories or numbers on both sides and no method",
                 got=f"{safe_repr(kind)}, method={settings.method!r}, {p!r} and {q!r}",
-                instead=f"{call}(Counts(histogram_of_p), Counts(histogram_of_q), kind)",
+                instead=_instead_of_kind(settings, p, q),
             )
         )
     return _kl(settings, p, q)
+
+
+def _instead_of_kind(settings: _Settings, p: object, q: object) -> str:
+    """Name the call that estimates a kind other than KL from these draws."""
+    call, sides = settings.call, (p, q)
+    if any(isinstance(x, Samples) and not x.discrete and not _is_number(x) for x in sides):
+        cells = [f"Counts(torch.histogramdd({x}, edges).hist.flatten())" for x in "xy"]
+        return (
+            f"{call}({cells[0]}, {cells[1]}, kind) of the draws x and y, which compares their cells; for a torch "
+            "distribution q, y = q.sample((n,))"
+        )
+    if isinstance(q, Distribution):
+        return f"{call}(p, Samples(q.sample((n,))), kind)"
+    if isinstance(p, Distribution):
+        return f"{call}(Samples(p.sample((n,))), q, kind)"
+    if all(isinstance(x, Samples | Counts) for x in sides):
+        if settings.method != "auto":
+            return f"{call}(p, q, kind) without method"
+        return "Samples(x.long()) on both sides for categories, Samples(x.double()) for numbers"
+    return "Counts(torch.bincount(x.long(), minlength=classes)) in place of Samples(x)"
 
 
 def _is_number(x: object) -> TypeGuard[Samples]:
