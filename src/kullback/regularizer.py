@@ -47,7 +47,8 @@ def kl_per_dimension(
         posterior: a distribution for each example and latent dimension, of batch shape (examples, ...); `Independent`
             distributions are taken apart.
         prior: what to compare with; batch shapes broadcast. None: the standard normal distribution.
-        mask: boolean, of the shape of the examples: which of them count.
+        mask: boolean, of the shape of the examples: which of them count. One that is False everywhere draws a warning,
+            on the CPU alone.
         weight: numbers from 0 on, of the shape of the examples: how much each counts.
         batch_dims: how many leading dimensions count examples: 1, or 2 for (sequence, time).
 

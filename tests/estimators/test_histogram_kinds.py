@@ -111,7 +111,7 @@ OF_CELLS = f"divergence({CELLS.format('x')}, {CELLS.format('y')}, kind)"
 SHIFT = 2**0.5
 FAR, NEXT = (
     Normal(torch.tensor(SHIFT).double(), 1.0),
-    MultivariateNormal(*(f(2).double() for f in (torch.ones, torch.eye))),
+    MultivariateNormal(torch.ones(2).double(), torch.eye(2).double()),
 )
 PAIR_OF_VECTORS = Samples(normals(4000, 2)), Samples(normals(4000, 2, seed=1) + 1)
 # What is refused, and the call that the refusal names. All are a distance of sqrt(2) apart.

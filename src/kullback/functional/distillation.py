@@ -87,7 +87,8 @@ def distillation_loss(
             that of `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` means nothing.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides both.
-        mask: which positions count, boolean, the leading shape.
+        mask: which positions count, boolean, the leading shape. One that is False everywhere draws a warning, on the
+            CPU alone.
         weight: w, a non-negative number for each position, the leading shape.
         labels: a position whose label is `ignore_index` does not count; the leading shape.
         label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`, which are then the true

@@ -202,6 +202,7 @@ def linear_distillation_loss(
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
         mask: which positions count, boolean, the leading shape. Finding them synchronizes an accelerator.
+            One that is False everywhere draws a warning, on the CPU alone.
         weight: w, a non-negative number for each position, the leading shape.
         labels: a position whose label is `ignore_index` does not count; the leading shape.
         label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`, which are then the true

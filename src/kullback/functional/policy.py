@@ -58,6 +58,7 @@ def kl_from_log_probs(
         log_q: those under Q, the same shape.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
         mask: which of them count, boolean, the same shape; the others may hold anything, NaN included.
+            One that is False everywhere draws a warning, on the CPU alone.
         reduction: ``"none"`` gives one value for each action, 0 where it does not count; ``"sum"`` their sum,
             ``"mean"`` their mean over the counted, and ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
 
@@ -153,6 +154,7 @@ def kl_surrogate(
             keeps weight 0. A clipped weight is no longer that of P: it has less variance, and the value and the
             gradient some bias.
         mask: which of them count, boolean, the same shape; the others may hold anything, NaN included.
+            One that is False everywhere draws a warning, on the CPU alone.
         reduction: as of `kl_from_log_probs`.
 
     Returns:

@@ -62,6 +62,7 @@ def kl_divergence(
         representation: what `p` and `q` hold, more exactly: ``"logits"``, ``"log-probs"`` (what `log_prob` says),
             ``"counts"`` (weights to be normalized, the default) or ``"probs"`` (which must sum to one).
         mask: true for the rows that count, a bool tensor of shape (...). The others may hold anything, padding or NaN.
+            One that is False everywhere draws a warning, on the CPU alone.
 
     Returns:
         the mean or sum over the rows that count, a scalar, in nats; or their values, shape (...), with a mask a

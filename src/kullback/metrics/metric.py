@@ -106,7 +106,10 @@ class KLDivergence(Metric):
         self.add_state("precision", torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, p: Tensor, q: Tensor, mask: Tensor | None = None) -> None:
-        """Add a batch of rows, shape (..., classes); `mask`, shape (...), is true for those that count."""
+        """Add a batch of rows, shape (..., classes); `mask`, shape (...), is true for those that count.
+
+        A mask that is False everywhere draws a warning, on the CPU alone.
+        """
         values, dtype = row_values("KLDivergence.update", p, q, self.representation, mask)
         if self._keeps_rows:
             cast("list[Tensor]", self.measures).append(values.flatten().to(dtype))

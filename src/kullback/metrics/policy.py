@@ -117,7 +117,8 @@ class PolicyKL(Metric):
     def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
         """Add sequences: log-probabilities of shape (..., tokens), and which tokens count, the same shape.
 
-        The tokens were sampled from P. A sequence has to come whole; what `mask` leaves out may hold anything.
+        The tokens were sampled from P. A sequence has to come whole; what `mask` leaves out may hold anything. A mask
+        that is False everywhere draws a warning, on the CPU alone.
         """
         call = "PolicyKL.update"
         exact = [upcast(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in (log_p, log_q)]
