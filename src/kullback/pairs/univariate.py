@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from kullback.generators import KL, Divergence, behaves_as
 from kullback.generators.growth import growth_of
 from kullback.pairs.densities.base import Density
-from kullback.pairs.densities.own_scale import in_own_scale
+from kullback.pairs.densities.own_scale import components_in_own_scale, in_own_scale, is_far_and_narrow
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
 from kullback.pairs.integration.kl_integrand import kl_terms
@@ -60,21 +61,58 @@ def _finite_elements(
     p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
 ) -> Integral:
     infinite = is_divergence_infinite(p, q, growth_of(kind))
-    if infinite is None or not bool(infinite.any()):
+
+    def endless(p: Density, q: Density, shape: torch.Size) -> Integral:
+        zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        return Integral(torch.full_like(zero, torch.inf), zero, zero)
+
+    def in_absolute_numbers(p: Density, q: Density, shape: torch.Size) -> Integral:
         return _in_blocks(p, q, kind, shape, options)
-    infinite = infinite.expand(shape)
-    zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    endless = Integral(torch.full_like(zero, torch.inf), zero, zero)
-    if bool(infinite.all()):
-        return endless
+
+    def by_components(p: Density, q: Density, shape: torch.Size) -> Integral:
+        return _by_components(p, q, kind, shape, options)
+
+    def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
+        narrow = is_far_and_narrow(p, q) if behaves_as(kind, KL) else None
+        return _chosen(narrow, by_components, in_absolute_numbers, p, q, shape)
+
+    return _chosen(infinite, endless, finite, p, q, shape)
+
+
+# Computes the divergences of two densities whose parameters broadcast to a shape.
+_Way = Callable[[Density, Density, torch.Size], Integral]
+
+
+def _chosen(
+    chosen: Tensor | None, one: _Way, other: _Way, p: Density, q: Density, shape: torch.Size
+) -> Integral:
+    """Compute the chosen elements of a batch in one way and the others in the other."""
+    if chosen is None or not bool(chosen.any()):
+        return other(p, q, shape)
+    chosen = chosen.expand(shape)
+    if bool(chosen.all()):
+        return one(p, q, shape)
     if not (p.is_splittable() and q.is_splittable()):
-        computed = _in_blocks(p, q, kind, shape, options)
-        both = zip(computed, endless, strict=True)
-        return Integral(*(torch.where(infinite, there, x) for x, there in both))
-    finite = ~infinite
-    part_p, part_q = (density.mapped(lambda x: x.expand(shape)[finite]) for density in (p, q))
-    computed = _in_blocks(part_p, part_q, kind, torch.Size([int(finite.sum())]), options)
-    return Integral(*(there.masked_scatter(finite, x) for x, there in zip(computed, endless, strict=True)))
+        both = zip(one(p, q, shape), other(p, q, shape), strict=True)
+        return Integral(*(torch.where(chosen, x, y) for x, y in both))
+    parts: list[Integral] = []
+    for where, way in ((chosen, one), (~chosen, other)):
+        pair = [density.mapped(lambda x, where=where: x.expand(shape)[where]) for density in (p, q)]
+        parts.append(way(pair[0], pair[1], torch.Size([int(where.sum())])))
+    zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    return Integral(
+        *(zero.masked_scatter(chosen, x).masked_scatter(~chosen, y) for x, y in zip(*parts, strict=True))
+    )
+
+
+def _by_components(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
+    """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each in the unit of the component."""
+    weights, part, whole, q = components_in_own_scale(p, q)
+    weights = weights.expand([*shape, -1])
+    found = (_in_blocks(part, d, kind, weights.shape, options) for d in (q, whole))
+    (to_q, *errors_q), (to_p, *errors_p) = found
+    errors = (weights.detach() * (x + y) for x, y in zip(errors_q, errors_p, strict=True))
+    return Integral((weights * (to_q - to_p)).sum(-1), *(x.sum(-1) for x in errors))
 
 
 def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
@@ -89,8 +127,12 @@ def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, opti
     p, q = in_own_scale(p, q, of_p=behaves_as(kind, KL))
     parts: list[Integral] = []
     with progress_bar("pairs", show=shape.numel() > _BLOCK) as update:
-        for start in range(0, shape.numel(), _BLOCK):
-            block = torch.arange(start, min(start + _BLOCK, shape.numel()), device="cpu")
+        numbers = max(
+            shape.numel(), *(x.numel() for x in (*p.tensors(), *q.tensors()))
+        )  # mixtures: many each
+        size = max(1, _BLOCK * shape.numel() // numbers)
+        for start in range(0, shape.numel(), size):
+            block = torch.arange(start, min(start + size, shape.numel()), device="cpu")
             parts.append(_in_two_rounds(p, q, kind, block, options))
             if update:
                 update(start + len(block), shape.numel())

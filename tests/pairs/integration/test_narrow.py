@@ -130,3 +130,90 @@ def test_against_mixtures_and_in_batches() -> None:
     alone = loc.detach()[2].requires_grad_()
     (of_one,) = torch.autograd.grad(divergence(Normal(alone, scale[2]), q, KL()), alone)
     assert float(found[2]) == pytest.approx(float(of_one), rel=1e-12)
+
+
+# log q' by x of each Q, and log q itself.
+WIDE: dict[str, tuple[Distribution, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "Normal": (
+        Normal(torch.tensor(0.0).double(), 1.0),
+        lambda x: -x * x / 2 - mp.log(2 * mp.pi) / 2,
+        lambda x: -x,
+    ),
+    "Cauchy": (
+        Cauchy(torch.tensor(0.0).double(), 1.0),
+        lambda x: -mp.log(mp.pi * (1 + x * x)),
+        lambda x: -2 * x / (1 + x * x),
+    ),
+    "StudentT": (
+        StudentT(torch.tensor(4.0).double()),
+        lambda x: mp.log(student(x)),
+        lambda x: -5 * x / (4 + x * x),
+    ),
+}
+
+
+def mixture(
+    make: Callable[..., Distribution], locs: list[float], scales: list[float]
+) -> tuple[Distribution, list[torch.Tensor]]:
+    numbers = ([0.3, 0.7], locs, scales)
+    leaves = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in numbers]
+    return MixtureSameFamily(Categorical(probs=leaves[0]), make(*leaves[1:])), leaves
+
+
+@pytest.mark.parametrize("scales", [[1e-3, 3e-4], [1e-5, 1e-6], [1e-8, 1e-9], [1e-20, 1e-7]], ids=str)
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("family", ["Normal", "Laplace", "StudentT"])
+def test_kl_of_a_mixture_of_narrow_components(family: str, wide: str, scales: list[float]) -> None:
+    """Components apart: KL is sum_k w_k (log w_k + E_k log p_k - E_k log q), each term an integral by mpmath."""
+    make, density = FAMILIES[family]
+    q, log_q, slope = WIDE[wide]
+    weights, locs = (mpf(0.3), mpf(0.7)), [5.0, -3.0]
+    p, leaves = mixture(make, locs, scales)
+    value = divergence(p, q, KL())
+    found = torch.autograd.grad(value, leaves)
+    edges = [-60, -20, -6, -2, 0, 2, 6, 20, 60] if family != "StudentT" else [-mp.inf, -9, 0, 9, mp.inf]
+    terms, by_loc, by_scale = [], [], []
+    with mp.workdps(20):
+        for w, loc, scale in zip(weights, map(mpf, locs), map(mpf, scales), strict=True):
+
+            def mean(g: Callable[[Any, Any], Any], loc: Any = loc, scale: Any = scale) -> Any:
+                return mp.quad(lambda z: density(z) * g(z, loc + scale * z), edges)
+
+            terms.append(mp.log(w / scale) + mean(lambda z, x: mp.log(density(z)) - log_q(x)))
+            by_loc.append(-w * mean(lambda _, x: slope(x)))
+            by_scale.append(-w / scale - w * mean(lambda z, x: z * slope(x)))
+        expected = sum(w * term for w, term in zip(weights, terms, strict=True))
+        by_weight = [term - expected for term in terms]
+    assert float(value.detach()) == pytest.approx(float(expected), rel=1e-11)
+    for got, wanted in zip(found, (by_weight, by_loc, by_scale), strict=True):
+        assert got.tolist() == pytest.approx([float(x) for x in wanted], rel=1e-7)
+
+
+def test_a_batch_of_mixtures_is_as_good_as_each_alone() -> None:
+    """Near and far ones, one with a component without weight, and one that Q nearly equals."""
+    locs = torch.tensor([[5.0, -3.0], [0.5, -0.5], [5.0, 7.0], [2.0, 2.0 + 1e-6]], dtype=torch.float64)
+    scales = torch.tensor([[1e-7, 1e-5], [1.0, 2.0], [1e-6, 1e-6], [1e-6, 2e-6]], dtype=torch.float64)
+    weights = torch.tensor([[0.5, 0.5], [0.2, 0.8], [0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in (weights, locs, scales)]
+
+    def pair(row: slice) -> tuple[Distribution, Distribution]:
+        w, m, s = (x[row] for x in leaves)
+        p = MixtureSameFamily(Categorical(probs=w), Normal(m, s))
+        q = MixtureSameFamily(Categorical(probs=w.detach()), Normal(m.detach(), 1.25 * s.detach()))
+        return p, q
+
+    together = divergence(*pair(slice(None)), KL())
+    gradients = torch.autograd.grad(together.sum(), leaves)
+    for row in range(4):
+        alone = divergence(*pair(slice(row, row + 1)), KL())
+        assert together[row].item() == pytest.approx(alone.item(), rel=1e-9)
+        for all_rows, one in zip(gradients, torch.autograd.grad(alone.sum(), leaves), strict=True):
+            assert all_rows[row].tolist() == pytest.approx(one[row].tolist(), rel=1e-8, abs=1e-9)
+    single = divergence(Normal(7.0, 1.0), Normal(7.0, 1.25), KL()).item()
+    assert together[[0, 2]].tolist() == pytest.approx([single] * 2, rel=1e-6)
+    # The overlapping pair in units of its scale, around 0.
+    p, q = (
+        MixtureSameFamily(Categorical(probs=torch.ones(2)), Normal(torch.tensor([0.0, 1.0]).double(), scale))
+        for scale in (torch.tensor([1.0, 2.0]).double(), torch.tensor([1.25, 2.5]).double())
+    )
+    assert together[3].item() == pytest.approx(divergence(p, q, KL()).item(), rel=1e-9)

@@ -7,6 +7,7 @@ that a change of either is one of Q alone: the derivatives are sums without larg
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,10 +17,12 @@ from kullback.pairs.densities.composite import MixtureDensity
 from kullback.pairs.densities.real import LocationScaleDensity, StudentTDensity
 from kullback.pairs.densities.transformed import AffineDensity
 
-__all__ = ["in_own_scale"]
+__all__ = ["components_in_own_scale", "in_own_scale", "is_far_and_narrow"]
 
 # The largest ratio of scales, or distance in units of a scale, of which squares are numbers.
 _WIDEST = 1e150
+# How many of its scales a component may be from 0: further out, gradients on absolute nodes miss a part in 1e8.
+_FARTHEST = 1e4
 
 
 def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Density]:
@@ -42,6 +45,49 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
             usable = usable & (far < _WIDEST)
     loc, scale = torch.where(usable, loc, 0.0), torch.where(usable, scale, 1.0)
     return _moved(p, loc, scale, usable & by_p), _moved(q, loc, scale, usable & ~by_p)
+
+
+def is_far_and_narrow(p: Density, q: Density) -> Tensor | None:
+    """Tell where P is a mixture of components so far from 0 and so narrow that absolute numbers lose their digits.
+
+    None where that is so of no element, or components have no scale of their own.
+    """
+    if not (isinstance(p, MixtureDensity) and _lives_everywhere(q)):
+        return None
+    own = _location_and_scale(p.part.detached())
+    if own is None:
+        return None
+    far = (own[0].abs() > _FARTHEST * own[1]) & (p.log_weights > -torch.inf)
+    usable = (own[1] > 0) & (own[0].abs().amax(-1, keepdim=True) < _WIDEST * own[1]) & own[0].isfinite()
+    far = far.any(-1) & usable.all(-1)
+    return far if bool(far.any()) else None
+
+
+def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, Density, Density]:
+    """Return the weights of a mixture, and its components, the mixture and Q in the unit of each component.
+
+    The components are one more dimension. One without weight is replaced by that of the largest.
+    """
+    mixture = cast("MixtureDensity", p)
+    part = mixture.part.mapped(lambda x: _with_weight(x, mixture.log_weights))
+    loc, scale = cast("tuple[Tensor, Tensor]", _location_and_scale(part))
+    other = torch.zeros_like(loc, dtype=torch.bool)
+    itself = torch.eye(other.shape[-1], dtype=torch.bool, device=other.device)
+    apart = loc.unsqueeze(-1), scale.unsqueeze(-1)
+    q = q.mapped(lambda x: x.unsqueeze(-1))
+    parts = mixture.part.mapped(lambda x: x.unsqueeze(-2))
+    return (
+        torch.exp(mixture.log_weights),
+        _moved(part, loc, scale, ~other),
+        replace(mixture, log_weights=mixture.log_weights.unsqueeze(-2), part=_moved(parts, *apart, itself)),
+        _moved(q, loc, scale, other),
+    )
+
+
+def _with_weight(x: Tensor, log_weights: Tensor) -> Tensor:
+    x, log_weights = torch.broadcast_tensors(x, log_weights)
+    largest = x.gather(-1, log_weights.argmax(-1, keepdim=True))
+    return torch.where(log_weights > -torch.inf, x, largest)
 
 
 def _lives_everywhere(d: Density) -> bool:
