@@ -11,7 +11,12 @@ from torch import Tensor
 from kullback.generators import KL, Divergence, behaves_as
 from kullback.generators.growth import growth_of
 from kullback.pairs.densities.base import Density
-from kullback.pairs.densities.own_scale import components_in_own_scale, in_own_scale, is_far_and_narrow
+from kullback.pairs.densities.own_scale import (
+    components_in_own_scale,
+    in_own_scale,
+    is_far_and_narrow,
+    shares_in_own_scale,
+)
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
 from kullback.pairs.integration.kl_integrand import kl_terms
@@ -73,8 +78,9 @@ def _finite_elements(
         return _by_components(p, q, kind, shape, options)
 
     def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
-        narrow = is_far_and_narrow(p, q) if behaves_as(kind, KL) else None
-        return _chosen(narrow, by_components, in_absolute_numbers, p, q, shape)
+        narrow = is_far_and_narrow(p, q)
+        way = by_components if behaves_as(kind, KL) else in_absolute_numbers
+        return _chosen(narrow, way, in_absolute_numbers, p, q, shape)
 
     return _chosen(infinite, endless, finite, p, q, shape)
 
@@ -127,9 +133,8 @@ def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, opti
     p, q = in_own_scale(p, q, of_p=behaves_as(kind, KL))
     parts: list[Integral] = []
     with progress_bar("pairs", show=shape.numel() > _BLOCK) as update:
-        numbers = max(
-            shape.numel(), *(x.numel() for x in (*p.tensors(), *q.tensors()))
-        )  # mixtures: many each
+        # Mixtures have as many numbers each as components.
+        numbers = max([shape.numel(), *(x.numel() for x in (*p.tensors(), *q.tensors()))])
         size = max(1, _BLOCK * shape.numel() // numbers)
         for start in range(0, shape.numel(), size):
             block = torch.arange(start, min(start + size, shape.numel()), device="cpu")
@@ -183,7 +188,9 @@ def _compute(
         def integral(q: Density) -> Integral:
             if behaves_as(kind, KL):
                 return integrate_kl(p, q, kl_terms, shape, target)
-            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target)
+            if is_far_and_narrow(p, q) is None or not q.is_splittable():
+                return integrate_divergence(p, q, DivergenceTerms(kind), shape, target)
+            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, shares_in_own_scale)
 
         found = integral(q)
         other = widened(p, q, kind) if torch.is_grad_enabled() else None

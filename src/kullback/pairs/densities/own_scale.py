@@ -6,18 +6,18 @@ that a change of either is one of Q alone: the derivatives are sums without larg
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.base import Density, Points, Tail
 from kullback.pairs.densities.composite import MixtureDensity
 from kullback.pairs.densities.real import LocationScaleDensity, StudentTDensity
 from kullback.pairs.densities.transformed import AffineDensity
 
-__all__ = ["components_in_own_scale", "in_own_scale", "is_far_and_narrow"]
+__all__ = ["components_in_own_scale", "in_own_scale", "is_far_and_narrow", "shares_in_own_scale"]
 
 # The largest ratio of scales, or distance in units of a scale, of which squares are numbers.
 _WIDEST = 1e150
@@ -75,13 +75,56 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
     itself = torch.eye(other.shape[-1], dtype=torch.bool, device=other.device)
     apart = loc.unsqueeze(-1), scale.unsqueeze(-1)
     q = q.mapped(lambda x: x.unsqueeze(-1))
-    parts = mixture.part.mapped(lambda x: x.unsqueeze(-2))
+    parts = part.mapped(lambda x: x.unsqueeze(-2))
     return (
         torch.exp(mixture.log_weights),
         _moved(part, loc, scale, ~other),
         replace(mixture, log_weights=mixture.log_weights.unsqueeze(-2), part=_moved(parts, *apart, itself)),
         _moved(q, loc, scale, other),
     )
+
+
+def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]:
+    """Return the parts of P and Q near each component of the mixture P, in its unit: they add up to P and Q."""
+    weights, part, whole, q = components_in_own_scale(p, q)
+    loc, scale = cast("tuple[Tensor, Tensor]", _location_and_scale(cast("MixtureDensity", whole).part))
+    heavy = torch.full_like(scale, 3.0)
+    near_any = MixtureDensity(torch.zeros_like(scale), StudentTDensity(heavy, loc, scale))
+    loc, scale = cast("tuple[Tensor, Tensor]", _location_and_scale(part))
+    near = StudentTDensity(torch.full_like(scale, 3.0), loc, scale)
+    both = [_Share(density, near, near_any) for density in (whole, q)]
+
+    def of(k: int, density: Density) -> Density:
+        return density.mapped(lambda x: x[..., k if x.shape[-1] > 1 else 0])
+
+    return [(of(k, both[0]), of(k, both[1])) for k in range(weights.shape[-1])]
+
+
+@dataclass(frozen=True)
+class _Share(Density):
+    """A density times how near a point is to one place rather than to any of several."""
+
+    part: Density
+    near: Density
+    near_any: Density
+
+    def log_density(self, at: Points) -> Tensor:
+        return self.part.log_density(at) + self.near.log_density(at) - self.near_any.log_density(at)
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return self.near.center_and_width()
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return self.part.breakpoints(steps)
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return self.part.nonsmooth_points()
+
+    def lower_tail(self) -> Tail:
+        return self.part.lower_tail()
+
+    def upper_tail(self) -> Tail:
+        return self.part.upper_tail()
 
 
 def _with_weight(x: Tensor, log_weights: Tensor) -> Tensor:

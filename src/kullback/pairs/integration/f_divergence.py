@@ -63,6 +63,8 @@ _OF_A_CORNER = 0.03
 _Needed = tuple[Tensor, Tensor] | None
 # P and Q.
 _Both = tuple[Density, Density]
+# Cuts two densities into pairs that add up to them, each in a unit of its own.
+Shares = Callable[[Density, Density], list[_Both]]
 
 
 def _integral(
@@ -119,6 +121,7 @@ def _zero_of_parameters(*densities: Density) -> Tensor:
 class _Piece:
     """A part of the line on which each density lives throughout or not at all, and its variable of integration."""
 
+    share: int
     number: int
     exists: Tensor
     center: Tensor
@@ -208,7 +211,12 @@ def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
 
 
 def integrate_divergence(
-    p: Density, q: Density, terms: DivergenceTerms, batch_shape: torch.Size, target: Target
+    p: Density,
+    q: Density,
+    terms: DivergenceTerms,
+    batch_shape: torch.Size,
+    target: Target,
+    shares: Shares = lambda p, q: [(p, q)],
 ) -> Integral:
     """Integrate the terms of a divergence over the supports of two densities on the line.
 
@@ -218,26 +226,29 @@ def integrate_divergence(
         terms: those of the divergence.
         batch_shape: what the parameters broadcast to, without the last dimension.
         target: the error wanted, and the limit on nodes.
+        shares: cuts them into pairs that are integrated each along a line of its own.
     """
     shape = torch.Size([*batch_shape, 1])
-    tracked = p, q
-    p, q = p.detached(), q.detached()
+    tracked, fixed = shares(p, q), shares(p.detached(), q.detached())
     pieces: list[_Piece] = []
     parts: list[Panels] = []
     measures: list[Callable[[Tensor, Tensor], Panels]] = []
     diverges, unseen = torch.zeros(2, *batch_shape, dtype=torch.bool, device="cpu")
     rest = torch.zeros(batch_shape, dtype=torch.float64, device="cpu")
     with torch.no_grad():
-        for number, (low, high) in enumerate(_pieces(p, q, shape)):
+        places = [
+            (k, n, *ends) for k, both in enumerate(fixed) for n, ends in enumerate(_pieces(*both, shape))
+        ]
+        for share, number, low, high in places:
             exists = torch.ones(shape, dtype=torch.bool, device="cpu") if low is None else low.isfinite()
             exists = exists if high is None or low is None else exists & (low < high)
             if not bool(exists.any()):
                 continue
-            piece, breakpoints = _placed(number, p, q, Coordinate(low, high), exists)
-            first = _first_panels(piece, p, q, breakpoints, terms)
+            piece, breakpoints = _placed(share, number, *fixed[share], Coordinate(low, high), exists)
+            first = _first_panels(piece, *fixed[share], breakpoints, terms)
 
             def measure(lower: Tensor, upper: Tensor, piece: _Piece = piece) -> Panels:
-                return Panels(lower, upper, _measured(piece, p, q, lower, upper, terms))
+                return Panels(lower, upper, _measured(piece, *fixed[piece.share], lower, upper, terms))
 
             pieces.append(piece)
             parts.append(measure(first.lower, first.upper))
@@ -252,32 +263,33 @@ def integrate_divergence(
                 torch.where(met.unsqueeze(-1), errors, mass_errors) for errors, mass_errors in columns
             ]
 
-        refine(parts, measures, assess, target.max_evaluations)
+        refine(parts, measures, assess, target.max_evaluations * len(fixed))
         for corner in terms.corners:
             parts[:] = [
-                measure(*_cut_at_crossings(piece, p, q, part.lower, part.upper, corner.at))
+                measure(*_cut_at_crossings(piece, *fixed[piece.share], part.lower, part.upper, corner.at))
                 for piece, part, measure in zip(pieces, parts, measures, strict=True)
             ]
         _, error, _, rounding = _sums(parts)
         error = torch.where(unseen, torch.inf, SAFETY * error + rounding + rest)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
-        return _log_masses(pieces, parts, (density_p, density_q), (p, q), needed)
+        return _log_masses(pieces, parts, shares(density_p, density_q), fixed, needed)
 
     def second_order(log_p: Tensor, log_q: Tensor) -> Tensor:
-        return torch.where(diverges, 0, _of_breaks(pieces, parts, tracked, (p, q), terms, (log_p, log_q)))
+        return torch.where(diverges, 0, _of_breaks(pieces, parts, tracked, fixed, terms, (log_p, log_q)))
 
-    return _integral(*tracked, terms, log_masses, error, diverges, second_order)
+    return _integral(p, q, terms, log_masses, error, diverges, second_order)
 
 
 def _log_masses(
-    pieces: list[_Piece], parts: list[Panels], densities: _Both, fixed: _Both, needed: _Needed
+    pieces: list[_Piece], parts: list[Panels], tracked: list[_Both], all_fixed: list[_Both], needed: _Needed
 ) -> tuple[Tensor, Tensor]:
     """Return the logarithms of the masses at all nodes; jumps of the densities move the nodes."""
     found: list[tuple[Tensor, Tensor]] = []
     start = 0
     for piece, part in zip(pieces, parts, strict=True):
         lower, upper = part.lower, part.upper
+        densities, fixed = tracked[piece.share], all_fixed[piece.share]
         if needed is not None:
             breaks = piece.breaks(densities, fixed, lower, upper)
             lower, upper = moving(lower, breaks), moving(upper, breaks)
@@ -295,16 +307,17 @@ def _log_masses(
 def _of_breaks(
     pieces: list[_Piece],
     parts: list[Panels],
-    densities: _Both,
-    fixed: _Both,
+    tracked: list[_Both],
+    all_fixed: list[_Both],
     terms: DivergenceTerms,
     logs: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Return 0 with the second derivatives that corners of the densities and of the terms add."""
     total = torch.zeros(logs[0].shape[:-1], dtype=torch.float64, device="cpu")
     for piece, part in zip(pieces, parts, strict=True):
+        densities, fixed = tracked[piece.share], all_fixed[piece.share]
 
-        def derivatives(place: Tensor, piece: _Piece = piece) -> tuple[Tensor, Tensor]:
+        def derivatives(place: Tensor, piece: _Piece = piece, fixed: _Both = fixed) -> tuple[Tensor, Tensor]:
             # As those of one more node with so little mass that it changes nothing.
             at = (log - _FEW for log in piece.log_densities(*fixed, place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
@@ -355,7 +368,7 @@ def _sums(parts: list[Panels]) -> Tensor:
 
 
 def _placed(
-    number: int, p: Density, q: Density, coordinate: Coordinate, exists: Tensor
+    share: int, number: int, p: Density, q: Density, coordinate: Coordinate, exists: Tensor
 ) -> tuple[_Piece, list[Tensor]]:
     """Return a piece whose variable has the center and scale of the breakpoints on it, and these in that variable."""
     found = breakpoints_on(coordinate, (p, q), exists.shape)
@@ -374,7 +387,7 @@ def _placed(
         narrowest, scale = torch.where(by_p, center_p, center_q), torch.where(by_p, width_p, width_q)
         is_narrow = torch.maximum((center - narrowest).abs(), width) > _NARROW * scale
         center, width = torch.where(is_narrow, narrowest, center), torch.where(is_narrow, scale, width)
-    piece = _Piece(number, exists, center, width)
+    piece = _Piece(share, number, exists, center, width)
     line = Line(coordinate, center, piece.width)
     return piece, [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in found]
 
