@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from unittest.mock import patch
 
 import mpmath
 import pytest
@@ -24,6 +27,7 @@ from torch.distributions import (
 )
 
 from kullback import kl_divergence
+from kullback.pairs.numerics.parameters import given_logits
 
 DIGITS = 150  # enough for 1 - p with p = 1e-44, and for the differences that give the derivatives
 COUNT = 7.0
@@ -210,6 +214,18 @@ def test_an_expanded_distribution_has_the_probabilities_that_were_given(
     assert torch.equal(
         after, kl_divergence(make(logits=logits.flip(0)), make(logits=logits)).expand(after.shape)
     )
+
+
+@pytest.mark.parametrize("make", [Categorical, Bernoulli, Geometric, partial(Binomial, 5)])
+def test_logits_that_were_computed_later_are_not_compared(make: Callable[..., Distribution]) -> None:
+    x = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    with patch("kullback.pairs.numerics.parameters.probs_to_logits", side_effect=AssertionError):
+        for name, other in (("probs", "logits"), ("logits", "probs")):
+            d = make(**{name: x})
+            for each in (d, d.expand((3, *d.batch_shape)), deepcopy(d)):
+                assert getattr(each, other).isfinite().all()  # kept from here on
+                assert given_logits(each) is (name == "logits")
+                assert given_logits(deepcopy(each)) is (name == "logits")
 
 
 SAME: dict[str, tuple[Callable[[Tensor], Distribution], list[float]]] = {

@@ -26,9 +26,11 @@ from torch.distributions import (
 )
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
+from torch.distributions.transforms import SoftmaxTransform, StickBreakingTransform
 
 from kullback import install, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError
+from kullback.kernels.native import library
 from kullback.pairs.closed_forms.matrix_variate import kl_lkj_lkj, kl_wishart_wishart
 from kullback.pairs.closed_forms.multivariate_normal import (
     FactorModel,
@@ -37,6 +39,7 @@ from kullback.pairs.closed_forms.multivariate_normal import (
     kl_low_rank_low_rank,
     kl_multivariate_normal_multivariate_normal,
 )
+from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.relaxed import kl_exp_relaxed_categorical, kl_logit_relaxed_bernoulli
 
 DOUBLE = torch.float64
@@ -477,6 +480,10 @@ def test_logistic_normal_is_its_base() -> None:
     p, q = (LogisticNormal(numbers(i, 3), numbers(i + 1, 3).exp()) for i in (1, 3))
     base = [d.base_dist.base_dist for d in (p, q)]
     assert kl_divergence(p, q) == kl_divergence(*base).sum()
+    if library.missing() is None:
+        assert fused_divergence(p, q) == kl_divergence(p, q)
+        q.transforms = [StickBreakingTransform(), SoftmaxTransform()]
+        assert fused_divergence(p, q) is None
 
 
 CLOSED: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Distribution], bool]] = {

@@ -6,6 +6,7 @@ and parameters so extreme that the arithmetic would leave float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -39,6 +40,7 @@ from torch.distributions import (
     Independent,
     InverseGamma,
     Laplace,
+    LogisticNormal,
     LogNormal,
     LowRankMultivariateNormal,
     MultivariateNormal,
@@ -47,6 +49,7 @@ from torch.distributions import (
     Pareto,
     Poisson,
     Uniform,
+    Wishart,
 )
 
 from kullback.inputs import recordable
@@ -277,8 +280,16 @@ def _pair_of_normals(code: int, *names: str) -> _Pair:
     return _Pair(types, read_p, read_q, Form("closed_form_of_normals", code, reference, False))
 
 
-_NORMALS = {names: _pair_of_normals(code, *names) for code, names in enumerate(product(_MATRICES, repeat=2))}
+_NORMALS: dict[tuple[str, ...], _Pair] = {
+    names: _pair_of_normals(code, *names) for code, names in enumerate(product(_MATRICES, repeat=2))
+}
 _OF_FACTORS = _NORMALS["scale_tril", "scale_tril"]
+# The same as `_MATRICES` of four times the covariance.
+_FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
+_LOG_4 = math.log(4)
+# Wishart distributions are served where KL is not below this share of the terms that may cancel and, where a derivative
+# by the degrees of freedom is wanted, which is a difference of such terms, not below this for each of them.
+_LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
 _LOW_RANK, _FULL = attrgetter("loc", "cov_factor", "cov_diag"), attrgetter("loc", "scale_tril")
 
 
@@ -378,7 +389,7 @@ def _in_groups(form: Form, parameters: Parameters, _required: list[bool]) -> Ten
             continue
         totals.append((part_p.sum(-1), part_q.sum(-1), (part_q - part_p).sum(-1)))
         if part_p.shape[-1] > 1:
-            inside = _contiguous_divergence(form, part_p, part_q)
+            inside = _of(form, part_p.contiguous(), part_q.contiguous())
             if inside is None:
                 return None
             value = value + inside.sum(-1)
@@ -386,16 +397,10 @@ def _in_groups(form: Form, parameters: Parameters, _required: list[bool]) -> Ten
     is_short = total_p.shape[-1] <= _LONGEST_ROW
     # The kernel takes the difference of rounded totals.
     if is_short and bool((distance.detach().abs().sum(-1) < _DIGITS_OF_TOTALS * value.detach()).all()):
-        of_totals = _contiguous_divergence(form, total_p, total_q)
+        of_totals = _of(form, total_p.contiguous(), total_q.contiguous())
     else:
         of_totals = dirichlet_divergence(total_p, total_q, distance)
     return None if of_totals is None else (value + of_totals).clamp(min=0).to(parameters[0].dtype)
-
-
-def _contiguous_divergence(form: Form, p: Tensor, q: Tensor) -> Tensor | None:
-    parameters = p.contiguous(), q.contiguous()
-    required = required_gradients(parameters)
-    return None if required is None else divergence(form, parameters, required)
 
 
 def _is_comparable(form: Form, parameters: Parameters) -> bool:
@@ -411,6 +416,10 @@ def _without_pair(types: TypePair, p: object, q: object) -> Tensor | None:
     """Return KL of two that the kernels take in another form; None for others."""
     if types == (Independent, Independent):
         return _of_dimensions(p, q)
+    if types == (LogisticNormal, LogisticNormal):
+        return _of_bases(types, p, q)
+    if types == (Wishart, Wishart):
+        return _of_wisharts(types, p, q)
     if isinstance(p, MultivariateNormal) and isinstance(q, MultivariateNormal):
         return _of_matrices(types, p, q)
     return None
@@ -440,6 +449,59 @@ def _of_matrices(types: TypePair, p: MultivariateNormal, q: MultivariateNormal) 
     if value is None or not roots_suffice(of_p, of_q, (mean_p - mean_q).detach(), value.detach()):
         return None
     return value.to(p.loc.dtype)
+
+
+def _of_wisharts(types: TypePair, p: Any, q: Any) -> Tensor | None:
+    """Return KL by that of normal distributions of the same matrices; None where terms of the sum cancel.
+
+    With K(c) = KL(N(0, V) || N(0, c W)) for the scale matrices V and W, and with n and m the degrees of freedom:
+    n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2)) + sum_i KL(Gamma((n - i) / 2, 1) ||
+    Gamma((m - i) / 2, 1)) over i = 0 ... d - 1. Both K have all digits of the matrices, unlike a log-determinant.
+    """
+    name_p, name_q = (str(first_given(d, _MATRICES)) for d in (p, q))
+    pair, size = _NORMALS.get((name_p, name_q)), p.event_shape[0]
+    if (
+        pair is None
+        or size >= _LARGE_MATRIX
+        or p.batch_shape != q.batch_shape
+        or p.event_shape != q.event_shape
+    ):
+        return None
+    if not _is_ordinary_call(types) or overrides_density(p) or overrides_density(q):
+        return None
+    given: Parameters = getattr(p, name_p), getattr(q, name_q), p.df, q.df
+    if required_gradients(given) is None:
+        return None
+    of_p, of_q, n, m = map(upcast, given)
+    mean = torch.zeros(of_p.shape[:-1], dtype=n.dtype, device="cpu")
+    lower = torch.arange(0, -size / 2, -0.5, dtype=n.dtype, device="cpu")
+    a, b = (torch.add(lower, x.unsqueeze(-1), alpha=0.5) for x in (n, m))
+    rate = a.detach()  # any, if it is that of both
+    near = _of(pair.form, mean, of_p, mean, of_q)
+    far = _of(pair.form, mean, of_p, mean, of_q * _FOURFOLD[name_q])
+    of_gammas = _of(_PAIRS[Gamma, Gamma].form, a, rate, b, rate)
+    if near is None or far is None or of_gammas is None:
+        return None
+    less = n - m
+    change = torch.sub(near, far, alpha=4) * (1 / 3) + size * (2 / 3 * _LOG_4 - 1 / 2)
+    value = of_gammas.sum(-1).addcmul(n, near).addcmul(less, change)
+    # Terms of either sign are below 2 |n - m| (K(1) + d), as K(4) is not above K(1) + d log 2.
+    least = less.detach().abs() * (near.detach() + size) * _LEAST_SHARE
+    if n.requires_grad or m.requires_grad:
+        least = torch.maximum(least, _LEAST_WITH_DERIVATIVE * n.detach())
+    return value.to(p.df.dtype) if bool((value.detach() >= least).all()) else None
+
+
+def _of(form: Form, *parameters: Tensor) -> Tensor | None:
+    required = required_gradients(parameters)
+    return None if required is None else divergence(form, parameters, required)
+
+
+def _of_bases(types: TypePair, p: Any, q: Any) -> Tensor | None:
+    """Return KL of what one map without parameters has made into P and Q."""
+    if p.transforms != q.transforms or not _is_ordinary_call(types) or any(map(overrides_density, (p, q))):
+        return None
+    return fused_divergence(p.base_dist, q.base_dist)
 
 
 def _of_dimensions(p: Any, q: Any) -> Tensor | None:

@@ -139,6 +139,11 @@ def given_logits(distribution: Distribution) -> bool:
     first = first_given(distribution, ("probs", "logits"))
     if first == "logits" or not can_inspect(probs):
         return first == "logits"
+    names = list(
+        attributes
+    )  # what is computed on demand comes after all that the constructor or `expand` set
+    if names.index("logits") > names.index("_batch_shape"):
+        return False
     is_binary = "_num_events" not in attributes
     return not torch.equal(logits, probs_to_logits(probs, is_binary=is_binary))
 

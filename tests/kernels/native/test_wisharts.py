@@ -1,0 +1,89 @@
+"""Wishart distributions in C++, by the kernel of multivariate normals: values and gradients against mpmath."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import mpmath
+import pytest
+import torch
+from mpmath import mpf
+from torch import Tensor
+from torch.distributions import Wishart
+
+from kullback import kl_divergence
+from kullback.kernels.native import library
+from kullback.pairs.closed_forms.native import fused_divergence
+from tests.pairs.closed_forms.test_multivariate import (
+    covariance_pair,
+    distance,
+    matrix,
+    numbers,
+    relative,
+    true_wishart,
+)
+
+if library.missing() is not None:
+    pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
+
+DOUBLE = torch.float64
+MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
+
+
+@pytest.fixture(autouse=True)
+def _digits() -> object:
+    with mpmath.workdps(60):
+        yield
+
+
+def of_scale(name: str, scale: Tensor) -> tuple[Tensor, mpmath.matrix]:
+    """Return the argument of this name for a scale matrix, and the scale matrix of that as it was rounded."""
+    if name == "scale_tril":
+        root = torch.linalg.cholesky(scale)
+        return root.requires_grad_(), matrix(root) * matrix(root).T
+    if name == "covariance_matrix":
+        return scale.requires_grad_(), matrix(scale)
+    inverse = torch.linalg.inv(scale)
+    inverse = (inverse + inverse.mT) / 2
+    return inverse.requires_grad_(), matrix(inverse) ** -1
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "step"),
+    [(5.0, 6.5, 1.0), (30.0, 4.5, 1.0), (5.0, 4.0, 0.1), (7.0, 7.0, 1e-6), (50.0, 51.0, 1e-4)],
+)
+@pytest.mark.parametrize("condition", [10.0, 1e8])
+@pytest.mark.parametrize("names", list(product(MATRICES, repeat=2)), ids="-".join)
+def test_wishart_of_every_construction_is_exact_in_the_kernel(
+    names: tuple[str, str], condition: float, n: float, m: float, step: float
+) -> None:
+    (x, scale_p), (y, scale_q) = map(of_scale, names, covariance_pair(condition, step))
+    df_p, df_q = (torch.tensor(df, dtype=DOUBLE, requires_grad=n == m + 1) for df in (n, m))
+    p, q = Wishart(df_p, **{names[0]: x}), Wishart(df_q, **{names[1]: y})  # pyright: ignore[reportArgumentType]
+    truth = true_wishart(n, scale_p, m, scale_q)
+    value, bound = fused_divergence(p, q), 1e-14
+    if value is None:  # where terms cancel
+        assert truth < abs(n - m)
+        value, bound = kl_divergence(p, q), 1e-13
+    assert relative(value, truth) < bound
+    leaves = {"x": x, "y": y, **({"n": df_p} if df_p.requires_grad else {})}
+    gradients = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+    if names[0] == "covariance_matrix":
+        assert distance(gradients["x"], (n * scale_q**-1 - m * scale_p**-1) / 2) < 1e-12
+    if "n" in gradients:
+        derivative = mpmath.diff(lambda df: true_wishart(df, scale_p, m, scale_q), mpf(n), h=mpf(10) ** -20)
+        assert relative(gradients["n"], derivative) < 1e-13
+
+
+def test_equal_wisharts_in_a_batch_have_zero_divergence_and_gradient() -> None:
+    root = (numbers(1, 5, 3, 3).tril(-1) + 2 * torch.eye(3, dtype=DOUBLE)).requires_grad_()
+    df = torch.linspace(3.5, 900, 5, dtype=DOUBLE)
+    p, q = Wishart(df, scale_tril=root), Wishart(df.clone(), scale_tril=root.detach())
+    value = fused_divergence(p, q)
+    assert value is not None
+    assert (value == 0).all()
+    assert (torch.autograd.grad(value.sum(), root)[0] == 0).all()
+    df.requires_grad_()
+    value = kl_divergence(Wishart(df, scale_tril=root), q)
+    assert (value == 0).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(value.sum(), (df, root)))
