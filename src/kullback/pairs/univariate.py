@@ -18,7 +18,7 @@ from kullback.pairs.densities.own_scale import (
     shares_in_own_scale,
 )
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
-from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
+from kullback.pairs.integration.f_divergence import Shares, integrate_divergence, sum_divergence
 from kullback.pairs.integration.kl_integrand import kl_terms
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.integration.shared_ends import widened
@@ -79,8 +79,10 @@ def _finite_elements(
 
     def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
         narrow = is_far_and_narrow(p, q)
-        way = by_components if behaves_as(kind, KL) else in_absolute_numbers
-        return _chosen(narrow, way, in_absolute_numbers, p, q, shape)
+        if behaves_as(kind, KL):
+            return _chosen(narrow, by_components, in_absolute_numbers, p, q, shape)
+        narrow = is_far_and_narrow(q, p) if narrow is None else narrow
+        return _chosen(narrow, in_absolute_numbers, in_absolute_numbers, p, q, shape)
 
     return _chosen(infinite, endless, finite, p, q, shape)
 
@@ -188,9 +190,7 @@ def _compute(
         def integral(q: Density) -> Integral:
             if behaves_as(kind, KL):
                 return integrate_kl(p, q, kl_terms, shape, target)
-            if is_far_and_narrow(p, q) is None or not q.is_splittable():
-                return integrate_divergence(p, q, DivergenceTerms(kind), shape, target)
-            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, shares_in_own_scale)
+            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, _shares(p, q))
 
         found = integral(q)
         other = widened(p, q, kind) if torch.is_grad_enabled() else None
@@ -199,6 +199,17 @@ def _compute(
         beside, value = integral(other[0]).value, found.value.detach()
         changes = (other[1].squeeze(-1) & (value > 0) & value.isfinite() & beside.isfinite()).expand(shape)
         return found._replace(value=torch.where(changes, value + (beside - beside.detach()), found.value))
+
+
+def _shares(p: Density, q: Density) -> Shares | None:
+    """Return what cuts two densities at the narrow components of one of them; None if they stay whole."""
+    if not (p.is_splittable() and q.is_splittable()):
+        return None
+    if is_far_and_narrow(p, q) is not None:
+        return shares_in_own_scale
+    if is_far_and_narrow(q, p) is not None:
+        return lambda p, q: [(of_p, of_q) for of_q, of_p in shares_in_own_scale(q, p)]
+    return None
 
 
 def _needs_gradient(*densities: Density) -> bool:

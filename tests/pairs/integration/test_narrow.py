@@ -197,7 +197,7 @@ OF_MIXTURES: dict[str, tuple[Divergence, Callable[[Any], Any], Callable[[Any], A
 }
 
 
-@pytest.mark.parametrize("scales", [[1e-4, 1e-5], [1e-7, 1e-8]], ids=str)
+@pytest.mark.parametrize("scales", [[1e-7, 1e-8]], ids=str)
 @pytest.mark.parametrize("kind", OF_MIXTURES)
 @pytest.mark.parametrize("family", ["Normal", "Laplace"])
 def test_other_kinds_of_a_mixture_of_narrow_components(family: str, kind: str, scales: list[float]) -> None:
@@ -207,7 +207,7 @@ def test_other_kinds_of_a_mixture_of_narrow_components(family: str, kind: str, s
     q, log_q, log_slope = WIDE["Cauchy"]
     weights, locs = (mpf(0.3), mpf(0.7)), [5.0, -3.0]
     p, leaves = mixture(make, locs, scales)
-    found = torch.autograd.grad(divergence(p, q, divergence_kind), leaves)
+    found = torch.autograd.grad(divergence(p, q, divergence_kind), leaves, retain_graph=True)
     edges = [-100, -40, -20, -6, -2, 0, 2, 6, 20, 40, 100]
     expected: list[list[Any]] = [[], [], []]
     with mp.workdps(20):
@@ -230,6 +230,15 @@ def test_other_kinds_of_a_mixture_of_narrow_components(family: str, kind: str, s
         expected[0] = [g - mean for g in expected[0]]
     for got, wanted in zip(found, expected, strict=True):
         assert got.tolist() == pytest.approx([float(x) for x in wanted], rel=1e-5)
+    if family != "Normal":
+        return
+    mirrored = Alpha(-1.0) if kind == "ChiSquared" else divergence_kind
+    value = divergence(p, q, Alpha(2.0) if kind == "ChiSquared" else divergence_kind)
+    back = divergence(q, p, mirrored)
+    assert back.item() == pytest.approx(value.item(), rel=1e-9)
+    gradients = (torch.autograd.grad(x, leaves, retain_graph=True) for x in (back, value))
+    for got, wanted in zip(*gradients, strict=True):
+        assert got.tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [KL(), JensenShannon(), TotalVariation()], ids=repr)

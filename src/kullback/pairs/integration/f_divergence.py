@@ -41,7 +41,7 @@ from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Target
 from kullback.pairs.support import is_divergence_finite
 
-__all__ = ["integrate_divergence", "sum_divergence"]
+__all__ = ["Shares", "integrate_divergence", "sum_divergence"]
 
 # Below this, in logarithms, a mass is rounded to 0 or nearly so.
 _UNDERFLOW = -700.0
@@ -216,7 +216,7 @@ def integrate_divergence(
     terms: DivergenceTerms,
     batch_shape: torch.Size,
     target: Target,
-    shares: Shares = lambda p, q: [(p, q)],
+    shares: Shares | None = None,
 ) -> Integral:
     """Integrate the terms of a divergence over the supports of two densities on the line.
 
@@ -226,9 +226,10 @@ def integrate_divergence(
         terms: those of the divergence.
         batch_shape: what the parameters broadcast to, without the last dimension.
         target: the error wanted, and the limit on nodes.
-        shares: cuts them into pairs that are integrated each along a line of its own.
+        shares: cuts them into pairs that are integrated each along a line of its own; None leaves them whole.
     """
     shape = torch.Size([*batch_shape, 1])
+    shares = shares or (lambda p, q: [(p, q)])
     tracked, fixed = shares(p, q), shares(p.detached(), q.detached())
     pieces: list[_Piece] = []
     parts: list[Panels] = []
