@@ -87,3 +87,35 @@ def test_equal_wisharts_in_a_batch_have_zero_divergence_and_gradient() -> None:
     value = kl_divergence(Wishart(df, scale_tril=root), q)
     assert (value == 0).all()
     assert all((x == 0).all() for x in torch.autograd.grad(value.sum(), (df, root)))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "step"), [(5.1, 6.5, 1.0), (30.0, 4.5, 1.0), (50.0, 51.0, 1e-4), (7.3, 7.3, 1e-6)]
+)
+@pytest.mark.parametrize("name", MATRICES)
+def test_wishart_in_float32_is_rounded_once(name: str, n: float, m: float, step: float) -> None:
+    pairs = [of_scale(name, x.clone())[0] for x in covariance_pair(100.0, step)]
+    x, y = (each.detach().float().requires_grad_() for each in pairs)
+    df_p, df_q = (torch.tensor(df).requires_grad_() for df in (n, m))
+    value = kl_divergence(Wishart(df_p, **{name: x}), Wishart(df_q, **{name: y}))  # pyright: ignore[reportArgumentType]
+    left, right = (matrix(each) for each in (x, y))
+    if name == "scale_tril":
+        left, right = left * left.T, right * right.T
+    elif name == "precision_matrix":
+        left, right = left**-1, right**-1
+    assert relative(value, true_wishart(df_p.item(), left, df_q.item(), right)) < 1e-7
+    by_p, by_q, *by_matrices = torch.autograd.grad(value, (df_p, df_q, x, y))
+    for i, by in ((0, by_p), (1, by_q)):
+        derivative = mpmath.diff(
+            lambda a, b: true_wishart(a, left, b, right),
+            (df_p.item(), df_q.item()),
+            (1 - i, i),
+            h=mpf(10) ** -20,
+        )
+        assert relative(by, derivative) < 2e-7
+    if name == "covariance_matrix":
+        truths = (
+            (df_p.item() * right**-1 - df_q.item() * left**-1) / 2,
+            (df_q.item() * right**-1 - df_p.item() * right**-1 * left * right**-1) / 2,
+        )
+        assert all(distance(by, truth) < 2e-7 for by, truth in zip(by_matrices, truths, strict=True))

@@ -87,7 +87,7 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
             requires_grad = True
     if has_user_rules() and find_user_rule("kl_divergence", *types) is not None:
         return None
-    if types[0] is Poisson and not (can_inspect(first) and first.numel() and _least(first) > 0):
+    if types[0] is Poisson and not (can_inspect(first) and _least(first) > 0):
         return None
     # Parameters that torch has checked are no NaN.
     if (
@@ -101,8 +101,11 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
 
 
 def _least(x: Tensor) -> float:
+    size = x.numel()
+    if size < 2:
+        return x.item() if size else 0.0
     # `amin` takes a third of the time of `min`, but begins later.
-    return (x.amin() if x.numel() > 10_000 else x.min()).item()
+    return (x.amin() if size > 10_000 else x.min()).item()
 
 
 def _with_gradients_of_0(value: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
