@@ -81,8 +81,8 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.pairs": (
-        {"overrides"},
-        {"clone", "numerics", "options", "registry", "torch_registry"},
+        {"overrides", "torch_registry"},
+        {"clone", "numerics", "options", "registry"},
         {"rounding", "sampling"},
         {"densities"},
         {"checks", "closed_forms", "scipy_adapter", "support"},

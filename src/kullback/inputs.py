@@ -6,7 +6,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from numbers import Real
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
 __all__ = [
+    "are_logits",
+    "are_ordinary",
     "as_tensor",
     "check_callback",
     "check_confidence",
@@ -26,7 +28,6 @@ __all__ = [
     "check_independent",
     "dense",
     "is_fake",
-    "is_ordinary",
     "number_from",
     "recordable",
     "split_labels",
@@ -221,7 +222,7 @@ def recordable(x: Tensor) -> Tensor:
 
 def check_dense(call: str, argument: str, x: Tensor) -> None:
     """Raise unless `x` is a dense tensor of a dtype that torch computes with."""
-    if torch.compiler.is_compiling() or _is_plain(x):
+    if torch.compiler.is_compiling() or _is_dense(x):
         return
     found = _unusual(x)
     if found is not None:
@@ -230,12 +231,29 @@ def check_dense(call: str, argument: str, x: Tensor) -> None:
         raise invalid_type(call, argument, wanted=wanted, got=got, instead=f"{argument}.{instead}")
 
 
-def is_ordinary(x: Tensor) -> bool:
-    """Tell whether `x` is a dense tensor with values, of which autograd takes note."""
-    return _is_plain(x) and not x.is_meta and not x.is_inference()
+def are_ordinary(tensors: Iterable[Tensor]) -> bool:
+    """Tell whether all are dense tensors of real numbers, with values, that autograd can save."""
+    for x in tensors:
+        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_nested:
+            return False
+        if x.dtype not in _FLOATS and (x.dtype.is_floating_point or x.is_complex() or x.is_quantized):
+            return False
+        if x.is_meta or x.is_inference():
+            return False
+    return True
 
 
-def _is_plain(x: Tensor) -> bool:
+def are_logits(*tensors: Any) -> bool:
+    """Tell whether all are ordinary tensors of logits, which need no further look."""
+    for x in tensors:
+        if type(x) not in _PLAIN or x.dtype not in _FLOATS or x.layout is not torch.strided:
+            return False
+        if x.ndim == 0 or x.is_nested:
+            return False
+    return True
+
+
+def _is_dense(x: Tensor) -> bool:
     return (
         type(x) in _PLAIN
         and x.layout is torch.strided

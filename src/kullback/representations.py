@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import ClassVar, Self, cast
 
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "Probs",
     "Representation",
     "can_inspect",
+    "can_inspect_all",
     "first_of",
 ]
 
@@ -45,9 +46,17 @@ _WIDE = (torch.float32, torch.float64)
 
 def can_inspect(x: Tensor) -> bool:
     """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or where it has none."""
-    if torch.compiler.is_compiling() or x.is_meta or is_fake(x):
+    return can_inspect_all((x,))
+
+
+def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
+    """Tell whether Python can read the values of all tensors."""
+    if torch.compiler.is_compiling():
         return False
-    return not (_is_wrapped(x) or _is_legacy_batch(x))
+    for x in tensors:
+        if x.is_meta or (type(x) is not Tensor and is_fake(x)) or _is_wrapped(x) or _is_legacy_batch(x):
+            return False
+    return True
 
 
 def first_of(mask: Tensor) -> str:

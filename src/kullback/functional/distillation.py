@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
+from kullback.functional.partial_teacher import PartialTeacher
 from kullback.functional.positions import (
     LossSettings,
     Vocabulary,
@@ -18,28 +19,23 @@ from kullback.functional.positions import (
     check_logits,
     divided,
     hard_labels,
-    named_kind,
     position_weights,
+    settings_of,
 )
-from kullback.functional.sampled_tail import (
-    SampledTail,
-    check_sampled_indices,
-    check_sampled_pair,
-    sampled_tail_values,
-)
+from kullback.functional.sampled_tail import SampledTail
 from kullback.functional.sharded import agreed, attempt, local_logits, requires_gradient
-from kullback.functional.top_k import TopK, check_top_k_indices, check_top_k_pair, result_dtype, top_k_values
+from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
-from kullback.inputs import check_flag, recordable, whole_from
-from kullback.kernels import row_divergence, weighted_total
+from kullback.inputs import are_logits, check_flag, recordable
+from kullback.kernels import logit_divergence, weighted_total
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.parallel.ranks import Ranks, pattern
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
-from kullback.parallel.shards import Sides, is_dtensor
+from kullback.parallel.shards import Sides, has_dtensor
 from kullback.reduction import Reduction
-from kullback.representations import Logits, can_inspect
+from kullback.representations import can_inspect
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -154,61 +150,49 @@ def distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    kind = named_kind(kind)
-    settings = LossSettings(
-        kind,
-        temperature,
-        label_weight,
-        reduction,
-        temperature_squared,
-        normalizer,
-        vocabulary,
-        whole_from(classes) or classes,
+    given = LossSettings(
+        kind, temperature, label_weight, reduction, temperature_squared, normalizer, vocabulary, classes
     )
     counted = mask, weight, labels, ignore_index
-    if group is not None or is_dtensor(student) or is_dtensor(teacher):
+    if group is not None or has_dtensor((student, teacher)):
         student, teacher, ranks = local_logits(_CALL, student, teacher, group)
         if ranks.size > 1:
-            return _sharded_loss(ranks, student, teacher, counted, settings, inplace_backward)
-    word = settings.check(_CALL)
-    check_flag(_CALL, "inplace_backward", inplace_backward)
-    scale = settings.scale
-    if isinstance(teacher, TopK | SampledTail):
-        if inplace_backward:
-            _check_inplace(student, teacher, word)
-        student = _without_padding(student, classes)
-        dtype = _check_stored(teacher, student, settings)
-        _check_indices(teacher, student.shape[-1])
-        weights = position_weights(_CALL, student.shape[:-1], *counted, student.device, dtype)
-        hard = hard_labels(_CALL, labels, label_weight, weights, scale)
-        check_any_class(_CALL, "student", student.shape[-1])
-        check_labels(_CALL, hard, student.shape[:-1], student.shape[-1])
-        values = _stored_values(teacher, student, settings, dtype, hard)
-        return _reduce(values * scale if hard is None else values, weights, word, normalizer)
+            return _sharded_loss(ranks, student, teacher, counted, given, inplace_backward)
+    settings = settings_of(_CALL, given)
+    word, scale, classes = settings.reduction, settings.scale, settings.classes
+    if isinstance(teacher, PartialTeacher):
+        return _loss_of_partial_teacher(student, teacher, counted, settings, inplace_backward)
     _check_logits(student, teacher)
-    if inplace_backward:
-        _check_inplace(student, teacher, word)
+    if inplace_backward is not False:
+        _check_inplace(inplace_backward, student, teacher, word)
     dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
     positions, device = student.shape[:-1], student.device
     weights = position_weights(_CALL, positions, *counted, device, dtype)
     if classes is not None:
         teacher, student = _without_padding(teacher, classes), _without_padding(student, classes)
-    hard = hard_labels(_CALL, labels, label_weight, weights, scale)
-    known = min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
-    for name, x in (("student", student), ("teacher", teacher)):
-        check_any_class(_CALL, name, x.shape[-1])
-    check_labels(_CALL, hard, positions, known)
-    scale = scale if hard is None else 1.0
-    teacher, student = _same_vocabulary(teacher, student, vocabulary)
+    check_any_class(_CALL, "student", student.shape[-1])
+    check_any_class(_CALL, "teacher", teacher.shape[-1])
+    hard = None
+    if label_weight:
+        hard = hard_labels(_CALL, labels, label_weight, weights, scale)
+        known = min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
+        check_labels(_CALL, hard, positions, known)
+        scale = 1.0
+    if teacher.shape[-1] != student.shape[-1]:
+        teacher, student = _same_vocabulary(teacher, student, vocabulary)
     if word == "none":
-        p, q = Logits(recordable(teacher), validate=False), Logits(recordable(student), validate=False)
-        values = row_divergence(kind, p, q, dtype=dtype, temperature=temperature, labels=hard) * scale
+        p, q = recordable(teacher), recordable(student)
+        values = (
+            logit_divergence(settings.kind, p, q, dtype=dtype, temperature=temperature, labels=hard) * scale
+        )
         return _reduce(values, weights, word, normalizer)
     weights, factor = divided(_CALL, weights, normalizer, word, positions, device, dtype)
+    if student.ndim != 2:  # reshape costs time as a no-op too
+        teacher, student = _as_matrix(teacher), _as_matrix(student)
     return weighted_total(
-        kind,
-        _as_matrix(teacher),
-        _as_matrix(student),
+        settings.kind,
+        teacher,
+        student,
         None if weights is None else weights.reshape(-1),
         dtype=dtype,
         temperature=temperature,
@@ -218,33 +202,55 @@ def distillation_loss(
     )
 
 
+def _loss_of_partial_teacher(
+    student: Tensor, teacher: PartialTeacher, counted: _Counted, settings: LossSettings, inplace: bool
+) -> Tensor:
+    """Compute the loss from a teacher of which some classes are known."""
+    if inplace is not False:
+        _check_inplace(inplace, student, teacher, settings.reduction)
+    student = _without_padding(student, settings.classes)
+    positions, classes = student.shape[:-1], student.shape[-1]
+    teacher.check_student(_CALL, student)
+    teacher.check_settings(_CALL, settings.kind, settings.temperature)
+    teacher.check_indices(_CALL, classes)
+    dtype = teacher.result_dtype(student.dtype)
+    weights = position_weights(_CALL, positions, *counted, student.device, dtype)
+    hard = hard_labels(_CALL, counted[2], settings.label_weight, weights, settings.scale)
+    check_any_class(_CALL, "student", classes)
+    check_labels(_CALL, hard, positions, classes)
+    values = teacher.rows(settings.kind, classes, settings.temperature, dtype).of_student(student, hard)
+    values = values * settings.scale if hard is None else values
+    return _reduce(values, weights, settings.reduction, settings.normalizer)
+
+
 def _sharded_loss(
     ranks: Ranks,
     student: Tensor,
-    teacher: Tensor | TopK | SampledTail,
+    teacher: Tensor | PartialTeacher,
     counted: _Counted,
-    settings: LossSettings,
+    given: LossSettings,
     inplace: bool,
 ) -> Tensor:
     """Compute the loss from this rank's logits, together with the other ranks of the group."""
-    is_whole = not isinstance(teacher, TopK | SampledTail)
+    is_whole = not isinstance(teacher, PartialTeacher)
 
-    def check() -> tuple[Reduction, Tensor | None, torch.dtype, HardLabels | None]:
-        word = settings.check(_CALL)
-        check_flag(_CALL, "inplace_backward", inplace)
-        if isinstance(teacher, TopK | SampledTail):
-            dtype = _check_stored(teacher, student, settings)
+    def check() -> tuple[LossSettings, Tensor | None, torch.dtype, HardLabels | None]:
+        settings = settings_of(_CALL, given)
+        if isinstance(teacher, PartialTeacher):
+            teacher.check_student(_CALL, student)
+            teacher.check_settings(_CALL, settings.kind, settings.temperature)
+            dtype = teacher.result_dtype(student.dtype)
         else:
             _check_logits(student, teacher)
             dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
-        if inplace:
-            _check_inplace(student, teacher, word)
+        if inplace is not False:
+            _check_inplace(inplace, student, teacher, settings.reduction)
         weights = position_weights(_CALL, student.shape[:-1], *counted, student.device, dtype)
         hard = hard_labels(_CALL, counted[2], settings.label_weight, weights, settings.scale)
-        return word, weights, dtype, hard
+        return settings, weights, dtype, hard
 
     checked, problem = attempt(check)
-    word, weights, dtype, hard = checked or ("mean", None, torch.float32, None)
+    settings, weights, dtype, hard = checked or (given, None, torch.float32, None)
     same = settings.by_name()
     same["labels classes at the positions that count"] = pattern(None if hard is None else hard.classes)
     found = agreed(
@@ -271,9 +277,10 @@ def _sharded_loss(
     check_labels(_CALL, hard, student.shape[:-1], sides.student[-1][1])
     student = sides.padded(sides.student_part(recordable(student)))
     shard = Shard(ranks, sides.own[0], sides.classes)
-    if isinstance(teacher, TopK | SampledTail):
-        _check_indices(teacher, sides.classes)
-        values = _stored_values(teacher, student, settings, dtype, hard, shard)
+    if isinstance(teacher, PartialTeacher):
+        teacher.check_indices(_CALL, sides.classes)
+        rows = teacher.rows(settings.kind, sides.classes, settings.temperature, dtype)
+        values = rows.of_student(student, hard, shard)
     else:
         teacher = sides.padded(sides.teacher_part(recordable(teacher)))
         needed = any(found["to teacher"]), any(found["to student"])
@@ -284,40 +291,7 @@ def _sharded_loss(
         values = rows.divergence(p, q, dtype=dtype, inplace=inplace, labels=hard)
         values = values.reshape(student.shape[:-1])
     values = values * settings.scale if hard is None else values
-    return _reduce(values, weights, word, settings.normalizer)
-
-
-def _check_stored(teacher: TopK | SampledTail, student: Tensor, settings: LossSettings) -> torch.dtype:
-    """Raise unless a teacher of some classes goes with the rest; return the dtype of the values."""
-    if isinstance(teacher, TopK):
-        check_top_k_pair(_CALL, settings.kind, teacher, student, settings.temperature)
-        return result_dtype(teacher, student)
-    check_sampled_pair(_CALL, settings.kind, teacher, student, settings.temperature)
-    return torch.float64 if student.dtype == torch.float64 else torch.float32
-
-
-def _check_indices(teacher: TopK | SampledTail, classes: int) -> None:
-    if isinstance(teacher, TopK):
-        check_top_k_indices(_CALL, teacher, classes)
-    else:
-        check_sampled_indices(_CALL, teacher, classes)
-
-
-def _stored_values(
-    teacher: TopK | SampledTail,
-    student: Tensor,
-    settings: LossSettings,
-    dtype: torch.dtype,
-    hard: HardLabels | None,
-    shard: Shard | None = None,
-) -> Tensor:
-    kind = settings.kind
-    if isinstance(teacher, TopK):
-        temperature = settings.temperature
-        return top_k_values(
-            kind, teacher, student, temperature=temperature, dtype=dtype, labels=hard, shard=shard
-        )
-    return sampled_tail_values(kind, teacher, student, dtype=dtype, labels=hard, shard=shard)
+    return _reduce(values, weights, settings.reduction, settings.normalizer)
 
 
 def _without_padding(logits: Tensor, classes: int | None) -> Tensor:
@@ -340,14 +314,13 @@ def _reduce(
 
 def _as_matrix(logits: Tensor) -> Tensor:
     """Return the logits with one row for each position."""
-    return (
-        logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
-    )  # reshape costs time as a no-op too
+    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
 
 
-def _check_inplace(student: Tensor, teacher: Tensor | TopK | SampledTail, word: Reduction) -> None:
-    """Raise unless the gradient may overwrite the student's logits."""
-    is_top_k = isinstance(teacher, TopK | SampledTail)
+def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
+    """Raise unless `inplace` is False, or the gradient may overwrite the student's logits."""
+    check_flag(_CALL, "inplace_backward", inplace)
+    is_top_k = isinstance(teacher, PartialTeacher)
     # Tensors of other types, such as torch's fake ones, may have no addresses.
     has_memory = all(
         type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
@@ -389,8 +362,6 @@ def _check_inplace(student: Tensor, teacher: Tensor | TopK | SampledTail, word: 
 
 def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     classes = teacher.shape[-1], student.shape[-1]
-    if classes[0] == classes[1]:
-        return teacher, student
     if vocabulary == "error":
         raise invalid_value(
             _CALL,
@@ -410,8 +381,9 @@ def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -
 
 
 def _check_logits(student: Tensor, teacher: Tensor) -> None:
-    check_logits(_CALL, "student", student, beside=teacher)
-    check_logits(_CALL, "teacher", teacher, beside=student)
+    if not are_logits(student, teacher):
+        check_logits(_CALL, "student", student, beside=teacher)
+        check_logits(_CALL, "teacher", teacher, beside=student)
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(
             _CALL,

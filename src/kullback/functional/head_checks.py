@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.functional.sampled_tail import SampledTail, check_sampled_indices, check_sampled_tail
-from kullback.functional.top_k import TopK, check_top_k, check_top_k_indices
+from kullback.functional.partial_teacher import PartialTeacher
 from kullback.generators import Divergence
-from kullback.inputs import check_dense
+from kullback.inputs import are_logits, check_dense
 
-__all__ = ["CALL", "NAMES", "check_indices", "check_sparse", "check_tensors", "is_autocast_on"]
+__all__ = ["CALL", "NAMES", "check_sparse", "check_tensors", "is_autocast_on"]
 
 CALL = "linear_distillation_loss"
 NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
@@ -37,9 +36,7 @@ def check_tensors(tensors: list[Any]) -> None:
         _check_head(NAMES[side], *tensors[side : side + 3])
 
 
-def check_sparse(
-    tensors: list[Any], teacher: TopK | SampledTail, kind: Divergence, temperature: float
-) -> None:
+def check_sparse(tensors: list[Any], teacher: PartialTeacher, kind: Divergence, temperature: float) -> None:
     """Raise unless a teacher of some classes goes with the student's head, and has none itself."""
     for name, x, ndim in zip(NAMES[:3], tensors[:3], (None, 2, 1), strict=True):
         if x is not None or ndim != 1:
@@ -48,22 +45,11 @@ def check_sparse(
         if x is not None:
             wanted, instead = f"none with a {type(teacher).__name__}, which has no head", f"{name}=None"
             raise invalid_value(CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
-    indices = teacher.indices if isinstance(teacher, TopK) else teacher.top.indices
+    indices = teacher.kept_indices
     _check_positions(tensors[0], indices.shape[:-1])
     _check_devices([*tensors[:3], indices])
     _check_head("student", *tensors[:3])
-    if isinstance(teacher, TopK):
-        check_top_k(CALL, kind, teacher, temperature)
-    else:
-        check_sampled_tail(CALL, kind, temperature)
-
-
-def check_indices(teacher: TopK | SampledTail, classes: int) -> None:
-    """Raise unless the indices are below the number of classes."""
-    if isinstance(teacher, TopK):
-        check_top_k_indices(CALL, teacher, classes)
-    else:
-        check_sampled_indices(CALL, teacher, classes)
+    teacher.check_settings(CALL, kind, temperature)
 
 
 def _check_positions(student: Tensor, positions: torch.Size) -> None:
@@ -90,7 +76,9 @@ def _check_devices(tensors: list[Tensor | None]) -> None:
             )
 
 
-def _check_tensor(name: str, x: object, ndim: int | None) -> None:
+def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
+    if are_logits(x) and (ndim is None or x.ndim == ndim):
+        return
     if isinstance(x, Tensor):
         check_dense(CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):

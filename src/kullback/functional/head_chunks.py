@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.functional.sampled_tail import SampledRows
-from kullback.functional.top_k import TopKRows
+from kullback.functional.partial_teacher import PartialRows
 from kullback.generators import (
     KL,
     Alpha,
@@ -23,7 +22,7 @@ from kullback.generators import (
     SquaredHellinger,
     TotalVariation,
 )
-from kullback.kernels import row_divergence, value_and_gradient
+from kullback.kernels import logit_divergence, value_and_gradient
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
 from kullback.kernels.row_autograd import scaled_by
@@ -31,7 +30,7 @@ from kullback.numeric import accurate_dtype, upcast
 from kullback.parallel.ranks import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
-from kullback.representations import Logits, can_inspect
+from kullback.representations import can_inspect
 
 __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
 
@@ -98,7 +97,7 @@ class HeadSpec(NamedTuple):
     """What to compute from the two heads, or a head and a teacher of some classes; the weights are constants."""
 
     student: Head
-    teacher: Head | TopKRows | SampledRows
+    teacher: Head | PartialRows
     kind: Divergence
     temperature: float
     scale: float
@@ -134,8 +133,7 @@ class HeadSpec(NamedTuple):
                 torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
                 for x in (teacher, student)
             )
-            p, q = Logits(p, validate=False), Logits(q, validate=False)
-            values = row_divergence(
+            values = logit_divergence(
                 self.kind, p, q, dtype=self.dtype, temperature=self.temperature, labels=self.labels
             )
         else:
@@ -166,8 +164,7 @@ class HeadSpec(NamedTuple):
         given: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
         logits = self.student.reference(*given)
         uniform = torch.zeros_like(logits)
-        sides = Logits(logits, validate=False), Logits(uniform, validate=False)
-        values = row_divergence(KL(), *sides, dtype=self.dtype, temperature=self.temperature)
+        values = logit_divergence(KL(), logits, uniform, dtype=self.dtype, temperature=self.temperature)
         values = (math.log(logits.shape[-1]) - values).clamp(min=0)
         return values if excluded is None else torch.where(excluded, 0, values)
 
@@ -220,7 +217,7 @@ def sweep(
         wanted: by which of the tensors.
     """
     values, gradients = _sweep(spec, tensors, weights, wanted)
-    accurate = accurate_dtype(values.device)
+    accurate = values.dtype
     ranges = [torch.finfo(x.dtype).max for x in tensors if x is not None]
     if weights is None or min(ranges) == torch.finfo(accurate).max or not _may_overflow(spec.kind):
         return values, gradients
@@ -297,7 +294,8 @@ class _Side:
         """Allocate the buffers for chunks of `rows` positions."""
         half = self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
         chunk = self.weight.new_empty(1, 1).expand(rows, self.classes)
-        self.buffer, *self.spare = (library.empty_like(chunk, dtype=self.dtype) for _ in range(self.buffers))
+        self.buffer = library.empty_like(chunk, dtype=self.dtype)
+        self.spare = library.empty_like(chunk, dtype=self.dtype) if self.buffers > 1 else None
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
         # That by hidden states is summed over the ranks of sharded classes, and rounded afterwards.
@@ -315,15 +313,15 @@ class _Side:
         logits = self.buffer[: hidden.shape[0]]
         self.head.write(hidden, self.weight, self.bias, logits[:, :own])
         logits[:, own:] = -torch.inf
-        for spare in self.spare:
-            spare[: hidden.shape[0]].copy_(logits)
+        if self.spare is not None:
+            self.spare[: hidden.shape[0]].copy_(logits)
         return logits
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
         """Add the gradient by the logits of some positions, which is overwritten."""
         gradient = gradient[:, : self.weight.shape[0]]
-        if self.head.softcap is not None:
-            derivative = self.spare[0][: gradient.shape[0], : gradient.shape[1]]
+        if self.head.softcap is not None and self.spare is not None:
+            derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
             gradient.mul_(derivative.div_(self.head.softcap).square_().neg_().add_(1))
         if self.head.scale != 1:
             gradient.mul_(self.head.scale)
@@ -369,11 +367,11 @@ class _Side:
         """Return the gradients by hidden states, as summed, and by weight and bias, in the dtypes of these."""
         if self.is_first and self.by_weight is not None:
             self.by_weight.zero_()
-        sums = (self.by_weight, self.by_bias)
-        of = (self.weight, self.bias)
+        by_weight, by_bias = self.by_weight, self.by_bias
         return [
             self.by_hidden,
-            *(None if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, of, strict=True)),
+            None if by_weight is None else by_weight.to(self.weight.dtype),
+            None if by_bias is None or self.bias is None else by_bias.to(self.bias.dtype),
         ]
 
 
@@ -408,7 +406,7 @@ class _SparseTeacher:
 
     class_bytes = 0
 
-    def __init__(self, rows: TopKRows | SampledRows, log_probs: Tensor, is_wanted: bool) -> None:
+    def __init__(self, rows: PartialRows, log_probs: Tensor, is_wanted: bool) -> None:
         self.rows = rows
         self.log_probs = log_probs
         self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
@@ -491,7 +489,8 @@ class FusedTotal(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         wanted = ctx.needs_input_grad[2:]
         # In float16 small gradients underflow unless the loss scale is in them, which only the backward pass knows.
-        now = recorded and any(wanted) and all(x.dtype != torch.float16 for x in tensors if x is not None)
+        dtypes = [x.dtype for x in tensors if x is not None]
+        now = recorded and any(wanted) and torch.float16 not in dtypes
         weights = spec.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
         values, gradients = sweep(spec, tensors, weights, wanted if now else (False,) * len(tensors))
         ctx.gradients = gradients if now else None

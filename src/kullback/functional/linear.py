@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, overload
 
 import torch
@@ -14,12 +15,12 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.functional.head_checks import (
     CALL,
     NAMES,
-    check_indices,
     check_sparse,
     check_tensors,
     is_autocast_on,
 )
 from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadSpec
+from kullback.functional.partial_teacher import PartialTeacher
 from kullback.functional.positions import (
     LossSettings,
     Vocabulary,
@@ -28,21 +29,22 @@ from kullback.functional.positions import (
     check_labels,
     divided,
     hard_labels,
-    named_kind,
     position_weights,
+    remembered,
+    settings_of,
 )
-from kullback.functional.sampled_tail import SampledRows, SampledTail
+from kullback.functional.sampled_tail import SampledTail
 from kullback.functional.sharded import agreed, attempt, head_parts, local_heads, requires_gradient
-from kullback.functional.top_k import TopK, TopKRows
+from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag, number_from, recordable, whole_from
 from kullback.kernels.labels import HardLabels
 from kullback.numeric import accurate_dtype
 from kullback.parallel.ranks import Ranks, pattern
 from kullback.parallel.rows import ShardedRows
-from kullback.parallel.shards import Sides, is_dtensor
+from kullback.parallel.shards import Sides, has_dtensor
 from kullback.reduction import Reduction
-from kullback.representations import can_inspect
+from kullback.representations import can_inspect_all
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -54,37 +56,21 @@ EachSide: TypeAlias = float | tuple[float | None, float | None] | None
 _KL = KL()
 
 
-class _Settings(NamedTuple):
-    """The arguments that are no tensors of this rank."""
+class HeadSettings(NamedTuple):
+    """The arguments of `linear_distillation_loss` that are no tensors and that `distillation_loss` has not."""
 
-    of_loss: LossSettings
     softcap: EachSide
     logit_scale: EachSide
     chunk_bytes: int | None
     float32_logits: bool
     return_entropy: bool
 
-    def check(self) -> tuple[Reduction, list[Head]]:
-        """Return the reduction and both heads, or raise."""
-        word = self.of_loss.check(CALL)
-        check_flag(CALL, "float32_logits", self.float32_logits)
-        check_flag(CALL, "return_entropy", self.return_entropy)
-        heads = _heads(self.softcap, self.logit_scale, self.float32_logits)
-        _check_bytes(self.chunk_bytes)
-        return word, heads
-
-    def by_name(self) -> dict[str, Any]:
-        """Return them by name, as `LossSettings.by_name` does."""
-        named = self._asdict()
-        del named["of_loss"]
-        return self.of_loss.by_name() | named
-
 
 class _Checked(NamedTuple):
-    """What the checks of the arguments found."""
+    """The arguments, checked."""
 
-    word: Reduction
-    heads: list[Head]
+    settings: LossSettings
+    heads: tuple[Head, Head]
     weights: Tensor | None
     hard: HardLabels | None
     dtype: torch.dtype
@@ -269,78 +255,66 @@ def linear_distillation_loss(
     """
     tensors: list[Any] = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
     ranks = None
-    if group is not None or any(is_dtensor(x) for x in tensors):
+    if group is not None or has_dtensor(tensors):
         tensors, ranks = local_heads(CALL, NAMES, tensors, group)
         student = tensors[0]
-    settings = _Settings(
-        LossSettings(
-            named_kind(kind),
-            temperature,
-            label_weight,
-            reduction,
-            temperature_squared,
-            normalizer,
-            vocabulary,
-            whole_from(classes) or classes,
-        ),
-        softcap,
-        logit_scale,
-        whole_from(chunk_bytes) or chunk_bytes,
-        float32_logits,
-        return_entropy,
+    given = LossSettings(
+        kind, temperature, label_weight, reduction, temperature_squared, normalizer, vocabulary, classes
     )
+    of_heads = HeadSettings(softcap, logit_scale, chunk_bytes, float32_logits, return_entropy)
 
     def check() -> _Checked:
-        word, heads = settings.check()
-        if isinstance(teacher, TopK | SampledTail):
-            check_sparse(tensors, teacher, settings.of_loss.kind, temperature)
+        settings, heads = settings_of(CALL, given), _heads(*of_heads)
+        if isinstance(teacher, PartialTeacher):
+            check_sparse(tensors, teacher, settings.kind, temperature)
         else:
             check_tensors(tensors)
         dtype = _result_dtype(tensors)
         positions, device = student.shape[:-1], student.device
         weights = position_weights(CALL, positions, mask, weight, labels, ignore_index, device, dtype)
-        hard = hard_labels(CALL, labels, label_weight, weights, settings.of_loss.scale)
-        return _Checked(word, heads, weights, hard, dtype)
+        hard = hard_labels(CALL, labels, label_weight, weights, settings.scale)
+        return _Checked(settings, heads, weights, hard, dtype)
 
     sides = None
     if ranks is None or ranks.size == 1:
         checked = check()
     else:
-        checked, sides = _agreed_sides(ranks, tensors, settings, check)
-    word, heads, weights, hard, dtype = checked
-    positions = student.shape[:-1]
-    student_head, teacher_head = heads
-    if isinstance(teacher, TopK | SampledTail):
-        tensors = [*tensors[:3], _log_probs(teacher)]
+        checked, sides = _agreed_sides(ranks, tensors, of_heads, check)
+    settings, (student_head, teacher_head), weights, hard, dtype = checked
+    word, positions = settings.reduction, student.shape[:-1]
+    if isinstance(teacher, PartialTeacher):
+        tensors = [*tensors[:3], teacher.kept_log_probs]
     tensors = _in_autocast_dtype([None if x is None else recordable(x) for x in tensors])
     tensors = _same_vocabulary(tensors, vocabulary, classes) if sides is None else head_parts(sides, tensors)
     known = tensors[1].shape[0] if sides is None else sides.student[-1][1]
-    check_labels(CALL, hard, positions, known)
-    if isinstance(teacher, TopK | SampledTail):
-        check_indices(teacher, known)
-        teacher_head = _rows_of(teacher, settings.of_loss.kind, known, temperature, student.device)
-        tensors[3] = recordable(teacher.log_probs) if isinstance(teacher, TopK) else teacher_head.log_probs
+    if hard is not None:
+        check_labels(CALL, hard, positions, known)
+    if isinstance(teacher, PartialTeacher):
+        teacher.check_indices(CALL, known)
+        rows = teacher.rows(settings.kind, known, temperature, accurate_dtype(student.device))
+        tensors[3] = rows.log_probs
+        teacher_head = replace(
+            rows, log_probs=rows.log_probs.detach()
+        )  # `tensors` has the differentiated ones
     tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     stored = None if isinstance(teacher_head, Head) else teacher_head.indices
     inspected = [*tensors, weights, stored, None if hard is None else hard.classes]
-    chunked = all(_is_ordinary(x) for x in inspected if x is not None)
-    counted = _counted(weights) if chunked else None
-    scale = settings.of_loss.scale if hard is None else 1.0
+    chunked = _are_ordinary([x for x in inspected if x is not None])
+    scale = settings.scale if hard is None else 1.0
     shares = None
     if word != "none":
         shares, factor = divided(CALL, weights, normalizer, word, positions, student.device, dtype)
         scale *= factor
-    constant = None if shares is None else shares.reshape(-1)
     spec = HeadSpec(
         student_head,
         teacher_head,
-        settings.of_loss.kind,
+        settings.kind,
         temperature,
         scale,
         dtype,
-        constant,
-        counted,
-        settings.chunk_bytes,
+        None if shares is None else shares.reshape(-1),
+        _counted(weights) if chunked and weights is not None else None,
+        whole_from(chunk_bytes),
         hard,
     )
     if sides is not None:
@@ -407,37 +381,25 @@ def _reduced(
     return values if word == "none" else values.sum()
 
 
-def _log_probs(teacher: TopK | SampledTail) -> Tensor:
-    return teacher.log_probs if isinstance(teacher, TopK) else teacher.top.log_probs
-
-
 def _result_dtype(tensors: list[Any]) -> torch.dtype:
-    """Return the dtype of the loss; that of a sampled teacher's numbers does not count."""
-    numbers = [x.log_probs if isinstance(x, TopK) else x for x in tensors if not isinstance(x, SampledTail)]
-    is_double = any(x is not None and x.dtype == torch.float64 for x in numbers)
-    return torch.float64 if is_double else torch.float32
-
-
-def _rows_of(
-    teacher: TopK | SampledTail, kind: Divergence, classes: int, temperature: float, device: torch.device
-) -> TopKRows | SampledRows:
-    if isinstance(teacher, TopK):
-        rows = TopKRows.of(kind, teacher, classes, temperature, accurate_dtype(device))
-        return rows._replace(
-            log_probs=rows.log_probs.detach()
-        )  # what is differentiated comes as a tensor of its own
-    return SampledRows.of(kind, teacher, accurate_dtype(device))
+    """Return the dtype of the loss."""
+    teacher = tensors[3]
+    dtypes = [x.dtype for x in tensors if isinstance(x, Tensor)]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    return teacher.result_dtype(dtype) if isinstance(teacher, PartialTeacher) else dtype
 
 
 def _agreed_sides(
-    ranks: Ranks, tensors: list[Any], settings: _Settings, check: Callable[[], _Checked]
+    ranks: Ranks, tensors: list[Any], of_heads: HeadSettings, check: Callable[[], _Checked]
 ) -> tuple[_Checked, Sides]:
     """Check the arguments and return how the heads are sharded, or raise on every rank."""
     checked, problem = attempt(check)
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     heads = [name for name in ("student_weight", "teacher_weight") if named[name] is not None]
-    same = settings.by_name()
-    learn = [_log_probs(x) if isinstance(x, TopK | SampledTail) else x for x in tensors]
+    settings = None if checked is None else checked.settings
+    named_settings = dict.fromkeys(LossSettings._fields) if settings is None else settings.by_name()
+    same: dict[str, Any] = named_settings | of_heads._asdict()
+    learn = [x.kept_log_probs if isinstance(x, PartialTeacher) else x for x in tensors]
     same["student_weight gradients that are required"] = [
         0 if problem else requires_gradient(x) for x in learn
     ]
@@ -450,8 +412,8 @@ def _agreed_sides(
         ranks,
         found["student_weight"],
         found["teacher_weight"] if "teacher_weight" in heads else None,
-        classes=settings.of_loss.classes,
-        vocabulary=settings.of_loss.vocabulary,
+        classes=None if settings is None else settings.classes,
+        vocabulary="error" if settings is None else settings.vocabulary,
         names=("student_weight", "teacher_weight"),
     )
     return cast("_Checked", checked), sides
@@ -473,15 +435,16 @@ def _sharded(spec: HeadSpec, sides: Sides, tensors: list[Tensor | None], chunked
     return spec._replace(shards=rows, widest=max(stop - start for start, stop in sides.meeting))
 
 
-def _is_ordinary(x: Tensor) -> bool:
-    """Tell whether the chunked sweep takes a tensor: it has values to look at and no forward-mode tangent."""
-    return can_inspect(x) and forward_ad.unpack_dual(x).tangent is None
+def _are_ordinary(tensors: list[Tensor]) -> bool:
+    """Tell whether the chunked sweep takes tensors: they have values to look at and no forward-mode tangent."""
+    if not can_inspect_all(tensors):
+        return False
+    is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return not is_forward or all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
 
 
-def _counted(weights: Tensor | None) -> Tensor | None:
+def _counted(weights: Tensor) -> Tensor | None:
     """Return the indices of the positions that count, None for all."""
-    if weights is None:
-        return None
     indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
     return None if indices.numel() == weights.numel() else indices
 
@@ -502,12 +465,24 @@ def check_head_settings(call: str, softcap: EachSide, logit_scale: EachSide, chu
     _check_bytes(chunk_bytes, call)
 
 
-def _heads(softcap: EachSide, logit_scale: EachSide, float32_logits: bool) -> list[Head]:
+@remembered
+def _heads(
+    softcap: EachSide,
+    logit_scale: EachSide,
+    chunk_bytes: int | None,
+    float32_logits: bool,
+    return_entropy: bool,
+) -> tuple[Head, Head]:
+    """Return the heads of student and teacher, or raise."""
+    check_flag(CALL, "float32_logits", float32_logits)
+    check_flag(CALL, "return_entropy", return_entropy)
     caps, scales = _each_side("softcap", softcap, 30.0), _each_side("logit_scale", logit_scale, 0.0625)
-    return [
+    _check_bytes(chunk_bytes)
+    student, teacher = (
         Head(1.0 if scale is None else float(scale), None if cap is None else float(cap), float32_logits)
         for scale, cap in zip(scales, caps, strict=True)
-    ]
+    )
+    return student, teacher
 
 
 def _each_side(

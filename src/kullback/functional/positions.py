@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
-from kullback.errors import KullbackError, invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
 from kullback.inputs import (
     check_dense,
@@ -40,9 +42,10 @@ __all__ = [
     "check_temperature",
     "check_vocabulary",
     "divided",
-    "named_kind",
     "hard_labels",
     "position_weights",
+    "remembered",
+    "settings_of",
     "warn_of_empty_mask",
 ]
 
@@ -51,13 +54,14 @@ _COLDEST = 1e-16
 
 RESULT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
+T = TypeVar("T")
 Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
 
 class LossSettings(NamedTuple):
     """The arguments that both distillation losses have, and that are the same on every rank of a group."""
 
-    kind: Divergence
+    kind: Any
     temperature: float
     label_weight: float
     reduction: Reduction
@@ -65,18 +69,6 @@ class LossSettings(NamedTuple):
     normalizer: Tensor | float | None
     vocabulary: Vocabulary
     classes: int | None
-
-    def check(self, call: str) -> Reduction:
-        """Return the reduction, or raise."""
-        check_kind(call, self.kind)
-        check_temperature(call, self.temperature)
-        check_label_weight(call, self.label_weight)
-        word = check_reduction(call, self.reduction)
-        check_vocabulary(call, self.vocabulary)
-        check_flag(call, "temperature_squared", self.temperature_squared)
-        check_normalizer(call, self.normalizer, word)
-        check_classes(call, self.classes)
-        return word
 
     @property
     def scale(self) -> float:
@@ -87,6 +79,40 @@ class LossSettings(NamedTuple):
         """Return them by name, without a normalizer that is a tensor: it is no setting that ranks can compare."""
         named = self._asdict()
         return named | {"normalizer": None} if isinstance(self.normalizer, Tensor) else named
+
+
+def remembered(check: Callable[..., T]) -> Callable[..., T]:
+    """Return a check of settings that remembers those it has accepted: a training loop repeats them in each step."""
+    known = lru_cache(maxsize=256, typed=True)(check)
+
+    def checked(*given: Any) -> T:
+        if not torch.compiler.is_compiling():
+            with suppress(TypeError):  # some settings have no hash; an error of the check itself comes again
+                return known(*given)
+        return check(*given)
+
+    return checked
+
+
+def settings_of(call: str, given: LossSettings) -> LossSettings:
+    """Return the arguments of `call` as checked settings, with the kind as a divergence; raise if one is wrong."""
+    settings = _settings(call, *given._replace(normalizer=None))
+    if given.normalizer is None:
+        return settings
+    check_normalizer(call, given.normalizer, settings.reduction)
+    return settings._replace(normalizer=given.normalizer)
+
+
+@remembered
+def _settings(call: str, *given: Any) -> LossSettings:
+    settings = LossSettings(*given)
+    kind = check_kind(call, settings.kind)
+    check_temperature(call, settings.temperature)
+    check_label_weight(call, settings.label_weight)
+    check_reduction(call, settings.reduction)
+    check_vocabulary(call, settings.vocabulary)
+    check_flag(call, "temperature_squared", settings.temperature_squared)
+    return settings._replace(kind=kind, classes=check_classes(call, settings.classes))
 
 
 def check_kind(call: str, kind: object) -> Divergence:
@@ -101,13 +127,6 @@ def check_kind(call: str, kind: object) -> Divergence:
             instead=f"kind={kind.instead_of_zero!r}",
         )
     return kind
-
-
-def named_kind(kind: Divergence | str) -> Divergence:
-    """Return the divergence that a name stands for; `check_kind` raises for what this leaves as it is."""
-    with suppress(KullbackError):
-        return as_divergence("kind", kind)
-    return cast("Divergence", kind)
 
 
 def check_logits(call: str, name: str, x: object, *, beside: object = None) -> None:
@@ -282,6 +301,9 @@ def position_weights(
 
     They are of `dtype`, or of that of `weight` if it is more exact.
     """
+    ignore_index = check_ignore_index(call, ignore_index)
+    if mask is weight is labels is None:
+        return None
     mask, weight, labels = (
         None if x is None else _of_positions(call, name, x, positions, device)
         for name, x in (("mask", mask), ("weight", weight), ("labels", labels))
@@ -306,7 +328,6 @@ def position_weights(
             got=f"dtype {labels.dtype}",
             instead="labels=labels.long()",
         )
-    ignore_index = check_ignore_index(call, ignore_index)
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
@@ -327,7 +348,6 @@ def hard_labels(
 
     `check_labels` tells whether they are classes.
     """
-    check_label_weight(call, label_weight)
     if label_weight == 0:
         return None
     if labels is None:
@@ -361,7 +381,7 @@ def check_labels(call: str, hard: HardLabels | None, positions: torch.Size, clas
 
 def check_ignore_index(call: str, ignore_index: object) -> int:
     """Return `ignore_index`; raise unless it is an integer that labels can have."""
-    number = whole_from(ignore_index)
+    number = ignore_index if type(ignore_index) is int else whole_from(ignore_index)
     if number is None or not -(2**63) <= number < 2**63:
         raise invalid_type(
             call,

@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional.positions import (
-    check_any_class,
-    check_kind,
-    check_logits,
-    check_result_dtype,
-    check_temperature,
-)
+from kullback.functional.partial_teacher import PartialRows, PartialTeacher, check_partial_teacher
+from kullback.functional.positions import check_any_class, check_kind, check_logits, check_result_dtype
 from kullback.functional.selected_terms import weighted_terms
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.inputs import check_dense, recordable, whole_from
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
-from kullback.kernels.labels import HardLabels
-from kullback.kernels.selected import SelectedClasses
 from kullback.numeric import upcast
-from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.representations import SUM_TOLERANCE, can_inspect, first_of
-from kullback.short_repr import ShortRepr
 
-__all__ = [
-    "SampledRows",
-    "SampledTail",
-    "check_sampled_indices",
-    "check_sampled_pair",
-    "check_sampled_tail",
-    "sampled_tail_divergence",
-    "sampled_tail_values",
-]
+__all__ = ["SampledTail", "sampled_tail_divergence"]
 
 _CALL = "sampled_tail_divergence"
 # A student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
@@ -49,7 +32,7 @@ _LEAST_LOG = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SampledTail(ShortRepr):
+class SampledTail(PartialTeacher):
     r"""A teacher's most probable classes at each position, the mass of all others, and classes drawn from these.
 
     That is what a reference file holds (`kullback.io.Reference`), in less than a kilobyte a position; unlike a `TopK`
@@ -147,6 +130,70 @@ class SampledTail(ShortRepr):
         tail = block.tail_indices.long(), block.tail_log_probs, block.tail_log_mass
         return cls(top, *(x.to(device) for x in tail), validate=False)
 
+    remedy_of_device: ClassVar[str] = "SampledTail.from_reference(block, device=student.device)"
+
+    @property
+    def kept_indices(self) -> Tensor:
+        """The indices of `top`."""
+        return self.top.indices
+
+    @property
+    def kept_log_probs(self) -> Tensor:
+        """The log-probabilities of `top`."""
+        return self.top.log_probs
+
+    @property
+    def index_tensors(self) -> tuple[Tensor, ...]:
+        """The indices of the top classes and of the draws."""
+        return self.top.indices, self.tail_indices
+
+    @property
+    def largest_index(self) -> int:
+        """The largest index, -1 where the values cannot be looked at."""
+        if not all(can_inspect(x) for x in self.index_tensors):
+            return -1
+        return max((int(x.max()) for x in self.index_tensors if x.numel()), default=-1)
+
+    def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
+        """Raise unless `temperature` is 1 and `kind` a sum over classes."""
+        if temperature != 1:
+            raise invalid_value(
+                call,
+                "temperature",
+                wanted="1: the classes were drawn at temperature 1, and the tail's mass at another is unknown",
+                got=repr(temperature),
+                instead="a teacher made by SampledTail.draw(logits / temperature), with student / temperature",
+            )
+        if type(kind).total is not Divergence.total:
+            wanted, instead = (
+                "a divergence that is a sum over classes",
+                "kind=KL(), or Alpha of the same order",
+            )
+            raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
+
+    def result_dtype(self, student: torch.dtype) -> torch.dtype:
+        """Return float64 if the student's logits are, else float32."""
+        return torch.float64 if student == torch.float64 else torch.float32
+
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> SampledRows:
+        """Return its rows, which have no gradient."""
+        top, draws, rows = (
+            *(x.shape[-1] for x in self.index_tensors),
+            self.tail_log_mass.numel(),
+        )
+
+        def flat(x: Tensor) -> Tensor:
+            return recordable(x.detach()).reshape(rows, x.shape[-1])
+
+        log_probs = upcast(torch.cat([flat(self.top.log_probs), flat(self.tail_log_probs)], -1))
+        is_padding = log_probs == -torch.inf
+        indices = torch.cat([flat(x) for x in self.index_tensors], -1).long()
+        indices = torch.where(is_padding, -1, indices)
+        mass = upcast(flat(self.tail_log_mass.unsqueeze(-1)))
+        log_weights = torch.nn.functional.pad(mass - log_probs[:, top:] - math.log(max(draws, 1)), (top, 0))
+        weights = torch.where(is_padding, 0, log_weights.exp())
+        return SampledRows(kind, indices, log_probs, temperature, dtype, weights, mass.exp(), draws)
+
 
 def sampled_tail_divergence(
     kind: Divergence | str,
@@ -216,84 +263,27 @@ def sampled_tail_divergence(
     """
     kind = check_kind(_CALL, kind)
     check_result_dtype(_CALL, dtype)
-    check_sampled_pair(_CALL, kind, teacher, student, temperature)
-    check_sampled_indices(_CALL, teacher, student.shape[-1])
-    return sampled_tail_values(kind, teacher, student, dtype=dtype)
+    check_partial_teacher(_CALL, SampledTail, teacher, student, kind, temperature)
+    dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
+    return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
 
 
-def sampled_tail_values(
-    kind: Divergence,
-    teacher: SampledTail,
-    student: Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    labels: HardLabels | None = None,
-    shard: Shard | None = None,
-) -> Tensor:
-    """Compute the same of arguments that were checked, mixed with the cross-entropies where there are labels.
+@dataclass(frozen=True, eq=False)
+class SampledRows(PartialRows):
+    """The rows of a `SampledTail`.
 
-    `shard` says which of all classes the student's logits are of.
+    Attributes:
+        weights: of the terms of the classes, 1 for the top classes.
+        tail_mass: the teacher's mass outside the top classes.
+        draws: how many of the classes were drawn, the last ones.
     """
-    if dtype is None:
-        dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
-    rows = SampledRows.of(kind, teacher, dtype)
-    seen = rows.classes(labels, shard).of(
-        recordable(student).reshape(student.shape[:-1].numel(), student.shape[-1])
-    )
-    return rows.values(rows.log_probs, seen, labels).reshape(student.shape[:-1])
 
-
-class SampledRows(NamedTuple):
-    """What `sampled_tail_divergence` is computed from, as rows: classes, and the weights of their terms."""
-
-    kind: Divergence
-    indices: Tensor
-    log_probs: Tensor
     weights: Tensor
     tail_mass: Tensor
     draws: int
-    dtype: torch.dtype
 
-    @classmethod
-    def of(cls, kind: Divergence, teacher: SampledTail, dtype: torch.dtype) -> Self:
-        """Make rows of a teacher that was checked."""
-        top, draws, rows = (
-            *(x.shape[-1] for x in (teacher.top.indices, teacher.tail_indices)),
-            teacher.tail_log_mass.numel(),
-        )
-
-        def flat(x: Tensor) -> Tensor:
-            return recordable(x.detach()).reshape(rows, x.shape[-1])
-
-        log_probs = upcast(torch.cat([flat(teacher.top.log_probs), flat(teacher.tail_log_probs)], -1))
-        is_padding = log_probs == -torch.inf
-        indices = torch.cat([flat(teacher.top.indices), flat(teacher.tail_indices)], -1).long()
-        indices = torch.where(is_padding, -1, indices)
-        mass = upcast(flat(teacher.tail_log_mass.unsqueeze(-1)))
-        log_weights = torch.nn.functional.pad(mass - log_probs[:, top:] - math.log(max(draws, 1)), (top, 0))
-        weights = torch.where(is_padding, 0, log_weights.exp())
-        return cls(kind, indices, log_probs, weights, mass.exp(), draws, dtype)
-
-    def of_rows(self, rows: slice | Tensor) -> Self:
-        """Return those of some of the rows."""
-        return self._replace(
-            indices=self.indices[rows],
-            log_probs=self.log_probs[rows],
-            weights=self.weights[rows],
-            tail_mass=self.tail_mass[rows],
-        )
-
-    def classes(
-        self, labels: HardLabels | None = None, shard: Shard | None = None
-    ) -> SelectedClasses | ShardedClasses:
-        """Return what is read from the student's logits, which are of all classes or of a rank's."""
-        read = SelectedClasses(self.indices, 1.0, False, None if labels is None else labels.classes)
-        return read if shard is None else ShardedClasses(shard, read)
-
-    def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return the divergence of each row, mixed with the cross-entropy where there are labels."""
-        found = self.divergence(log_probs, seen)
-        return found if labels is None else labels.mixed_with(found, seen[:, -1])
+    per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs", "weights", "tail_mass")
+    leaves_out: ClassVar[bool] = False
 
     def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
         """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
@@ -457,59 +447,3 @@ def _check_values(teacher: SampledTail) -> None:
                 got=f"{float(value):g} at index {index}",
                 instead="SampledTail.draw(logits), which draws from the classes that are not in the top",
             )
-
-
-def check_sampled_pair(
-    call: str, kind: Divergence, teacher: SampledTail, student: Tensor, temperature: float
-) -> None:
-    """Raise unless all go together; `check_sampled_indices` looks at the indices."""
-    check_kind(call, kind)
-    check_temperature(call, temperature)
-    if not isinstance(teacher, SampledTail):  # pyright: ignore[reportUnnecessaryIsInstance]
-        wanted, instead = "a SampledTail", "teacher=SampledTail.draw(logits)"
-        raise invalid_type(call, "teacher", wanted=wanted, got=type(teacher).__name__, instead=instead)
-    check_logits(call, "student", student)
-    positions = teacher.top.indices.shape[:-1]
-    if student.shape[:-1] != positions or student.device != teacher.top.indices.device:
-        raise invalid_value(
-            call,
-            "student",
-            wanted=f"the teacher's positions, shape {tuple(positions)}, on {teacher.top.indices.device}",
-            got=f"shape {tuple(student.shape[:-1])}, classes left out, on {student.device}",
-            instead="the logits of the same positions; SampledTail.from_reference(block, device=student.device)",
-        )
-    check_sampled_tail(call, kind, temperature)
-
-
-def check_sampled_tail(call: str, kind: Divergence, temperature: float) -> None:
-    """Raise unless `kind` and `temperature` go with a sampled tail."""
-    if temperature != 1:
-        raise invalid_value(
-            call,
-            "temperature",
-            wanted="1: the classes were drawn at temperature 1, and the tail's mass at another is unknown",
-            got=repr(temperature),
-            instead="a teacher made by SampledTail.draw(logits / temperature), with student / temperature",
-        )
-    if type(kind).total is not Divergence.total:
-        wanted, instead = "a divergence that is a sum over classes", "kind=KL(), or Alpha of the same order"
-        raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
-
-
-def check_sampled_indices(call: str, teacher: SampledTail, classes: int) -> None:
-    """Raise unless the indices are below the number of classes."""
-    if torch.compiler.is_compiling() or not all(
-        can_inspect(x) for x in (teacher.top.indices, teacher.tail_indices)
-    ):
-        return
-    largest = max(
-        (int(x.max()) for x in (teacher.top.indices, teacher.tail_indices) if x.numel()), default=-1
-    )
-    if largest >= classes:
-        raise invalid_value(
-            call,
-            "teacher",
-            wanted=f"indices below the student's number of classes, {classes}",
-            got=f"an index {largest}",
-            instead="a student with the teacher's vocabulary",
-        )

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kullback.errors import KullbackError, invalid_type
-from kullback.functional.sampled_tail import SampledTail
-from kullback.functional.top_k import TopK
+from kullback.functional.partial_teacher import PartialTeacher
 from kullback.parallel.ranks import Ranks, agree, pattern
 from kullback.parallel.shards import Sides, is_dtensor, local_shard, mesh_group, whole_on_every_rank
 
@@ -136,12 +135,7 @@ def agreed(
         )
     first = next(iter(tensors.values()))
     teacher = tensors.get("teacher")
-    if isinstance(teacher, TopK):
-        classes = pattern(teacher.indices)
-    elif isinstance(teacher, SampledTail):
-        classes = pattern(teacher.top.indices) + pattern(teacher.tail_indices)
-    else:
-        classes = 0
+    classes = sum(map(pattern, teacher.index_tensors)) if isinstance(teacher, PartialTeacher) else 0
     values: list[object] = [
         first.shape[:-1].numel(),
         tuple(first.shape[:-1]),

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass, field
-from typing import Literal, NamedTuple, Self, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional.positions import (
-    check_kind,
-    check_logits,
-    check_result_dtype,
-    check_temperature,
-)
+from kullback.functional.partial_teacher import PartialRows, PartialTeacher, check_partial_teacher
+from kullback.functional.positions import check_kind, check_result_dtype
 from kullback.functional.selected_terms import weighted_terms
 from kullback.generators import Divergence
 from kullback.inputs import check_dense, recordable
-from kullback.kernels import row_divergence
-from kullback.kernels.labels import HardLabels
-from kullback.kernels.selected import SelectedClasses
+from kullback.kernels import logit_divergence
 from kullback.numeric import upcast
-from kullback.parallel.selected import Shard, ShardedClasses
-from kullback.representations import SUM_TOLERANCE, Logits, can_inspect
-from kullback.short_repr import ShortRepr
+from kullback.representations import SUM_TOLERANCE, can_inspect_all
 
-__all__ = [
-    "Tail",
-    "TopK",
-    "TopKRows",
-    "check_top_k",
-    "check_top_k_indices",
-    "check_top_k_pair",
-    "result_dtype",
-    "top_k_divergence",
-    "top_k_values",
-]
+__all__ = ["Tail", "TopK", "top_k_divergence"]
 
 Tail = Literal["bucket", "renormalize", "zero"]
 
@@ -45,7 +27,7 @@ _CALL = "top_k_divergence"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TopK(ShortRepr):
+class TopK(PartialTeacher):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
 
     An entry whose log-probability is -inf is padding, for positions that keep fewer than k classes: its class counts
@@ -81,15 +63,65 @@ class TopK(ShortRepr):
 
     def __post_init__(self, validate: bool) -> None:
         _check_form(self)
-        if validate and can_inspect(self.indices) and can_inspect(self.log_probs):
+        if validate and can_inspect_all((self.indices, self.log_probs)):
             _check_values(self)
             if self.indices.numel():
                 object.__setattr__(self, "_largest", int(self.indices.long().max()))
+
+    remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
+
+    @property
+    def kept_indices(self) -> Tensor:
+        """The indices."""
+        return self.indices
+
+    @property
+    def kept_log_probs(self) -> Tensor:
+        """The log-probabilities."""
+        return self.log_probs
+
+    @property
+    def index_tensors(self) -> tuple[Tensor, ...]:
+        """The indices alone."""
+        return (self.indices,)
 
     @property
     def largest_index(self) -> int:
         """The largest index, -1 where the values were not checked."""
         return self._largest
+
+    def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
+        """Raise unless `kind` and `temperature` go with the tail."""
+        if temperature != 1 and self.tail != "renormalize":
+            raise invalid_value(
+                call,
+                "temperature",
+                wanted=f"1 with tail={self.tail!r}, as the mass outside at another temperature is unknown",
+                got=safe_repr(temperature),
+                instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
+                "with student / temperature",
+            )
+        if self.tail == "zero" and type(kind).total is not Divergence.total:
+            raise invalid_value(
+                call,
+                "kind",
+                wanted="with tail='zero' a divergence that is a sum over classes",
+                got=safe_repr(kind),
+                instead="tail='bucket', or another kind",
+            )
+
+    def result_dtype(self, student: torch.dtype) -> torch.dtype:
+        """Return float64 if the student's logits or the log-probabilities are, else float32."""
+        return torch.float64 if torch.float64 in (student, self.log_probs.dtype) else torch.float32
+
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
+        """Return its rows, for a student of so many classes."""
+        k = self.indices.shape[-1]
+        log_probs = upcast(recordable(self.log_probs)).reshape(-1, k)
+        indices = recordable(self.indices).reshape(-1, k).long()
+        indices = torch.where(log_probs == -torch.inf, -1, indices)
+        rounding = k * torch.finfo(self.log_probs.dtype).eps
+        return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
 
 
 def top_k_divergence(
@@ -165,80 +197,26 @@ def top_k_divergence(
     """
     kind = check_kind(_CALL, kind)
     check_result_dtype(_CALL, dtype)
-    check_top_k_pair(_CALL, kind, teacher, student, temperature)
-    check_top_k_indices(_CALL, teacher, student.shape[-1])
-    return top_k_values(kind, teacher, student, temperature=temperature, dtype=dtype)
+    check_partial_teacher(_CALL, TopK, teacher, student, kind, temperature)
+    dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
+    return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
 
 
-def top_k_values(
-    kind: Divergence,
-    teacher: TopK,
-    student: Tensor,
-    *,
-    temperature: float,
-    dtype: torch.dtype | None = None,
-    labels: HardLabels | None = None,
-    shard: Shard | None = None,
-) -> Tensor:
-    """Compute the same of arguments that were checked, mixed with the cross-entropies where there are labels.
+@dataclass(frozen=True, eq=False)
+class TopKRows(PartialRows):
+    """The rows of a `TopK`.
 
-    `shard` says which of all classes the student's logits are of.
+    Attributes:
+        tail: of the `TopK`.
+        rounding: by how much the sum of the teacher's probabilities may be below one where no mass is left.
+        vocabulary: the number of classes.
     """
-    dtype = result_dtype(teacher, student) if dtype is None else dtype
-    vocabulary = student.shape[-1] if shard is None else shard.classes
-    rows = TopKRows.of(kind, teacher, vocabulary, temperature, dtype)
-    seen = rows.classes(labels, shard).of(
-        recordable(student).reshape(student.shape[:-1].numel(), student.shape[-1])
-    )
-    return rows.values(rows.log_probs, seen, labels).reshape(student.shape[:-1])
 
-
-def result_dtype(teacher: TopK, student: Tensor) -> torch.dtype:
-    """Return the dtype of a divergence: float64 if a side is."""
-    return torch.float64 if torch.float64 in (student.dtype, teacher.log_probs.dtype) else torch.float32
-
-
-class TopKRows(NamedTuple):
-    """What `top_k_divergence` is computed from, as rows: a teacher, and the settings."""
-
-    kind: Divergence
     tail: Tail
-    indices: Tensor  # negative for padding
-    log_probs: Tensor
-    temperature: float
-    rounding: float  # what the teacher's probabilities may lack to one without anything being left
+    rounding: float
     vocabulary: int
-    dtype: torch.dtype
 
-    @classmethod
-    def of(
-        cls, kind: Divergence, teacher: TopK, vocabulary: int, temperature: float, dtype: torch.dtype
-    ) -> Self:
-        """Make rows of a teacher that was checked."""
-        k = teacher.indices.shape[-1]
-        log_probs = upcast(recordable(teacher.log_probs)).reshape(-1, k)
-        indices = recordable(teacher.indices).reshape(-1, k).long()
-        indices = torch.where(log_probs == -torch.inf, -1, indices)
-        rounding = k * torch.finfo(teacher.log_probs.dtype).eps
-        return cls(kind, teacher.tail, indices, log_probs, temperature, rounding, vocabulary, dtype)
-
-    def of_rows(self, rows: slice | Tensor) -> Self:
-        """Return those of some of the rows."""
-        return self._replace(indices=self.indices[rows], log_probs=self.log_probs[rows])
-
-    def classes(
-        self, labels: HardLabels | None = None, shard: Shard | None = None
-    ) -> SelectedClasses | ShardedClasses:
-        """Return what is read from the student's logits, which are of all classes or of a rank's."""
-        read = SelectedClasses(
-            self.indices, self.temperature, True, None if labels is None else labels.classes
-        )
-        return read if shard is None else ShardedClasses(shard, read)
-
-    def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return the divergence of each row, mixed with the cross-entropy where there are labels."""
-        found = self.divergence(log_probs, seen)
-        return found if labels is None else labels.mixed_with(found, seen[:, -1])
+    leaves_out: ClassVar[bool] = True
 
     def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
         """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
@@ -253,9 +231,7 @@ class TopKRows(NamedTuple):
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
             left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, self.rounding))
         p = torch.cat([log_probs / self.temperature, left], -1)
-        return row_divergence(
-            self.kind, Logits(p, validate=False), Logits(q, validate=False), dtype=self.dtype
-        )
+        return logit_divergence(self.kind, p, q, dtype=self.dtype)
 
 
 def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:
@@ -371,69 +347,4 @@ def _refuse_where(
             wanted=wanted,
             got=f"{got}, the first of {int(wrong.sum())} in {wrong.numel()}",
             instead=instead,
-        )
-
-
-def check_top_k_pair(call: str, kind: Divergence, teacher: TopK, student: Tensor, temperature: float) -> None:
-    """Raise unless all go together; `check_top_k_indices` looks at the indices."""
-    check_kind(call, kind)
-    check_temperature(call, temperature)
-    if not isinstance(teacher, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call,
-            "teacher",
-            wanted="a TopK",
-            got=type(teacher).__name__,
-            instead="teacher=TopK(indices, log_probs)",
-        )
-    check_logits(call, "student", student)
-    if student.shape[:-1] != teacher.indices.shape[:-1]:
-        raise invalid_value(
-            call,
-            "student",
-            wanted=f"the teacher's positions, shape {tuple(teacher.indices.shape[:-1])}",
-            got=f"shape {tuple(student.shape[:-1])}, classes left out",
-            instead="the logits of the same positions of both, neither shifted nor cut",
-        )
-    if student.device != teacher.indices.device:
-        raise invalid_value(
-            call,
-            "teacher",
-            wanted=f"tensors on {student.device}, where the student is",
-            got=f"some on {teacher.indices.device}",
-            instead="TopK(indices.to(student.device), log_probs.to(student.device))",
-        )
-    check_top_k(call, kind, teacher, temperature)
-
-
-def check_top_k_indices(call: str, teacher: TopK, classes: int) -> None:
-    """Raise unless the indices are below the number of classes."""
-    if not torch.compiler.is_compiling() and teacher.largest_index >= classes:
-        raise invalid_value(
-            call,
-            "teacher",
-            wanted=f"indices below the student's number of classes, {classes}",
-            got=f"an index {teacher.largest_index}",
-            instead="a student with the teacher's vocabulary",
-        )
-
-
-def check_top_k(call: str, kind: Divergence, teacher: TopK, temperature: float) -> None:
-    """Raise unless `kind` and `temperature` go with the teacher."""
-    if temperature != 1 and teacher.tail != "renormalize":
-        raise invalid_value(
-            call,
-            "temperature",
-            wanted=f"1 with tail={teacher.tail!r}, as the mass outside at another temperature is unknown",
-            got=safe_repr(temperature),
-            instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
-            "with student / temperature",
-        )
-    if teacher.tail == "zero" and type(kind).total is not Divergence.total:
-        raise invalid_value(
-            call,
-            "kind",
-            wanted="with tail='zero' a divergence that is a sum over classes",
-            got=safe_repr(kind),
-            instead="tail='bucket', or another kind",
         )

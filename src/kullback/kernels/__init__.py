@@ -1,6 +1,13 @@
 """Divergences of rows of logits, and terms of kl_div: interchangeable implementations of the same operations."""
 
-from kullback.kernels.choose import row_divergence, value_and_gradient, weighted_total
+from kullback.kernels.choose import logit_divergence, row_divergence, value_and_gradient, weighted_total
 from kullback.kernels.reference import finite_pair, rounding_error
 
-__all__ = ["finite_pair", "rounding_error", "row_divergence", "value_and_gradient", "weighted_total"]
+__all__ = [
+    "finite_pair",
+    "logit_divergence",
+    "rounding_error",
+    "row_divergence",
+    "value_and_gradient",
+    "weighted_total",
+]

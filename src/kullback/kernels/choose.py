@@ -16,9 +16,9 @@ from kullback.kernels.native import rows as native_rows
 from kullback.kernels.reference import Rows
 from kullback.kernels.row_autograd import CompiledTotal, FusedRowDivergence, TotalTask, WeightedTotal
 from kullback.kernels.triton import rows as triton_rows
-from kullback.representations import Logits, Representation, can_inspect
+from kullback.representations import Representation, can_inspect_all
 
-__all__ = ["row_divergence", "value_and_gradient", "weighted_total"]
+__all__ = ["logit_divergence", "row_divergence", "value_and_gradient", "weighted_total"]
 
 
 def row_divergence(
@@ -46,6 +46,32 @@ def row_divergence(
     if dtype is None:
         dtypes = [x.dtype for x in (weights_p, weights_q) if x.is_floating_point()]
         dtype = torch.promote_types(dtypes[0], dtypes[-1]) if dtypes else torch.get_default_dtype()
+    rows = Rows(p.in_logs, q.in_logs, temperature)
+    return _divergence_of_rows(kind, weights_p, weights_q, rows, dtype, labels, exact)
+
+
+def logit_divergence(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    *,
+    dtype: torch.dtype,
+    temperature: float = 1.0,
+    labels: HardLabels | None = None,
+) -> Tensor:
+    """Return `row_divergence` of logits that were checked."""
+    return _divergence_of_rows(kind, p, q, Rows(temperature=temperature), dtype, labels)
+
+
+def _divergence_of_rows(
+    kind: Divergence,
+    weights_p: Tensor,
+    weights_q: Tensor,
+    rows: Rows,
+    dtype: torch.dtype,
+    labels: HardLabels | None,
+    exact: bool = False,
+) -> Tensor:
     # For a small batch every operation counts, those that change nothing too.
     if weights_p.shape != weights_q.shape:
         weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
@@ -54,15 +80,16 @@ def row_divergence(
         shape = batch_shape.numel(), weights_p.shape[-1]
         weights_p, weights_q = weights_p.reshape(shape), weights_q.reshape(shape)
     given = (weights_p, weights_q) if labels is None else (weights_p, weights_q, labels.classes)
-    fast = p.in_logs and q.in_logs and not exact and all(can_inspect(x) for x in given)
+    fast = rows.p_in_logs and rows.q_in_logs and not exact and can_inspect_all(given)
     backend = _backend(kind, weights_p, weights_q) if fast else reference
     if backend is reference:
-        rows = Rows(p.in_logs, q.in_logs, temperature)
         values = reference.row_divergence(kind, weights_p, weights_q, rows, dtype)
         if labels is not None:
             values = labels.mixed(values, weights_q)
     elif _is_recorded(weights_p, weights_q):
-        values = FusedRowDivergence.apply(weights_p, weights_q, backend, kind, temperature, dtype, labels)
+        values = FusedRowDivergence.apply(
+            weights_p, weights_q, backend, kind, rows.temperature, dtype, labels
+        )
     else:
         nothing = (False, False)
         values = backend.value_and_gradient(
@@ -71,7 +98,7 @@ def row_divergence(
             weights_q,
             None,
             wanted=nothing,
-            temperature=temperature,
+            temperature=rows.temperature,
             inplace=False,
             labels=labels,
         )[0].to(dtype)
@@ -138,29 +165,28 @@ def weighted_total(
         labels: of the rows, whose cross-entropy is mixed with the divergences.
     """
     is_constant = weights is None or not weights.requires_grad
-    given = (p, q, weights, None if labels is None else labels.classes)
-    if is_constant and all(can_inspect(x) for x in given if x is not None):
-        task = TotalTask(weights, _backend(kind, p, q), kind, temperature, scale, dtype, inplace, labels)
-        if not task.makes_gradient_early(p, q):
+    given = [p, q]
+    if weights is not None:
+        given.append(weights)
+    if labels is not None:
+        given.append(labels.classes)
+    is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
+    if is_constant and can_inspect_all(given):
+        backend = _backend(kind, p, q)
+        task = TotalTask(weights, backend, kind, temperature, scale, dtype, inplace, is_early, labels)
+        if not is_early:
             p, q = recordable(p), recordable(q)
         return WeightedTotal.apply(p, q, task, torch.is_grad_enabled())
     if (
         is_constant
         and torch.compiler.is_compiling()
-        and CompiledTotal.takes(p, q)
+        and torch.float16 not in (p.dtype, q.dtype)
         and native_rows.serves(kind, p, q)
     ):
-        task = TotalTask(weights, native_rows, kind, temperature, scale, dtype, inplace, labels)
+        task = TotalTask(weights, native_rows, kind, temperature, scale, dtype, inplace, is_early, labels)
         return CompiledTotal.apply(p, q, task, (p.requires_grad, q.requires_grad))
     p, q = recordable(p), recordable(q)
-    values = row_divergence(
-        kind,
-        Logits(p, validate=False),
-        Logits(q, validate=False),
-        dtype=dtype,
-        temperature=temperature,
-        labels=labels,
-    )
+    values = logit_divergence(kind, p, q, dtype=dtype, temperature=temperature, labels=labels)
     if weights is not None:
         values = torch.where(weights == 0, 0, values) * weights.to(dtype)
     return (values * scale).sum()

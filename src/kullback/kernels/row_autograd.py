@@ -88,11 +88,10 @@ class TotalTask(NamedTuple):
     scale: float
     dtype: torch.dtype
     inplace: bool
+    # Whether the forward pass makes the gradient, which is rounded before it meets the factor that scales the loss. Not
+    # in float16, whose small numbers that factor saves in mixed-precision training.
+    is_early: bool
     labels: HardLabels | None = None
-
-    def makes_gradient_early(self, p: Tensor, q: Tensor) -> bool:
-        """Tell whether the forward pass makes the gradient, if there will be one."""
-        return not self.inplace and _may_round_early(p, q)
 
     def compute(
         self, p: Tensor, q: Tensor, wanted: tuple[bool, bool]
@@ -132,10 +131,9 @@ class WeightedTotal(torch.autograd.Function):
     def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, recorded: bool) -> Tensor:
         ctx.task = task
         # Autograd saves no tensor of torch.inference_mode; the gradient made here does not need it.
-        ctx.save_for_backward(*(None if x.is_inference() else x for x in (p, q)))
+        ctx.save_for_backward(None if p.is_inference() else p, None if q.is_inference() else q)
         ctx.save_for_forward(p, q)
-        now = recorded and task.makes_gradient_early(p, q)
-        wanted = ctx.needs_input_grad[:2] if now else (False, False)
+        wanted = ctx.needs_input_grad[:2] if recorded and task.is_early else (False, False)
         total, *gradients = task.compute(p, q, wanted)
         ctx.gradients = gradients if any(wanted) else None
         return total
@@ -191,11 +189,6 @@ class CompiledTotal(torch.autograd.Function):
     """The total as torch.compile takes it: no other derivatives, and a gradient that is always made at once."""
 
     @staticmethod
-    def takes(p: Tensor, q: Tensor) -> bool:
-        """Tell whether it is as accurate for logits like these."""
-        return _may_round_early(p, q)
-
-    @staticmethod
     def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, wanted: tuple[bool, bool]) -> Tensor:
         total, by_p, by_q = task.compute(p, q, wanted)
         ctx.save_for_backward(by_p, by_q)
@@ -216,11 +209,3 @@ def scaled_by(factor: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor
     if number == 0:
         return [x if x is None else x.zero_() for x in gradients]
     return [x if x is None else x.mul_(factor) for x in gradients]
-
-
-def _may_round_early(p: Tensor, q: Tensor) -> bool:
-    """Tell whether the gradient may be rounded before it meets the factor that scales the loss.
-
-    Not in float16, whose small numbers that factor saves in mixed-precision training.
-    """
-    return torch.float16 not in (p.dtype, q.dtype)

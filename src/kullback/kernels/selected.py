@@ -10,7 +10,7 @@ from torch import Tensor
 from kullback.kernels.labels import cross_entropy_gradient, cross_entropy_of_block, row_blocks
 from kullback.kernels.native import selected as native
 from kullback.numeric import upcast
-from kullback.representations import can_inspect
+from kullback.representations import can_inspect_all
 
 __all__ = ["SelectedClasses", "origin_of"]
 
@@ -109,8 +109,8 @@ class SelectedClasses(NamedTuple):
         return self._replace(indices=self.indices[block], labels=labels)
 
     def _is_native(self, logits: Tensor) -> bool:
-        tensors = (logits, self.indices, self.labels)
-        return all(x is None or can_inspect(x) for x in tensors) and native.serves(logits)
+        tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
+        return can_inspect_all(tensors) and native.serves(logits)
 
 
 def origin_of(peak: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ class _Selected(torch.autograd.Function):
         logits, indices, labels, result, sums = ctx.saved_tensors
         grad = grads[0]
         task = SelectedClasses(indices, ctx.temperature, ctx.leaves_out, labels)
-        inspected = (x for x in (logits, indices, labels, result, grad) if x is not None)
-        if torch.is_grad_enabled() or not all(can_inspect(x) for x in inspected):
+        inspected = [x for x in (logits, indices, labels, result, grad) if x is not None]
+        if torch.is_grad_enabled() or not can_inspect_all(inspected):
             return task.gradient(logits, result, grad).to(logits.dtype), None, None, None, None
         gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
         task.write_gradient(logits, result, sums, grad, gradient)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
@@ -13,14 +13,23 @@ from torch import Tensor
 from kullback.errors import invalid_value, safe_repr
 from kullback.parallel.ranks import Ranks, check_first_derivative
 
-__all__ = ["Ranges", "Sides", "is_dtensor", "local_shard", "mesh_group", "whole_on_every_rank"]
+__all__ = ["Ranges", "Sides", "has_dtensor", "is_dtensor", "local_shard", "mesh_group", "whole_on_every_rank"]
 
 Ranges = list[tuple[int, int]]
+
+_MODULE = "torch.distributed.tensor"
+_COMMON = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_dtensor(x: object) -> bool:
     """Tell whether `x` is a DTensor, without importing what defines them."""
-    return isinstance(x, Tensor) and type(x).__module__.startswith("torch.distributed.tensor")
+    return isinstance(x, Tensor) and type(x).__module__.startswith(_MODULE)
+
+
+def has_dtensor(tensors: Collection[object]) -> bool:
+    """Tell whether one of some arguments is a DTensor."""
+    others = set(map(type, tensors)) - _COMMON
+    return bool(others) and any(kind.__module__.startswith(_MODULE) for kind in others)
 
 
 def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:

@@ -46,12 +46,11 @@ def value_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
-    gradients = [
-        (x if inplace and x.stride(1) == 1 else torch.empty(x.shape, dtype=x.dtype, device="cpu"))
-        if want
-        else None
-        for x, want in zip((p, q), wanted, strict=True)
-    ]
+    gradients: list[Tensor | None] = [None, None]
+    for i, x in enumerate((p, q)):
+        if wanted[i]:
+            overwrites = inplace and x.stride(1) == 1
+            gradients[i] = x if overwrites else torch.empty(x.shape, dtype=x.dtype, device="cpu")
     _run(p, q, _in_float64(weights), kind, temperature, 1.0, labels, values, None, *gradients)
     for x, gradient in zip((p, q), gradients, strict=True):
         if inplace and gradient is not None and gradient is not x:

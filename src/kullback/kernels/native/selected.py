@@ -40,7 +40,8 @@ def gradient(
     out: Tensor,
 ) -> None:
     """Write the gradient by the logits from those by the selected logits, the log-sum and the cross-entropy."""
-    by_selected, by_log_sum, by_label = (None if x is None else x.contiguous() for x in derivatives)
+    by_selected, by_log_sum, by_label = derivatives
+    by_label = None if by_label is None else by_label.contiguous()
     labels = None if labels is None else labels.contiguous()
     torch.ops.kullback.selected_gradient.default(
         logits,
@@ -49,8 +50,8 @@ def gradient(
         temperature,
         leaves_out,
         sums,
-        by_selected,
-        by_log_sum,
+        by_selected.contiguous(),
+        by_log_sum.contiguous(),
         by_label,
         out,
     )

@@ -1,0 +1,171 @@
+"""Teachers of which the probabilities of some classes are known, and their rows. The losses know no more of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_type, invalid_value
+from kullback.functional.positions import check_logits, check_temperature
+from kullback.generators import Divergence
+from kullback.inputs import recordable
+from kullback.kernels.labels import HardLabels
+from kullback.kernels.selected import SelectedClasses
+from kullback.parallel.selected import Shard, ShardedClasses
+from kullback.short_repr import ShortRepr
+
+__all__ = ["PartialRows", "PartialTeacher", "check_partial_teacher"]
+
+
+@dataclass(frozen=True, eq=False)
+class PartialRows(ABC):
+    """The rows of a `PartialTeacher` and the settings of the divergence.
+
+    Attributes:
+        kind: the divergence.
+        indices: the known classes of each row, negative for padding.
+        log_probs: their log-probabilities under the teacher.
+        temperature: what the student's logits are divided by.
+        dtype: of the values.
+    """
+
+    kind: Divergence
+    indices: Tensor
+    log_probs: Tensor
+    temperature: float
+    dtype: torch.dtype
+
+    per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs")
+    """The attributes that have a row for each position."""
+    leaves_out: ClassVar[bool]
+    """Whether the student's logsumexp is that of the other classes alone."""
+
+    @abstractmethod
+    def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
+        """Return the divergence of each row from the teacher's log-probabilities and what `classes` reads of logits."""
+
+    def of_rows(self, rows: slice | Tensor) -> Self:
+        """Return those of some of the rows."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in self.per_row})
+
+    def classes(
+        self, labels: HardLabels | None = None, shard: Shard | None = None
+    ) -> SelectedClasses | ShardedClasses:
+        """Return what reads the student's logits, which are of all classes or of a rank's."""
+        of_labels = None if labels is None else labels.classes
+        read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
+        return read if shard is None else ShardedClasses(shard, read)
+
+    def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
+        """Return the divergence of each row, mixed with the cross-entropy where there are labels."""
+        divergences = self.divergence(log_probs, seen)
+        return divergences if labels is None else labels.mixed_with(divergences, seen[:, -1])
+
+    def of_student(
+        self, student: Tensor, labels: HardLabels | None = None, shard: Shard | None = None
+    ) -> Tensor:
+        """Return the value of each position of logits, which are of all classes or of a rank's."""
+        positions = student.shape[:-1]
+        rows = recordable(student).reshape(positions.numel(), student.shape[-1])
+        seen = self.classes(labels, shard).of(rows)
+        return self.values(self.log_probs, seen, labels).reshape(positions)
+
+
+class PartialTeacher(ShortRepr, ABC):
+    """A teacher without logits: some classes of each position, and their log-probabilities among all classes."""
+
+    remedy_of_device: ClassVar[str]
+    """The code that moves one to the device of the student."""
+
+    @property
+    @abstractmethod
+    def kept_indices(self) -> Tensor:
+        """The most probable classes, shape (..., k)."""
+
+    @property
+    @abstractmethod
+    def kept_log_probs(self) -> Tensor:
+        """Their log-probabilities, shape (..., k)."""
+
+    @property
+    @abstractmethod
+    def index_tensors(self) -> Sequence[Tensor]:
+        """The tensors that hold indices of classes."""
+
+    @abstractmethod
+    def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
+        """Raise unless `kind` and `temperature` go with the teacher."""
+
+    @property
+    @abstractmethod
+    def largest_index(self) -> int:
+        """The largest index of a class, -1 where it is not known."""
+
+    @abstractmethod
+    def result_dtype(self, student: torch.dtype) -> torch.dtype:
+        """Return the dtype of a divergence from it."""
+
+    @abstractmethod
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> Any:
+        """Return its rows, for a student of so many classes."""
+
+    def check_indices(self, call: str, classes: int) -> None:
+        """Raise unless the indices are below the number of classes."""
+        largest = -1 if torch.compiler.is_compiling() else self.largest_index
+        if largest >= classes:
+            raise invalid_value(
+                call,
+                "teacher",
+                wanted=f"indices below the student's number of classes, {classes}",
+                got=f"an index {largest}",
+                instead="a student with the teacher's vocabulary",
+            )
+
+    def check_student(self, call: str, student: Tensor) -> None:
+        """Raise unless a student's logits are of the same positions, on the same device."""
+        check_logits(call, "student", student)
+        kept = self.kept_indices
+        if student.shape[:-1] != kept.shape[:-1]:
+            raise invalid_value(
+                call,
+                "student",
+                wanted=f"the teacher's positions, shape {tuple(kept.shape[:-1])}",
+                got=f"shape {tuple(student.shape[:-1])}, classes left out",
+                instead="the logits of the same positions of both, neither shifted nor cut",
+            )
+        if student.device != kept.device:
+            raise invalid_value(
+                call,
+                "teacher",
+                wanted=f"tensors on {student.device}, where the student is",
+                got=f"some on {kept.device}",
+                instead=self.remedy_of_device,
+            )
+
+
+def check_partial_teacher(
+    call: str,
+    wanted: type[PartialTeacher],
+    teacher: PartialTeacher,
+    student: Tensor,
+    kind: Divergence,
+    temperature: float,
+) -> None:
+    """Raise unless a teacher is of a class, and goes with the student and the settings."""
+    check_temperature(call, temperature)
+    if not isinstance(teacher, wanted):
+        raise invalid_type(
+            call,
+            "teacher",
+            wanted=f"a {wanted.__name__}",
+            got=type(teacher).__name__,
+            instead=f"teacher={wanted.__name__}({'indices, log_probs' if wanted.__name__ == 'TopK' else '...'})",
+        )
+    teacher.check_student(call, student)
+    teacher.check_settings(call, kind, temperature)
+    teacher.check_indices(call, student.shape[-1])
