@@ -59,6 +59,24 @@ def validation() -> Iterator[None]:
     torch.distributions.Distribution.set_default_validate_args(before)
 
 
+@pytest.fixture
+def registered_rules() -> Iterator[None]:
+    """Remove the rules for pairs of types that a test registers, here or with torch."""
+    from torch.distributions.kl import _KL_REGISTRY
+
+    from kullback.pairs import registry, torch_registry
+
+    tables: list[dict[Any, Any]] = [_KL_REGISTRY, vars(registry)["_USER_RULES"]]
+    before = [dict(table) for table in tables]
+    vars(registry)["_USER_RULES"].clear()
+    torch_registry.forget_plans()
+    yield
+    for table, rules in zip(tables, before, strict=True):
+        table.clear()
+        table.update(rules)
+    torch_registry.forget_plans()
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a headless-capable Chromium."""

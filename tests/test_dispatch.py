@@ -29,15 +29,13 @@ from kullback import (
     kl_estimate,
     register_kl,
 )
-from kullback.pairs import registry, solve
+from kullback.pairs import solve
 from tests.oracles import truth
 
 LOGISTIC_NORMAL, DIRICHLET = td.LogisticNormal(torch.zeros(2), torch.ones(2)), td.Dirichlet(torch.ones(3))
 
 
-@pytest.fixture(autouse=True)
-def _own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_USER_RULES", {})
+pytestmark = pytest.mark.usefixtures("registered_rules")
 
 
 def test_all_ways_of_saying_the_same_give_the_same() -> None:

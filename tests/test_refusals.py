@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -335,18 +335,7 @@ class Gauge(td.Normal):
     """A Normal with rules of its own."""
 
 
-@pytest.fixture
-def _rules() -> Iterator[None]:
-    from kullback.pairs import registry
-
-    rules: dict[Any, Any] = vars(registry)["_USER_RULES"]
-    kept = dict(rules)
-    yield
-    rules.clear()
-    rules.update(kept)
-
-
-@pytest.mark.usefixtures("_rules")
+@pytest.mark.usefixtures("registered_rules")
 def test_a_rule_is_a_function_that_returns_a_tensor() -> None:
     rule: Any = 3
     assert refused(lambda: register_kl(Gauge, td.Normal)(rule)).startswith("register_kl(rule=...)")

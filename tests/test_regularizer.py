@@ -30,6 +30,7 @@ from kullback.nn import (
     active_units,
     kl_per_dimension,
 )
+from kullback.pairs.torch_registry import forget_plans
 
 LOC = torch.tensor([[1.0, 0.1, 0.0], [-2.0, 0.0, 0.0]], dtype=torch.float64)
 SCALE = torch.tensor([[0.5, 1.0, 1.0], [1.5, 0.9, 1.0]], dtype=torch.float64)
@@ -450,11 +451,11 @@ def run(loss, regularizer: KLRegularizer) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_compiled_as_one_graph_once_for_all_steps(options, monkeypatch):
+def test_compiled_as_one_graph_once_for_all_steps(options):
     if "balance" in options and TorchVersion(torch.__version__) < (2, 13):
         pytest.skip("balance= copies distributions, which torch 2.11 does not compile")
     torch.compiler.reset()
-    monkeypatch.setattr("kullback.pairs.registry._FOUND", {})
+    forget_plans()
     graphs: list[object] = []
 
     def backend(graph, inputs):
@@ -475,12 +476,10 @@ def test_compiled_as_one_graph_once_for_all_steps(options, monkeypatch):
     assert len(graphs) == 1
 
 
-def test_two_terms_of_a_pair_never_seen_before_compile_as_one_graph(monkeypatch):
+def test_two_terms_of_a_pair_never_seen_before_compile_as_one_graph():
     """What kullback remembers of a pair of types must not change while a graph is traced that asks for it."""
     torch.compiler.reset()
-    monkeypatch.setattr("kullback.pairs.support._OF_ONE_KIND", set())
-    monkeypatch.setattr("kullback.pairs.solve._ALWAYS_FINITE", set())
-    monkeypatch.setattr("kullback.pairs.registry._FOUND", {})
+    forget_plans()
 
     def loss(a, b):
         sides = [Categorical(logits=x, validate_args=False) for x in (a, b)]

@@ -113,14 +113,18 @@ def kl_divergence(
             value = fused_divergence(p, q)
         if value is not None:
             return value
-    options = _options(
-        "kl_divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False
-    )._replace(try_native=not is_default)
-    return _value_with_warnings(_answer("kl_divergence", p, q, _KL, base, options))
+        options = _DEFAULT_OPTIONS
+    else:
+        options = _options(
+            "kl_divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False
+        )
+    answer = _answer("kl_divergence", p, q, _KL, base, options)
+    return answer.value if answer.n is None else _value_with_warnings(answer)
 
 
 _DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
 _METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = map(_DEFAULTS.get, ("method", "atol", "max_evaluations", "draws"))
+_DEFAULT_OPTIONS = Options(wants_error=False, try_native=False)  # as the kernels have declined the pair then
 
 
 def divergence(
@@ -236,6 +240,7 @@ def kl_estimate(
     kind = as_divergence("kl_estimate", kind)
     p, q = _operands("kl_estimate", p, q)
     answer = _answer("kl_estimate", p, q, kind, base, options, exact=True)
+    answer = replace(answer, kind=kind.name, base=base)
     if not (isinstance(p, Representation) and isinstance(q, Representation) and answer.n is None):
         return answer
     p, q = _comparable("kl_estimate", p, q)
@@ -320,17 +325,16 @@ def _answer(
     *,
     exact: bool = False,
 ) -> Estimate:
-    unit = _unit(call, kind, base)
+    unit = 1.0 if base is None else _unit(call, kind, base)
     p, q = _operands(call, p, q)
-    if isinstance(p, Samples) or isinstance(q, Samples) or _are_drawn(p, q, options.method):
-        answer = _of_draws(call, p, q, kind, options)
-    elif isinstance(p, Distribution) and isinstance(q, Distribution):
+    if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
+    elif isinstance(p, Samples) or isinstance(q, Samples) or _are_drawn(p, q, options.method):
+        answer = _of_draws(call, p, q, kind, options)
     elif isinstance(p, Representation) and isinstance(q, Representation) and _adds(p, q, options.method):
         answer = Estimate(row_divergence(kind, *_comparable(call, p, q), exact=exact), None, "summation")
     else:
         raise _no_rule(call, p, q, options.method)
-    answer = replace(answer, kind=kind.name, base=base)
     return answer if unit == 1 else _in_units(answer, unit)
 
 
@@ -364,14 +368,19 @@ def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
 
 def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
     """Convert SciPy's distributions to torch's, and a Categorical beside a representation to one; refuse the rest."""
-    p, q = (to_torch(call, name, x) if is_frozen(x) else x for name, x in (("p", p), ("q", q)))
-    for argument, operand in (("p", p), ("q", q)):
-        if not isinstance(operand, Representation | Samples | Distribution):
-            raise _bare(call, argument, operand)
+    p, q = _operand(call, "p", p), _operand(call, "q", q)
     if isinstance(p, Representation) != isinstance(q, Representation):
         p, q = _of_classes(p), _of_classes(q)
-    p, q = (usable(call, name, x) if isinstance(x, Distribution) else x for name, x in (("p", p), ("q", q)))
     return p, q
+
+
+def _operand(call: str, argument: str, x: object) -> Any:
+    """Return an operand, one of SciPy's as torch's; refuse an object that does not say what it holds."""
+    if not isinstance(x, Representation | Samples | Distribution):
+        if not is_frozen(x):
+            raise _bare(call, argument, x)
+        x = to_torch(call, argument, x)
+    return usable(call, argument, x) if isinstance(x, Distribution) else x
 
 
 def _of_classes(d: object) -> object:
@@ -413,8 +422,9 @@ def between_distributions(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate:
     """Return a divergence of two torch distributions, with its method and error."""
-    kind = as_kl(kind)
-    if behaves_as(kind, KL):
+    if kind is not _KL:
+        kind = as_kl(kind)
+    if kind is _KL or behaves_as(kind, KL):
         return estimate(call, p, q, options)
     if behaves_as(kind, ReverseKL):
         return estimate(call, q, p, options)

@@ -38,7 +38,9 @@ def upcast(x: Tensor) -> Tensor:
         >>> upcast(torch.tensor(1, dtype=torch.bfloat16)).dtype
         torch.float64
     """
-    return x if x.dtype == torch.float64 else x.to(accurate_dtype(x.device))
+    if x.dtype == torch.float64:
+        return x
+    return x.float() if x.device.type == "mps" else x.double()  # as `accurate_dtype`, without a call of it
 
 
 def json_safe(value: Any) -> Any:

@@ -22,7 +22,7 @@ import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
-from kullback.pairs.registry import find_closed_form, find_reduction
+from kullback.pairs.registry import plan_for
 from tests.oracles.expectations import Number
 from tests.oracles.families import (
     Draw,
@@ -66,7 +66,8 @@ def closed_forms() -> dict[str, Pair]:
         at = pair.p.draw(random.Random(0), False), pair.q.draw(random.Random(1), False)  # noqa: S311
         fitting(pair.p, pair.q, *at, random.Random(2))  # noqa: S311
         types = [type(f.build(*map(_tensor, x))) for f, x in zip((pair.p, pair.q), at, strict=True)]
-        if find_closed_form(*types) is not None or find_reduction(*types) is not None:
+        plan = plan_for(*types)
+        if plan.closed_form is not None or plan.reduction is not None:
             found[name] = pair
     return found
 

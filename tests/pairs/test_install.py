@@ -47,7 +47,7 @@ def _nothing_left() -> Iterator[None]:
     kullback.uninstall()
     table.clear()
     table.update(before)
-    torch_registry.forget_found()
+    torch_registry.forget_plans()
 
 
 def value(x: torch.Tensor) -> float:

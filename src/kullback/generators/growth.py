@@ -135,6 +135,8 @@ def power_of(kind: Divergence) -> tuple[float, float] | None:
 
 def growth_of(kind: Divergence) -> Growth:
     """Return how a divergence grows; for one that is no sum of terms, how its terms do."""
+    if type(kind) is KL:
+        return _OF_KL
     if isinstance(own := getattr(kind, "growth", None), Growth):
         return own
     if is_own(kind):
@@ -150,6 +152,9 @@ def growth_of(kind: Divergence) -> Growth:
         near = End(math.inf, power=1.0)
     corners = (Corner(0.0, 1.0),) if behaves_as(kind, TotalVariation) else ()
     return Growth(far, near, corners)
+
+
+_OF_KL = Growth(End(math.inf, power=1.0), End(1.0))
 
 
 def _of_power(rate: float) -> End:

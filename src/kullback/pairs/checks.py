@@ -19,7 +19,7 @@ from kullback.errors import KullbackError, NoRuleError, explain, invalid_value
 from kullback.numeric import tensor_of, upcast
 from kullback.pairs.densities.image import Ends, ends_after, steps_of
 from kullback.pairs.numerics.parameters import is_batched
-from kullback.representations import can_inspect
+from kullback.representations import can_inspect, can_inspect_all
 
 __all__ = ["check_domains", "check_integrable", "invalid_parameter"]
 
@@ -32,14 +32,21 @@ _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "conce
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
     """Raise if a transform gets mass from outside of its domain, as the logarithm of a Normal does."""
     for argument, d in (("p", p), ("q", q)):
-        if isinstance(d, Independent | MixtureSameFamily | TransformedDistribution):
-            _checked_ends(call, argument, d)
+        inner = _unwrapped(d)
+        if isinstance(inner, TransformedDistribution):
+            _checked_ends(call, argument, inner)
+
+
+def _unwrapped(d: Distribution) -> Distribution:
+    """Return the distribution inside `Independent` and mixtures."""
+    while isinstance(d, Independent | MixtureSameFamily):
+        d = d.base_dist if isinstance(d, Independent) else d.component_distribution
+    return d
 
 
 def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
     """Return the ends of where a distribution has mass, None where they are not known, after the check."""
-    while isinstance(d, Independent | MixtureSameFamily):
-        d = d.base_dist if isinstance(d, Independent) else d.component_distribution
+    d = _unwrapped(d)
     if not isinstance(d, TransformedDistribution):
         return _ends_of(_support_of(d))
     ends = _checked_ends(call, argument, d.base_dist)
@@ -105,18 +112,17 @@ def _name(step: Transform) -> str:
 
 def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     """Raise where a sum or an integral cannot look at the parameters, or where one of these is no number."""
-    for d in (p, q):
-        for _, _, x in _parameters(d):
-            if not can_inspect(x) and is_batched(x):
-                raise NoRuleError(
-                    explain(
-                        call,
-                        "p, q",
-                        wanted="parameters that can be looked at, for an integral or a sum",
-                        got=f"{_names(p, q)} inside of torch.func.vmap",
-                        instead=f"{call}(p, q) without vmap for distributions with a batch shape",
-                    )
-                )
+    parameters = [x for d in (p, q) for _, _, x in _parameters(d)]
+    if not can_inspect_all(parameters) and any(not can_inspect(x) and is_batched(x) for x in parameters):
+        raise NoRuleError(
+            explain(
+                call,
+                "p, q",
+                wanted="parameters that can be looked at, for an integral or a sum",
+                got=f"{_names(p, q)} inside of torch.func.vmap",
+                instead=f"{call}(p, q) without vmap for distributions with a batch shape",
+            )
+        )
     failure = invalid_parameter(call, p, q)
     if failure is not None:
         raise failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Transform, constraints
 
 from kullback.errors import NoRuleError, explain, invalid_value
-from kullback.inputs import dense, is_fake, is_ordinary
+from kullback.inputs import are_ordinary, dense, is_fake
 from kullback.numeric import upcast
 
 __all__ = [
@@ -57,7 +57,7 @@ def _copied(thing: Any, change: Change, seen: dict[int, Any]) -> Any:
 
 def usable(call: str, argument: str, d: Distribution) -> Distribution:
     """Return a distribution, or a copy with parameters that autograd can save; raise if they are no dense numbers."""
-    if torch.compiler.is_compiling() or all(is_ordinary(x) and not x.is_complex() for x in _tensors(d)):
+    if torch.compiler.is_compiling() or are_ordinary(_tensors_in(d)):
         return d
 
     def checked(_owner: Any, name: str, x: Tensor) -> Tensor:
@@ -82,16 +82,26 @@ def usable(call: str, argument: str, d: Distribution) -> Distribution:
     return with_tensors(d, checked)
 
 
-def _tensors(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Yield the tensors in a distribution or transform, which may know another one that knows it."""
-    seen = set() if seen is None else seen
-    seen.add(id(thing))
-    for value in vars(thing).values():
-        if isinstance(value, Tensor):
-            yield value
-        for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-            if isinstance(part, Distribution | Transform) and id(part) not in seen:
-                yield from _tensors(part, seen)
+def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
+    """Return the tensors in distributions, in the distributions inside them and in their transforms.
+
+    With `of_parameters`, only the floating-point parameters: not the numbers that torch computes from them.
+    """
+    tensors: list[Tensor] = []
+    waiting = list(things)
+    seen: set[int] = set()  # a transform and its inverse may hold each other
+    while waiting:
+        thing = waiting.pop(0)
+        if isinstance(thing, Tensor):
+            if not of_parameters or thing.is_floating_point():
+                tensors.append(thing)
+        elif isinstance(thing, list | tuple):
+            waiting += thing  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(thing, Distribution | Transform) and id(thing) not in seen:
+            seen.add(id(thing))
+            attributes = vars(thing)
+            waiting += (_parameters_among(thing, attributes) if of_parameters else attributes).values()
+    return tensors
 
 
 def are_valid(d: Distribution) -> bool:
@@ -125,32 +135,24 @@ def zero_of_parameters(*distributions: Distribution) -> Tensor:
     return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 
-def parameters_of(*things: Any) -> Iterator[Tensor]:
-    """Yield the parameters; not what torch makes of them, by formulas whose derivatives may be infinite."""
-    seen: set[int] = set()  # a transform and its inverse may hold each other
-
-    def inside(thing: Any) -> Iterator[Tensor]:
-        seen.add(id(thing))
-        attributes = vars(thing)
-        names = _parameter_names(thing)
-        if any(isinstance(attributes.get(name), Tensor) for name in names):
-            attributes = {name: attributes[name] for name in names if name in attributes}
-        for value in attributes.values():
-            for part in value if isinstance(value, list | tuple) else (value,):  # pyright: ignore[reportUnknownVariableType]
-                if isinstance(part, Tensor) and part.is_floating_point():
-                    yield part
-                elif isinstance(part, Distribution | Transform) and id(part) not in seen:
-                    yield from inside(part)
-
-    for thing in things:
-        yield from inside(thing)
+def parameters_of(*things: Any) -> list[Tensor]:
+    """Return the parameters; not the numbers that torch computes from them, whose derivatives may be infinite."""
+    return _tensors_in(*things, of_parameters=True)
 
 
-def _parameter_names(thing: Any) -> Any:
+def _parameters_among(thing: Distribution | Transform, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes that are parameters, or all of them where none of the parameters is a tensor."""
     try:
-        return thing.arg_constraints if isinstance(thing, Distribution) else ()
-    except NotImplementedError:  # a user's distribution that says nothing of its parameters
-        return ()
+        names = thing.arg_constraints if isinstance(thing, Distribution) else ()
+    except NotImplementedError:  # a user's distribution that does not list its parameters
+        return attributes
+    given: dict[str, Any] = {}
+    has_tensor = False
+    for name in names:
+        if name in attributes:
+            given[name] = attributes[name]
+            has_tensor = has_tensor or isinstance(given[name], Tensor)
+    return given if has_tensor else attributes
 
 
 def detached(d: Distribution) -> Any:

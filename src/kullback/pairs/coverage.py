@@ -26,7 +26,7 @@ from torch.distributions import (
 from kullback.errors import ArgumentValueError
 from kullback.estimate import Estimate
 from kullback.pairs.densities.base import density_of
-from kullback.pairs.registry import find_closed_form, find_reduction
+from kullback.pairs.registry import plan_for
 from kullback.pairs.support import check_comparable, is_infinite
 
 __all__ = ["MEANING", "WRAPPERS", "Entry", "families", "is_univariate", "matrix", "rule_of", "typical"]
@@ -158,7 +158,7 @@ def rule_of(p: Distribution, q: Distribution) -> str:
 
 
 def _rule_of_closed_form(p: Distribution, q: Distribution) -> str | None:
-    form = find_closed_form(type(p), type(q))
+    form = plan_for(type(p), type(q)).closed_form
     value = None if form is None else form.function(p, q)
     if form is None or value is None:
         return None
@@ -166,7 +166,7 @@ def _rule_of_closed_form(p: Distribution, q: Distribution) -> str | None:
 
 
 def _rule_of_reduction(p: Distribution, q: Distribution) -> str | None:
-    reduction = find_reduction(type(p), type(q))
+    reduction = plan_for(type(p), type(q)).reduction
     found = None if reduction is None else reduction(p, q, _named)
     return None if found is None else found.method
 

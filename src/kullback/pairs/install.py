@@ -16,12 +16,12 @@ from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.coverage import WRAPPERS, families, rule_of
 from kullback.pairs.options import Options
-from kullback.pairs.registry import find_user_rule, has_user_rules, on_registration, user_pairs
+from kullback.pairs.registry import on_registration, plan_for, user_pairs
 from kullback.pairs.solve import estimate
 from kullback.pairs.torch_registry import (
     REPLACED,
     TypePair,
-    forget_found,
+    forget_plans,
     is_of_torch,
     is_ours,
     mark_as_ours,
@@ -43,7 +43,7 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
     if value is not None:
         return value
     types = type(p), type(q)
-    if not _is_served(*types) and not (has_user_rules() and find_user_rule("kl_divergence", *types)):
+    if not _is_served(*types) and plan_for(*types).user_rule("kl_divergence", types) is None:
         rule = rule_without_kullback(*types)
         if rule is None:
             raise NoRuleError(
@@ -143,7 +143,7 @@ def uninstall() -> None:
             else:
                 table[pair] = before
         REPLACED.clear()
-        forget_found()
+        forget_plans()
 
 
 def _enter(pairs: Iterable[TypePair]) -> None:
@@ -153,7 +153,7 @@ def _enter(pairs: Iterable[TypePair]) -> None:
         if not is_ours(table.get(pair)):
             REPLACED[pair] = table.get(pair)
             table[pair] = _serve
-    forget_found()
+    forget_plans()
 
 
 def _enter_while_installed(pair: TypePair) -> None:

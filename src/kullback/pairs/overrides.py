@@ -20,6 +20,7 @@ _SAME_DENSITY = {
     "gpytorch.distributions.multivariate_normal.MultivariateNormal": "",
     "gpytorch.priors.prior.Prior": "_transform",
 }
+_TORCH = "torch.distributions."
 _BASES = (Distribution, ExponentialFamily)
 # The class that a type takes a method from, where that overrides a family's; None where it does not.
 _OVERRIDING: dict[tuple[type, str], type | None] = {}
@@ -27,6 +28,8 @@ _OVERRIDING: dict[tuple[type, str], type | None] = {}
 
 def overrides_density(d: Distribution) -> bool:
     """Tell whether a distribution has a `log_prob` that is not its family's."""
+    if type(d).__module__.startswith(_TORCH) and "log_prob" not in vars(d):
+        return False
     return overrides(d, "log_prob")
 
 
@@ -61,4 +64,4 @@ def _overriding_class(kind: type, method: str) -> type | None:
 
 
 def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.distributions.")
+    return kind.__module__.startswith(_TORCH)

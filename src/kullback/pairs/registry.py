@@ -1,29 +1,35 @@
-"""The rules by pairs of types: closed forms, reductions and those that users register; the most specific wins."""
+"""The rules by pairs of types: closed forms, reductions and those of users; a plan has the ones for a pair."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent, MixtureSameFamily, TransformedDistribution
 
 from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
 from kullback.pairs.overrides import class_overrides_density
+from kullback.pairs.torch_registry import (
+    PLANS,
+    ThirdPartyRule,
+    TypePair,
+    forget_plans,
+    is_of_torch,
+    third_party_rule,
+)
 
 __all__ = [
     "ClosedForm",
     "UserRule",
     "closed_form",
     "closed_forms",
-    "find_closed_form",
-    "find_reduction",
-    "find_user_rule",
-    "has_user_rules",
-    "is_narrower",
+    "Plan",
     "on_registration",
+    "plan_for",
     "reduction",
     "register_kl",
     "user_pairs",
@@ -31,8 +37,7 @@ __all__ = [
 
 Rule = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=Rule)
-TypePair = tuple[type, type]
-
+_WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 
 # A formula of kullback's; returns None where it does not hold for the parameters.
 Form = Callable[..., Tensor | None]
@@ -64,7 +69,6 @@ ReductionT = TypeVar("ReductionT", bound=Reduction)
 _REDUCTIONS: dict[TypePair, Reduction] = {}
 _USER_RULES: dict[TypePair, Rule] = {}
 _CLOSED_FORMS: dict[TypePair, ClosedForm] = {}
-_FOUND: dict[TypePair, ClosedForm | None] = {}
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
 
@@ -86,7 +90,7 @@ def closed_form(
         if (type_p, type_q) in _CLOSED_FORMS:
             raise RegistrationError(f"two closed forms for {_names(type_p, type_q)}")
         _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error)
-        _FOUND.clear()
+        forget_plans()
         return function
 
     return enter
@@ -97,38 +101,15 @@ def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
 
     def enter(function: ReductionT) -> ReductionT:
         _REDUCTIONS[type_p, type_q] = function
+        forget_plans()
         return function
 
     return enter
 
 
-def find_reduction(type_p: type, type_q: type) -> Reduction | None:
-    """Return the most specific reduction for a pair of types, None where there is none."""
-    best = _most_specific(_REDUCTIONS, type_p, type_q)
-    return _REDUCTIONS[best[0]] if best else None
-
-
 def closed_forms() -> Iterator[tuple[TypePair, ClosedForm]]:
     """Yield every pair of types with a closed form."""
     yield from _CLOSED_FORMS.items()
-
-
-def find_closed_form(type_p: type, type_q: type) -> ClosedForm | None:
-    """Return the closed form for a pair of types, None where there is none or one has a `log_prob` of its own."""
-    key = (type_p, type_q)
-    if key in _FOUND:
-        return _FOUND[key]
-    best = _most_specific(_CLOSED_FORMS, type_p, type_q)
-    served = len(best) == 1 and not (class_overrides_density(type_p) or class_overrides_density(type_q))
-    found = _CLOSED_FORMS[best[0]] if served else None
-    if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
-        _FOUND[key] = found
-    return found
-
-
-def has_user_rules() -> bool:
-    """Tell whether there is any rule of `register_kl`."""
-    return bool(_USER_RULES)
 
 
 def user_pairs() -> Iterator[TypePair]:
@@ -141,33 +122,97 @@ def on_registration(listener: Callable[[TypePair], None]) -> None:
     _LISTENERS.append(listener)
 
 
-def find_user_rule(call: str, type_p: type, type_q: type) -> UserRule | None:
-    """Return the rule that a user registered for a pair of types, None where there is none."""
-    if not _USER_RULES:
-        return None
-    best = _most_specific(_USER_RULES, type_p, type_q)
-    if len(best) > 1:
-        raise NoRuleError(
-            explain(
-                call,
-                "p, q",
-                wanted=f"one most specific rule for {_names(type_p, type_q)}",
-                got="several, none more specific than the others: "
-                + ", ".join(_names(a, b) for a, b in best),
-                instead=f"@register_kl({type_p.__name__}, {type_q.__name__}) to decide",
+@dataclass(slots=True, eq=False)
+class Plan:
+    """The rules that serve a pair of types, found once, and what the types alone have shown about the pair.
+
+    Attributes:
+        user_rules: the most specific rules of `register_kl`: one, none, or several as specific as each other.
+        third_party: the rule that torch would call without kullback, if it is not one of torch's own for torch's types.
+        third_party_first: whether that rule is more specific than those of `register_kl`.
+        closed_form: the formula; None too for a class that overrides the `log_prob` of its family.
+        reduction: the function that turns the pair into others.
+        families: the types that the formula is registered for, if subclasses of these keep their supports and no other
+            package has a rule for the subclasses: the compiled kernel of these serves the pair.
+        is_plain: whether both are classes of torch's that wrap no other distribution: only of these do the types decide
+            the next two.
+        is_comparable: whether a pair of these types was found to be of densities over one space.
+        is_finite: whether no parameters make the divergence infinite, as was found for a pair of these types.
+    """
+
+    user_rules: tuple[UserRule, ...]
+    third_party: ThirdPartyRule | None
+    third_party_first: bool
+    closed_form: ClosedForm | None
+    families: TypePair | None
+    reduction: Reduction | None
+    is_plain: bool
+    is_comparable: bool = False
+    is_finite: bool = False
+
+    def user_rule(self, call: str, types: TypePair) -> UserRule | None:
+        """Return the rule of `register_kl`; raise where several are the most specific."""
+        if len(self.user_rules) > 1:
+            raise NoRuleError(
+                explain(
+                    call,
+                    "p, q",
+                    wanted=f"one most specific rule for {_names(*types)}",
+                    got="several, none more specific than the others: "
+                    + ", ".join(_names(*rule.pair) for rule in self.user_rules),
+                    instead=f"@register_kl{_names(*types)} to decide",
+                )
             )
-        )
-    return UserRule(_USER_RULES[best[0]], best[0]) if best else None
+        return self.user_rules[0] if self.user_rules else None
+
+
+def plan_for(type_p: type, type_q: type) -> Plan:
+    """Return the plan of two types. It is kept until a rule is registered, here or with torch."""
+    key = ("kullback", type_p, type_q)
+    if key in PLANS:
+        return PLANS[key]
+    plan = _made_plan((type_p, type_q))
+    if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
+        PLANS[key] = plan
+    return plan
+
+
+def _made_plan(types: TypePair) -> Plan:
+    own = tuple(UserRule(_USER_RULES[pair], pair) for pair in _most_specific(_USER_RULES, *types))
+    third_party = third_party_rule(types)
+    form, reduction = (_most_specific(rules, *types) for rules in (_CLOSED_FORMS, _REDUCTIONS))
+    serves = len(form) == 1 and not any(map(class_overrides_density, types))
+    has_own = third_party is not None and third_party.for_own_class
+    return Plan(
+        own,
+        third_party,
+        third_party is not None and _precedes(third_party, own),
+        _CLOSED_FORMS[form[0]] if serves else None,
+        form[0] if serves and not has_own and all(map(_keeps_support, types, form[0])) else None,
+        _REDUCTIONS[reduction[0]] if reduction else None,
+        all(map(is_plain, types)),
+    )
+
+
+def _keeps_support(kind: type, family: type) -> bool:
+    return getattr(kind, "support", None) is getattr(family, "support", None)
+
+
+def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:
+    """Tell whether a rule in torch's table is for closer types than those of `register_kl`."""
+    if len(own) != 1:
+        return not own and rule.for_own_class
+    return not rule.is_of_torch and rule.pair != own[0].pair and _is_narrower(rule.pair, own[0].pair)
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
     """Return the most specific of the matching pairs alone, or all of them where none is the most specific."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
-    best = [pair for pair in matches if all(is_narrower(pair, other) for other in matches)]
+    best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
     return best or matches
 
 
-def is_narrower(pair: TypePair, other: TypePair) -> bool:
+def _is_narrower(pair: TypePair, other: TypePair) -> bool:
     """Tell whether a pair of types is the same as another or more specific."""
     return issubclass(pair[0], other[0]) and issubclass(pair[1], other[1])
 
@@ -242,6 +287,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 instead="@register_kl(MyDistribution, MyDistribution) above def kl(p, q): ...",
             )
         _USER_RULES[type_p, type_q] = rule
+        forget_plans()
         for listener in _LISTENERS:
             listener((type_p, type_q))
         return rule
@@ -270,6 +316,11 @@ def _refuse_ambiguity(type_p: type, type_q: type) -> None:
                 instead=f"@register_kl({first.__name__}, {second.__name__}) first, then this one",
             )
         )
+
+
+def is_plain(family: type) -> bool:
+    """Tell whether a class is one of torch's that wraps no other distribution."""
+    return is_of_torch(family) and family not in _WRAPPERS
 
 
 def _narrower(a: type, b: type) -> type | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -38,34 +38,51 @@ from kullback.pairs.numerics.parameters import (
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
 from kullback.pairs.overrides import overrides_density
-from kullback.pairs.registry import (
-    ClosedForm,
-    UserRule,
-    find_closed_form,
-    find_reduction,
-    find_user_rule,
-    is_narrower,
-)
+from kullback.pairs.registry import ClosedForm, Plan, UserRule, plan_for
 from kullback.pairs.rounding import rounding_error
 from kullback.pairs.sampling import monte_carlo
-from kullback.pairs.support import check_comparable, is_infinite, is_plain
-from kullback.pairs.torch_registry import ThirdPartyRule, find_third_party_rule
-from kullback.representations import can_inspect
+from kullback.pairs.support import check_comparable, is_infinite
+from kullback.pairs.torch_registry import ThirdPartyRule
+from kullback.representations import can_inspect_all
 from kullback.special import LARGEST_EXPONENT
 
 __all__ = ["as_kl", "estimate"]
 
-# Pairs of types that no parameters make infinite.
-_ALWAYS_FINITE: set[tuple[type, type]] = set()
 # Formulas with an exponential saturate at e^709, the power of `LARGEST_EXPONENT`.
 _OVERFLOW = 8e307
+_KL = KL()
+
+
+class Pair(NamedTuple):
+    """P and Q of a call, the plan of their types, and the parameters of both, none while compiling."""
+
+    call: str
+    p: Distribution
+    q: Distribution
+    plan: Plan
+    parameters_p: list[Tensor]
+    parameters_q: list[Tensor]
+
+    @classmethod
+    def of(cls, call: str, p: Distribution, q: Distribution, plan: Plan) -> Pair:
+        """Return the pair with its parameters."""
+        if torch.compiler.is_compiling():
+            return cls(call, p, q, plan, [], [])
+        return cls(call, p, q, plan, parameters_of(p), parameters_of(q))
+
+    def names(self) -> str:
+        """Return the types, for messages."""
+        return f"({type(self.p).__name__}, {type(self.q).__name__})"
+
 
 # Answers for a pair by one rule, None where the rule does not serve the pair.
-Rule = Callable[[str, Distribution, Distribution, Divergence, Options], Estimate | None]
+Rule = Callable[[Pair, Divergence, Options], Estimate | None]
 
 
 def as_kl(kind: Divergence) -> Divergence:
     """Return `KL()` or `ReverseKL()` for a kind that is one of them under another name, else the kind."""
+    if type(kind) is KL:
+        return kind
     given: Any = kind
     if (behaves_as(kind, Alpha) or behaves_as(kind, Renyi)) and given.alpha in (0.0, 1.0):
         return KL() if given.alpha == 1 else ReverseKL() if behaves_as(kind, Alpha) else kind
@@ -88,41 +105,42 @@ def estimate(
         options: method, tolerances and the generator for random draws.
         kind: which divergence; left out, `KL()`.
     """
-    kind = KL() if kind is None else kind
-    rules = _KL_RULES if behaves_as(kind, KL) else _OTHER_RULES
-    if overrides_density(p) or overrides_density(q):
-        rules = _RULES_BY_DENSITY
-    if behaves_as(kind, KL):
-        found = _by_rule_of_users(call, p, q, options)
+    kind = _KL if kind is None else kind
+    is_kl = kind is _KL or behaves_as(kind, KL)
+    plan = plan_for(type(p), type(q))
+    pair = Pair.of(call, p, q, plan)
+    if is_kl and (plan.user_rules or plan.third_party is not None):
+        found = _by_rule_of_users(pair, options)
         if found is not None:
             return found
     check_comparable(call, p, q)
-    check_domains(call, p, q)
-    masked = _by_mask(call, p, q, kind, options)
-    if masked is not None:
-        return masked
-    if options.method == "monte_carlo" and behaves_as(kind, KL):
+    if not plan.is_plain:
+        check_domains(call, p, q)
+        if _is_masked(p) or _is_masked(q):
+            return _by_mask(pair, kind, options)
+    if is_kl and options.method == "monte_carlo":
         return monte_carlo.estimate(call, p, q, options)
+    rules = (_KL_RULES if options.try_native else _KL_RULES[1:]) if is_kl else _OTHER_RULES
+    if overrides_density(p) or overrides_density(q):
+        rules = _RULES_BY_DENSITY
     for rule in rules:
-        found = rule(call, p, q, kind, options)
+        found = rule(pair, kind, options)
         if found is not None:
-            return _checked(call, p, q, found, kind, options)
-    raise _no_rule(call, p, q, kind, options)
+            is_exact = found.error is None or found.method not in ("summation", "quadrature")
+            return found if is_exact else _checked(pair, found, kind, options)
+    raise _no_rule(pair, kind, options)
 
 
-def _by_mask(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_mask(pair: Pair, kind: Divergence, options: Options) -> Estimate:
     """Answer for masked distributions of Pyro: 0 where either side is masked, as their log-densities are there."""
-    if not (_is_masked(p) or _is_masked(q)):
-        return None
+    p, q = pair.p, pair.q
     kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool, device="cpu")
     bases: list[Any] = []
     for d in (p, q):
         mask: Any = vars(d)["_mask"] if _is_masked(d) else True
         kept = kept & mask
         bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
-    found = estimate(call, bases[0], bases[1], options, kind)
+    found = estimate(pair.call, bases[0], bases[1], options, kind)
 
     def masked(x: Tensor | None) -> Tensor | None:
         return None if x is None else torch.where(kept, x, 0)
@@ -142,19 +160,14 @@ def _is_masked(d: Distribution) -> bool:
 # ---- Rules of KL.
 
 
-def _by_rule_of_users(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate | None:
+def _by_rule_of_users(pair: Pair, options: Options) -> Estimate | None:
     """Use the most specific rule that the user registered, here or with torch for a class of their own."""
     if options.method not in ("auto", "closed_form"):
         return None
-    own, third_party = find_user_rule(call, type(p), type(q)), find_third_party_rule(type(p), type(q))
-    if third_party is not None and (
-        third_party.for_own_class
-        if own is None
-        else not third_party.is_of_torch
-        and third_party.pair != own.pair
-        and is_narrower(third_party.pair, own.pair)
-    ):
-        found = _of_third_party(third_party, p, q)
+    p, q, plan = pair.p, pair.q, pair.plan
+    own = plan.user_rule(pair.call, (type(p), type(q)))
+    if plan.third_party is not None and plan.third_party_first:
+        found = _of_third_party(plan.third_party, p, q)
         if found is not None:
             return found
     return None if own is None else Estimate(_value_of_rule(own, p, q), None, "closed_form")
@@ -175,90 +188,81 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
     return value
 
 
-def _by_native(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_native(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Use the C++ kernel of a closed form."""
-    form = find_closed_form(type(p), type(q)) if options.try_native else None
+    form = pair.plan.closed_form
     if form is None or options.method not in ("auto", form.method):
         return None
-    value = fused_divergence(p, q)
-    return None if value is None else _with_error(form, p, q, value, options)
+    value = fused_divergence(pair.p, pair.q)
+    return None if value is None else _with_error(form, pair, value, options)
 
 
-def _by_nan(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_nan(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Answer NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
-    if torch.compiler.is_compiling():
+    if not can_inspect_all([*pair.parameters_p, *pair.parameters_q]):
         return None
-    shape = batch_shape_of(p, q)
     lost: Tensor | None = None
-    for d in (p, q):
+    for d, parameters in ((pair.p, pair.parameters_p), (pair.q, pair.parameters_q)):
         size = len(d.batch_shape)
-        for x in parameters_of(d):
-            if not can_inspect(x):
-                return None
+        for x in parameters:
             missing = x.detach().isnan()
             if bool(missing.any()):
                 is_batch = x.shape[:size] == d.batch_shape
                 missing = missing.reshape(*d.batch_shape, -1).any(-1) if is_batch else missing.any()
-                lost = missing.expand(shape) if lost is None else lost | missing
+                lost = missing if lost is None else lost | missing
     if lost is None:
         return None
+    p, q = pair.p, pair.q
+    shape = batch_shape_of(p, q)
+    lost = lost.expand(shape)
     if bool(lost.all()):
         nothing = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=lost.device)
         return Estimate(nothing, nothing, "closed_form")
-    found = estimate(call, *_with_elements_replaced(p, q, lost), options, kind)
+    found = estimate(pair.call, *_with_elements_replaced(p, q, lost), options, kind)
     error = None if found.error is None else torch.where(lost, math.nan, found.error)
     return replace(found, value=torch.where(lost, math.nan, found.value), error=error)
 
 
-def _by_closed_form(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
-    form = find_closed_form(type(p), type(q))
+def _by_closed_form(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+    form = pair.plan.closed_form
     if form is None or options.method not in ("auto", form.method):
         return None
-    p, q = in_common_unit(p, q)
+    p, q = in_common_unit(pair.p, pair.q)
     value = form.function(p, q)
     if value is None:
         return None
     value = value.clamp(min=0) + 0.0  # which makes 0 of -0
-    value = _without_overflow(form, p, q, _with_infinities(p, q, value))
-    return None if value is None else _with_error(form, p, q, value, options)
+    if not pair.plan.is_finite:
+        value = _with_infinities(pair.plan, p, q, value)
+    value = _without_overflow(form, p, q, value)
+    return None if value is None else _with_error(form, pair._replace(p=p, q=q), value, options)
 
 
-def _with_error(
-    form: ClosedForm, p: Distribution, q: Distribution, value: Tensor, options: Options
-) -> Estimate:
-    error = None
+def _with_error(form: ClosedForm, pair: Pair, value: Tensor, options: Options) -> Estimate:
+    error, p, q = None, pair.p, pair.q
     if options.wants_error:
         fixed = value.detach()
         error = rounding_error(form, p, q, fixed) if form.error is None else form.error(p, q, fixed)
         error = torch.where(fixed.isinf(), 0, error)
-    return _finished(p, q, value, error, form.method)
+    return _finished(pair, value, error, form.method)
 
 
-def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
+def _with_infinities(plan: Plan, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     """Put +inf where P has mass that Q has not, or falls too slowly for Q."""
-    types = type(p), type(q)
-    if types in _ALWAYS_FINITE:
-        return value
     densities = density_of(p), density_of(q)
     if densities[0] is None or densities[1] is None:
         return value
     infinite = is_infinite(densities[0], densities[1])
     if infinite is not None:
         return torch.where(infinite, torch.inf, value)
-    if is_plain(types[0]) and is_plain(types[1]) and not torch.compiler.is_compiling():
-        _ALWAYS_FINITE.add(types)
+    if plan.is_plain and not torch.compiler.is_compiling():
+        plan.is_finite = True
     return value
 
 
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
     """Put +inf, without a gradient, where a formula overflowed; None if it gave no number, for other rules to try."""
-    if not can_inspect(value):
+    if not can_inspect_all((value,)):
         return torch.where(value >= _OVERFLOW, torch.inf, value)
     lost = ~(value.detach() < _OVERFLOW)
     if not bool(lost.any()):
@@ -290,24 +294,19 @@ def _with_elements_replaced(p: Distribution, q: Distribution, lost: Tensor) -> t
     return with_tensors(expanded(p, shape), change), with_tensors(expanded(q, shape), change)
 
 
-def _by_reduction(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
-    reduction = find_reduction(type(p), type(q))
-    if reduction is None:
+def _by_reduction(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+    if pair.plan.reduction is None:
         return None
     others = options._replace(try_native=True)
-    return reduction(p, q, lambda other_p, other_q: estimate(call, other_p, other_q, others))
+    return pair.plan.reduction(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, others))
 
 
-def _by_rule_of_torch(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_rule_of_torch(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Use a rule that a third party registered with torch for torch's classes; torch's own have better ones here."""
-    found = find_third_party_rule(type(p), type(q)) if options.method in ("auto", "closed_form") else None
-    if found is None or found.for_own_class or any(map(overrides_density, _parts_of(p, q))):
+    rule = pair.plan.third_party if options.method in ("auto", "closed_form") else None
+    if rule is None or rule.for_own_class or any(map(overrides_density, _parts_of(pair.p, pair.q))):
         return None
-    return _of_third_party(found, p, q)
+    return _of_third_party(rule, pair.p, pair.q)
 
 
 def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
@@ -320,36 +319,31 @@ def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> E
 # ---- Rules of the other kinds.
 
 
-def _by_equal_maps(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_equal_maps(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Return the divergence of variables of which P and Q are the images under equal maps, which change none."""
+    p, q = pair.p, pair.q
     if not (isinstance(p, TransformedDistribution) and isinstance(q, TransformedDistribution)):
         return None
-    if find_reduction(type(p), type(q)) is not kl_transformed_transformed:
+    if pair.plan.reduction is not kl_transformed_transformed:
         return None
-    return kl_transformed_transformed(p, q, lambda a, b: estimate(call, a, b, options, kind))
+    return kl_transformed_transformed(p, q, lambda a, b: estimate(pair.call, a, b, options, kind))
 
 
-def _by_classes(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_classes(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Sum over the classes of two categorical distributions."""
     if options.method not in ("auto", "summation"):
         return None
-    parts = categorical_of(p), categorical_of(q)
+    parts = categorical_of(pair.p), categorical_of(pair.q)
     if parts[0] is None or parts[1] is None:
         return None
     logs = log_probs_of(parts[0]), log_probs_of(parts[1])
     if logs[0].shape[-1] != logs[1].shape[-1]:
         return None
     value = total_of_masses(kind, *torch.broadcast_tensors(*logs))
-    return _finished(p, q, value, _rounding(value, 1e-14), "summation")
+    return _finished(pair, value, _rounding(value, 1e-14), "summation")
 
 
-def _by_renyi(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Compute powers of p / q from Renyi's divergence in closed form."""
     power = power_of(kind)
     alpha: float | None = (
@@ -359,10 +353,10 @@ def _by_renyi(
         return None
     if options.method not in ("auto", "closed_form"):
         return None
-    rest, is_small = 1 - alpha, alpha < 0.5
+    p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
     if is_small:  # what P and Q exchanged have at order 1 - alpha
         p, q, alpha, rest = q, p, rest, alpha
-    found = _renyi(call, p, q, alpha, rest, options)
+    found = _renyi(pair.call, p, q, alpha, rest, options)
     if found is None:
         return None
     value, error, method = found
@@ -370,7 +364,7 @@ def _by_renyi(
         value, error = _power_of_renyi(value, error, alpha, rest, power[1])
     elif is_small:
         value, error = value * (rest / alpha), None if error is None else error * (rest / alpha)
-    return _finished(p, q, value, error, method)
+    return _finished(pair, value, error, method)
 
 
 def _power_of_renyi(
@@ -419,40 +413,36 @@ def _rounding(value: Tensor, relative: float) -> Tensor:
 # ---- Both.
 
 
-def _by_densities(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _by_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     if not torch.compiler.is_compiling():
-        return _of_densities(call, p, q, kind, options)
-    names = f"({type(p).__name__}, {type(q).__name__})"
+        return _of_densities(pair, kind, options)
     torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
-        msg=f"{call} of {names} is an integral or a sum, which looks at its parameters to decide where to look next. "
-        "It is no graph. Write: torch.compile(...) without fullgraph=True, or call it outside"
+        msg=f"{pair.call} of {pair.names()} is an integral or a sum, which looks at its parameters to decide where to "
+        "look next. It is no graph. Write: torch.compile(...) without fullgraph=True, or call it outside"
     )
     of_densities: Rule = torch.compiler.disable(_of_densities)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
-    return of_densities(call, p, q, kind, options)
+    return of_densities(pair, kind, options)
 
 
-def _of_densities(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
-) -> Estimate | None:
+def _of_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     from kullback.pairs.integration.mass import check_mass
     from kullback.pairs.univariate import divergence_of_densities, method_for  # what closed forms do without
 
-    if not p.event_shape:
-        check_integrable(call, p, q)
-    p, q = in_common_unit(p, q)
+    if not pair.p.event_shape:
+        check_integrable(pair.call, pair.p, pair.q)
+    p, q = in_common_unit(pair.p, pair.q)
     densities = density_of(p), density_of(q)
     if densities[0] is None or densities[1] is None:
         return None
     method = method_for(densities[0], densities[1], kind)
     if method is None or options.method not in ("auto", method):
         return None
-    check_mass(call, "p", p, densities[0])
-    check_mass(call, "q", q, densities[1])
+    check_mass(pair.call, "p", p, densities[0])
+    check_mass(pair.call, "q", q, densities[1])
     shape = batch_shape_of(p, q)
     value, error = divergence_of_densities(densities[0], densities[1], kind, shape, options)
-    return _finished(p, q, value.clamp(min=0) if behaves_as(kind, KL) else value, error, method)
+    value = value.clamp(min=0) if behaves_as(kind, KL) else value
+    return _finished(pair._replace(p=p, q=q), value, error, method)
 
 
 _KL_RULES: tuple[Rule, ...] = (
@@ -475,8 +465,9 @@ def _parts_of(*distributions: Distribution) -> Iterator[Distribution]:
         yield from _parts_of(*(x for x in vars(d).values() if isinstance(x, Distribution)))
 
 
-def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | None, method: str) -> Estimate:
+def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
     """Round to the dtype of the parameters, and give every element of the batch its number."""
+    p, q = pair.p, pair.q
     dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
     if error is not None:
         size = torch.where(value.isinf(), 0, value.detach().abs())
@@ -486,41 +477,44 @@ def _finished(p: Distribution, q: Distribution, value: Tensor, error: Tensor | N
     if (
         torch.is_grad_enabled()
         and not value.requires_grad
-        and any(x.requires_grad for x in parameters_of(p, q))
+        and _requires_grad([*pair.parameters_p, *pair.parameters_q] or parameters_of(p, q))
     ):
         value = value + zero_of_parameters(p, q).to(dtype)  # an infinite one has a gradient of 0
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 
-def _checked(
-    call: str, p: Distribution, q: Distribution, found: Estimate, kind: Divergence, options: Options
-) -> Estimate:
+def _requires_grad(tensors: list[Tensor]) -> bool:
+    return any([x.requires_grad for x in tensors])  # noqa: C419 - a generator costs a call for each
+
+
+def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) -> Estimate:
     """Raise if a sum or an integral did not reach the error that it has to reach."""
-    if found.method not in ("summation", "quadrature") or found.error is None:
-        return found
-    is_nan = found.value.isnan() & found.error.isnan()  # as the parameters are
-    short = ~(options.is_accepted(found.value, found.error) | is_nan)
+    error = cast("Tensor", found.error)
+    is_nan = found.value.isnan() & error.isnan()  # as the parameters are
+    short = ~(options.is_accepted(found.value, error) | is_nan)
     if not bool(short.any()):
         return found
     is_kl = behaves_as(kind, KL)
-    again = f"{call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
+    again = (
+        f"{pair.call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
+    )
     raise ConvergenceError(
         explain(
-            call,
+            pair.call,
             "p, q" if is_kl else "p, q, kind",
             wanted=f"a relative error of {options.required():g}",
             got=f"{int(short.sum())} of {short.numel()} results of {found.method} that did not reach it for "
-            f"{'' if is_kl else f'{kind!r} of '}({type(p).__name__}, {type(q).__name__}) in "
+            f"{'' if is_kl else f'{kind!r} of '}{pair.names()} in "
             f"{options.max_evaluations} evaluations; the largest error is "
-            f"{float(found.error.detach().nan_to_num(nan=math.inf).max()):.3g} (error.estimate has all)",
+            f"{float(error.detach().nan_to_num(nan=math.inf).max()):.3g} (error.estimate has all)",
             instead=f"{again}, a larger rtol{', or method=' + repr('monte_carlo') if is_kl else ''}",
         ),
         found,
     )
 
 
-def _no_rule(call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options) -> NoRuleError:
-    names = f"({type(p).__name__}, {type(q).__name__})"
+def _no_rule(pair: Pair, kind: Divergence, options: Options) -> NoRuleError:
+    call, p, q, names = pair.call, pair.p, pair.q, pair.names()
     own = next((d for d in _parts_of(p, q) if overrides_density(d)), None)
     if own is not None and options.method == "auto":
         rule = f"@register_kl{names} above a function of p and q, " if behaves_as(kind, KL) else ""

@@ -7,48 +7,33 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Distribution,
-    Independent,
-    MixtureSameFamily,
-    TransformedDistribution,
-    constraints,
-)
+from torch.distributions import Categorical, Distribution, constraints
 
 from kullback.errors import invalid_value
 from kullback.generators.growth import End, Growth
 from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import Density, Tail
+from kullback.pairs.registry import plan_for
 
 __all__ = [
     "check_comparable",
     "is_divergence_finite",
     "is_divergence_infinite",
     "is_infinite",
-    "is_plain",
     "tail_margins",
 ]
 
 
-# Pairs of types that were found to be comparable, as their parameters change nothing of that.
-_OF_ONE_KIND: set[tuple[type, type]] = set()
 # Terms that grow by at least this power of log(p / q) are infinite wherever those of KL are.
 _NO_LESS_THAN_KL = 0.95
 # Coefficients of tails that differ by less are taken to be equal.
 _ROUNDING = 1e-12
-_WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 # Sets of events whose densities are by measures of their own, and what to call them.
 _SURFACES: dict[type, str] = {
     type(constraints.simplex): "vectors of probabilities",
     type(constraints.corr_cholesky): "Cholesky factors of correlation matrices",
     type(constraints.positive_definite): "positive-definite matrices",
 }
-
-
-def is_plain(family: type) -> bool:
-    """Tell whether a class of torch's alone says what its distributions are, not a part that they wrap."""
-    return family.__module__.startswith("torch.distributions.") and family not in _WRAPPERS
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
@@ -71,7 +56,8 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             got=_event(q),
             instead="Independent(d, 1) to count the last batch dimension to the event, or as many classes in both",
         )
-    if p.batch_shape == q.batch_shape and (type(p), type(q)) in _OF_ONE_KIND:
+    plan = plan_for(type(p), type(q))
+    if plan.is_comparable and p.batch_shape == q.batch_shape:
         return
     discrete = [_is_discrete(d) for d in (p, q)]
     if None not in discrete and discrete[0] != discrete[1]:
@@ -92,9 +78,8 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )
-    if is_plain(type(p)) and is_plain(type(q)) and not torch.compiler.is_compiling():
-        # A set that changes while a function is compiled would fail the guard on what it held before.
-        _OF_ONE_KIND.add((type(p), type(q)))
+    if plan.is_plain and not torch.compiler.is_compiling():  # which would guard what the plan held before
+        plan.is_comparable = True
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
@@ -127,11 +112,12 @@ def _space(d: Distribution) -> str:
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Tell for which elements of the batch KL is +inf for certain; None where it never is."""
+    low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
     return _any(
-        _reaches_out(p.low(), q.low(), below=True),
-        _reaches_out(p.high(), q.high(), below=False),
-        _diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail()),
-        _diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail()),
+        None if low_q is None else _reaches_out(low_p, low_q, below=True),
+        None if high_q is None else _reaches_out(high_p, high_q, below=False),
+        _diverges_at(low_p, low_q, p.lower_tail(), q.lower_tail()),
+        _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
     )
 
 
@@ -181,6 +167,8 @@ def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: 
     """Tell where both supports end at the same place and E_P[-log q] diverges there."""
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
+    if end_p is end_q is None:
+        return _diverges(tail, other)
     both = _same_end(end_p, end_q)
     return None if both is None else _diverges(tail, other) & both
 
@@ -197,11 +185,14 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 
 def _diverges(tail: Tail, other: Tail) -> Tensor:
     """Tell where the mean of -log q over P's tail is infinite: where it outgrows 1 / P's mass beyond."""
-    level, power, coefficient, level_q, power_q, _ = (tensor_of(x, torch.float64) for x in (*tail, *other))
+    (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
-    return torch.where(
-        power == 1, of_power, torch.where(power < 1, level_q <= level - 1, level_q <= level - 2)
+    diverges = (
+        ((power == 1) & of_power)
+        | ((power < 1) & (level_q <= level - 1))
+        | ((power > 1) & (level_q <= level - 2))
     )
+    return tensor_of(diverges, torch.bool)
 
 
 def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.distributions import Distribution, kl
 
 __all__ = [
+    "PLANS",
     "REPLACED",
     "Rule",
     "ThirdPartyRule",
     "TypePair",
-    "cached",
-    "find_third_party_rule",
-    "forget_found",
+    "forget_plans",
     "is_of_torch",
     "is_ours",
     "mark_as_ours",
     "registry",
     "rule_without_kullback",
+    "third_party_rule",
 ]
 
 Rule = Callable[[Any, Any], Tensor]
-Found = TypeVar("Found")
 TypePair = tuple[type, type]
+
+# Torch's cache of the rules for pairs of types, which it clears with every rule that is registered. Kullback keeps its
+# plans there, under keys of its own.
+PLANS: dict[Any, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
 
 # The rules of torch's table that kullback's replaced; None for pairs that had none.
 REPLACED: dict[TypePair, Rule | None] = {}
@@ -60,9 +62,9 @@ def registry() -> dict[TypePair, Rule]:
     return kl._KL_REGISTRY  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def forget_found() -> None:
-    """Clear torch's cache of the rules that it found, and kullback's."""
-    kl._KL_MEMOIZE.clear()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+def forget_plans() -> None:
+    """Clear torch's cache of the rules for pairs of types, with kullback's plans."""
+    PLANS.clear()
 
 
 def mark_as_ours(rule: Rule) -> Rule:
@@ -81,31 +83,15 @@ def is_of_torch(thing: type | Rule) -> bool:
     return thing.__module__.startswith(Distribution.__module__.rpartition(".")[0] + ".")
 
 
-def find_third_party_rule(type_p: type, type_q: type) -> ThirdPartyRule | None:
+def third_party_rule(types: TypePair) -> ThirdPartyRule | None:
     """Return the rule that torch would call for two types without kullback; None if it is one of torch's own.
 
     Torch's generic rule for exponential families counts for classes that are not torch's.
     """
-    return cached("kullback", (type_p, type_q), _third_party_rule)
-
-
-def _third_party_rule(types: TypePair) -> ThirdPartyRule | None:
     found = rule_without_kullback(*types)
     if found is not None and found.is_of_torch:
         is_generic = found.function.__name__ == "_kl_expfamily_expfamily"
         return found if is_generic and not is_of_torch(types[0]) else None
-    return found
-
-
-def cached(name: str, types: TypePair, compute: Callable[[TypePair], Found]) -> Found:
-    """Return what a function finds for two types, kept in torch's cache, which torch clears with every new rule."""
-    cache: dict[object, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
-    key = (name, *types)
-    if key in cache:
-        return cache[key]
-    found = compute(types)
-    if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
-        cache[key] = found
     return found
 
 

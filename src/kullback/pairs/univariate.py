@@ -214,5 +214,7 @@ def _shares(p: Density, q: Density) -> Shares | None:
 
 def _needs_gradient(*densities: Density) -> bool:
     """Tell whether a parameter requires a gradient; of a distribution known by its density alone it may."""
-    is_wanted = any(is_tracked(x) for density in densities for x in density.tensors())
-    return is_wanted or not all(density.is_splittable() for density in densities)
+    tensors = [x for density in densities for x in density.tensors()]
+    if any(x.requires_grad for x in tensors) or (tensors and is_tracked(tensors[0])):
+        return True
+    return not all(density.is_splittable() for density in densities)

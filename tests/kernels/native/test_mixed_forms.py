@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -25,13 +25,10 @@ from torch.distributions import (
     constraints,
     register_kl as register_with_torch,
 )
-from torch.distributions.kl import _KL_REGISTRY  # pyright: ignore[reportPrivateUsage]
 
 from kullback import kl_divergence, register_kl
 from kullback.kernels.native import library
-from kullback.pairs import registry
 from kullback.pairs.closed_forms import native as closed_forms
-from kullback.pairs.torch_registry import forget_found
 
 if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
@@ -266,17 +263,6 @@ class Positive(Normal):
     support = constraints.positive
 
 
-@pytest.fixture
-def tables() -> Iterator[None]:
-    """Rules that are registered in a test go with it."""
-    before = dict(_KL_REGISTRY), dict(registry._USER_RULES)  # pyright: ignore[reportPrivateUsage]
-    yield
-    for table, was in zip((_KL_REGISTRY, registry._USER_RULES), before, strict=True):  # pyright: ignore[reportPrivateUsage]
-        table.clear()
-        table.update(was)
-    forget_found()
-
-
 def test_subclasses_are_served_as_their_family() -> None:
     p, q = Own(torch.zeros(3), torch.ones(3)), Normal(torch.ones(3), 2 * torch.ones(3))
     expected = kl_divergence(Normal(p.loc, p.scale), q)
@@ -287,7 +273,7 @@ def test_subclasses_are_served_as_their_family() -> None:
     assert closed_forms.fused_divergence(Positive(0.0, 1.0), Normal(0.0, 1.0)) is None
 
 
-@pytest.mark.usefixtures("tables")
+@pytest.mark.usefixtures("registered_rules")
 def test_a_rule_for_a_subclass_comes_first_whoever_has_it() -> None:
     p, q = Own(0.0, 1.0), Own(1.0, 1.0)
     assert closed_forms.fused_divergence(p, q) is not None

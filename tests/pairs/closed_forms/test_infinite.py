@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,7 +28,6 @@ from torch.distributions import (
 
 from kullback import kl_divergence, kl_estimate, register_kl
 from kullback.errors import ArgumentValueError
-from kullback.pairs import registry
 from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE, infinite_divergence
 
 Make = Callable[[Tensor, Tensor], Distribution]
@@ -81,15 +80,7 @@ def test_other_shapes_and_dtypes_take_the_other_rules() -> None:
         kl_divergence(Normal(torch.zeros(3), 1.0), Beta(torch.ones(2), 1.0))
 
 
-@pytest.fixture
-def rules() -> Iterator[None]:
-    before = dict(registry._USER_RULES)  # pyright: ignore[reportPrivateUsage]
-    yield
-    registry._USER_RULES.clear()  # pyright: ignore[reportPrivateUsage]
-    registry._USER_RULES.update(before)  # pyright: ignore[reportPrivateUsage]
-
-
-@pytest.mark.usefixtures("rules")
+@pytest.mark.usefixtures("registered_rules")
 def test_a_rule_of_the_user_comes_first() -> None:
     @register_kl(Normal, Uniform)
     def kl_of_user(p: Normal, q: Uniform) -> Tensor:

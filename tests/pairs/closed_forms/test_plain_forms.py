@@ -32,7 +32,7 @@ from torch.distributions import (
 from kullback import kl_divergence
 from kullback.pairs.closed_forms import bounded
 from kullback.pairs.closed_forms.real import _lgamma_beyond_two
-from kullback.pairs.registry import find_closed_form
+from kullback.pairs.registry import plan_for
 from tests.oracles import end_truths, pair_truths
 from tests.oracles.audit import measure
 from tests.oracles.pairs import PAIRS
@@ -129,7 +129,7 @@ def test_odds_beyond_the_range_of_floats() -> None:
 
 
 def formula(p: Distribution, q: Distribution) -> tuple[Tensor, None]:
-    form = find_closed_form(type(p), type(q))
+    form = plan_for(type(p), type(q)).closed_form
     value = None if form is None else form.function(p, q)
     assert value is not None
     return value, None
@@ -180,7 +180,7 @@ def module_of(name: str) -> str | None:
     pair, split = PAIRS[name], len(PAIRS[name].p.parameters)
     at = torch.tensor(AUDITED[name][0][0])
     p, q = pair.p.build(*at[:split]), pair.q.build(*at[split:])
-    form = find_closed_form(type(p), type(q))
+    form = plan_for(type(p), type(q)).closed_form
     serves = form is not None and form.function(p, q) is not None
     return form.function.__module__.rsplit(".", 1)[1] if serves else None
 

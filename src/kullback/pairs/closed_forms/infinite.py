@@ -27,7 +27,7 @@ from torch.distributions import (
     Uniform,
 )
 
-from kullback.pairs.registry import find_user_rule, has_user_rules
+from kullback.pairs.registry import plan_for
 from kullback.pairs.torch_registry import TypePair
 from kullback.representations import can_inspect
 
@@ -85,7 +85,7 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
             return None
         if x.requires_grad:
             requires_grad = True
-    if has_user_rules() and find_user_rule("kl_divergence", *types) is not None:
+    if plan_for(*types).user_rules:
         return None
     if types[0] is Poisson and not (can_inspect(first) and _least(first) > 0):
         return None

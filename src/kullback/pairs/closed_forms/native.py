@@ -71,8 +71,8 @@ from kullback.pairs.closed_forms.multivariate_normal import (
 )
 from kullback.pairs.numerics.parameters import first_given, given_logits
 from kullback.pairs.overrides import overrides_density
-from kullback.pairs.registry import ClosedForm, find_closed_form, find_user_rule, has_user_rules
-from kullback.pairs.torch_registry import TypePair, cached, find_third_party_rule
+from kullback.pairs.registry import ClosedForm, plan_for
+from kullback.pairs.torch_registry import TypePair
 
 __all__ = ["fused_divergence", "fused_divergence_of_logits"]
 
@@ -129,7 +129,7 @@ def _pair(
             SimpleNamespace(**{name.rpartition(".")[2]: x for name, x in zip(words, side, strict=True)})
             for words, side in zip(names, sides, strict=True)
         )
-        return cast(ClosedForm, find_closed_form(*types)).function(p, q)  # pyright: ignore[reportReturnType]
+        return cast(ClosedForm, plan_for(*types).closed_form).function(p, q)  # pyright: ignore[reportReturnType]
 
     operator = "closed_form_of_rows" if isinstance(code, RowForm) else "closed_form"
     form = Form(operator, code.value, reference, may_be_infinite)
@@ -273,7 +273,7 @@ def _pair_of_normals(code: int, *names: str) -> _Pair:
             MultivariateNormal(loc, **{name: matrix}, validate_args=False)  # pyright: ignore[reportArgumentType]
             for name, loc, matrix in zip(names, parameters[::2], parameters[1::2], strict=True)
         )
-        return cast(ClosedForm, find_closed_form(*types)).function(p, q)  # pyright: ignore[reportReturnType]
+        return cast(ClosedForm, plan_for(*types).closed_form).function(p, q)  # pyright: ignore[reportReturnType]
 
     types = MultivariateNormal, MultivariateNormal
     read_p, read_q = (attrgetter("loc", name) for name in names)
@@ -430,7 +430,7 @@ def _of_matrices(types: TypePair, p: MultivariateNormal, q: MultivariateNormal) 
 
     None where these have lost digits that the matrices have: for nearly equal or ill-conditioned ones.
     """
-    known = types if types == _OF_FACTORS.types else cached("kullback kernel", types, _of_superclasses)
+    known = types if types == _OF_FACTORS.types else plan_for(*types).families
     if known != _OF_FACTORS.types or not _is_ordinary_call(types) or any(map(overrides_density, (p, q))):
         return None
     if p.loc.shape != q.loc.shape or p.loc.dtype is not q.loc.dtype or p.event_shape[0] < _LARGE_MATRIX:
@@ -538,7 +538,7 @@ def _of_dimensions(p: Any, q: Any) -> Tensor | None:
         or overrides_density(q)
         or p.event_shape != q.event_shape
         or dimensions != q.reinterpreted_batch_ndims
-        or (has_user_rules() and find_user_rule("kl_divergence", Independent, Independent) is not None)
+        or plan_for(Independent, Independent).user_rules
     ):
         return None
     value = fused_divergence(p.base_dist, q.base_dist)
@@ -551,12 +551,11 @@ def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
     if types not in _MANY:
         if not (isinstance(p, Distribution) and isinstance(q, Distribution)):
             return None
-        known = cached("kullback kernel", types, _of_superclasses)
+        known = plan_for(*types).families
         if known is None or overrides_density(p) or overrides_density(q):
             return None
-        pair = _PAIRS.get(known)
-        if pair is not None:
-            return pair
+        if known not in _MANY:
+            return _PAIRS.get(known)
     return _pair_of_parameters(known, p, q)
 
 
@@ -575,21 +574,6 @@ def _pair_of_parameters(types: TypePair, p: Any, q: Any) -> _Pair | None:
     return _LOGITS_AND_PROBS[types][0 if in_logits else 1]
 
 
-def _of_superclasses(types: TypePair) -> TypePair | None:
-    """Return the families whose kernel serves two subclasses of theirs; None if others have a rule for these."""
-    form, rule = find_closed_form(*types), find_third_party_rule(*types)
-    if form is None or (rule is not None and rule.for_own_class):
-        return None
-    for known in (*_PAIRS, *_MANY):
-        if all(map(_keeps_support, types, known)) and find_closed_form(*known) is form:
-            return known
-    return None
-
-
-def _keeps_support(kind: type, family: type) -> bool:
-    return issubclass(kind, family) and getattr(kind, "support", None) is getattr(family, "support", None)
-
-
 def _is_ordinary_call(types: TypePair) -> bool:
     """Tell whether operators run as they are, without torch.func and its like, and no user has a rule for the pair."""
     return (
@@ -597,5 +581,5 @@ def _is_ordinary_call(types: TypePair) -> bool:
         and _functorch.peek_interpreter_stack() is None
         and not _len_torch_dispatch_stack()
         and forward_ad._current_level < 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        and (not has_user_rules() or find_user_rule("kl_divergence", *types) is None)
+        and not plan_for(*types).user_rules
     )

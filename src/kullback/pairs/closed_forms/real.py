@@ -224,7 +224,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     # A square of the ratio that underflows leaves its logarithm; one that overflows is infinite.
     tiny, huge = ratio < 1e-100, ratio > 1e150
     log_variance = 2 * log_ratio(scale_p, scale_q) + torch.log(half / (half - 1))
-    ratio, more = (torch.where(tiny | huge, x, y) for x, y in ((1, ratio), (0, more)))
+    ratio, more = torch.where(tiny | huge, 1, ratio), torch.where(tiny | huge, 0, more)
     square = ratio * ratio
     variance = square * half / (half - 1)
     spread = itakura_saito(variance, torch.ones_like(variance), more * (2 + more) + square / (half - 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -200,22 +200,29 @@ class Density(ABC):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         """Return the density with every parameter changed, such as in shape."""
-        return replace(
-            self, **{field.name: _mapped(getattr(self, field.name), change) for field in fields(self)}
-        )
+        parameters = {
+            name: change(x) if isinstance(x, Tensor) else _mapped(x, change) for name, x in vars(self).items()
+        }
+        return replace(self, **parameters)
 
     def tensors(self) -> list[Tensor]:
         """Return the parameters that `mapped` changes, whole."""
-        return [x for field in fields(self) for x in _tensors_of(getattr(self, field.name))]
+        tensors: list[Tensor] = []
+        for x in vars(self).values():
+            tensors += [x] if isinstance(x, Tensor) else _tensors_of(x)
+        return tensors
 
     def detached(self) -> Density:
         """Return the density at the same numbers, without a derivative by any parameter, forward or backward."""
-        return replace(self, **{field.name: _detached(getattr(self, field.name)) for field in fields(self)})
+        parameters = {
+            name: x.detach() if isinstance(x, Tensor) else _detached(x) for name, x in vars(self).items()
+        }
+        return replace(self, **parameters)
 
     def is_splittable(self) -> bool:
         """Tell whether `mapped` may cut the batch into parts."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return all(part.is_splittable() for part in parts if isinstance(part, Density))
+        parts = [part for part in vars(self).values() if isinstance(part, Density)]
+        return not parts or all(part.is_splittable() for part in parts)
 
     def low(self) -> Tensor | None:
         """Return the lower end of the support, None for -inf."""

@@ -52,7 +52,7 @@ class MixtureDensity(Density):
         return torch.where(self.log_weights == -torch.inf, otherwise, x)
 
     def log_density(self, at: Points) -> Tensor:
-        rest = (None if x is None else x.unsqueeze(-1) if x.ndim else x for x in at[1:])
+        rest = [None if x is None else x.unsqueeze(-1) if x.ndim else x for x in at[1:]]
         apart = Points(at.x.unsqueeze(-1), *rest)
         low, high = self.part.low(), self.part.high()
         outside = torch.zeros_like(apart.x, dtype=torch.bool)
@@ -91,6 +91,11 @@ class MixtureDensity(Density):
 
     def _slowest(self, tail: Tail, ends: Tensor | None, end: Tensor | None) -> Tail:
         """Return the slowest tail of the components that reach the end."""
+        has_own_ends = ends is not None and end is not None and ends.ndim > 0
+        if not has_own_ends and not any([isinstance(x, Tensor) and x.ndim for x in tail]):  # noqa: C419 - see below
+            return (
+                tail  # all components have the same, as most families do: a generator would cost four calls
+            )
         level, power, coefficient, log_weights = torch.broadcast_tensors(
             *(tensor_of(x, torch.float64) for x in tail), self.log_weights
         )
@@ -106,7 +111,8 @@ class MixtureDensity(Density):
 
     def _moves_ends(self) -> bool:
         """Tell whether components have ends of their own."""
-        return any(end is not None and end.ndim for end in (self.part.low(), self.part.high()))
+        low, high = self.part.low(), self.part.high()
+        return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own(self, marks: Tensor) -> Tensor:
         """Turn coordinates of the components into those of the mixture, whose ends may lie further out."""

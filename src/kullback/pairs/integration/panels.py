@@ -146,6 +146,8 @@ def breakpoints_on(coordinate: Coordinate, densities: tuple[Density, ...], shape
 
 def same_coordinate(a: Coordinate, b: Coordinate) -> bool:
     """Tell whether two coordinates are the same variable."""
+    if a.low is b.low and a.high is b.high:
+        return True
     return all(
         x is y or (x is not None and y is not None and bool((x == y).all()))
         for x, y in ((a.low, b.low), (a.high, b.high))

@@ -71,8 +71,11 @@ class _Pair(NamedTuple):
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the same, both -inf at points so far out that q overflows there, and log dx/dv."""
         at, log_jacobian = self.line.points(v)
-        both = (density.log_density(at) + log_jacobian for density in (self.p, self.q))
-        log_p, log_q = (torch.where(x.isnan(), -torch.inf, x) for x in both)
+        log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
+        log_p, log_q = (
+            torch.where(log_p.isnan(), -torch.inf, log_p),
+            torch.where(log_q.isnan(), -torch.inf, log_q),
+        )
         overflown = (log_q == -torch.inf) & at.is_extreme()
         return torch.where(overflown, -torch.inf, log_p), log_q, log_jacobian
 
@@ -172,8 +175,8 @@ class _Columns(NamedTuple):
             self.mass_q.sum(-1) - 1
         ).abs()  # of Q's mass, which in the first form is missing from the value
         is_whole = same_ends & (beyond < 1e-11)
-        totals = (x.sum(-1) for x in self[:3])
-        value, error, rounding = (torch.where(is_whole, x[0], x[1]) for x in totals)
+        sums = torch.stack([self.values.sum(-1), self.errors.sum(-1), self.roundings.sum(-1)])
+        value, error, rounding = torch.where(is_whole, sums[:, 0], sums[:, 1])
         rounding = rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
         errors = torch.where(is_whole.unsqueeze(-1), self.errors[0], self.errors[1])
         unintegrated = 1 - self.mass_p.sum(-1)
@@ -213,9 +216,8 @@ def _edges(pair: _Pair, tails: list[SlowTail]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Columns:
     v, half = panel_nodes(lower, upper)
-    log_p, log_q, log_jacobian = (
-        x.unflatten(-1, v.shape[-2:]) for x in pair.clean_log_densities(v.flatten(-2))
-    )
+    log_p, log_q, log_jacobian = pair.clean_log_densities(v.flatten(-2))
+    log_p, log_q, log_jacobian = log_p.reshape(v.shape), log_q.reshape(v.shape), log_jacobian.reshape(v.shape)
     p, q = torch.exp(log_p), torch.exp(log_q)
     mass_p, mass_errors = integrate_panels(p, half)
     mass_q, _ = integrate_panels(q, half)

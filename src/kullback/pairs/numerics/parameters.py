@@ -88,16 +88,15 @@ def _has_tangent(x: Tensor) -> bool:
 def dtype_of(*distributions: Distribution) -> torch.dtype:
     """Return the dtype that the parameters of distributions promote to."""
     dtype: torch.dtype | None = None
-    for distribution in distributions:
-        is_compiling = torch.compiler.is_compiling()
+    is_compiling = torch.compiler.is_compiling()
+    waiting = list(distributions)
+    while waiting:
+        distribution = waiting.pop()
         for value in _known(distribution) if is_compiling else vars(distribution).values():
             if isinstance(value, Distribution):
-                found = dtype_of(value)
+                waiting.append(value)
             elif isinstance(value, Tensor) and value.is_floating_point():
-                found = value.dtype
-            else:
-                continue
-            dtype = found if dtype is None or dtype == found else torch.promote_types(dtype, found)
+                dtype = value.dtype if dtype is None else torch.promote_types(dtype, value.dtype)
     return dtype or torch.get_default_dtype()
 
 

@@ -61,8 +61,10 @@ _MILD, _WIDEST = 250, 1990
 
 def in_common_unit(p: Distribution, q: Distribution) -> tuple[Any, Any]:
     """Return two distributions, with parameters of some extreme size, in a unit in between; others as they are."""
+    if dtype_of(p, q) is not torch.float64:
+        return p, q
     sizes = _sizes(p), _sizes(q)
-    if sizes[0] is None or sizes[1] is None or dtype_of(p, q) is not torch.float64:
+    if sizes[0] is None or sizes[1] is None:
         return p, q
     both = [*sizes[0], *sizes[1]]
     if not all(map(can_inspect, both)) or not any(bool((x.abs() > _MILD).any()) for x in both):
