@@ -96,14 +96,15 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
 
 def settings_of(call: str, given: LossSettings) -> LossSettings:
     """Return the arguments of `call` as checked settings, with the kind as a divergence; raise if one is wrong."""
-    settings = _settings(call, *given._replace(normalizer=None))
+    # Two kinds of a user's class may be equal and yet differ: only kullback's own are remembered.
+    is_ours = isinstance(given.kind, str) or type(given.kind).__module__.startswith("kullback.")
+    settings = (_remembered_settings if is_ours else _settings)(call, *given._replace(normalizer=None))
     if given.normalizer is None:
         return settings
     check_normalizer(call, given.normalizer, settings.reduction)
     return settings._replace(normalizer=given.normalizer)
 
 
-@remembered
 def _settings(call: str, *given: Any) -> LossSettings:
     settings = LossSettings(*given)
     kind = check_kind(call, settings.kind)
@@ -113,6 +114,9 @@ def _settings(call: str, *given: Any) -> LossSettings:
     check_vocabulary(call, settings.vocabulary)
     check_flag(call, "temperature_squared", settings.temperature_squared)
     return settings._replace(kind=kind, classes=check_classes(call, settings.classes))
+
+
+_remembered_settings = remembered(_settings)
 
 
 def check_kind(call: str, kind: object) -> Divergence:
