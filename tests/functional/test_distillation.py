@@ -428,14 +428,20 @@ def of_one_memory() -> dict[str, Tensor]:
     ("wanted", "change"),
     [
         ("a reduction", {"reduction": "none"}),
-        ("a student that some operation made", {"student": torch.zeros(6, requires_grad=True).view(2, 3)}),
-        ("a student that some operation made", {"student": torch.zeros(2, 5, requires_grad=True)[:, 1:4]}),
+        (
+            "a student that is not a view of a leaf",
+            {"student": torch.zeros(6, requires_grad=True).view(2, 3)},
+        ),
+        (
+            "a student that is not a view of a leaf",
+            {"student": torch.zeros(2, 5, requires_grad=True)[:, 1:4]},
+        ),
         ("a student that shares no memory", of_one_memory()),
         (
             "a student whose rows do not overlap",
             {"student": (torch.zeros(4, requires_grad=True) * 1).unfold(0, 3, 1)},
         ),
-        ("a student that some operation made", {"student": torch.zeros(2, 3, requires_grad=True)}),
+        ("a student that is not a leaf", {"student": torch.zeros(2, 3, requires_grad=True)}),
         ("a teacher that requires no gradient", {"teacher": torch.zeros(2, 3, requires_grad=True)}),
     ],
 )

@@ -278,7 +278,7 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ArgumentValueError, match="wanted tail='bucket'"):
         top_k_divergence_bounds(p, TopK(p.indices, p.log_probs, tail="renormalize"), KL())
     logits = {"logits": torch.zeros(1, 1, 3), "indices": torch.arange(3).view(1, 1, 3)}
-    with pytest.raises(ArgumentValueError, match="got logits of the listed classes alone"):
+    with pytest.raises(ArgumentValueError, match="got only logits of the listed classes"):
         top_k_divergence_bounds(p, next(open_top_k(logits).blocks()), KL())
 
 

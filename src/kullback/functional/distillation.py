@@ -74,70 +74,74 @@ def distillation_loss(
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)
 
     P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student). A position that `mask` or `labels`
-    leaves out counts nothing, whatever its logits hold, NaN included.
+    excludes has no effect, even if its logits are NaN.
 
     Arguments:
         student: logits s, shape (..., classes), floating point.
-        teacher: logits t, the same leading shape; its dtype may differ. Or a `TopK`, where only the most probable
-            classes of each position are known, or a `SampledTail`, where there are draws from the others too: then D is
-            that of `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` means nothing.
+        teacher: logits t, the same leading shape; the dtype may differ. Or a `TopK`, which has only the most probable
+            classes of each position, or a `SampledTail`, which also has draws from the other classes. D is then
+            computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides both.
-        mask: which positions count, boolean, the leading shape. One that is False everywhere draws a warning, on the
-            CPU alone.
+        mask: which positions count, boolean, the leading shape. A mask that is False everywhere raises a warning, on
+            the CPU only.
         weight: w, a non-negative number for each position, the leading shape.
-        labels: a position whose label is `ignore_index` does not count; the leading shape.
-        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`, which are then the true
-            classes: a position's D becomes :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are
-            the student's probabilities at temperature 1, whatever T is. `temperature_squared` multiplies D alone.
-        ignore_index: that label.
-        reduction: ``"none"`` gives w D of each position, 0 where it does not count; ``"sum"`` their sum, ``"mean"`` the
-            weighted mean over counted positions, and ``"batchmean"`` the sum divided by ``student.shape[0]``.
+        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
+            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
+        ignore_index: the label of positions that do not count.
+        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
+            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
+            ``student.shape[0]``.
         temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches of
-            a step, so that gradients accumulate to those of the whole.
-        vocabulary: what to do where the classes are not as many: refuse (``"error"``), cut both to those they share and
-            normalize anew (``"truncate"``), or give no mass to the classes a side lacks (``"mask"``), by which KL is
-            +inf wherever the teacher has more classes than the student.
-        inplace_backward: let the backward pass overwrite `student` with its gradient, which then needs no memory. Only
-            for logits that nothing else reads afterwards, that are no parameter or a view of one, and that share no
-            memory with `teacher`; and not with ``reduction="none"``.
-        group: the process group over which the classes are sharded: `student` and `teacher` hold those of this rank,
-            the shards of all ranks joined in rank order are the logits, and all else is the same on every rank.
-        classes: the number of classes, if those beyond are padding: they count as -inf on both sides, whatever they
-            hold. Of all shards together, where there are several.
+        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
+            a step, the accumulated gradients equal the gradient of the whole batch.
+        vocabulary: how to handle different numbers of classes: raise an error (``"error"``), keep only the first
+            classes, which both have, and normalize again (``"truncate"``), or give no mass to the classes that a side
+            lacks (``"mask"``). With ``"mask"``, KL is +inf wherever the teacher has more classes than the student.
+        inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory. Use it only
+            for logits that are not read afterwards, are not a parameter or a view of one, and share no memory with
+            `teacher`. Not available with ``reduction="none"``.
+        group: the process group over which the classes are sharded. `student` and `teacher` hold this rank's classes;
+            the shards of all ranks, joined in rank order, are the logits. All other arguments are equal on all ranks.
+        classes: the number of classes without padding. Logits of later classes count as -inf on both sides. With
+            several shards, the number for all shards together.
 
     Returns:
-        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
-        is. 0 where nothing counts.
+        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
+        argument is, and 0 if no position counts.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is no class (which
-            is looked for on the CPU alone); or, on every rank of a group, one rank's arguments do not fit, or do not
-            ask for the same as another's.
+        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is not a class
+            (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank are invalid, or
+            if the arguments of two ranks disagree.
 
     Gradient:
-        to the student, and to the teacher if it requires one; as stated by `kind`. Zero at positions that do not count.
-        That of the cross-entropy is q - 1 at the label and q elsewhere, also where the label's logit is -inf and the
-        loss +inf. On the CPU it is made in the same sweep over the logits; on a GPU they are read again.
+        to the student, and to the teacher if it requires one; as stated by `kind`. It is 0 at positions that do not
+        count. The cross-entropy has gradient q - 1 at the label and q elsewhere, even if the label's logit is -inf and
+        the loss +inf. The CPU computes it in the same pass over the logits; a GPU reads the logits again.
 
     Sharded classes:
-        With `group`, shards may be of any size, none included. The loss is the same on every rank, and its gradient by
-        a shard is that of this one loss, not multiplied by the number of ranks. A DTensor with ``Shard(-1)`` in one
-        dimension of its mesh and ``Replicate()`` in the others needs no `group`; a plain tensor beside one is whole on
-        every rank, and the result is a plain tensor.
+        With `group`, a shard may have any size, even 0. Every rank returns the same loss. The gradient of a shard is
+        the gradient of this single loss, not multiplied by the number of ranks. A DTensor with ``Shard(-1)`` in one
+        dimension of its mesh and ``Replicate()`` in the others needs no `group`. A plain tensor next to a DTensor is
+        taken as replicated on every rank, and the result is a plain tensor.
 
-        Forward, each rank sends what it is asked for (a few integers; ranks that disagree raise the same error rather
-        than wait for each other), the largest logit and the sum of exponentials of both sides (an all-gather of 4
-        numbers a row), and its terms with what the gradient needs (an all-reduce of 1, 4 or 7 numbers a row, as no, one
-        or both sides require a gradient; for `Renyi` an all-gather of at most 12). With a `TopK` or `SampledTail`,
-        which is whole on every rank, these are an all-reduce of the logits of its classes and an all-gather of 2
-        numbers. With `label_weight`, 3 numbers a row more travel, in the same two. Backward nothing is sent. Logits
-        travel only where the teacher's shards end elsewhere than the student's: the ranks then exchange those of the
-        teacher's that they lack (an all-to-all, and one backward if it requires a gradient). The arithmetic is float64,
-        by the native kernels for logits of the CPU in float32 or less (but not for `Renyi` and `TotalVariation`), else
-        in plain torch. There are first derivatives alone, outside `torch.compile` and `torch.func`.
+        The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments;
+        ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a
+        row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce sums the terms
+        and the sums that the gradient needs: 1, 4 or 7 numbers a row if no side, one or both require a gradient. For
+        `Renyi` it is an all-gather of at most 12 numbers. A `TopK` or `SampledTail` is whole on every rank: the two are
+        then an all-reduce of the logits of its classes and an all-gather of 2 numbers. `label_weight` adds 3 numbers a
+        row to the same two collectives. The backward pass communicates nothing.
+
+        Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
+        the teacher's missing logits by an all-to-all, and by another one backward if the teacher requires a gradient.
+        The arithmetic is float64. CPU logits in float32 or less use the native kernels, except for `Renyi` and
+        `TotalVariation`; all others use plain torch. Only first derivatives exist, outside `torch.compile` and
+        `torch.func`.
 
     Example:
         >>> import torch
@@ -205,7 +209,7 @@ def distillation_loss(
 def _loss_of_partial_teacher(
     student: Tensor, teacher: PartialTeacher, counted: _Counted, settings: LossSettings, inplace: bool
 ) -> Tensor:
-    """Compute the loss from a teacher of which some classes are known."""
+    """Compute the loss from a teacher that has only some classes."""
     if inplace is not False:
         _check_inplace(inplace, student, teacher, settings.reduction)
     student = _without_padding(student, settings.classes)
@@ -231,7 +235,7 @@ def _sharded_loss(
     given: LossSettings,
     inplace: bool,
 ) -> Tensor:
-    """Compute the loss from this rank's logits, together with the other ranks of the group."""
+    """Compute the loss from this rank's logits and the shards of the other ranks."""
     is_whole = not isinstance(teacher, PartialTeacher)
 
     def check() -> tuple[LossSettings, Tensor | None, torch.dtype, HardLabels | None]:
@@ -303,7 +307,7 @@ def _without_padding(logits: Tensor, classes: int | None) -> Tensor:
 def _reduce(
     values: Tensor, weights: Tensor | None, word: Reduction, normalizer: Tensor | float | None
 ) -> Tensor:
-    """Reduce the values of the positions; one of weight 0 counts nothing, whatever its value."""
+    """Reduce the values of the positions. Positions of weight 0 have no effect, whatever their value."""
     factor = 1.0
     if word != "none":
         weights, factor = divided(_CALL, weights, normalizer, word, values.shape, values.device, values.dtype)
@@ -313,12 +317,12 @@ def _reduce(
 
 
 def _as_matrix(logits: Tensor) -> Tensor:
-    """Return the logits with one row for each position."""
+    """Return the logits as a matrix with one row for each position."""
     return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
 
 
 def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
-    """Raise unless `inplace` is False, or the gradient may overwrite the student's logits."""
+    """Raise if `inplace` is set and the gradient must not overwrite the student's logits."""
     check_flag(_CALL, "inplace_backward", inplace)
     is_top_k = isinstance(teacher, PartialTeacher)
     # Tensors of other types, such as torch's fake ones, may have no addresses.
@@ -328,22 +332,22 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
     shares = has_memory and not is_top_k and may_overlap(student, teacher)
     overlaps = (
         has_memory and may_overlap_itself(student) and not is_expanded(student)
-    )  # that one is not overwritten
+    )  # an expanded tensor is not overwritten
     for refused, wanted, got in (
         (is_top_k, "a teacher of all classes", f"a {type(teacher).__name__}"),
         (
             word == "none",
-            "a reduction, as the gradient of a position is not known before",
+            "a reduction, because the gradient of each position is unknown until the backward pass",
             "reduction='none'",
         ),
         (
             student.requires_grad and student.is_leaf,
-            "a student that some operation made, as its values are lost",
+            "a student that is not a leaf, because its values are overwritten",
             "a leaf",
         ),
         (
             student._base is not None and student._base.is_leaf,  # noqa: SLF001
-            "a student that some operation made, as its values are lost",
+            "a student that is not a view of a leaf, because its values are overwritten",
             "a view of a leaf",
         ),
         (shares, "a student that shares no memory with the teacher", "two that overlap"),

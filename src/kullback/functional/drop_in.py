@@ -1,6 +1,6 @@
 """The drop-in for `torch.nn.functional.kl_div`.
 
-Annotations are not deferred here: TorchScript reads those of `_outside_script`.
+Annotations are not deferred here, because TorchScript reads the annotations of `_outside_script`.
 """
 
 import torch
@@ -38,13 +38,13 @@ def kl_div(
 
     .. math:: \mathrm{KL}(P \,\|\, Q) = \sum_i p_i \, (\log p_i - \log q_i).
 
-    Mind the order: the arguments read (log Q, P), and the divergence is that of P from Q. Only the sum over
-    the classes is a divergence. So ``"sum"`` gives one for a single row, ``"batchmean"`` the mean over the
-    rows of a matrix, and the default ``"mean"`` neither: it is smaller by the number of classes.
+    Note the order: the arguments are (log Q, P), but the result is KL(P || Q). Only the sum over the classes is
+    a divergence. So ``"sum"`` gives the divergence of a single row, and ``"batchmean"`` the mean over the rows
+    of a matrix. The default ``"mean"`` gives neither: it also divides by the number of classes.
 
-    Numbers, dtypes, shapes and warnings are torch's, except where torch gives NaN for valid arguments: a
-    class without mass in P counts 0 whatever Q says, and one with mass in P but none in Q counts +inf, even
-    if that mass underflows. Half precision is computed in float32 and rounded once.
+    Numbers, dtypes, shapes and warnings are the same as in torch, except where torch gives NaN for valid
+    arguments. A class without mass in P contributes 0, whatever Q is. A class with mass in P but none in Q
+    contributes +inf, even if that mass underflows. Half precision is computed in float32 and rounded once.
 
     Arguments:
         input: Log-probabilities of Q in nats, floating point, of any shape; usually from `log_softmax`.
@@ -52,13 +52,13 @@ def kl_div(
             `input`.
         size_average: Deprecated, with a warning: False means ``"sum"``. Overrides `reduction`.
         reduce: Deprecated, with a warning: False means ``"none"``. Overrides `reduction`.
-        reduction: ``"none"`` returns the terms, ``"sum"`` their sum, ``"batchmean"`` that sum divided by
+        reduction: ``"none"`` returns the terms, ``"sum"`` their sum, ``"batchmean"`` the sum divided by
             ``input.size(0)``, and ``"mean"`` the sum divided by the number of terms, with a warning.
         log_target: Whether `target` holds logarithms.
 
     Returns:
-        The terms, in the shape that `input` and `target` broadcast to, or a scalar. The dtype is the one they
-        promote to; under autocast, half precision becomes float32.
+        The terms, in the broadcast shape of `input` and `target`, or a scalar. The dtype is their promoted
+        dtype; under autocast, half precision becomes float32.
 
     Raises:
         ArgumentTypeError: `input` or `target` is not a tensor, or `log_target` is not a bool.
@@ -67,10 +67,10 @@ def kl_div(
             broadcast or live on different devices. It is a RuntimeError as well, as in torch.
 
     Gradient:
-        To `input` :math:`-p`; to probabilities :math:`\log p - \log q + 1`; to their logarithms :math:`p`
-        times that. All are 0 at a class without mass in P. Where a term is +inf, the gradient to `input` is
-        still :math:`-p`, and that to the target, infinite in torch, leaves out :math:`\log p - \log q`; so all
-        gradients are finite.
+        To `input`, :math:`-p`; to probabilities, :math:`\log p - \log q + 1`; to log-probabilities,
+        :math:`p (\log p - \log q + 1)`. All are 0 at a class without mass in P. Where a term is +inf, the
+        gradient to `input` is still :math:`-p`, and the gradient to the target, which is infinite in torch,
+        omits :math:`\log p - \log q`. So all gradients are finite.
 
     Example:
         >>> log_q = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]]).log()
@@ -137,16 +137,16 @@ def _in_script(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor:
-    """What `torch.jit.script` compiles in place of `kl_div`, which it cannot: a call that comes back to Python."""
+    """Call `kl_div` in Python: `torch.jit.script` cannot compile `kl_div` and compiles this function instead."""
     return _outside_script(input, target, size_average, reduce, reduction, log_target)
 
 
 torch.jit.ignore()(_outside_script)
-vars(kl_div)["__prepare_scriptable__"] = lambda: _in_script  # where torch.jit.script looks for a substitute
+vars(kl_div)["__prepare_scriptable__"] = lambda: _in_script  # torch.jit.script looks for a substitute here
 
 
 def _is_native(log_q: Tensor, target: Tensor) -> bool:
-    """Tell whether the kernels in C++ take these tensors; they are then a pair without fault."""
+    """Return whether the C++ kernels accept these tensors, which are then valid arguments."""
     return (
         not torch.compiler.is_compiling()
         and isinstance(log_q, Tensor)
@@ -164,7 +164,7 @@ def _native(log_q: Tensor, target: Tensor, meant: Reduction, log_target: bool) -
 
 
 def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
-    """What torch.result_type says of floating-point tensors, in steps that torch.compile can trace."""
+    """Return torch.result_type of floating-point tensors, in steps that torch.compile can trace."""
     deciding = [x.dtype for x in (log_q, target) if x.dim()] or [log_q.dtype, target.dtype]
     dtype = torch.promote_types(deciding[0], deciding[-1])
     # Autocast runs this loss in float32.
@@ -193,7 +193,7 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
 
 
 def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as nested tensors of one structure, as torch broadcasts a dense one with a nested one."""
+    """Return both as nested tensors of one structure, like torch, which broadcasts dense with nested tensors."""
     jagged = log_q if log_q.is_nested else target
     try:
         first, second = (
@@ -211,7 +211,7 @@ def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_match(log_q: Tensor, target: Tensor) -> None:
     if not torch.compiler.is_compiling() and _is_tracing():
-        return  # comparing the sizes of a trace would warn; operations on both tensors check them too
+        return  # comparing sizes while tracing would warn; later operations check them too
     sizes = zip(reversed(log_q.shape), reversed(target.shape), strict=False)
     if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"

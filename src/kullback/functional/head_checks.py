@@ -19,14 +19,14 @@ NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight
 
 
 def is_autocast_on(device: str) -> bool:
-    """Tell whether products are in the dtype of autocast."""
-    # torch 2.10 does not compile the question whether a device has autocast; what it compiles for has.
+    """Return whether autocast chooses the dtype of matrix products."""
+    # torch 2.10 cannot compile `is_autocast_available`; all devices that it compiles for have autocast.
     is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
     return is_available and torch.is_autocast_enabled(device)
 
 
 def check_tensors(tensors: list[Any]) -> None:
-    """Raise unless hidden states, weights and biases of both sides go together."""
+    """Raise unless hidden states, weights and biases of both sides fit together."""
     for name, x, ndim in zip(NAMES, tensors, (None, 2, 1) * 2, strict=True):
         if x is not None or ndim != 1:
             _check_tensor(name, x, ndim)
@@ -37,7 +37,7 @@ def check_tensors(tensors: list[Any]) -> None:
 
 
 def check_sparse(tensors: list[Any], teacher: PartialTeacher, kind: Divergence, temperature: float) -> None:
-    """Raise unless a teacher of some classes goes with the student's head, and has none itself."""
+    """Raise unless a partial teacher fits the student's head and has no head itself."""
     for name, x, ndim in zip(NAMES[:3], tensors[:3], (None, 2, 1), strict=True):
         if x is not None or ndim != 1:
             _check_tensor(name, x, ndim)
@@ -122,7 +122,7 @@ def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) 
             raise invalid_type(
                 CALL,
                 name,
-                wanted=f"dtype {hidden.dtype}, that of {side}",
+                wanted=f"dtype {hidden.dtype}, the dtype of {side}",
                 got=f"dtype {x.dtype}",
                 instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
             )

@@ -1,4 +1,4 @@
-"""The divergence of two language-model heads over chunks of positions, so that the logits are never held whole."""
+"""The divergence of two language-model heads by chunks of positions, without storing all logits."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from kullback.representations import can_inspect
 
 __all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
 
-# Without a byte budget, a chunk has at least this many rows, as each chunk reads the head, and reads and writes its
-# gradient. Several threads wait for one another some hundred times in the products of each chunk. In half precision,
-# whose products are faster, it has twice as many ...
+# The default size of a chunk. Each chunk reads the head, and reads and writes its gradient, so a chunk has at least
+# this many rows. With several threads it has more, because they synchronize some hundred times in each chunk's
+# products. Half precision doubles the minimum, because its products are faster ...
 _ROWS_OF_ONE_THREAD = 256
 _ROWS = 512
-# ... and at most as many as take these bytes, or this part of the bytes of the head, if that is more.
+# ... and has at most as many as fit in these bytes, or in this fraction of the head's bytes if that is more.
 _BYTES = 32 << 20
 _PART_OF_HEAD = 4
-# Bytes of a weight's tile in float32: it should stay in a core's cache. Several threads wait for one another after it.
+# Bytes of a weight's tile in float32. A tile should fit in a core's cache; several threads synchronize after each one.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
-# Up to so many chunks are summed in half precision, where the rounding of the sum is no more than of one product.
+# Up to this number of chunks are summed in half precision: the sum then rounds no more than one product does.
 _HALF_SUMS = 16
-# Derivatives by logits of these are at most some thousand times the position's weight, however far apart P and Q are.
+# For these kinds, derivatives by logits are at most some thousand times the position's weight, for any P and Q.
 _BOUNDED = (KL, ReverseKL, Jeffreys, SkewKL, JensenShannon, TotalVariation, SquaredHellinger, Renyi)
-# Of the others, which grow as the value does, they are at most so many times the weighted value.
+# For the other kinds, they grow with the value: they are at most this many times the weighted value.
 _PER_VALUE = 1e6
 
 
 class Head(NamedTuple):
-    """How one side's logits come from its hidden states: softcap * tanh(scale * (W h + b) / softcap)."""
+    """The settings of one side's logits, softcap * tanh(scale * (W h + b) / softcap)."""
 
     scale: float
     softcap: float | None
@@ -80,7 +80,7 @@ class Head(NamedTuple):
         elif out.dtype != weight.dtype:
             out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
         elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
-            # A product of few positions is up to a third faster by tiles, between which several threads would wait.
+            # Tiles make a product of few positions up to a third faster. Several threads would wait after each tile.
             for tile in _tiles(weight):
                 torch.mm(hidden, weight[tile].t(), out=out[:, tile])
         else:
@@ -94,7 +94,7 @@ class Head(NamedTuple):
 
 
 class HeadSpec(NamedTuple):
-    """What to compute from the two heads, or a head and a teacher of some classes; the weights are constants."""
+    """The settings of a pass over two heads, or over one head and a partial teacher; the weights are constants."""
 
     student: Head
     teacher: Head | PartialRows
@@ -102,23 +102,23 @@ class HeadSpec(NamedTuple):
     temperature: float
     scale: float
     dtype: torch.dtype
-    weights: Tensor | None  # of each position in the total
+    weights: Tensor | None  # the weight of each position in the total
     counted: Tensor | None  # the indices of the positions that count; None for all
     chunk_bytes: int | None
     labels: HardLabels | None = None
-    shards: ShardedRows | None = None  # where each rank has some classes of the heads
-    widest: int = 0  # the number of classes of the rank that has most
-    entropies: Tensor | None = None  # of the student at each position: the forward sweep writes it
+    shards: ShardedRows | None = None  # set if the classes of the heads are sharded
+    widest: int = 0  # the largest number of classes of a rank
+    entropies: Tensor | None = None  # of the student at each position; the forward pass writes it
 
     @property
     def summed_over_ranks(self) -> tuple[int, ...]:
-        """The tensors, by number, whose gradient is a sum over the ranks. It is rounded after the sum."""
+        """The numbers of the tensors whose gradient is summed over the ranks, and rounded afterwards."""
         if self.shards is None:
             return ()
         return (0, 3) if isinstance(self.teacher, Head) else (0,)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Return the divergence of each position from all logits at once, by differentiable operations."""
+        """Compute the divergence of each position from all logits at once, by differentiable operations."""
         if excluded is not None:  # NaN at an excluded position must not reach a gradient
             tensors = [
                 torch.where(excluded.unsqueeze(-1), 0, x) if i % 3 == 0 else x for i, x in enumerate(tensors)
@@ -142,13 +142,13 @@ class HeadSpec(NamedTuple):
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def reference_total(self, tensors: Sequence[Any]) -> Tensor:
-        """Return the weighted sum from all logits at once."""
+        """Compute the weighted sum from all logits at once."""
         excluded = None if self.weights is None else self.weights == 0
         values = self.reference_rows(tensors, excluded)
         return ((values if self.weights is None else values * self.weights.to(self.dtype)) * self.scale).sum()
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Return the entropy of rows of the student's logits, by how far they are from the uniform distribution."""
+        """Return the entropy of each row of the student's logits: log(classes) - KL to the uniform distribution."""
         uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
         compute, classes = value_and_gradient, logits.shape[-1]
         if self.shards is not None:
@@ -160,7 +160,7 @@ class HeadSpec(NamedTuple):
         return (math.log(classes) - values).clamp(min=0)
 
     def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Return the student's entropy at each position from all logits at once, 0 where it does not count."""
+        """Compute the student's entropy at each position from all logits at once, 0 where it does not count."""
         given: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
         logits = self.student.reference(*given)
         uniform = torch.zeros_like(logits)
@@ -169,7 +169,7 @@ class HeadSpec(NamedTuple):
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def excluded(self, rows: Tensor) -> Tensor | None:
-        """Return a mask of the positions that do not count; None where all do."""
+        """Return a mask of the positions that do not count; None if all count."""
         if self.counted is None:
             return None
         return torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device).index_fill(
@@ -177,7 +177,7 @@ class HeadSpec(NamedTuple):
         )
 
     def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
-        """Return each position's weight in `factor` times the sum."""
+        """Return the weight of each position, times `factor` and the scale."""
         dtype = accurate_dtype(rows.device)
         weights = (
             rows.new_ones(rows.shape[0], dtype=dtype) if self.weights is None else self.weights.to(dtype)
@@ -198,7 +198,7 @@ class HeadSpec(NamedTuple):
 
 
 def _may_overflow(kind: Divergence) -> bool:
-    """Return whether derivatives by logits can be far larger than the position's weight, as powers of p/q are."""
+    """Return whether derivatives by logits can be far larger than the position's weight, like powers of p/q."""
     return not (type(kind) in _BOUNDED or (type(kind) is Alpha and 0 <= kind.alpha <= 1))
 
 
@@ -207,14 +207,14 @@ def sweep(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
 
-    A gradient by logits beyond the range of their dtype would make products of inf - inf. The positions that have one
-    are swept again in float64.
+    If the gradient of the logits overflows their dtype, the products with it become NaN. These positions are computed
+    again in float64.
 
     Arguments:
-        spec: what to compute.
+        spec: the settings.
         tensors: hidden states, weight and bias of the student, then of the teacher; or a teacher's log-probabilities.
-        weights: of each position's divergence in the sum; None where no gradient is wanted.
-        wanted: by which of the tensors.
+        weights: the weight of each position in the sum; None if no gradient is needed.
+        wanted: for each tensor, whether its gradient is needed.
     """
     values, gradients = _sweep(spec, tensors, weights, wanted)
     accurate = values.dtype
@@ -222,7 +222,7 @@ def sweep(
     if weights is None or min(ranges) == torch.finfo(accurate).max or not _may_overflow(spec.kind):
         return values, gradients
     is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
-    if is_finite and spec.shards is None:  # ranks whose own gradients are finite work with the others
+    if is_finite and spec.shards is None:  # with shards, another rank's gradients may be infinite
         return values, gradients
     is_far = (weights * values).abs() > min(ranges) / _PER_VALUE
     if not bool(is_far.any()):
@@ -242,7 +242,7 @@ def sweep(
 def _sweep(
     spec: HeadSpec, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the same, with gradients by logits in the dtype of these."""
+    """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
     student, teacher = tensors[:3], tensors[3:]
     values = student[0].new_zeros(student[0].shape[0], dtype=accurate_dtype(student[0].device))
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
@@ -276,7 +276,7 @@ def _sweep(
 
 
 class _Side:
-    """One head during a sweep: the buffers for its logits, and the sums of its gradients."""
+    """One head during the pass: the buffers for its logits, and the sums of its gradients."""
 
     def __init__(self, head: Head, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> None:
         self.head = head
@@ -298,17 +298,17 @@ class _Side:
         self.spare = library.empty_like(chunk, dtype=self.dtype) if self.buffers > 1 else None
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
-        # That by hidden states is summed over the ranks of sharded classes, and rounded afterwards.
+        # With sharded classes, the gradient of the hidden states is summed over the ranks, and rounded afterwards.
         summed = dtype if is_sharded else self.hidden.dtype
         self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted[0] else None
         self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted[1] else None
-        self.is_first = True  # of the chunks, which writes the weight's gradient rather than adding to it
+        self.is_first = True  # the first chunk writes the weight's gradient, the others add to it
         self.by_bias = (
             torch.zeros_like(self.bias, dtype=dtype) if self.wanted[2] and self.bias is not None else None
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
-        """Compute the logits of some positions in the buffer and return it; -inf for classes that this side lacks."""
+        """Write the logits of some positions to the buffer and return it; -inf for classes that this side lacks."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
         self.head.write(hidden, self.weight, self.bias, logits[:, :own])
@@ -318,7 +318,7 @@ class _Side:
         return logits
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Add the gradient by the logits of some positions, which is overwritten."""
+        """Add the gradient of the logits of some positions to the sums; this overwrites `gradient`."""
         gradient = gradient[:, : self.weight.shape[0]]
         if self.head.softcap is not None and self.spare is not None:
             derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
@@ -364,7 +364,7 @@ class _Side:
                 self._add_to_tile(tile, gradient[:, tile].float().t() @ hidden)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return the gradients by hidden states, as summed, and by weight and bias, in the dtypes of these."""
+        """Return the gradients of hidden states, in the dtype of the sum, and of weight and bias, in their dtypes."""
         if self.is_first and self.by_weight is not None:
             self.by_weight.zero_()
         by_weight, by_bias = self.by_weight, self.by_bias
@@ -376,7 +376,7 @@ class _Side:
 
 
 class _TeacherHead(_Side):
-    """A teacher of hidden states and a head."""
+    """A teacher with hidden states and a head."""
 
     def compare(
         self,
@@ -387,7 +387,7 @@ class _TeacherHead(_Side):
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the values of some positions, and the gradients by both sides' logits, which these overwrite."""
+        """Return the values of some positions and the gradients of both sides' logits; these overwrite the logits."""
         compute = value_and_gradient if spec.shards is None else spec.shards.value_and_gradient
         return compute(
             spec.kind,
@@ -402,7 +402,7 @@ class _TeacherHead(_Side):
 
 
 class _SparseTeacher:
-    """A teacher of which some classes are known: no logits of its own."""
+    """A teacher that has only some classes, and no logits."""
 
     class_bytes = 0
 
@@ -412,7 +412,7 @@ class _SparseTeacher:
         self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
 
     def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
-        """Allocate nothing."""
+        """Do nothing: the teacher needs no buffer."""
 
     def compare(
         self,
@@ -423,7 +423,7 @@ class _SparseTeacher:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the values of some positions, and the gradients by log-probabilities and the student's logits."""
+        """Return the values of some positions and the gradients of log-probabilities and the student's logits."""
         rows = self.rows.of_rows(where)
         shards = spec.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
@@ -444,17 +444,17 @@ class _SparseTeacher:
         return values.detach(), by_p if self.by_log_probs is not None else None, by_q
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Store the gradient by the log-probabilities of some positions."""
+        """Store the gradient of the log-probabilities of some positions."""
         if self.by_log_probs is not None:
             self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return the gradient by the log-probabilities, and none by the rest of the teacher."""
+        """Return the gradient of the log-probabilities; the rest of the teacher has none."""
         return [self.by_log_probs]
 
 
 def _is_slow_to_multiply(weight: Tensor) -> bool:
-    """Tell whether casting to float32 before a matrix product is faster than multiplying in this dtype."""
+    """Return whether casting to float32 before a matrix product is faster than multiplying in this dtype."""
     if weight.dtype.itemsize >= 4 or not weight.is_cpu:
         return False
     return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
@@ -477,10 +477,10 @@ def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 class FusedTotal(torch.autograd.Function):
-    """The weighted sum of the divergences; the forward pass computes its gradient too, if one will be needed.
+    """The weighted sum of the divergences. If a gradient will be needed, the forward pass computes it too.
 
-    The first backward pass returns that gradient; a second one sweeps over the chunks again, and one that is to be
-    differentiated or taken in batches is computed from all logits at once.
+    The first backward pass returns this gradient; a second one computes it again by chunks. A backward pass that is
+    differentiated or batched uses all logits at once.
     """
 
     @staticmethod
@@ -488,7 +488,7 @@ class FusedTotal(torch.autograd.Function):
         ctx.spec, ctx.gradients = spec._replace(entropies=None), None
         ctx.save_for_backward(*tensors)
         wanted = ctx.needs_input_grad[2:]
-        # In float16 small gradients underflow unless the loss scale is in them, which only the backward pass knows.
+        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
         dtypes = [x.dtype for x in tensors if x is not None]
         now = recorded and any(wanted) and torch.float16 not in dtypes
         weights = spec.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
@@ -513,7 +513,7 @@ class FusedTotal(torch.autograd.Function):
 
 
 class FusedRows(torch.autograd.Function):
-    """The divergence of each position; the backward pass computes the logits again, chunk by chunk."""
+    """The divergence of each position. The backward pass computes the logits again, by chunks."""
 
     @staticmethod
     def forward(ctx: Any, spec: HeadSpec, *tensors: Tensor | None) -> Tensor:
@@ -540,7 +540,7 @@ class FusedRows(torch.autograd.Function):
 def _over_ranks(
     spec: HeadSpec, tensors: Sequence[Any], gradients: list[Tensor | None]
 ) -> list[Tensor | None]:
-    """Sum the gradients by hidden states over the ranks of sharded classes; those of stored classes are whole."""
+    """Sum the gradients of hidden states over the ranks. Gradients of a stored teacher are already complete."""
     for i in spec.summed_over_ranks:
         part = gradients[i]
         if part is not None and spec.shards is not None:
@@ -551,10 +551,12 @@ def _over_ranks(
 def _through_whole_logits(
     compute: Any, tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """Return the gradients by differentiable operations on all logits at once."""
+    """Compute the gradients by differentiable operations on all logits at once."""
     with torch.enable_grad():
-        # One tensor may serve both sides; its aliases get a gradient for each.
+        # Both sides may share a tensor; the aliases have separate gradients.
         aliases = [x if x is None else x.view_as(x) for x in tensors]
         chosen = [x for x, want in zip(aliases, wanted, strict=True) if want and x is not None]
-        found = iter(torch.autograd.grad(compute(aliases), chosen, grad, create_graph=True))
-    return [next(found) if want and x is not None else None for x, want in zip(aliases, wanted, strict=True)]
+        gradients = iter(torch.autograd.grad(compute(aliases), chosen, grad, create_graph=True))
+    return [
+        next(gradients) if want and x is not None else None for x, want in zip(aliases, wanted, strict=True)
+    ]

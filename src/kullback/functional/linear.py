@@ -1,4 +1,4 @@
-"""The divergence of a student's predictions from a teacher's, from hidden states and heads: logits never whole."""
+"""The distillation loss from hidden states and heads, without storing all logits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _KL = KL()
 
 
 class HeadSettings(NamedTuple):
-    """The arguments of `linear_distillation_loss` that are no tensors and that `distillation_loss` has not."""
+    """The non-tensor arguments of `linear_distillation_loss` that `distillation_loss` does not have."""
 
     softcap: EachSide
     logit_scale: EachSide
@@ -163,84 +163,87 @@ def linear_distillation_loss(
     classes: int | None = None,
     return_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Compute `distillation_loss` of the logits of two language-model heads without ever holding them all.
+    r"""Compute `distillation_loss` from the hidden states and heads of two language models, without storing all logits.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T), \quad
         s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
 
-    and t likewise with the teacher's head. P is the teacher and Q the student. The logits are made for some positions
-    at a time, and only for those that count; their gradient overwrites them and goes into those of the hidden states
-    and the head at once.
+    and t likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for a chunk of
+    positions at a time, and only for positions that count. Their gradient overwrites them and is immediately added to
+    the gradients of the hidden states and the head.
 
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point.
         student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
-        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or what
-            is stored of a teacher: a `TopK` or a `SampledTail`, by which D is that of `top_k_divergence` or
-            `sampled_tail_divergence`. These have no head, and `vocabulary` means nothing for them.
-        teacher_weight: the teacher's head, shape (classes, its hidden size); left out where it has none.
+        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or a
+            stored teacher: a `TopK` or a `SampledTail`. D is then computed by `top_k_divergence` or
+            `sampled_tail_divergence`. A stored teacher has no head, and `vocabulary` is ignored.
+        teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
         student_bias: b, shape (classes,).
         teacher_bias: the teacher's, shape (classes,).
-        softcap: c, beyond which no logit goes; None for no cap. A pair is (student's, teacher's); stored
-            log-probabilities are taken as they are.
-        logit_scale: a, what the products are multiplied by before the cap. A pair likewise.
+        softcap: c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's). Stored
+            log-probabilities are not changed.
+        logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. Finding them synchronizes an accelerator.
-            One that is False everywhere draws a warning, on the CPU alone.
+        mask: which positions count, boolean, the leading shape. Counting them synchronizes an accelerator. A
+            mask that is False everywhere raises a warning, on the CPU only.
         weight: w, a non-negative number for each position, the leading shape.
-        labels: a position whose label is `ignore_index` does not count; the leading shape.
-        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`, which are then the true
-            classes: a position's D becomes :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are
-            the student's probabilities at temperature 1, whatever T is. `temperature_squared` multiplies D alone.
-        ignore_index: that label.
-        reduction: ``"none"`` gives w D of each position, 0 where it does not count; ``"sum"`` their sum, ``"mean"`` the
-            weighted mean over counted positions, and ``"batchmean"`` the sum divided by ``student.shape[0]``.
+        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
+            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
+        ignore_index: the label of positions that do not count.
+        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
+            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
+            ``student.shape[0]``.
         temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: what to divide the sum by instead, such as the number of counted positions of all micro-batches.
-        vocabulary: what to do where the classes are not as many: ``"error"``, ``"truncate"`` or ``"mask"``, as
-            `distillation_loss` does.
-        chunk_bytes: what the logits of a chunk of positions may take, of both sides together. Left out, as many
-            positions as take 32 MiB or a quarter of the head's bytes, and at least 512 (256 on a single thread; in half
-            precision twice as many), as fewer make the products slow. The result depends on it by rounding alone.
-        float32_logits: keep the logits of half-precision heads in float32. Rounding them to bfloat16 costs some
-            percent of the gradient; this doubles the size of a chunk.
-        group: the process group over which the classes are sharded: weights and biases hold the rows of this rank's
-            classes, those of all ranks joined in rank order are the heads, and all else, the hidden states too, is the
-            same on every rank.
-        classes: the number of classes, if those beyond are padding, which counts as -inf; of all shards together.
-        return_entropy: return the student's entropy too, which the same sweep over the chunks computes.
+        normalizer: divide the sum by this number instead, such as the number of counted positions of all micro-batches.
+        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
+            `distillation_loss`.
+        chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
+            quarter of the head's bytes, whichever is more, but at least 512 positions (256 on a single thread; twice as
+            many in half precision), because products with fewer rows are slow. It changes the result only by rounding.
+        float32_logits: keep the logits of half-precision heads in float32. This doubles the size of a chunk. Without
+            it, rounding to bfloat16 changes the gradient by some percent.
+        group: the process group over which the classes are sharded. Weights and biases hold the rows of this rank's
+            classes; the shards of all ranks, joined in rank order, are the heads. All other arguments, including the
+            hidden states, are equal on all ranks.
+        classes: the number of classes without padding, for all shards together. Later classes count as -inf.
+        return_entropy: also return the student's entropy, computed in the same pass over the chunks.
 
     Returns:
-        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``; float64 if an argument
-        is. 0 where nothing counts. With `return_entropy` a pair: the loss, and the entropy of Q at each position in
-        nats, the leading shape. The entropies are those at the temperature, to about 1e-6 from logits of float32 or
-        less; they are 0 at positions that do not count, and have no gradient.
+        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
+        argument is, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the entropy of Q at each
+        position in nats, the leading shape. The entropies are at the given temperature, accurate to about 1e-6 for
+        logits of float32 or less. They are 0 at positions that do not count, and have no gradient.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
-            is no class (which is looked for on the CPU alone); or, on every rank of a group, one rank's arguments do
-            not fit, or do not ask for the same as another's.
+            is not a class (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank
+            are invalid, or if the arguments of two ranks disagree.
 
     Gradient:
-        to hidden states, weights and biases of either side, where they require one; products that only a frozen one
-        would need are left out. Of a reduced loss it is made in the forward pass; of ``"none"``, and in float16, the
-        backward pass computes the logits anew. That of a half-precision weight is summed in float32 over more than 16
-        chunks, in a buffer that is twice its size. Further and forward-mode derivatives, `torch.func` and
-        `torch.compile` go over whole logits. Zero at positions that do not count. Of the cross-entropy with labels as
-        `distillation_loss` says. Under autocast the products are in its dtype. A gradient too large for its dtype is
-        infinite: positions whose gradient by the logits leaves the range are computed again in float64.
+        to hidden states, weights and biases of either side, where they require one; products for tensors that require
+        none are skipped. A reduced loss computes it in the forward pass; with ``"none"``, and in float16, the backward
+        pass computes the logits again. With more than 16 chunks, the gradient of a half-precision weight is summed in
+        float32, in a buffer of twice its size. Higher and forward-mode derivatives, `torch.func` and `torch.compile`
+        use all logits at once. The gradient is 0 at positions that do not count. The gradient of the cross-entropy is
+        the same as in `distillation_loss`. Under autocast the products are in the autocast dtype. Positions whose
+        gradient overflows the dtype of the logits are computed again in float64. A gradient that is too large for its
+        own dtype is infinite.
 
     Sharded classes:
-        As with `distillation_loss`, shards may be of any size, DTensors with ``Shard(0)`` in one dimension of their
-        mesh need no `group`, and the gradient is that of the one loss that all ranks have. Forward, the ranks first
-        exchange a few integers, then for each chunk of positions 4 numbers a row in an all-gather and at most 7 in an
-        all-reduce (with a stored teacher and with `label_weight` as `distillation_loss` says); a `chunk_bytes` that all
-        logits of a rank fit in makes it one chunk. Backward, the gradient by hidden states is summed over the ranks, in
-        float32 or better: one all-reduce for each side that requires one. If the teacher's shards end elsewhere than
-        the student's, the rows of its weight that a rank lacks come from the others. There are first derivatives alone.
+        As in `distillation_loss`, shards may have any size, DTensors with ``Shard(0)`` in one dimension of their mesh
+        need no `group`, and the gradient is the gradient of the single loss that all ranks return. In the forward
+        pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
+        row and an all-reduce of at most 7; `distillation_loss` gives the numbers for a stored teacher and for
+        `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the
+        gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce for each side that
+        requires one. If the teacher's shards have other boundaries than the student's, the other ranks send the missing
+        rows of its weight. Only first derivatives exist.
 
     Example:
         >>> import torch
@@ -295,7 +298,7 @@ def linear_distillation_loss(
         tensors[3] = rows.log_probs
         teacher_head = replace(
             rows, log_probs=rows.log_probs.detach()
-        )  # `tensors` has the differentiated ones
+        )  # autograd differentiates the ones in `tensors`
     tensors[::3] = [None if x is None else x.reshape(positions.numel(), x.shape[-1]) for x in tensors[::3]]
     stored = None if isinstance(teacher_head, Head) else teacher_head.indices
     inspected = [*tensors, weights, stored, None if hard is None else hard.classes]
@@ -334,7 +337,7 @@ def _reduced_with_entropies(
     shares: Tensor | None,
     chunked: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same as `_reduced`, and the student's entropy at each position."""
+    """Return the result of `_reduced` and the student's entropy at each position."""
     if chunked:
         entropies = torch.zeros(positions.numel(), dtype=spec.dtype, device=tensors[0].device)
         spec = spec._replace(entropies=entropies)
@@ -353,16 +356,16 @@ def _reduced(
     shares: Tensor | None,
     chunked: bool,
 ) -> Tensor:
-    """Return the loss of hidden states and heads that were checked.
+    """Return the loss of checked hidden states and heads.
 
     Arguments:
-        spec: what to compute.
-        tensors: what to compute it from.
-        positions: their shape.
+        spec: the settings of the loss.
+        tensors: hidden states, weights and biases.
+        positions: the shape of the positions.
         word: the reduction.
-        excluded: which positions do not count; None if all do.
-        shares: of each position in the result; None if all are 1.
-        chunked: whether the sweep over chunks takes the tensors.
+        excluded: True at positions that do not count; None if all count.
+        shares: the weight of each position in the result; None if all are 1.
+        chunked: whether the pass over chunks accepts the tensors.
     """
     constant = spec.weights
     if word != "none" and (constant is None or not constant.requires_grad or not chunked):
@@ -392,7 +395,7 @@ def _result_dtype(tensors: list[Any]) -> torch.dtype:
 def _agreed_sides(
     ranks: Ranks, tensors: list[Any], of_heads: HeadSettings, check: Callable[[], _Checked]
 ) -> tuple[_Checked, Sides]:
-    """Check the arguments and return how the heads are sharded, or raise on every rank."""
+    """Check the arguments on every rank and return them with the shards of the heads, or raise on every rank."""
     checked, problem = attempt(check)
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     heads = [name for name in ("student_weight", "teacher_weight") if named[name] is not None]
@@ -420,7 +423,7 @@ def _agreed_sides(
 
 
 def _sharded(spec: HeadSpec, sides: Sides, tensors: list[Tensor | None], chunked: bool) -> HeadSpec:
-    """Let the ranks of a group work on their classes together."""
+    """Add the shards of the group's ranks to `spec`."""
     if not chunked:
         raise invalid_type(
             CALL,
@@ -436,7 +439,7 @@ def _sharded(spec: HeadSpec, sides: Sides, tensors: list[Tensor | None], chunked
 
 
 def _are_ordinary(tensors: list[Tensor]) -> bool:
-    """Tell whether the chunked sweep takes tensors: they have values to look at and no forward-mode tangent."""
+    """Return whether the chunked pass accepts these tensors: they have values and no forward-mode tangent."""
     if not can_inspect_all(tensors):
         return False
     is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -444,13 +447,13 @@ def _are_ordinary(tensors: list[Tensor]) -> bool:
 
 
 def _counted(weights: Tensor) -> Tensor | None:
-    """Return the indices of the positions that count, None for all."""
+    """Return the indices of the positions that count, None if all count."""
     indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
     return None if indices.numel() == weights.numel() else indices
 
 
 def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Cast to the dtype of autocast where that is on, except float64."""
+    """Cast tensors to the autocast dtype if autocast is on; float64 stays."""
     device = tensors[0].device.type if tensors[0] is not None else "cpu"
     if not is_autocast_on(device):
         return tensors
@@ -459,7 +462,7 @@ def _in_autocast_dtype(tensors: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def check_head_settings(call: str, softcap: EachSide, logit_scale: EachSide, chunk_bytes: int | None) -> None:
-    """Raise in the name of `call` unless these go with heads."""
+    """Raise an error that names `call` if a setting of the heads is invalid."""
     _each_side("softcap", softcap, 30.0, call)
     _each_side("logit_scale", logit_scale, 0.0625, call)
     _check_bytes(chunk_bytes, call)
@@ -473,7 +476,7 @@ def _heads(
     float32_logits: bool,
     return_entropy: bool,
 ) -> tuple[Head, Head]:
-    """Return the heads of student and teacher, or raise."""
+    """Check the settings and return the heads of student and teacher."""
     check_flag(CALL, "float32_logits", float32_logits)
     check_flag(CALL, "return_entropy", return_entropy)
     caps, scales = _each_side("softcap", softcap, 30.0), _each_side("logit_scale", logit_scale, 0.0625)

@@ -1,4 +1,4 @@
-"""Teachers of which the probabilities of some classes are known, and their rows. The losses know no more of them."""
+"""Teachers that have the probabilities of only some classes: the interface that the losses use."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class PartialRows(ABC):
 
     Attributes:
         kind: the divergence.
-        indices: the known classes of each row, negative for padding.
+        indices: the teacher's classes in each row, negative for padding.
         log_probs: their log-probabilities under the teacher.
-        temperature: what the student's logits are divided by.
-        dtype: of the values.
+        temperature: the divisor of the student's logits.
+        dtype: the dtype of the values.
     """
 
     kind: Divergence
@@ -41,35 +41,35 @@ class PartialRows(ABC):
     dtype: torch.dtype
 
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs")
-    """The attributes that have a row for each position."""
+    """The names of the attributes with one row for each position."""
     leaves_out: ClassVar[bool]
-    """Whether the student's logsumexp is that of the other classes alone."""
+    """Whether the student's logsumexp covers only the other classes."""
 
     @abstractmethod
     def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
-        """Return the divergence of each row from the teacher's log-probabilities and what `classes` reads of logits."""
+        """Return the divergence of each row, from the teacher's log-probabilities and the values read by `classes`."""
 
     def of_rows(self, rows: slice | Tensor) -> Self:
-        """Return those of some of the rows."""
+        """Return a selection of the rows."""
         return replace(self, **{name: getattr(self, name)[rows] for name in self.per_row})
 
     def classes(
         self, labels: HardLabels | None = None, shard: Shard | None = None
     ) -> SelectedClasses | ShardedClasses:
-        """Return what reads the student's logits, which are of all classes or of a rank's."""
+        """Return the reader of the student's logits, for all classes or for one shard."""
         of_labels = None if labels is None else labels.classes
         read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
         return read if shard is None else ShardedClasses(shard, read)
 
     def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return the divergence of each row, mixed with the cross-entropy where there are labels."""
+        """Return the divergence of each row, mixed with the cross-entropy if there are labels."""
         divergences = self.divergence(log_probs, seen)
         return divergences if labels is None else labels.mixed_with(divergences, seen[:, -1])
 
     def of_student(
         self, student: Tensor, labels: HardLabels | None = None, shard: Shard | None = None
     ) -> Tensor:
-        """Return the value of each position of logits, which are of all classes or of a rank's."""
+        """Return the value of each position, from the student's logits of all classes or of one shard."""
         positions = student.shape[:-1]
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
         seen = self.classes(labels, shard).of(rows)
@@ -77,10 +77,10 @@ class PartialRows(ABC):
 
 
 class PartialTeacher(ShortRepr, ABC):
-    """A teacher without logits: some classes of each position, and their log-probabilities among all classes."""
+    """A teacher without logits: some classes of each position, with log-probabilities normalized over all classes."""
 
     remedy_of_device: ClassVar[str]
-    """The code that moves one to the device of the student."""
+    """The code that moves the teacher to the student's device, for error messages."""
 
     @property
     @abstractmethod
@@ -95,27 +95,27 @@ class PartialTeacher(ShortRepr, ABC):
     @property
     @abstractmethod
     def index_tensors(self) -> Sequence[Tensor]:
-        """The tensors that hold indices of classes."""
+        """All tensors of class indices."""
 
     @abstractmethod
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless `kind` and `temperature` go with the teacher."""
+        """Raise unless the teacher supports `kind` and `temperature`."""
 
     @property
     @abstractmethod
     def largest_index(self) -> int:
-        """The largest index of a class, -1 where it is not known."""
+        """The largest class index, -1 if unknown."""
 
     @abstractmethod
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return the dtype of a divergence from it."""
+        """Return the dtype of the divergence."""
 
     @abstractmethod
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> Any:
-        """Return its rows, for a student of so many classes."""
+        """Return the teacher's rows, for a student with `classes` classes."""
 
     def check_indices(self, call: str, classes: int) -> None:
-        """Raise unless the indices are below the number of classes."""
+        """Raise if an index is not below the number of classes."""
         largest = -1 if torch.compiler.is_compiling() else self.largest_index
         if largest >= classes:
             raise invalid_value(
@@ -127,7 +127,7 @@ class PartialTeacher(ShortRepr, ABC):
             )
 
     def check_student(self, call: str, student: Tensor) -> None:
-        """Raise unless a student's logits are of the same positions, on the same device."""
+        """Raise unless the student's logits have the same positions and device."""
         check_logits(call, "student", student)
         kept = self.kept_indices
         if student.shape[:-1] != kept.shape[:-1]:
@@ -156,7 +156,7 @@ def check_partial_teacher(
     kind: Divergence,
     temperature: float,
 ) -> None:
-    """Raise unless a teacher is of a class, and goes with the student and the settings."""
+    """Raise unless the teacher is an instance of `wanted` and fits the student and the settings."""
     check_temperature(call, temperature)
     if not isinstance(teacher, wanted):
         raise invalid_type(

@@ -39,42 +39,43 @@ def kl_from_log_probs(
     .. math:: k_1 = -\log r, \quad k_2 = \tfrac12 (\log r)^2, \quad k_3 = r - 1 - \log r, \qquad
         r = \frac{q(a)}{p(a)},\; a \sim P
 
-    In reinforcement learning P is the policy and Q the reference. As a value, to report or to take off a reward:
+    In reinforcement learning P is the policy and Q the reference. As values, to report or to subtract from a reward,
+    the estimators differ:
 
-    * ``"k1"`` has no bias, but is negative wherever q > p, and so may be the mean of few;
-    * ``"k2"`` is never negative and biased, upwards as a rule: by 0.02 at a divergence of 0.22, by 0.54 at 1.23;
-    * ``"k3"`` is never negative and has no bias where P has mass wherever Q has. Its variance lies below that of k1
-      where the two are close (standard deviation 0.31 against 0.65 at 0.22) and far above where they are not (6.9
-      against 1.42 at 1.23), since nothing bounds r; it may be infinite.
+    * ``"k1"`` is unbiased, but negative wherever q > p. The mean of a few samples can also be negative.
+    * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at 1.23.
+    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. Its variance is lower than for k1 if P and
+      Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). It is far higher if they are not (6.9
+      against 1.42 at 1.23) and may be infinite, because r is unbounded.
 
-    These figures are exact expectations over one pair of distributions with 2000 classes for each divergence. Where
-    all classes' logits are at hand, ``divergence(Logits(...), Logits(...), KL())`` at the sampled positions is better
-    than any of them: it has no bias, and only the spread from position to position is left.
+    These numbers are exact expectations for one pair of distributions with 2000 classes at each divergence. If you have
+    the logits of all classes, ``divergence(Logits(...), Logits(...), KL())`` at the sampled positions is better than
+    any of these estimators. It is unbiased, and varies only from position to position.
 
-    The gradient of an estimate is not an estimate of the gradient; differentiate `kl_surrogate` instead.
+    The gradient of an estimate is not an estimate of the gradient. To train on KL, differentiate `kl_surrogate`.
 
     Arguments:
-        log_p: log-probabilities, or log-densities, of the actions under P, which they were sampled from.
-        log_q: those under Q, the same shape.
+        log_p: log-probabilities, or log-densities, of actions sampled from P, under P.
+        log_q: log-probabilities of the same actions under Q, the same shape.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
-        mask: which of them count, boolean, the same shape; the others may hold anything, NaN included.
-            One that is False everywhere draws a warning, on the CPU alone.
-        reduction: ``"none"`` gives one value for each action, 0 where it does not count; ``"sum"`` their sum,
-            ``"mean"`` their mean over the counted, and ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
+        mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
+            is False everywhere raises a warning, on the CPU only.
+        reduction: ``"none"`` returns one value for each action, 0 where it does not count. ``"sum"`` returns the sum,
+            ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
 
     Returns:
         the estimates in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action with
-        q = 0 < p gives +inf, and one with p = 0 < q, which P does not sample, -inf for k1 and +inf else; equal
-        log-probabilities give 0, infinite ones too.
+        q = 0 < p gives +inf. An action with p = 0 < q, which P never samples, gives -inf for k1 and +inf for the
+        others. Equal log-probabilities give 0, even if both are infinite.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: the shapes differ, or `estimator` or `reduction` is unknown.
 
     Gradient:
-        that of the value: by log p it is 1 for k1, log p - log q for k2 and 1 - q/p for k3, by log q the opposite.
-        Over actions sampled from P, its expectation by the parameters of P is 0 for k1, the gradient of KL(P || Q) for
-        k2, and the gradient of KL(Q || P) for k3. An infinite estimate has gradient 0.
+        the derivative of the value by log p: 1 for k1, log p - log q for k2, 1 - q/p for k3; by log q, the negative.
+        Averaged over actions sampled from P, the gradient by the parameters of P is 0 for k1, the gradient of
+        KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. An infinite estimate has gradient 0.
 
     Example:
         >>> import torch
@@ -99,7 +100,7 @@ def kl_from_log_probs(
 def estimates(
     call: str, log_p: Tensor, log_q: Tensor, estimators: Sequence[Estimator], mask: Tensor | None
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the estimates of each action, 0 where it does not count, and 1 or 0 for each, None where all count."""
+    """Return the estimates for each action, 0 where it does not count, and its weight, 1 or 0; None if all count."""
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
@@ -127,35 +128,34 @@ def kl_surrogate(
         k_3 = \frac{q(a)}{p(a)} - 1 + k_1, \qquad
         \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr),
 
-    and ``"qp"`` exchanges P and Q in all of it. Neither has a bias, provided that B has mass wherever the first of the
-    two has, and for k3 also wherever the second has. The gradient is that of KL whichever the value; differentiating k1
-    or k3 itself gives another (`kl_from_log_probs` says which).
+    and ``"qp"`` exchanges P and Q everywhere. Value and gradient are unbiased if B has mass wherever the first
+    distribution has mass, and for k3 also wherever the second has. The gradient is the gradient of KL for either
+    `value`. Differentiating k1 or k3 themselves gives other gradients, listed at `kl_from_log_probs`.
 
-    The distributions are those of the actions given. With one action for each token of a sequence, the sum over tokens
-    gives the gradient of the divergences at the prefixes visited, as if the policy had no part in which these are; for
-    the divergence of whole sequences, sum their log-probabilities first. Which prefixes are visited is up to B, unless
-    `importance` weighs them too.
+    P, Q and B are the distributions of a single entry of the tensors. With one action for each token of a sequence, the
+    sum over tokens gives the gradient of the divergences at the visited prefixes, and ignores that the policy also
+    decides which prefixes are visited. For the divergence of whole sequences, sum their log-probabilities first. B
+    decides which prefixes are visited, unless `importance` reweights them.
 
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.
-        log_q: those under Q, the same shape.
+        log_q: log-probabilities of the same actions under Q, the same shape.
         direction: ``"pq"`` for KL(P || Q), with actions sampled from P, and ``"qp"`` for KL(Q || P), with actions
-            sampled from Q. With the policy as P and the reference as Q these are what reinforcement learning calls the
-            reverse and the forward divergence.
-        value: ``"k1"``, or ``"k3"``, which is never negative and varies less where P and Q are close.
-        log_ratio: log w, if the actions come from elsewhere: for ``"pq"`` log p - log b, for ``"qp"`` log q - log b,
-            where b is the probability under what they were sampled from. It counts as a constant.
-        importance: what the weight of an action is made of, with the tokens of a sequence along the last dimension:
-            ``"action"``, its own ratio; ``"prefix"``, the product of the ratios up to it, by which the prefixes too are
-            weighed as if P had visited them; ``"sequence"``, the product of all ratios of the sequence, of the same
-            expectation and larger variance. The value summed over tokens then is that of whole sequences. Tokens that
-            `mask` leaves out have no ratio.
-        clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest); an action that P never takes
-            keeps weight 0. A clipped weight is no longer that of P: it has less variance, and the value and the
-            gradient some bias.
-        mask: which of them count, boolean, the same shape; the others may hold anything, NaN included.
-            One that is False everywhere draws a warning, on the CPU alone.
-        reduction: as of `kl_from_log_probs`.
+            sampled from Q. If P is the policy and Q the reference, reinforcement learning calls these the reverse and
+            the forward KL.
+        value: ``"k1"``, or ``"k3"``, which is never negative and varies less if P and Q are close.
+        log_ratio: log w, if the actions were sampled from another distribution B: log p - log b for ``"pq"``, log q -
+            log b for ``"qp"``, where b is the probability under B. It is treated as a constant.
+        importance: how to compute the weight of an action, with the tokens of a sequence along the last dimension.
+            ``"action"`` uses the action's own ratio. ``"prefix"`` uses the product of the ratios up to the action: it
+            also reweights the prefixes as if P had visited them. ``"sequence"`` uses the product of all ratios of the
+            sequence, with the same expectation and a larger variance. With the last two, the sum over tokens is the
+            value of whole sequences. Tokens that `mask` excludes have no ratio.
+        clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest). An action that P never takes keeps
+            weight 0. Clipping reduces the variance of the weight and biases the value and the gradient.
+        mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
+            is False everywhere raises a warning, on the CPU only.
+        reduction: as in `kl_from_log_probs`.
 
     Returns:
         the values in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action of weight
@@ -167,8 +167,8 @@ def kl_surrogate(
             `importance` or `clip_log_ratio` is given without `log_ratio`.
 
     Gradient:
-        as above, to each of `log_p` and `log_q` that requires one; no second derivative of it means anything. It is 0
-        for an action of which w or w k1 is infinite.
+        as above, to each of `log_p` and `log_q` that requires one. Second derivatives are meaningless. The gradient is
+        0 for an action if w or w k1 is infinite.
 
     Example:
         >>> import torch
@@ -209,7 +209,7 @@ def _log_weight(
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:
         logs = logs if mask is None else torch.where(mask, logs, 0)
-        # An action that P never takes ends the sequence, even after one that B never takes.
+        # An action that P never takes gives all later tokens weight 0, even after an action that B never takes.
         never = logs == -torch.inf
         total = torch.where(never, 0, logs).cumsum(-1)
         never = never.cumsum(-1) > 0
@@ -229,9 +229,9 @@ def _surrogate(
     if mask is not None:
         weight = torch.where(mask, weight, 0)
     value = torch.where((weight == 0) | (quotient == 0), 0, weight * _estimate(-quotient, value_of))
-    known = (weight * quotient).isfinite() & weight.isfinite()
-    weight, quotient = torch.where(known, weight, 0), torch.where(known & (weight != 0), quotient, 0)
-    # What follows adds 0; only its gradient matters.
+    finite = (weight * quotient).isfinite() & weight.isfinite()
+    weight, quotient = torch.where(finite, weight, 0), torch.where(finite & (weight != 0), quotient, 0)
+    # The scores are 0; only their gradient matters.
     scores = [_without_value(torch.where(weight == 0, 0, _at_least_float32(x))) for x in (first, second)]
     return value + weight * (quotient * scores[0] - scores[1])
 
@@ -258,7 +258,7 @@ def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
 
 
 def _log_quotient(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Tensor:
-    """Return log p - log q: 0, with gradient 0, where they are the same infinity and where the mask leaves them out."""
+    """Return log p - log q; 0 with gradient 0 at equal infinite values and at masked entries."""
     left_out = (log_p == log_q) & log_p.isinf()
     if mask is not None:
         left_out = left_out | ~mask
@@ -293,12 +293,12 @@ def _check_choice(call: str, name: str, given: object, words: tuple[str, ...], i
 def _check_weighting(
     call: str, log_ratio: Tensor | None, importance: str, clip: object
 ) -> tuple[float, float] | None:
-    """Return the least and the largest log w, None for no limits; raise where they are none, or there is no w."""
+    """Return the least and the largest log w, None for no limits; raise if a limit is invalid or w is missing."""
     if log_ratio is None and (importance != "action" or clip is not None):
         raise invalid_value(
             call,
             "importance" if importance != "action" else "clip_log_ratio",
-            wanted="log_ratio= with it, the logarithm of the weight that it is about",
+            wanted="log_ratio=, the logarithm of the importance weight, together with it",
             got=repr(importance) if importance != "action" else safe_repr(clip),
             instead="log_ratio=log_p.detach() - log_b",
         )

@@ -1,4 +1,4 @@
-"""Checks and weights that the losses over positions share: kind, temperature, mask, weight, labels, normalizer."""
+"""Checks and weights shared by the losses over positions: kind, temperature, mask, weight, labels, normalizer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
     "warn_of_empty_mask",
 ]
 
-# Logits divided by less, and the square of more, leave the range of float32.
+# Logits divided by a smaller temperature, and the square of a larger one, overflow float32.
 _COLDEST = 1e-16
 
 RESULT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -59,7 +59,7 @@ Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
 
 
 class LossSettings(NamedTuple):
-    """The arguments that both distillation losses have, and that are the same on every rank of a group."""
+    """The arguments that both distillation losses have, and that must be equal on all ranks of a group."""
 
     kind: Any
     temperature: float
@@ -72,31 +72,33 @@ class LossSettings(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What the divergences are multiplied by."""
+        """The factor of the divergences."""
         return float(self.temperature**2) if self.temperature_squared else 1.0
 
     def by_name(self) -> dict[str, Any]:
-        """Return them by name, without a normalizer that is a tensor: it is no setting that ranks can compare."""
+        """Return the settings by name. A tensor as normalizer becomes None, because ranks cannot compare it."""
         named = self._asdict()
         return named | {"normalizer": None} if isinstance(self.normalizer, Tensor) else named
 
 
 def remembered(check: Callable[..., T]) -> Callable[..., T]:
-    """Return a check of settings that remembers those it has accepted: a training loop repeats them in each step."""
-    known = lru_cache(maxsize=256, typed=True)(check)
+    """Cache a check of settings: a training loop repeats the same settings in each step."""
+    cached = lru_cache(maxsize=256, typed=True)(check)
 
     def checked(*given: Any) -> T:
         if not torch.compiler.is_compiling():
-            with suppress(TypeError):  # some settings have no hash; an error of the check itself comes again
-                return known(*given)
+            with suppress(
+                TypeError
+            ):  # a setting without a hash; a TypeError of the check is raised again below
+                return cached(*given)
         return check(*given)
 
     return checked
 
 
 def settings_of(call: str, given: LossSettings) -> LossSettings:
-    """Return the arguments of `call` as checked settings, with the kind as a divergence; raise if one is wrong."""
-    # Two kinds of a user's class may be equal and yet differ: only kullback's own are remembered.
+    """Check the arguments of `call` and return them as settings, with the kind as a divergence."""
+    # Two kinds of a user's class may compare equal and yet differ: only kullback's own kinds are remembered.
     is_ours = isinstance(given.kind, str) or type(given.kind).__module__.startswith("kullback.")
     settings = (_remembered_settings if is_ours else _settings)(call, *given._replace(normalizer=None))
     if given.normalizer is None:
@@ -120,7 +122,7 @@ _remembered_settings = remembered(_settings)
 
 
 def check_kind(call: str, kind: object) -> Divergence:
-    """Return the divergence that `kind` is or names; raise if it is none, or 0 for all distributions."""
+    """Return `kind` as a divergence; raise if it is not one, or is 0 for all distributions."""
     kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
         raise invalid_value(
@@ -134,7 +136,7 @@ def check_kind(call: str, kind: object) -> Divergence:
 
 
 def check_logits(call: str, name: str, x: object, *, beside: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits; `beside` are the other side's, which the remedy fits."""
+    """Raise unless `x` is a dense tensor of logits. The error's remedy fits the other side's logits, `beside`."""
     if isinstance(x, Tensor):
         check_dense(call, name, x)
         if x.is_floating_point() and x.ndim > 0:
@@ -156,7 +158,7 @@ def check_logits(call: str, name: str, x: object, *, beside: object = None) -> N
 
 
 def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
-    """Return what to write for several tensors: of some positions each, or of all."""
+    """Return the remedy for a list of tensors: join them, or average the losses."""
     to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
     for join in ("stack", "cat") if positions else ():
         with suppress(RuntimeError):
@@ -169,7 +171,7 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 
 
 def check_any_class(call: str, name: str, classes: int) -> None:
-    """Raise where there is no class, of which there is no distribution."""
+    """Raise if there are no classes."""
     if classes == 0:
         raise invalid_value(
             call,
@@ -181,7 +183,7 @@ def check_any_class(call: str, name: str, classes: int) -> None:
 
 
 def check_result_dtype(call: str, dtype: object) -> None:
-    """Raise unless `dtype` is one that a divergence can have, or None."""
+    """Raise unless `dtype` is None or a floating-point dtype."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in RESULT_DTYPES):
         raise invalid_type(
             call,
@@ -217,19 +219,19 @@ def check_label_weight(call: str, label_weight: object) -> None:
 
 
 def check_vocabulary(call: str, vocabulary: object) -> None:
-    """Raise unless `vocabulary` is one of its three words."""
+    """Raise unless `vocabulary` is one of the three words."""
     if not isinstance(vocabulary, str) or vocabulary not in get_args(Vocabulary):
         raise invalid_value(
             call,
             "vocabulary",
             wanted="'error', 'truncate' or 'mask'",
             got=safe_repr(vocabulary),
-            instead="vocabulary='truncate' to compare the classes both have",
+            instead="vocabulary='truncate' to compare the classes that both have",
         )
 
 
 def check_classes(call: str, classes: object, given: int | None = None) -> int | None:
-    """Return `classes`; raise unless it is None or a positive integer, and at most the number of classes given."""
+    """Return `classes`; raise unless it is None or a positive integer, at most `given`."""
     number = whole_from(classes)
     if classes is not None and (number is None or not 0 < number <= (math.inf if given is None else given)):
         most = "" if given is None else f", at most {given}"
@@ -244,26 +246,26 @@ def check_classes(call: str, classes: object, given: int | None = None) -> int |
 
 
 def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) -> None:
-    """Raise unless a normalizer is a positive number, and the reduction divides by something."""
+    """Raise unless a normalizer is a positive number, and the reduction is not ``"none"``."""
     if normalizer is None:
         return
     if word == "none":
         raise invalid_value(
             call,
             "normalizer",
-            wanted="none with reduction='none', which divides by nothing",
+            wanted="no normalizer with reduction='none', which does not divide",
             got=f"{type(normalizer).__name__}",
             instead="reduction='sum' with it, or reduction='none' without",
         )
     if isinstance(normalizer, Tensor):
         check_dense(call, "normalizer", normalizer)
-        # An accelerator would have to be waited for.
-        known = can_inspect(normalizer) and normalizer.is_cpu and not normalizer.is_complex()
-        one = normalizer.numel() == 1 and not normalizer.is_complex()
-        good = one and (not known or 0 < normalizer.item() < math.inf)
+        # Reading a value on an accelerator would synchronize.
+        is_readable = can_inspect(normalizer) and normalizer.is_cpu and not normalizer.is_complex()
+        is_scalar = normalizer.numel() == 1 and not normalizer.is_complex()
+        good = is_scalar and (not is_readable or 0 < normalizer.item() < math.inf)
         got = (
             f"{normalizer.item()}"
-            if known and normalizer.numel() == 1
+            if is_readable and normalizer.numel() == 1
             else f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
         )
     else:
@@ -274,18 +276,18 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
             "normalizer",
             wanted="a positive number, such as the number of counted positions of a step",
             got=got,
-            instead="normalizer=None to divide by those of this call, or normalizer=mask.sum().clamp(min=1)",
+            instead="normalizer=None to divide by this call's positions, or normalizer=mask.sum().clamp(min=1)",
         )
 
 
 def warn_of_empty_mask(call: str, mask: Tensor) -> None:
-    """Warn where a mask leaves nothing: the result is then 0 or no number, whatever the rows are.
+    """Warn if a mask excludes all rows: the result is then 0 or NaN, whatever the rows are.
 
-    Only on the CPU, as looking would make an accelerator wait, and not while compiling.
+    Only on the CPU, because reading the mask on an accelerator would synchronize, and not while compiling.
     """
     if mask.device.type == "cpu" and mask.numel() > 0 and can_inspect(mask) and not bool(mask.any()):
         warnings.warn(
-            f"{call}(mask=...): the mask is False everywhere, so that nothing counts. True means that a position "
+            f"{call}(mask=...): the mask is False everywhere, so no position counts. True means that a position "
             "counts: mask=attention_mask.bool()",
             stacklevel=4,
         )
@@ -301,9 +303,9 @@ def position_weights(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor | None:
-    """Return the weight of each position, 0 where it does not count; None where all weigh 1.
+    """Return the weight of each position, 0 where it does not count; None if all weights are 1.
 
-    They are of `dtype`, or of that of `weight` if it is more exact.
+    The dtype is `dtype`, or the dtype of `weight` if it is more precise.
     """
     ignore_index = check_ignore_index(call, ignore_index)
     if mask is weight is labels is None:
@@ -348,9 +350,9 @@ def hard_labels(
     weights: Tensor | None,
     scale: float,
 ) -> HardLabels | None:
-    """Return the labels to mix in, where divergences are multiplied by `scale`; None where they weigh nothing.
+    """Return the labels to mix in, for divergences multiplied by `scale`; None if their weight is 0.
 
-    `check_labels` tells whether they are classes.
+    `check_labels` checks that they are classes.
     """
     if label_weight == 0:
         return None
@@ -363,7 +365,7 @@ def hard_labels(
             instead="labels=labels, with ignore_index where there is none; or label_weight=0.0",
         )
     chosen = labels.reshape(-1).long()
-    if weights is not None:  # what does not count may hold anything
+    if weights is not None:  # positions that do not count may have any label
         chosen = torch.where(weights.reshape(-1) == 0, 0, chosen)
     return HardLabels(chosen, (1 - label_weight) * scale, float(label_weight))
 
@@ -371,7 +373,7 @@ def hard_labels(
 def check_labels(call: str, hard: HardLabels | None, positions: torch.Size, classes: int) -> None:
     """Raise unless the labels at the positions that count are below the number of classes."""
     if hard is None or not (can_inspect(hard.classes) and hard.classes.is_cpu):
-        return  # an accelerator would have to be waited for
+        return  # reading labels on an accelerator would synchronize
     wrong = (hard.classes < 0) | (hard.classes >= classes)
     if bool(wrong.any()):
         raise invalid_value(
@@ -398,9 +400,11 @@ def check_ignore_index(call: str, ignore_index: object) -> int:
 
 
 def _check_weights(call: str, weights: Tensor) -> None:
-    """Raise where a position that counts has a weight that is negative, infinite or no number."""
-    known = can_inspect(weights) and weights.is_cpu  # an accelerator would have to be waited for
-    wrong = ~((weights >= 0) & (weights < math.inf)) if known and not weights.is_complex() else None
+    """Raise if a position that counts has a negative, infinite or NaN weight."""
+    is_readable = (
+        can_inspect(weights) and weights.is_cpu
+    )  # reading weights on an accelerator would synchronize
+    wrong = ~((weights >= 0) & (weights < math.inf)) if is_readable and not weights.is_complex() else None
     if weights.is_complex() or (wrong is not None and bool(wrong.any())):
         raise invalid_value(
             call,
@@ -444,23 +448,23 @@ def _check_device(call: str, name: str, given: Tensor, device: torch.device) -> 
 
 
 def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
-    """Return what to write for a tensor that does not have the shape of the positions."""
+    """Return the remedy for a tensor whose shape is not the shape of the positions."""
     if given.ndim == len(positions) > 0 and given.shape[-1] == positions[-1] + 1:
-        return f"{name}={name}[..., 1:], as the logits of a position are those of the token after it"
+        return f"{name}={name}[..., 1:], because the logits of a position predict the next token"
     if given.ndim <= len(positions) and all(
         a in (1, b) for a, b in zip(reversed(given.shape), reversed(positions), strict=False)
     ):
         return f"{name}={name}.expand({tuple(positions)})"
     if given.ndim == 2 and given.shape == positions[::-1]:
         return f"{name}={name}.T"
-    # Of other shapes with as many entries, reshape would give positions the values of others.
+    # For other shapes with as many entries, reshape would assign values to wrong positions.
     if given.numel() == positions.numel() and (given.ndim == 1 or _long(given.shape) == _long(positions)):
         return f"{name}={name}.reshape({tuple(positions)})"
     return f"{name} of shape {tuple(positions)}"
 
 
 def _long(shape: torch.Size) -> list[int]:
-    """Return the sizes other than 1."""
+    """Return the sizes that are not 1."""
     return [size for size in shape if size != 1]
 
 
@@ -473,9 +477,9 @@ def divided(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor | None, float]:
-    """Divide the weights of the positions by what `word` or the normalizer says: return weights and a common factor."""
+    """Divide the weights by the divisor of `word` or by the normalizer; return weights and a common factor."""
     if isinstance(normalizer, Tensor):
-        if not normalizer.is_cpu:  # a number of the CPU divides tensors of every device
+        if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
             _check_device(call, "normalizer", normalizer, device)
         divisor = recordable(normalizer).to(torch.promote_types(normalizer.dtype, dtype)).reshape(())
         shares = (torch.ones(positions, dtype=dtype, device=device) if weights is None else weights) / divisor
@@ -483,7 +487,9 @@ def divided(
     if normalizer is not None:
         return weights, 1 / float(normalizer)
     if word == "mean" and weights is not None:
-        if weights.numel():  # the sum of large weights must not overflow, nor that of small ones lose digits
+        if (
+            weights.numel()
+        ):  # the sum of large weights must not overflow; the sum of small ones must not lose digits
             peak = weights.detach().amax()
             weights = weights / torch.where(peak == 0, 1, peak)
         counted = weights.sum()

@@ -1,4 +1,4 @@
-"""Divergences from a teacher of which the top classes are known, and of the others the mass and a few draws."""
+"""Divergences from a teacher with its top classes, the mass of the other classes, and a few draws from these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kullback.representations import SUM_TOLERANCE, can_inspect, first_of
 __all__ = ["SampledTail", "sampled_tail_divergence"]
 
 _CALL = "sampled_tail_divergence"
-# A student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
+# A squared relative distance: a student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
 _FAR = 0.25
 _LARGEST_CHANGE = 3.0
 _LEAST = torch.finfo(torch.float32).tiny
@@ -33,17 +33,17 @@ _LEAST_LOG = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledTail(PartialTeacher):
-    r"""A teacher's most probable classes at each position, the mass of all others, and classes drawn from these.
+    r"""A teacher's most probable classes at each position, the mass of all others, and draws from the others.
 
-    That is what a reference file holds (`kullback.io.Reference`), in less than a kilobyte a position; unlike a `TopK`
-    it gives losses whose mean over the draws is that of the whole teacher.
+    A reference file (`kullback.io.Reference`) stores these in less than a kilobyte a position. Unlike with a `TopK`,
+    the mean loss over the draws equals the loss with the whole teacher.
 
     Arguments:
         top: the most probable classes and their log-probabilities, shape (..., k).
         tail_indices: classes drawn from the others, independently and with replacement, class i with probability
             :math:`p_i / M`, integer, shape (..., m).
-        tail_log_probs: their natural log-probabilities among all classes, shape (..., m); -inf is padding, at positions
-            where the others have no mass.
+        tail_log_probs: their natural log-probabilities among all classes, shape (..., m). -inf is padding, only at
+            positions where the other classes have no mass.
         tail_log_mass: :math:`\log M`, the log of the mass of all classes that are not in `top`, shape (...).
         validate: whether to check the values.
 
@@ -79,19 +79,19 @@ class SampledTail(PartialTeacher):
     def draw(
         cls, logits: Tensor, *, k: int = 64, draws: int = 32, generator: torch.Generator | None = None
     ) -> Self:
-        """Keep the top classes of logits and draw from the others.
+        """Keep the top classes of a teacher's logits and draw from the others.
 
         Arguments:
             logits: a teacher's logits, shape (..., classes).
-            k: how many of the most probable classes to keep.
-            draws: how many classes to draw from the others.
-            generator: the source of the draws, on the CPU.
+            k: the number of most probable classes to keep.
+            draws: the number of classes to draw from the others.
+            generator: the random generator of the draws, on the CPU.
 
         Returns:
             a `SampledTail` on the device of the logits, float32.
 
         Raises:
-            ArgumentTypeError: `logits` is no floating-point tensor with values, or `generator` none of the CPU.
+            ArgumentTypeError: `logits` is not a floating-point tensor with values, or `generator` is not on the CPU.
             ArgumentValueError: `k` or `draws` is too small, or a position has NaN, +inf or only -inf.
         """
         k, draws = _check_drawing(logits, k, draws, generator)
@@ -99,29 +99,29 @@ class SampledTail(PartialTeacher):
         uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64, device="cpu")
         labels = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
         accurate = rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64, copy=True)
-        found = cls.from_reference(
+        teacher = cls.from_reference(
             summarize_rows(accurate, labels, top=k, uniforms=uniforms), device=logits.device
         )
         shape = logits.shape[:-1]
         indices, log_probs = (
-            x.reshape(*shape, x.shape[-1]) for x in (found.top.indices, found.top.log_probs)
+            x.reshape(*shape, x.shape[-1]) for x in (teacher.top.indices, teacher.top.log_probs)
         )
         top = TopK(indices, log_probs, validate=False)
         return cls(
             top,
-            found.tail_indices.reshape(*shape, draws),
-            found.tail_log_probs.reshape(*shape, draws),
-            found.tail_log_mass.reshape(shape),
+            teacher.tail_indices.reshape(*shape, draws),
+            teacher.tail_log_probs.reshape(*shape, draws),
+            teacher.tail_log_mass.reshape(shape),
             validate=False,
         )
 
     @classmethod
     def from_reference(cls, block: ReferenceBlock, *, device: torch.device | str | None = None) -> Self:
-        """Make a teacher of rows of a reference file, which were checked as they were read.
+        """Make a teacher from rows of a reference file. Reading has already checked the rows.
 
         Arguments:
             block: the rows, from `kullback.io.Reference.read`.
-            device: where the student is; left out, the CPU.
+            device: the device of the student; the CPU by default.
 
         Returns:
             a `SampledTail` of shape (rows, k) and (rows, m).
@@ -149,13 +149,13 @@ class SampledTail(PartialTeacher):
 
     @property
     def largest_index(self) -> int:
-        """The largest index, -1 where the values cannot be looked at."""
+        """The largest index, -1 if the tensors have no values to read."""
         if not all(can_inspect(x) for x in self.index_tensors):
             return -1
         return max((int(x.max()) for x in self.index_tensors if x.numel()), default=-1)
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless `temperature` is 1 and `kind` a sum over classes."""
+        """Raise unless `temperature` is 1 and `kind` is a sum over classes."""
         if temperature != 1:
             raise invalid_value(
                 call,
@@ -172,11 +172,11 @@ class SampledTail(PartialTeacher):
             raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return float64 if the student's logits are, else float32."""
+        """Return float64 if the student's logits are float64, else float32."""
         return torch.float64 if student == torch.float64 else torch.float32
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> SampledRows:
-        """Return its rows, which have no gradient."""
+        """Return the teacher's rows, without a gradient."""
         top, draws, rows = (
             *(x.shape[-1] for x in self.index_tensors),
             self.tail_log_mass.numel(),
@@ -203,7 +203,7 @@ def sampled_tail_divergence(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Estimate how far a student's distributions are from a teacher's, without bias, from top classes and draws.
+    r"""Estimate the divergence of a student from a teacher without bias, from the teacher's top classes and draws.
 
     With K the top classes, M the teacher's mass outside K, :math:`j_1, \dots, j_m` the drawn classes, and
     :math:`t(p, q)` the non-negative terms :math:`q f(p/q)` of `kullback.generators`, which for KL are
@@ -213,39 +213,40 @@ def sampled_tail_divergence(
         - s_l \Bigl(\frac{q_{j_l}}{p_{j_l}} - 1\Bigr)\right) + \Bigl(1 - \sum_{i \in K} q_i - M\Bigr)
         \frac1m \sum_{l=1}^m s_l
 
-    q is normalized over all classes. The mean over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and the mean
-    of the gradient its gradient: :math:`s_l` is independent of :math:`j_l`, as only the other draws and K, M and q
-    decide it. It is 0 where these agree, and rises to the limit of t(p, q)/q at p = 0 (1 for KL) where they do not.
-    Derivatives take it as constant, and stay unbiased.
+    q is normalized over all classes. The expectation over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and
+    the expectation of the gradient is its gradient. :math:`s_l` depends only on the other draws, K, M and q, so it is
+    independent of :math:`j_l`. It is 0 if teacher and student agree on the top classes, the tail's mass and the other
+    draws. It rises to the limit of t(p, q)/q at p = 0 (1 for KL) if they are far apart. Derivatives treat it as
+    constant, and stay unbiased.
 
-    The estimate is 0 with zero gradient where student and teacher agree, whatever was drawn; the closer they are, the
-    less it varies. Where they are far apart, a class that the student prefers but that is seldom drawn makes no spike
-    of the size of q/p; the estimate may then be negative by chance. For kinds whose terms grow faster than q, such as
-    `ReverseKL` and `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
+    If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer they are, the less
+    the estimate varies. If they are far apart, a rarely drawn class that the student prefers causes no spike of size
+    q/p, but the estimate may be negative by chance. For kinds whose terms grow faster than q, such as `ReverseKL` and
+    `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
 
-    Classes whose probability under the teacher is exactly 0 are never drawn. Their terms, q for KL and q/2 for TV, are
-    in the estimate by the share that :math:`s_l` has of its limit: fully where student and teacher are far apart or
-    M = 0. Without draws at all (m = 0), a tail with mass counts nothing.
+    Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes their terms, q for
+    KL and q/2 for TV, in proportion to :math:`s_l`: fully if student and teacher are far apart or M = 0. Without any
+    draws (m = 0), a tail with mass contributes 0.
 
     Arguments:
-        kind: the divergence or its name; not `Renyi`, which is no sum over classes.
-        teacher: P, shape (..., k) and (..., m); no gradient goes to it.
+        kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
+        teacher: P, shape (..., k) and (..., m); it gets no gradient.
         student: logits of Q, shape (..., classes).
-        temperature: 1. The classes were drawn with the probabilities at temperature 1, and the tail's mass at any other
-            is not known.
-        dtype: of the result; left out, float64 if the student is, else float32.
+        temperature: must be 1. The classes were drawn at temperature 1, and the tail's mass at another temperature is
+            unknown.
+        dtype: the dtype of the result. By default float64 if the student is float64, else float32.
 
     Returns:
-        one value for each position, computed in float64 (float32 on devices without it); on the CPU the exponentials of
-        float32 and half-precision logits are float32, their sums float64.
+        one value for each position, computed in float64 (float32 on devices without float64). On the CPU, exponentials
+        of float32 and half-precision logits are float32, and their sums float64.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: positions or devices differ, an index is not below the number of classes, `temperature` is
-            not 1, or `kind` is no sum over classes.
+            not 1, or `kind` is not a sum over classes.
 
     Gradient:
-        to the student, of any order, as stated by `kind`. The first needs no memory beside itself.
+        to the student, of any order, as stated by `kind`. The first derivative needs no extra memory.
 
     Example:
         >>> import torch
@@ -273,9 +274,9 @@ class SampledRows(PartialRows):
     """The rows of a `SampledTail`.
 
     Attributes:
-        weights: of the terms of the classes, 1 for the top classes.
+        weights: the weights of the terms, 1 for the top classes.
         tail_mass: the teacher's mass outside the top classes.
-        draws: how many of the classes were drawn, the last ones.
+        draws: the number of drawn classes, which are the last ones.
     """
 
     weights: Tensor
@@ -286,7 +287,7 @@ class SampledRows(PartialRows):
     leaves_out: ClassVar[bool] = False
 
     def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
-        """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
+        """Return the divergence of each row, from the teacher's log-probabilities and the values read from logits."""
         k = log_probs.shape[-1]
         logits, log_sum, *_ = seen.split((k, 1, seen.shape[-1] - k - 1), -1)
         log_q = logits - log_sum
@@ -294,14 +295,16 @@ class SampledRows(PartialRows):
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
-        """Return the tail's sum of q - p less its estimate from the draws, times the share of each draw."""
+        """Return the tail's sum of q - p minus its estimate from the draws, times the share of each draw."""
         mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
-        log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)  # the terms are NaN then
+        log_q = log_q.nan_to_num(
+            nan=0.0, posinf=math.inf, neginf=-math.inf
+        )  # with NaN, the terms are NaN already
         (top_q, drawn_q), (top_p, drawn_p) = log_q.split(parts, -1), log_probs.split(parts, -1)
         excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
         if not self.draws:
             return torch.where(mass == 0, excess, 0).squeeze(-1)
-        # Padded draws are -inf on both sides; they are in rows without a tail, whose mass of 0 takes them out.
+        # Padded draws are -inf on both sides. They are in rows without a tail, whose mass of 0 removes them.
         change = torch.expm1(drawn_q - drawn_p.clamp(min=_LEAST_LOG))
         with torch.no_grad():
             apart = (top_q / 2).exp() - (top_p / 2).exp()
@@ -309,14 +312,14 @@ class SampledRows(PartialRows):
         return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return the share of each draw: from 0 near the teacher to 1 far from it, without the use of that draw.
+        """Return the share of each draw: from 0 if Q is near the teacher to 1 if it is far, without using that draw.
 
-        It comes from the top, the tail's mass and the other draws: how q/p varies over these, and how much of the
-        tail's mass under Q they do not show.
+        It depends on the top classes, the tail's mass and the other draws: how much q/p varies over them, and how much
+        of the tail's mass under Q they miss.
 
         Arguments:
-            top: how far it is over the top classes.
-            excess: of the tail's mass under Q over that under P.
+            top: the squared distance over the top classes.
+            excess: the tail's mass under Q minus its mass under P.
             change: q/p - 1 of the draws.
         """
         change = change.clamp(max=_LARGEST_CHANGE)
@@ -329,12 +332,12 @@ class SampledRows(PartialRows):
 
 
 def _sum_of_others(x: Tensor) -> Tensor:
-    """Return for each entry the sum of the others in its row."""
+    """Return for each entry the sum of the other entries in its row."""
     return x.sum(-1, keepdim=True) - x
 
 
 def _slope_without_p(kind: Divergence) -> Tensor | float:
-    """Return the limit of t(p, q) / q at p = 0; 0 where it is infinite, or far away still where q / p is 10,000."""
+    """Return the limit of t(p, q) / q at p = 0; 0 if it is infinite, or not half reached at q / p = 10,000."""
     if type(kind) is KL:
         return 1.0
     log_p = torch.tensor([-math.inf, -math.log(1e4)], dtype=torch.float64, device="cpu")
@@ -376,7 +379,7 @@ def _check_form(teacher: SampledTail) -> None:
 
 
 def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
-    """Return `k` and `draws`, or raise."""
+    """Check the arguments and return `k` and `draws`."""
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])
@@ -393,7 +396,7 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
         raise invalid_type(
             call,
             "generator",
-            wanted="a torch.Generator of the CPU, or None",
+            wanted="a torch.Generator on the CPU, or None",
             got=safe_repr(generator),
             instead="generator=torch.Generator().manual_seed(0)",
         )
@@ -412,7 +415,7 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
             "logits",
             wanted="numbers, or -inf for some of a position's classes",
             got=f"positions with NaN, +inf or only -inf, {first_of(wrong)}",
-            instead="SampledTail.draw(logits[mask]) of the positions that have a distribution",
+            instead="SampledTail.draw(logits[mask]), with only the positions that have a distribution",
         )
     return numbers[0], numbers[1]
 

@@ -1,4 +1,4 @@
-"""The weighted sum of a divergence's terms at some classes, for teachers with known probabilities there alone."""
+"""The weighted sum of a divergence's terms over some classes, for teachers that have only these classes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["weighted_terms"]
 
 
 def weighted_terms(kind: Divergence, log_p: Tensor, log_q: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of each row's terms, with the gradients by log p and log q from the kind's derivatives.
+    """Return the weighted sum of each row's terms. The gradients by log p and log q use the kind's derivatives.
 
-    Nothing is normalized. Terms of weight 0 count nothing, whatever they are.
+    Rows are not normalized. Terms of weight 0 have no effect, even if they are NaN.
     """
     return cast("Tensor", _WeightedTerms.apply(log_p, log_q, weights, kind))
 

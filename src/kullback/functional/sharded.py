@@ -1,4 +1,4 @@
-"""What the losses over sharded classes share: this rank's tensors, and what all ranks must agree about."""
+"""Functions for losses over sharded classes: this rank's tensors, and the checks that all ranks agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def local_logits(call: str, student: Any, teacher: Any, group: Any) -> tuple[Any, Any, Ranks]:
-    """Return this rank's logits of both sides, and the group, which DTensors know themselves."""
+    """Return this rank's logits of both sides, and the group; DTensors bring their group."""
     if not (is_dtensor(student) or is_dtensor(teacher)):
         return student, teacher, Ranks(call, group)
     if group is not None:
@@ -43,11 +43,11 @@ def local_logits(call: str, student: Any, teacher: Any, group: Any) -> tuple[Any
 
 
 def local_heads(call: str, names: Sequence[str], tensors: list[Any], group: Any) -> tuple[list[Any], Ranks]:
-    """Return this rank's part of weights and biases, the hidden states whole, and the group.
+    """Return this rank's rows of weights and biases, all hidden states, and the group.
 
     Arguments:
         call: the function that the user called, for messages.
-        names: of the tensors.
+        names: the names of the tensors.
         tensors: hidden states, weight and bias of the student, then of the teacher.
         group: the process group; None with DTensors.
     """
@@ -84,7 +84,7 @@ def _is_whole(x: Any) -> bool:
 
 
 def head_parts(sides: Sides, tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Return the hidden states, and of the heads the classes that this rank works on."""
+    """Return the hidden states and this rank's classes of the heads."""
     parts: list[Tensor | None] = []
     for i, x in enumerate(tensors):
         part = sides.student_part if i < 3 else sides.teacher_part
@@ -93,7 +93,7 @@ def head_parts(sides: Sides, tensors: list[Tensor | None]) -> list[Tensor | None
 
 
 def attempt(compute: Callable[[], _T]) -> tuple[_T | None, KullbackError | None]:
-    """Return a result, or the error that this rank's arguments led to: the other ranks must hear of it first."""
+    """Return the result or the error. A rank must report its error to the other ranks before it raises."""
     try:
         return compute(), None
     except KullbackError as error:
@@ -101,7 +101,7 @@ def attempt(compute: Callable[[], _T]) -> tuple[_T | None, KullbackError | None]
 
 
 def requires_gradient(*tensors: Tensor | None) -> int:
-    """Tell, as an integer, whether a gradient by one of the tensors will be wanted."""
+    """Return 1 if autograd will need a gradient of one of the tensors, else 0."""
     return int(torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
 
 
@@ -114,15 +114,15 @@ def agreed(
     own: Mapping[str, int],
     problem: KullbackError | None,
 ) -> dict[str, list[int]]:
-    """Return numbers of every rank, or raise on every rank if they do not ask for the same.
+    """Return the numbers `own` of every rank. If the ranks' arguments disagree, raise on every rank.
 
     Arguments:
         ranks: the group.
         tensors: the tensors by the names of their arguments; the first has the positions as its leading dimensions.
-        weights: those of the positions; which positions count must be the same.
-        settings: what else must be the same, by the name of the argument.
+        weights: the weights of the positions; all ranks must count the same positions.
+        settings: other values that must agree, by the name of the argument.
         own: numbers that may differ.
-        problem: what is wrong with this rank's arguments.
+        problem: the error of this rank's arguments, if any.
     """
     if problem is not None:
         device = next((x.device for x in tensors.values() if isinstance(x, Tensor)), _default_device(ranks))
@@ -149,7 +149,7 @@ def agreed(
 
 
 def _names(tensors: Mapping[str, Any], settings: Mapping[str, object]) -> list[str]:
-    """Return what must be the same: an argument, and what of it."""
+    """Return the names of the values that must agree: an argument and its property."""
     first = next(iter(tensors))
     return [
         f"{first} number of positions",

@@ -1,4 +1,4 @@
-"""Divergences from a teacher of which only the most probable classes are known, as servers and stored logits give."""
+"""Divergences from a teacher's most probable classes, as inference servers and files of stored logits give them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ _CALL = "top_k_divergence"
 class TopK(PartialTeacher):
     r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
 
-    An entry whose log-probability is -inf is padding, for positions that keep fewer than k classes: its class counts
-    as not kept, and its index may be any valid one, repeated or not.
+    An entry with log-probability -inf is padding, for positions that keep fewer than k classes. Its class counts as not
+    kept. Its index may be any valid class index, even a repeated one.
 
     Arguments:
         indices: the kept classes, integer, shape (..., k), in any order.
         log_probs: their natural log-probabilities, shape (..., k).
-        tail: what becomes of the classes not kept, whose probabilities are unknown: one class with the mass that is
-            left (``"bucket"``), classes without mass, the kept ones being scaled to sum to one (``"renormalize"``), or
-            nothing (``"zero"``); `top_k_divergence` gives the formulas.
+        tail: how to treat the other classes, whose probabilities are unknown. ``"bucket"`` merges them into one class
+            with the remaining mass. ``"renormalize"`` gives them no mass and scales the kept probabilities to sum to
+            one. ``"zero"`` leaves them out. `top_k_divergence` gives the formulas.
         validate: whether to check the values.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, an index is negative or twice in its row, a log-probability is NaN or
-            positive, those of a row sum to more than one, ``"renormalize"`` has nothing to scale, or `tail` is unknown.
+        ArgumentValueError: the shapes differ, an index is negative or repeated in its row, a log-probability is NaN or
+            positive, a row's probabilities sum to more than one, a row has no mass with ``"renormalize"``, or `tail` is
+            unknown.
 
     Example:
         >>> import torch
@@ -82,21 +83,21 @@ class TopK(PartialTeacher):
 
     @property
     def index_tensors(self) -> tuple[Tensor, ...]:
-        """The indices alone."""
+        """The indices."""
         return (self.indices,)
 
     @property
     def largest_index(self) -> int:
-        """The largest index, -1 where the values were not checked."""
+        """The largest index, -1 if the values were not checked."""
         return self._largest
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless `kind` and `temperature` go with the tail."""
+        """Raise unless `tail` supports `kind` and `temperature`."""
         if temperature != 1 and self.tail != "renormalize":
             raise invalid_value(
                 call,
                 "temperature",
-                wanted=f"1 with tail={self.tail!r}, as the mass outside at another temperature is unknown",
+                wanted=f"1 with tail={self.tail!r}, because the mass outside at another temperature is unknown",
                 got=safe_repr(temperature),
                 instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
                 "with student / temperature",
@@ -111,11 +112,11 @@ class TopK(PartialTeacher):
             )
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return float64 if the student's logits or the log-probabilities are, else float32."""
+        """Return float64 if the student's logits or the log-probabilities are float64, else float32."""
         return torch.float64 if torch.float64 in (student, self.log_probs.dtype) else torch.float32
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
-        """Return its rows, for a student of so many classes."""
+        """Return the teacher's rows, for a student with `classes` classes."""
         k = self.indices.shape[-1]
         log_probs = upcast(recordable(self.log_probs)).reshape(-1, k)
         indices = recordable(self.indices).reshape(-1, k).long()
@@ -132,10 +133,11 @@ def top_k_divergence(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Compute how far a student's distributions are from a teacher's of which the top classes are known.
+    r"""Compute the divergence of a student from a teacher's top classes.
 
-    With K the kept classes, p the teacher's probabilities as given, and q the student's among all its classes, those
-    outside K together :math:`q_0 = 1 - \sum_{i \in K} q_i`, and :math:`D_f` the sum of the terms :math:`q f(p/q)`:
+    Let K be the kept classes, p the teacher's probabilities as given, q the student's probabilities among all classes,
+    and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. With f the
+    generator of D, the value depends on the tail:
 
     .. math::
         \begin{array}{ll}
@@ -144,42 +146,42 @@ def top_k_divergence(
         \text{zero:} & \textstyle\sum_{i \in K} q_i\, f(p_i / q_i)
         \end{array}
 
-    ``"bucket"`` never exceeds the divergence from the whole teacher, as merging classes loses information.
-    ``"renormalize"`` is the divergence from another teacher, which gives the other classes nothing: KL is then at least
-    :math:`-\log \sum_K p_i` off at a student equal to the whole teacher, and kinds with a term of +inf at p = 0
-    (`ReverseKL`, `Jeffreys`) are +inf unless the student too has nothing there.
+    ``"bucket"`` never exceeds the divergence from the whole teacher, because merging classes loses information.
+    ``"renormalize"`` is the divergence from another teacher, which gives the other classes probability 0. For a student
+    equal to the whole teacher, KL is then too large by at least :math:`-\log \sum_K p_i`. Kinds with a term of +inf at
+    p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
 
-    ``"zero"`` adds up the non-negative terms of `kullback.generators`, which for KL are
-    :math:`p_i \log(p_i/q_i) - p_i + q_i`. It is at most the bucket's, and 0 exactly where student and teacher agree on
-    K, but it sees nothing outside K and is no divergence between distributions. The sum of
-    :math:`p_i \log(p_i/q_i)` alone, which some libraries take, lacks :math:`\sum_K (q_i - p_i)`: it can be negative,
-    and its minimum is not at the teacher's probabilities but at the renormalized ones.
+    ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
+    :math:`p_i \log(p_i/q_i) - p_i + q_i`. It is at most the value of ``"bucket"``, and 0 exactly if student and teacher
+    agree on K. But it ignores classes outside K and is not a divergence between distributions. Some libraries use only
+    the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its minimum
+    is at the renormalized probabilities instead of the teacher's.
 
-    Where the student has no mass outside K, as where K is all classes, a remainder of the teacher's that its rounding
-    explains counts as none, and is no reason for +inf.
+    The teacher's remaining mass may be only a rounding error. It counts as 0 where the student has no mass outside K,
+    for example if K is all classes, and does not cause +inf.
 
     Arguments:
-        kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is no sum over classes.
+        kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
         teacher: P, shape (..., k).
         student: logits of Q, shape (..., classes).
-        temperature: what the student's logits and the teacher's log-probabilities are divided by before they are
-            normalized. Other than 1 only with ``"renormalize"``: how much mass the classes that are not kept would
-            have at another temperature is unknown.
-        dtype: of the result; left out, float64 if the student or the teacher is, else float32.
+        temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. It
+            must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another temperature is
+            unknown.
+        dtype: the dtype of the result. By default float64 if the student or the teacher is float64, else float32.
 
     Returns:
-        one value for each position, computed in float64 (float32 on devices without it); on the CPU the exponentials of
-        float32 and half-precision logits are float32, their sums float64.
+        one value for each position, computed in float64 (float32 on devices without float64). On the CPU, exponentials
+        of float32 and half-precision logits are float32, and their sums float64.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: positions or devices differ, an index is not below the number of classes, or `temperature`
-            or `kind` does not go with the tail.
+        ArgumentValueError: positions or devices differ, an index is not below the number of classes, or the tail does
+            not support `temperature` or `kind`.
 
     Gradient:
         to the student, and to the teacher's log-probabilities if they require one, of any order; as stated by `kind`
-        for the classes above. The first needs no memory beside itself. A padding entry gets 0. ``"bucket"`` scales the
-        teacher's probabilities to sum to one where nothing is left, and its gradient includes that scaling.
+        for the classes above. The first derivative needs no extra memory. A padding entry gets 0. If no mass is left,
+        ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this scaling.
 
     Example:
         >>> import torch
@@ -207,8 +209,8 @@ class TopKRows(PartialRows):
     """The rows of a `TopK`.
 
     Attributes:
-        tail: of the `TopK`.
-        rounding: by how much the sum of the teacher's probabilities may be below one where no mass is left.
+        tail: the tail of the `TopK`.
+        rounding: the largest remainder of the teacher's mass that counts as a rounding error.
         vocabulary: the number of classes.
     """
 
@@ -219,7 +221,7 @@ class TopKRows(PartialRows):
     leaves_out: ClassVar[bool] = True
 
     def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
-        """Return the divergence of each row from the teacher's log-probabilities and what was read of the logits."""
+        """Return the divergence of each row, from the teacher's log-probabilities and the values read from logits."""
         q = seen[:, : log_probs.shape[-1] + 1]
         if self.tail == "zero":
             log_q = q[:, :-1] - q.logsumexp(-1, keepdim=True)
@@ -227,7 +229,7 @@ class TopKRows(PartialRows):
         if self.tail == "renormalize":
             left = torch.full_like(q[:, -1:], -torch.inf)
         else:
-            # All classes may be kept: what their probabilities then lack to one is rounding.
+            # If all classes are kept, any remainder is rounding.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
             left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, self.rounding))
         p = torch.cat([log_probs / self.temperature, left], -1)
@@ -235,7 +237,7 @@ class TopKRows(PartialRows):
 
 
 def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:
-    """Return the log of the mass outside the kept classes; of none if no more than rounding, where Q has none."""
+    """Return the log of the mass outside the kept classes; -inf if it is at most rounding and Q has none there."""
     kept = log_probs.exp().sum(-1, keepdim=True)
     some_left = (kept < 1) & ((others > -torch.inf) | (1 - kept > rounding))
     return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
@@ -280,7 +282,7 @@ def _check_form(teacher: TopK) -> None:
             "tail",
             wanted="'bucket', 'renormalize' or 'zero'",
             got=safe_repr(teacher.tail),
-            instead="tail='bucket' to compare what is left of the mass as one class",
+            instead="tail='bucket' to compare the remaining mass as one class",
         )
 
 
@@ -297,7 +299,7 @@ def _check_values(teacher: TopK) -> None:
         accurate,
         "log_probs",
         wanted="log-probabilities, which are <= 0",
-        instead="logits.log_softmax(-1).topk(k), the normalization over all classes before the choice",
+        instead="logits.log_softmax(-1).topk(k), which normalizes over all classes first",
     )
     kept = accurate.exp().sum(-1)
     _refuse_where(
@@ -322,7 +324,7 @@ def _check_values(teacher: TopK) -> None:
         wanted="indices of classes, 0 or more",
         instead="any index for padding, with log-probability -inf",
     )
-    # Padding differs from every class and from each other.
+    # Each padding entry gets its own negative number, which is not a class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     ordered = torch.where(accurate == -math.inf, -places, indices).sort(-1).values
     _refuse_where(

@@ -1,4 +1,4 @@
-"""What the most probable classes of two distributions say of the divergence between them: the least and the most."""
+"""Lower and upper bounds of a divergence from the most probable classes of both distributions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PADDING_P, _PADDING_Q = -1, 1 << 62  # equal to no class, nor to each other
 
 
 class DivergenceBounds(NamedTuple):
-    """The least and the largest value that a divergence may have.
+    """Lower and upper bounds of a divergence.
 
     Attributes:
         lower: the lower bounds.
-        upper: the upper bounds, +inf where there is none.
+        upper: the upper bounds, +inf if the divergence may be unbounded.
 
     Example:
         >>> import torch
@@ -46,40 +46,42 @@ class DivergenceBounds(NamedTuple):
 def top_k_divergence_bounds(
     p: TopK | TopKBlock, q: TopK | TopKBlock, kind: Divergence | str, *, classes: int | None = None
 ) -> DivergenceBounds:
-    r"""Bound the divergence between two distributions of each of which only some classes are known.
+    r"""Bound the divergence between two distributions from their lists of known classes.
 
-    Let C be the classes known in both, A those known in P alone with mass :math:`p_A`, B those known in Q alone with
-    mass :math:`q_B`, and :math:`p_0, q_0` the masses outside each list. With :math:`\varphi(p, q) = q f(p/q)`:
+    Let C be the classes in both lists, A the classes only in P's list, with mass :math:`p_A`, B the classes only in Q's
+    list, with mass :math:`q_B`, and :math:`p_0, q_0` the masses outside each list. With
+    :math:`\varphi(p, q) = q f(p/q)`:
 
     .. math::
         \sum_C \varphi(p_i, q_i) + \varphi(p_A + p_0,\; q_B + q_0)
         \;\le\; D_f(P \| Q) \;\le\;
         \sum_C \varphi(p_i, q_i) + \varphi(p_A + p_0,\; 0) + \varphi(0,\; q_B + q_0)
 
-    The first is the divergence of the coarsest distributions that both lists tell: C, and all else as one class. It
-    rises to :math:`\varphi(p_A, q_0) + \varphi(p_0, q_B)` in its last term where Q's classes outside its list cannot
-    hold the share of A, :math:`p_A q_B > p_0 q_0`. The second puts what is not known in common on separate classes:
-    total variation is then known up to the masses left, JS and all others that are bounded have a bound, and KL has
-    none where Q may give nothing to a class of P. Both are attained by some P and Q if there are two more classes than
-    those listed; where the lists together hold all `classes` both are attained, and where each does, they are equal.
+    The lower bound merges all classes outside C into one class. Its last term becomes
+    :math:`\varphi(p_A, q_0) + \varphi(p_0, q_B)` if :math:`p_A q_B > p_0 q_0`, that is, if Q's mass outside its list is
+    too small for the share of A. The upper bound puts P's and Q's mass outside C on separate classes. Bounded
+    divergences such as JS then have a finite upper bound, and total variation is known up to the remaining masses. KL
+    has no upper bound if Q may give probability 0 to a class of P. Each bound is attained by some P and Q if at least
+    two classes are in neither list, or if the two lists together contain all `classes`. If each list contains all
+    `classes`, the bounds are equal.
 
-    Rounding only moves the bounds apart: a listed log-probability x is taken as known to :math:`\varepsilon(1 + |x|)`
-    with the epsilon of its dtype, and the mass left to k + 1 times that.
+    Rounding only widens the bounds. A listed log-probability x has the error :math:`\varepsilon(1 + |x|)`, with the
+    epsilon of its dtype, and the mass outside the list the error :math:`(k + 1)\, \varepsilon`.
 
     Arguments:
         p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
-        q: Q, of the same positions; k may differ.
-        kind: the divergence or its name; not `Renyi`, which is no sum over classes.
-        classes: the number of all classes; left out, that of the blocks if they know it.
+        q: Q, for the same positions; k may differ.
+        kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
+        classes: the number of all classes. By default the blocks' number, if they have one.
 
     Returns:
-        `DivergenceBounds` of float64, one value for each position; without a gradient.
+        `DivergenceBounds` in float64, one value for each position, without a gradient.
 
     Raises:
-        ArgumentTypeError: `p` or `q` is neither, or `kind` no divergence.
-        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is not
-            known; an index is not below `classes`; a list holds all `classes`, but more mass is left than its rounding
-            explains; or `kind` is no sum over classes.
+        ArgumentTypeError: `p` or `q` is neither a `TopK` nor a `TopKBlock`, or `kind` is not a divergence.
+        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is
+            unknown; an index is not below `classes`; a list contains all `classes`, but the remaining mass is more than
+            a rounding error; or `kind` is not a sum over classes.
 
     Example:
         >>> import torch
@@ -102,15 +104,15 @@ def top_k_divergence_bounds(
             "kind",
             wanted="a divergence that is a sum over classes",
             got=repr(kind),
-            instead="kind=Alpha(2.0), of which Renyi(2.0) is an increasing function",
+            instead="kind=Alpha(2.0); Renyi(2.0) is an increasing function of it",
         )
     _check(p, "p")
     _check(q, "q")
     _check_positions(p, q)
     classes = check_classes(_CALL, classes)
     if classes is None:
-        found = [x.classes for x in (p, q) if isinstance(x, TopKBlock) and x.classes is not None]
-        classes = found[0] if found else None
+        numbers = [x.classes for x in (p, q) if isinstance(x, TopKBlock) and x.classes is not None]
+        classes = numbers[0] if numbers else None
     shape = p.indices.shape[:-1]
     side_p, side_q = _Side.of(p, classes, _PADDING_P), _Side.of(q, classes, _PADDING_Q)
     if classes is not None:
@@ -123,7 +125,7 @@ def top_k_divergence_bounds(
 
 
 class _Side(NamedTuple):
-    """One distribution: the listed classes (padded), the range of their log-probabilities, and of the mass outside."""
+    """One distribution: its listed classes (padded), and ranges of their log-probabilities and of the mass outside."""
 
     indices: Tensor
     low: Tensor
@@ -138,7 +140,7 @@ class _Side(NamedTuple):
         kept = log_probs != -torch.inf
         indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
         tail = _mass_outside(x)
-        # The errors of the listed probabilities add up to less: p (1 + |log p|) is at most p + 1/e.
+        # The errors of the listed probabilities sum to less than this: p (1 + |log p|) is at most p + 1/e.
         rounding = torch.full_like(tail, (k + 1) * eps)
         if classes is not None:
             whole = kept.sum(-1) >= classes
@@ -149,7 +151,7 @@ class _Side(NamedTuple):
         )
 
     def among(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the range of the log-probabilities of some of the listed classes, -inf for the others."""
+        """Return the ranges of the log-probabilities where `mask` is True, -inf elsewhere."""
         return torch.where(mask, self.low, -torch.inf), torch.where(mask, self.high, -torch.inf)
 
 
@@ -180,7 +182,7 @@ def _bounds(p: _Side, q: _Side, kind: Divergence, classes: int | None) -> tuple[
         same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
     )
     if classes is not None:
-        # No class is left, so that the mass outside P's list is on classes of B, and that outside Q's on those of A.
+        # No class is unlisted, so the mass outside P's list is on classes of B, and the mass outside Q's on A.
         exact = same + _most(kind, only_q, p, swap=False) + _most(kind, only_p, q, swap=True)
         upper = torch.where(complete, torch.minimum(exact, upper), upper)
     upper = torch.minimum(upper, _terms(kind, one, nothing) + _terms(kind, nothing, one))
@@ -199,7 +201,7 @@ def _sum(a: Range, b: Range) -> Range:
 
 
 def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return the terms of a divergence from logarithms of masses, which need not sum to one."""
+    """Return the terms of a divergence from log-masses, which need not sum to one."""
     empty_p, empty_q = log_p == -torch.inf, log_q == -torch.inf
     ratio = torch.where(empty_p | empty_q, 0, log_p) - torch.where(empty_p | empty_q, 0, log_q)
     ratio = torch.where(empty_p & ~empty_q, -torch.inf, torch.where(empty_q & ~empty_p, torch.inf, ratio))
@@ -207,9 +209,9 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _least(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the smallest terms for logarithms within these ranges: 0 where they meet, else that of the nearest ends.
+    """Return the smallest terms for logarithms in these ranges: 0 if the ranges overlap, else from the nearest ends.
 
-    For a given q a term falls as p comes closer to it, and the other way round.
+    For a fixed q, the term falls as p approaches q, and for a fixed p as q approaches p.
     """
     above, below = p[0] > q[1], p[1] < q[0]
     nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))
@@ -222,14 +224,14 @@ def _least_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
 
 
 def _largest(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the largest terms for logarithms within these ranges, which are those of the farthest ends."""
+    """Return the largest terms for logarithms in these ranges, which are at the farthest ends."""
     return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
 
 
 def _most(kind: Divergence, listed: Range, other: _Side, *, swap: bool) -> Tensor:
-    """Return the largest sum over classes listed in one distribution for the other's mass that is on them.
+    """Return the largest sum of terms over the classes of one list, for any split of the other's unlisted mass on them.
 
-    A convex function is largest where all of the mass is on one of them.
+    The sum is convex in the split, so it is largest when all of the mass is on one class.
     """
     nothing = torch.full_like(listed[1], -torch.inf)
     none = _terms(kind, *((listed[1], nothing) if swap else (nothing, listed[1])))
@@ -264,8 +266,8 @@ def _check(x: object, name: str) -> None:
         raise invalid_value(
             _CALL,
             name,
-            wanted="a file that tells the mass outside the list",
-            got="logits of the listed classes alone",
+            wanted="a file that stores the mass outside the list",
+            got="only logits of the listed classes",
             instead="log-probabilities among all classes, stored as 'indices' and 'log_probs'",
         )
 
@@ -283,14 +285,14 @@ def _check_indices(name: str, indices: Tensor, classes: int) -> None:
 
 
 def _mass_outside(x: TopK | TopKBlock) -> Tensor:
-    """Return the mass outside the list of each position, as it is told or left of one, in float64."""
+    """Return the mass outside the list of each position in float64: the stored mass, or 1 minus the listed mass."""
     if isinstance(x, TopKBlock):
         return x.log_tail.double().exp()
     return log_tail_mass(x.log_probs.detach().double().reshape(-1, x.log_probs.shape[-1])).exp()
 
 
 def _check_mass(name: str, x: TopK | TopKBlock, classes: int) -> None:
-    """Raise where all classes are listed and mass is left: there are more, or these are no probabilities of them."""
+    """Raise if a list of all classes leaves mass: `classes` is too small, or the probabilities are wrong."""
     log_probs = x.log_probs.detach().reshape(-1, x.log_probs.shape[-1])
     eps = torch.finfo(log_probs.dtype).eps
     rounding = max((log_probs.shape[-1] + 1) * eps, SUM_TOLERANCE.get(log_probs.dtype, 0.0))
