@@ -50,10 +50,10 @@ _Result = TypeVar("_Result")
 
 
 def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Let trainers give keyword-only arguments by position too: the student's first, as torch's losses have it.
+    """Let trainers pass keyword-only arguments by position too, the student first, as in torch's losses.
 
-    Names cannot be mistaken and positions can. If a gradient is recorded for the teacher and none for the student, they
-    were exchanged.
+    Positional arguments can be swapped by mistake. If the teacher requires a gradient and the student does not, they
+    were swapped, and the call raises.
     """
 
     def decorate(forward: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -86,9 +86,9 @@ def _check_order(call: str, given: dict[str, Any]) -> None:
         raise invalid_value(
             call,
             "student, teacher",
-            wanted="first the student, which learns, then the teacher",
-            got="a gradient for the second alone",
-            instead="loss(student, teacher), or loss(student=..., teacher=...) if the teacher is what learns",
+            wanted="first the student, which is trained, then the teacher",
+            got="a gradient only for the second",
+            instead="loss(student, teacher), or loss(student=..., teacher=...) if the teacher is trained",
         )
 
 
@@ -96,23 +96,24 @@ class KLDivLoss(torch.nn.KLDivLoss):
     r"""KL(target || input) as a module: a drop-in for `torch.nn.KLDivLoss`, and a subclass of it.
 
     :math:`\mathrm{KL}(P \,\|\, Q) = \sum_i p_i (\log p_i - \log q_i)`, with :math:`P` the target and
-    :math:`\log Q` the input. `kullback.functional.kl_div` does the work and says how the reductions scale:
-    ``"batchmean"`` is the mean divergence of the rows, the default ``"mean"`` divides by the classes too.
+    :math:`\log Q` the input. It calls `kullback.functional.kl_div`, which describes the reductions:
+    ``"batchmean"`` is the mean divergence of the rows; the default ``"mean"`` also divides by the number of
+    classes.
 
     Arguments:
         size_average: Deprecated; sets `reduction`, with a warning.
-        reduce: Deprecated likewise.
+        reduce: Deprecated; sets `reduction`, with a warning.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``; read at each call.
         log_target: Whether the target holds log-probabilities.
 
     Returns:
-        Called with ``(input, target)``, what `kl_div` returns: the terms, or a scalar.
+        When called with ``(input, target)``, the result of `kl_div`: the terms, or a scalar.
 
     Raises:
-        ArgumentValueError: `reduction` is not one of the four words; and what `kl_div` raises, at the call.
+        ArgumentValueError: `reduction` is not one of the four words. At the call, the errors of `kl_div`.
 
     Gradient:
-        That of `kl_div`: 0, never NaN, at a class without mass in the target.
+        As in `kl_div`: 0, never NaN, at a class without mass in the target.
 
     Example:
         >>> loss = KLDivLoss(reduction="batchmean")
@@ -131,7 +132,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
         log_target: bool = False,
     ) -> None:
         super().__init__(size_average, reduce, reduction, log_target)
-        if self.reduction != "elementwise_mean":  # torch's old name for "mean"
+        if self.reduction != "elementwise_mean":  # an old name of torch for "mean"
             check_reduction("KLDivLoss", self.reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -140,13 +141,13 @@ class KLDivLoss(torch.nn.KLDivLoss):
 
 
 class DistillationLoss(torch.nn.Module):
-    r"""The divergence of a student from a teacher as a module; `kullback.functional.distillation_loss` does the work.
+    r"""The divergence of a student from a teacher: `kullback.functional.distillation_loss` as a module.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad P \text{ the teacher},\; Q \text{ the student}
 
     Arguments:
         kind: the divergence, or its name such as ``"js:0.5"``; ``KL()`` is KL(teacher || student).
-        temperature: what both logits are divided by.
+        temperature: the divisor of both sides' logits.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
@@ -154,18 +155,18 @@ class DistillationLoss(torch.nn.Module):
         label_weight: the share of the cross-entropy with the labels, from 0 to 1.
         inplace_backward: let the backward pass overwrite the student's logits with their gradient.
         group: the process group over which the classes are sharded.
-        classes: the number of classes, if those beyond are padding.
+        classes: the number of classes without padding.
 
     Returns:
-        Called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
-        ``normalizer=``, what `distillation_loss` returns. Trainers may give student, teacher and labels by position, in
-        this order; a gradient for the second alone says that they were exchanged, and is refused.
+        When called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
+        ``normalizer=``, the result of `distillation_loss`. Trainers may pass student, teacher and labels by position,
+        in this order. If only the second requires a gradient, the call raises: the two were probably swapped.
 
     Raises:
         KullbackError: a setting is invalid; at the call, see `distillation_loss`.
 
     Gradient:
-        That of `distillation_loss`.
+        As in `distillation_loss`.
 
     Example:
         >>> from kullback import JensenShannon
@@ -212,7 +213,7 @@ class DistillationLoss(torch.nn.Module):
         self.classes = classes
 
     def extra_repr(self) -> str:
-        """Show what the loss was made with."""
+        """Show the settings of the loss."""
         return shown_options(self, DistillationLoss, always=("kind", "temperature", "reduction"))
 
     @_by_position("student", "teacher", "labels")
@@ -248,41 +249,42 @@ class DistillationLoss(torch.nn.Module):
 
 
 class LinearDistillationLoss(torch.nn.Module):
-    r"""`DistillationLoss` from hidden states and heads; `kullback.functional.linear_distillation_loss` does the work.
+    r"""`DistillationLoss` from hidden states and heads: `kullback.functional.linear_distillation_loss` as a module.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
         Q_n = \operatorname{softmax}(W h_n + b), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    The logits are made for some positions at a time and never held all. The heads come with each call, so that a head
-    which the model owns, or shares with its embedding, stays where it is.
+    The logits are computed for a chunk of positions at a time and never stored all at once. The heads are arguments of
+    each call, so the model keeps its head, which it may share with its embedding.
 
     Arguments:
         kind: the divergence, or its name such as ``"js:0.5"``; ``KL()`` is KL(teacher || student).
-        temperature: what both logits are divided by.
+        temperature: the divisor of both sides' logits.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
         temperature_squared: multiply by the temperature squared.
         ignore_index: the label of positions that do not count.
         vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
         label_weight: the share of the cross-entropy with the labels, from 0 to 1.
-        softcap: beyond which no logit goes, or None; a pair is (student's, teacher's).
-        logit_scale: what the products are multiplied by before the cap; a pair is (student's, teacher's).
-        chunk_bytes: what the logits of a chunk of positions may take; left out, it is chosen.
+        softcap: the largest absolute value of a logit, or None; a pair is (student's, teacher's).
+        logit_scale: the factor of the products before the cap; a pair is (student's, teacher's).
+        chunk_bytes: the memory for the logits of a chunk of positions; None chooses it.
         float32_logits: keep the logits of half-precision heads in float32.
         group: the process group over which the classes are sharded.
-        classes: the number of classes, if those beyond are padding.
-        return_entropy: return the student's entropy at each position too.
+        classes: the number of classes without padding.
+        return_entropy: also return the student's entropy at each position.
 
     Returns:
-        Called with ``student=``, ``student_weight=``, ``teacher=`` and, where that has a head, ``teacher_weight=``, and
-        optionally ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and ``normalizer=``,
-        what `linear_distillation_loss` returns. By position they are the student's, its head, the teacher's, its head,
-        labels and the biases; a gradient for the teacher's side alone is then refused.
+        When called with ``student=``, ``student_weight=``, ``teacher=``, ``teacher_weight=`` unless the teacher is
+        stored, and optionally ``student_bias=``, ``teacher_bias=``, ``mask=``, ``weight=``, ``labels=`` and
+        ``normalizer=``, the result of `linear_distillation_loss`. The positional order is: the student, its head, the
+        teacher, its head, labels, and both biases. With positional arguments, the call raises if only the teacher's
+        side requires a gradient.
 
     Raises:
         KullbackError: a setting is invalid; at the call, see `linear_distillation_loss`.
 
     Gradient:
-        That of `linear_distillation_loss`.
+        As in `linear_distillation_loss`.
 
     Example:
         >>> from kullback import JensenShannon
@@ -340,7 +342,7 @@ class LinearDistillationLoss(torch.nn.Module):
         self.return_entropy = return_entropy
 
     def extra_repr(self) -> str:
-        """Show what the loss was made with."""
+        """Show the settings of the loss."""
         return shown_options(self, LinearDistillationLoss, always=("kind", "temperature", "reduction"))
 
     @_by_position(
@@ -360,7 +362,7 @@ class LinearDistillationLoss(torch.nn.Module):
         labels: Tensor | None = None,
         normalizer: Tensor | float | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute the loss of the student's head on `student` against the teacher's on `teacher`."""
+        """Compute the loss from the hidden states and heads of student and teacher."""
         compute = cast("Callable[..., Tensor | tuple[Tensor, Tensor]]", linear_distillation_loss)
         return compute(
             student=student,

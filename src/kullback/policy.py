@@ -14,7 +14,7 @@ __all__ = ["AdaptiveKLController", "FixedKLController", "KLController", "PIDKLCo
 
 
 class KLController(Protocol):
-    """What the controllers of a KL penalty have in common: `coefficient`, `update` and a state to save.
+    """The interface of the controllers of a KL penalty: `coefficient`, `update` and a state to save.
 
     Example:
         >>> from kullback.policy import FixedKLController, KLController
@@ -25,29 +25,29 @@ class KLController(Protocol):
     """
 
     coefficient: float
-    """What the divergence is multiplied by."""
+    """The factor of the divergence in the penalty."""
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Take note of a measured divergence, and return the coefficient to use from now on."""
+        """Update the controller with a measured divergence, and return the new coefficient."""
         ...
 
     def state_dict(self) -> dict[str, float]:
-        """Return what changes, to be saved."""
+        """Return the state to save."""
         ...
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         ...
 
 
 class FixedKLController:
-    """A coefficient that stays as it is.
+    """A constant coefficient.
 
     Arguments:
         coefficient: a number that is not negative.
 
     Raises:
-        ArgumentValueError: it is negative, infinite or no number.
+        ArgumentValueError: it is negative, infinite or not a number.
 
     Example:
         >>> from kullback.policy import FixedKLController
@@ -62,16 +62,16 @@ class FixedKLController:
         return f"{type(self).__name__}(coefficient={self.coefficient:.6g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Return the coefficient, whatever was measured."""
+        """Return the coefficient, which does not change."""
         _measured(f"{type(self).__name__}.update", kl)
         return self.coefficient
 
     def state_dict(self) -> dict[str, float]:
-        """Return what changes, to be saved."""
+        """Return the state to save."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         wanted = sorted(self.state_dict())
         numbers = (
             {name: number_from(value) for name, value in state.items()} if isinstance(state, dict) else {}
@@ -88,19 +88,19 @@ class FixedKLController:
 
 
 class AdaptiveKLController(FixedKLController):
-    r"""A coefficient that grows while the divergence is above its target and shrinks while it is below.
+    r"""A coefficient that grows while the divergence is above its target and shrinks while it is below it.
 
     .. math:: e = \operatorname{clip}\Bigl(\frac{\mathrm{KL}}{\mathrm{target}} - 1,\, -c,\, c\Bigr), \qquad
         \beta \leftarrow \beta \Bigl(1 + e\,\frac{\mathrm{steps}}{\mathrm{horizon}}\Bigr)
 
-    Processes that train together have to give it the same divergence, averaged over all of them.
+    In distributed training, pass the same divergence on every process: the average over all of them.
 
     Arguments:
-        coefficient: beta at the beginning, positive.
-        target: the divergence aimed at, in nats, positive. It is the user's to decide of what: of tokens or of whole
-            sequences; `update` has to be given the same.
-        horizon: the number of steps in which beta changes by the share c where the divergence is far from its target.
-        clip: c, the largest relative error that counts.
+        coefficient: the initial beta, positive.
+        target: the target of the divergence in nats, positive. It may be per token or per sequence; pass the same kind
+            of divergence to `update`.
+        horizon: the number of steps in which beta changes by the fraction c, if the divergence is far from its target.
+        clip: c, the limit of the relative error.
 
     Raises:
         ArgumentValueError: a number is not positive and finite.
@@ -128,17 +128,17 @@ class AdaptiveKLController(FixedKLController):
         return f"AdaptiveKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Adjust the coefficient to a measured divergence, and return it.
+        """Adjust the coefficient by a measured divergence, and return it.
 
         Arguments:
-            kl: the divergence measured since the last update, in nats: a number or a tensor of one.
-            steps: how many steps, or samples, `horizon` counts, have passed since.
+            kl: the divergence measured since the last update, in nats: a number or a tensor with one element.
+            steps: the number of steps since the last update, in the unit of `horizon`, such as samples.
 
         Returns:
             the new coefficient.
 
         Raises:
-            ArgumentValueError: `kl` is NaN, or so many steps have passed that the coefficient would not stay positive.
+            ArgumentValueError: `kl` is NaN, or `steps` is so large that the coefficient would not stay positive.
         """
         measured = _measured("AdaptiveKLController.update", kl)
         given = number_from(steps)
@@ -163,12 +163,12 @@ class PIDKLController(FixedKLController):
     .. math:: \Delta = \mathrm{KL} - \mathrm{target}, \quad I \leftarrow (I + \Delta)_+, \quad
         \beta = \bigl(K_P \Delta + K_I I + K_D (\mathrm{KL} - \mathrm{KL}_{\mathrm{previous}})_+\bigr)_+
 
-    The integral brings the divergence to the target; the other two damp the swings that the integral alone, gradient
-    ascent on a Lagrange multiplier, leads to.
+    The integral term moves the divergence to the target. Alone, it is gradient ascent on a Lagrange multiplier, and
+    oscillates. The proportional and the derivative term damp these oscillations.
 
     Arguments:
-        coefficient: beta at the beginning, from which the integral starts at beta / K_I; not negative.
-        target: the divergence not to be exceeded, in nats.
+        coefficient: the initial beta, not negative. The integral starts at beta / K_I.
+        target: the upper limit of the divergence, in nats.
         proportional: K_P.
         integral: K_I, positive.
         derivative: K_D.
@@ -202,13 +202,13 @@ class PIDKLController(FixedKLController):
         self.integral = _number(call, "integral", integral, least=None)
         self.derivative = _number(call, "derivative", derivative, least=0.0)
         self.sum_of_errors = self.coefficient / self.integral
-        self.previous = math.inf  # the first divergence is no growth
+        self.previous = math.inf  # the first divergence does not count as growth
 
     def __repr__(self) -> str:
         return f"PIDKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Set the coefficient by a measured divergence, and return it; an infinite one is refused."""
+        """Set the coefficient from a measured divergence, which must be finite, and return it."""
         measured = _measured("PIDKLController.update", kl, finite=True)
         error = measured - self.target
         growth = max(measured - self.previous, 0.0)
@@ -228,7 +228,7 @@ class PIDKLController(FixedKLController):
 
 
 def _number(call: str, name: str, given: object, *, least: float | None) -> float:
-    """Return a finite number from `least` upwards, above 0 without it; or raise."""
+    """Return a finite number of at least `least`, or above 0 if `least` is None; else raise."""
     value = number_from(given)
     if not (value > 0 if least is None else value >= least) or value == math.inf:
         wanted = "a positive number" if least is None else "a number that is not negative"
@@ -237,7 +237,7 @@ def _number(call: str, name: str, given: object, *, least: float | None) -> floa
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
-    """Return a measured divergence as a number; raise where it is none."""
+    """Return a measured divergence as a number, or raise."""
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
     value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
     if math.isnan(value) or (finite and math.isinf(value)):
@@ -245,7 +245,7 @@ def _measured(call: str, kl: object, *, finite: bool = False) -> float:
         raise (invalid_value if is_number else invalid_type)(
             call,
             "kl",
-            wanted=f"the divergence that was measured, a {'finite ' if finite else ''}number",
+            wanted=f"the measured divergence, a {'finite ' if finite else ''}number",
             got=f"shape {tuple(kl.shape)}" if isinstance(kl, Tensor) and not is_one else safe_repr(kl),
             instead="kl=kl_from_log_probs(log_p, log_q, reduction='mean')",
         )

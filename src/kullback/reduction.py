@@ -1,4 +1,4 @@
-"""Reductions of a loss: the words for them, their check, and what each does."""
+"""Reductions of a loss: their names, their check, and their implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_reduction(call: str, reduction: object) -> Reduction:
 
     Arguments:
         call: Name of the function that the user called, for the message.
-        reduction: What the user passed.
+        reduction: The user's argument.
 
     Returns:
         The same word.
@@ -46,12 +46,12 @@ def _is_reduction(word: object) -> TypeGuard[Reduction]:
 
 
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:
-    """Translate the three arguments by which `torch.nn.functional.kl_div` spells its reduction into one word.
+    """Translate the three reduction arguments of `torch.nn.functional.kl_div` into one word.
 
-    The deprecated flags, where either is given, decide alone: `reduce=False` means ``"none"``, otherwise
-    `size_average` chooses between ``"mean"`` and ``"sum"``; a flag left at None counts as true. The old
-    spelling ``"elementwise_mean"`` still means ``"mean"``. As in torch, both draw a UserWarning, and so does
-    ``"mean"``. The warning points at the line that calls the caller of this function.
+    If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise
+    `size_average` chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name
+    ``"elementwise_mean"`` still means ``"mean"``. As in torch, a flag, the old name and ``"mean"`` each raise a
+    UserWarning. It points at the line that calls the caller of this function.
 
     Arguments:
         reduction: The current spelling.
@@ -59,10 +59,10 @@ def torch_reduction(reduction: object, size_average: bool | None, reduce: bool |
         reduce: Deprecated flag, or None.
 
     Returns:
-        The reduction that is meant.
+        The reduction.
 
     Raises:
-        ArgumentValueError: `reduction` counts, as no flag is given, and is not a known word.
+        ArgumentValueError: no flag is given, and `reduction` is not a known word.
 
     Example:
         >>> torch_reduction("sum", None, None)
@@ -93,8 +93,8 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)  # past _warn, torch_reduction, kl_div, to the caller
 
 
-# torch.compile runs a function with this mark once, while it traces; a bare warning it could not trace at all.
-# torch.compiler.assume_constant_result sets the same mark, but imports the whole compiler to do so.
+# torch.compile cannot trace a warning. With this mark, it runs the function once while it traces.
+# torch.compiler.assume_constant_result sets the same mark, but imports the whole compiler.
 _warn._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -103,15 +103,15 @@ def reduce_terms(terms: Tensor, reduction: Reduction, *, batch_size: int) -> Ten
 
     Arguments:
         terms: The terms, of any shape.
-        reduction: ``"none"`` keeps them, ``"sum"`` adds them all up, ``"mean"`` divides that sum by the
-            number of terms, and ``"batchmean"`` by `batch_size`.
+        reduction: ``"none"`` keeps the terms, ``"sum"`` adds them up, ``"mean"`` divides the sum by the
+            number of terms, and ``"batchmean"`` divides it by `batch_size`.
         batch_size: The number of rows.
 
     Returns:
         The terms themselves, or a scalar of their dtype. The mean of no terms is NaN, as in torch.
 
     Gradient:
-        To each term 1, divided by what the sum is divided by.
+        To each term 1, divided by the divisor of the sum.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""KL to a prior as a term of a training loss, and what shows that latent dimensions have collapsed onto it."""
+"""KL to a prior as a term of a training loss, and diagnostics of latent dimensions that collapse to the prior."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def kl_per_dimension(
     .. math:: \mathrm{KL}_j = \frac{\sum_n w_n \, \mathrm{KL}\big(Q_{nj} \,\|\, P_j\big)}{\sum_n w_n},
         \quad Q \text{ the posterior},\; P \text{ the prior}
 
-    A dimension near 0 carries nothing of the example: it has collapsed onto the prior.
+    A dimension with a KL near 0 has collapsed to the prior: it carries no information about the example.
 
     Arguments:
-        posterior: a distribution for each example and latent dimension, of batch shape (examples, ...); `Independent`
-            distributions are taken apart.
-        prior: what to compare with; batch shapes broadcast. None: the standard normal distribution.
-        mask: boolean, of the shape of the examples: which of them count. One that is False everywhere draws a warning,
-            on the CPU alone.
-        weight: numbers from 0 on, of the shape of the examples: how much each counts.
-        batch_dims: how many leading dimensions count examples: 1, or 2 for (sequence, time).
+        posterior: a distribution for each example and latent dimension, of batch shape (examples, ...). An
+            `Independent` distribution is replaced by its base distribution.
+        prior: the prior; batch shapes broadcast. None is the standard normal distribution.
+        mask: which examples count, boolean, of the shape of the examples. A mask that is False everywhere raises a
+            warning, on the CPU only.
+        weight: the weight of each example, 0 or more, of the shape of the examples.
+        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time).
 
     Returns:
-        the divergences in nats, of the shape of the latent dimensions; their sum is the KL of the whole.
+        the divergences in nats, of the shape of the latent dimensions. Their sum is the total KL.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an argument does not fit.
-        NoRuleError: no divergence is known for this pair of distributions.
+        NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
-        flows to both distributions, as that of `kullback.kl_divergence`.
+        to both distributions, as in `kullback.kl_divergence`.
 
     Example:
         >>> from torch.distributions import Normal
@@ -79,21 +79,21 @@ def kl_per_dimension(
 
 
 def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -> Tensor:
-    r"""Tell which latent dimensions depend on the example.
+    r"""Return which latent dimensions depend on the example.
 
     .. math:: \operatorname{Var}_x\big(E_{q(z \mid x)}[z_j]\big) > \text{threshold}
 
     Arguments:
         posterior: the posteriors of a data set, of batch shape (examples, ...), or their means as a tensor of shape
-            (examples, ...): to go through the data in batches, concatenate these.
-        threshold: above which variance a dimension is active.
+            (examples, ...). If the data come in batches, concatenate the means of the batches.
+        threshold: the variance above which a dimension is active.
 
     Returns:
         booleans, of the shape of the latent dimensions; ``.sum()`` counts the active ones.
 
     Raises:
         ArgumentTypeError: `posterior` is neither a distribution nor a tensor.
-        ArgumentValueError: there are fewer than two examples, or a mean is NaN, as a Categorical's is.
+        ArgumentValueError: there are fewer than two examples, or a mean is NaN, as for a Categorical.
 
     Gradient:
         none.
@@ -144,44 +144,44 @@ class KLRegularizer(torch.nn.Module):
         \mathrm{KL}_g = \frac{1}{N} \sum_n \sum_{j \in g} \mathrm{KL}\big(Q_{nj} \,\|\, P_j\big)
 
     with :math:`Q` the posterior, :math:`P` the prior and :math:`g` the groups of latent dimensions. Call `step` after
-    each step of the optimizer: schedules and the adaptive coefficient go on with it, not with the calls, so that
-    accumulating gradients changes nothing.
+    each step of the optimizer. Only `step` advances schedules and the adaptive coefficient, so you can accumulate
+    gradients over several calls.
 
     Arguments:
-        coefficient: :math:`\beta`: a number from 0 on; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or any
-            function from the number of steps taken to a number; or an `AdaptiveCoefficient`.
-        free_nats: :math:`\lambda`, the "free bits" in nats: a group whose KL is at most that has no gradient.
-        group_dims: which of the latent dimensions of the KL, counted from 0 after those of the batch, tell groups
-            apart; the KL is summed over the others. None: all, each latent dimension is a group; 0: channels, of
-            posteriors of shape (batch, channels, height, width); (): everything is one group.
-        per_example: compare each example's own KL with `free_nats`, not the mean of the batch.
+        coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
+            any function from the number of steps to a number; or an `AdaptiveCoefficient`.
+        free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most this has no gradient.
+        group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
+            is summed over the other latent dimensions. None makes each latent dimension a group. 0 makes each channel a
+            group, for posteriors of shape (batch, channels, height, width). () puts everything in one group.
+        per_example: compare the KL of each example with `free_nats`, instead of the mean over the batch.
         capacity: :math:`C`, in nats: a number or a schedule. Not together with `free_nats`.
-        balance: two weights :math:`(a, b)`: the term becomes :math:`a` times that with the posterior held constant,
-            which trains the prior alone, plus :math:`b` times that with the prior held constant. ``torch.compile``
-            takes it from torch 2.12 on.
-        batch_dims: how many leading dimensions of the posterior count examples.
-        sync: where `torch.distributed` runs, decide by the mean over all processes which groups are free, on which
-            side of the capacity the KL is, and what the coefficient becomes: the gradients, averaged by
-            `DistributedDataParallel`, are then those of one process with the whole batch. Every process of the
-            default group has to make the same calls; in evaluation none is waited for.
+        balance: two weights :math:`(a, b)`. The term is then :math:`a` times the term with a constant posterior, which
+            trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports it
+            from torch 2.12 on.
+        batch_dims: the number of leading dimensions of examples in the posterior.
+        sync: in a `torch.distributed` run, use the mean over all processes to decide which groups are free, on which
+            side of the capacity the KL is, and how the coefficient changes. The gradients averaged by
+            `DistributedDataParallel` then equal the gradients of one process with the whole batch. Every process of
+            the default group must make the same calls. In evaluation mode, calls do not communicate.
 
     Attributes:
-        coefficient: the coefficient now, a buffer.
-        kl: the KL that the calls between the last two steps saw, unregularized, averaged over their examples, a buffer;
-            NaN before the first step.
-        steps_taken: how often `step` was called, a buffer.
+        coefficient: the current coefficient, a buffer.
+        kl: the unregularized KL of the calls between the last two steps, averaged over their examples, a buffer; NaN
+            before the first step.
+        steps_taken: the number of calls of `step`, a buffer.
 
     Returns:
-        Called with ``(posterior, prior=None)``, and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`: a
-        scalar in nats, of float32 or better, also under autocast. 0 where no example counts.
+        When called with ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`,
+        a scalar in nats, in float32 or better, also under autocast. It is 0 if no example counts.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an argument does not fit.
-        NoRuleError: no divergence is known for this pair of distributions.
+        NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
-        that of `kullback.kl_divergence`, times the coefficient; 0 in a group whose KL is at most `free_nats`, and where
-        the KL equals the capacity.
+        the gradient of `kullback.kl_divergence`, times the coefficient. It is 0 in a group whose KL is at most
+        `free_nats`, and if the KL equals the capacity.
 
     Example:
         >>> from torch.distributions import Normal
@@ -239,7 +239,7 @@ class KLRegularizer(torch.nn.Module):
             and len(balance) == 2
             and all(0 <= number_from(x) < math.inf for x in balance)
         ):
-            wanted = "two numbers from 0 on, the weights of the prior's and of the posterior's gradient"
+            wanted = "two numbers of 0 or more, the weights of the prior's and of the posterior's gradient"
             raise invalid_value(
                 call, "balance", wanted=wanted, got=safe_repr(balance), instead="balance=(0.8, 0.2)"
             )
@@ -251,7 +251,9 @@ class KLRegularizer(torch.nn.Module):
         self.sync = sync
         self._coefficient = coefficient
         self._capacity_schedule = capacity
-        self._steps = 0  # what steps_taken holds: reading that would wait for an accelerator
+        self._steps = (
+            0  # the value of steps_taken, which may be on an accelerator: reading it would synchronize
+        )
         is_adaptive = isinstance(coefficient, AdaptiveCoefficient)
         self.register_buffer("steps_taken", torch.tensor(0))
         self.register_buffer(
@@ -259,13 +261,13 @@ class KLRegularizer(torch.nn.Module):
         )
         self.register_buffer("kl", torch.tensor(math.nan, dtype=torch.float32))
         self.register_buffer("_capacity", torch.tensor(0.0, dtype=torch.float32), persistent=False)
-        # The sum of the KL since the last step, and the weight of the examples: no buffer, as
-        # DistributedDataParallel would overwrite those of all processes with the first one's.
+        # The sum of the KL since the last step, and the weight of the examples. Not a buffer, because
+        # DistributedDataParallel would overwrite a buffer of all processes with the buffer of the first one.
         self._seen = torch.zeros(2)
         self._follow_schedules()
 
     def extra_repr(self) -> str:
-        """Show what the regularizer was made with."""
+        """Show the settings of the regularizer."""
         given = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
         return shown_options(self, KLRegularizer, given, always=("coefficient",))
 
@@ -287,9 +289,7 @@ class KLRegularizer(torch.nn.Module):
 
             sides = ((self.balance[0], detached(p), q), (self.balance[1], p, detached(q)))
         terms: list[Tensor] = []
-        everywhere: Tensor | None = (
-            None  # the means of the groups over all processes: the same for both sides
-        )
+        everywhere: Tensor | None = None  # the means of the groups over all processes, equal for both sides
         for share, one, other in sides:
             kl, weights = _of_examples(call, one, other, mask, weight, self.batch_dims)
             kl = self._in_groups(call, kl)
@@ -299,12 +299,12 @@ class KLRegularizer(torch.nn.Module):
             if self.free_nats > 0 and self.per_example:
                 total, _ = _total(torch.where(kl <= self.free_nats, self.free_nats, kl), weights)
             terms.append(share * self._term(total / torch.where(count == 0, 1, count), everywhere, count))
-        # A coefficient of 0 silences an infinite KL too.
+        # With a coefficient of 0, an infinite KL gives 0 instead of NaN.
         return torch.where(self.coefficient == 0, 0.0, self.coefficient * sum(terms[1:], terms[0]))
 
     @torch.no_grad()
     def step(self) -> None:
-        """Go on by one step of the optimizer: note the KL that was seen, and set the coefficient and the capacity."""
+        """Advance by one step of the optimizer: store the mean KL, and update the coefficient and the capacity."""
         self._steps += 1
         self.steps_taken.fill_(self._steps)
         seen = self._seen.clone()
@@ -317,7 +317,7 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
-        """Return the regularized sum of the groups' mean KL, by what it is in all processes."""
+        """Return the regularized sum of the groups' mean KL; `everywhere` has the means over all processes."""
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
             return torch.where(count == 0, 0.0, side * (mean.sum() - self._capacity))
@@ -326,7 +326,7 @@ class KLRegularizer(torch.nn.Module):
         return mean.sum()
 
     def _in_groups(self, call: str, kl: Tensor) -> Tensor:
-        """Sum the KL (examples, ...) over the latent dimensions that belong together: (examples, groups)."""
+        """Sum the KL, shape (examples, ...), over the latent dimensions of each group: shape (examples, groups)."""
         latent = kl.ndim - 1
         kept = range(latent) if self.group_dims is None else self.group_dims
         if any(not 0 <= dim < latent for dim in kept):
@@ -342,7 +342,7 @@ class KLRegularizer(torch.nn.Module):
         return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
 
     def _noted(self, total: Tensor, count: Tensor) -> Tensor:
-        """Remember what a call saw until the next step; return the means of the groups over all processes."""
+        """Add the KL of a call to the sums of this step; return the means of the groups over all processes."""
         if self.training:
             self._seen += torch.stack([total.sum(), count]).to(self._seen)
             if (self._capacity_schedule is not None or self.free_nats > 0) and self._is_shared():
@@ -367,7 +367,7 @@ class KLRegularizer(torch.nn.Module):
             self._follow_schedules()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KLRegularizer:
-        """Move to another device, and keep the dtypes: ``.half()`` would round the coefficient away."""
+        """Move to another device, but keep the dtypes: ``.half()`` would round the coefficient."""
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, old in before.items():
@@ -380,7 +380,7 @@ class KLRegularizer(torch.nn.Module):
 
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
-    """Return posterior and prior by latent dimension: `Independent` ones taken apart, half precision as float32."""
+    """Return posterior and prior for each latent dimension: without `Independent`, half precision as float32."""
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)
     if prior is not None and not isinstance(prior, Distribution):
@@ -394,7 +394,7 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
                 call,
                 "prior",
                 wanted=f"a prior for a posterior of type {type(p).__name__}",
-                got="None, which stands for a standard normal one",
+                got="None, which means a standard normal prior",
                 instead=f"{call}(posterior, prior)" if call[0].islower() else "regularizer(posterior, prior)",
             )
         q = Normal(torch.zeros_like(p.loc), torch.ones_like(p.scale), validate_args=False)
@@ -408,7 +408,7 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
 
 
 def _at_least_float32(d: Distribution) -> Distribution:
-    """Return the distribution, or a copy if it has half precision: torch 2.11 compiles no copying."""
+    """Return the distribution; a float32 copy only if it has half precision, as torch 2.11 cannot compile a copy."""
     from kullback.pairs.clone import parameters_of, with_tensors
 
     if not any(x.dtype in _HALF for x in parameters_of(d)):
@@ -419,7 +419,7 @@ def _at_least_float32(d: Distribution) -> Distribution:
 def _of_examples(
     call: str, p: Distribution, q: Distribution, mask: Tensor | None, weight: Tensor | None, batch_dims: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the KL of each example and latent dimension, (examples, ...), and the weights of the examples."""
+    """Return the KL of each example and latent dimension, shape (examples, ...), and the weights of the examples."""
     from kullback.pairs.clone import parameters_of
 
     device = next((x.device.type for x in parameters_of(p)), "cpu")
@@ -432,7 +432,7 @@ def _of_examples(
         raise invalid_value(
             call,
             "posterior",
-            wanted=f"a batch shape that begins with {batch_dims} dimensions of examples, as batch_dims says",
+            wanted=f"a batch shape that begins with {batch_dims} dimensions of examples (batch_dims={batch_dims})",
             got=f"a KL of shape {tuple(kl.shape)}",
             instead=f"batch_dims={kl.ndim}",
         )
@@ -445,7 +445,7 @@ def _of_examples(
 
 
 def _kl(call: str, p: Distribution, q: Distribution) -> Tensor:
-    """Return KL(P || Q); a refusal is in the name of `call` and its arguments."""
+    """Return KL(P || Q). Errors name `call` and its arguments instead of `kl_divergence`."""
     from kullback.dispatch import kl_divergence
 
     if torch.compiler.is_compiling():
@@ -473,7 +473,7 @@ def _dims(given: object) -> tuple[int, ...]:
     dims = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
     kept = tuple(dim for dim in map(whole_from, dims) if dim is not None and dim >= 0)
     if len(kept) < len(dims):
-        wanted = "None, an integer from 0 on or a tuple of these"
+        wanted = "None, an integer of 0 or more, or a tuple of these"
         raise invalid_value(
             "KLRegularizer", "group_dims", wanted=wanted, got=safe_repr(given), instead="group_dims=0"
         )
@@ -485,7 +485,7 @@ def _check_batch_dims(call: str, batch_dims: object) -> int:
     if number is None or number < 0:
         got = safe_repr(batch_dims)
         raise invalid_value(
-            call, "batch_dims", wanted="an integer from 0 on", got=got, instead="batch_dims=1"
+            call, "batch_dims", wanted="an integer of 0 or more", got=got, instead="batch_dims=1"
         )
     return number
 

@@ -1,4 +1,4 @@
-"""How the coefficient and the capacity of a regularizer change from step to step."""
+"""Schedules for the coefficient and the capacity of a regularizer."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ __all__ = [
 ]
 
 Schedule: TypeAlias = Callable[[int], float]
-"""A function from the number of steps taken to a number."""
+"""A function from the number of completed steps to a number."""
 
-_LARGEST_ERROR = 0.2  # beyond which the relative error of an adaptive coefficient is cut
+_LARGEST_ERROR = 0.2  # the limit of the relative error of an adaptive coefficient
 
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    r"""A value that goes in a straight line from one number to another and stays there: a warm-up.
+    r"""A warm-up: a value that changes linearly from one number to another and then stays constant.
 
     .. math:: c(t) = c_0 + (c_1 - c_0) \, \min(t / T, 1)
 
     Arguments:
         start: :math:`c_0`, the value before the first step.
         stop: :math:`c_1`, the value from step `steps` on.
-        steps: :math:`T`, how many steps it takes; 1 or more.
+        steps: :math:`T`, the number of steps of the change, at least 1.
 
     Returns:
-        Called with the number of steps taken, the value.
+        When called with the number of completed steps, the value.
 
     Raises:
-        ArgumentValueError: an argument is not such a number; at the call, a negative number of steps.
+        ArgumentValueError: an argument is invalid; at the call, the number of steps is negative.
 
     Example:
         >>> warm_up = LinearSchedule(0.0, 1.0, steps=4)
@@ -64,29 +64,29 @@ class LinearSchedule:
         object.__setattr__(self, "steps", _count("LinearSchedule", "steps", self.steps))
 
     def __call__(self, step: int) -> float:
-        """Return the value after so many steps."""
+        """Return the value after `step` steps."""
         share = min(_taken("LinearSchedule", step) / self.steps, 1.0)
         return self.stop if share == 1 else self.start + (self.stop - self.start) * share
 
 
 @dataclass(frozen=True)
 class CyclicalSchedule:
-    r"""A linear warm-up that begins again with every period.
+    r"""A linear warm-up that restarts with every period.
 
     .. math:: c(t) = c_0 + (c_1 - c_0) \, \min\Big(\frac{t \bmod T}{R\,T}, 1\Big)
 
     Arguments:
         start: :math:`c_0`, the value at the beginning of each period.
         stop: :math:`c_1`, the value at the end of each period.
-        period: :math:`T`, how many steps a period has; 1 or more.
-        ramp: :math:`R`, the share of a period in which the value rises; above 0, at most 1.
-        cycles: after how many periods the value stays at `stop`; None: never.
+        period: :math:`T`, the number of steps in a period, at least 1.
+        ramp: :math:`R`, the fraction of a period in which the value changes; above 0, at most 1.
+        cycles: the number of periods, after which the value stays at `stop`; None for no end.
 
     Returns:
-        Called with the number of steps taken, the value.
+        When called with the number of completed steps, the value.
 
     Raises:
-        ArgumentValueError: an argument is not such a number; at the call, a negative number of steps.
+        ArgumentValueError: an argument is invalid; at the call, the number of steps is negative.
 
     Example:
         >>> schedule = CyclicalSchedule(0.0, 1.0, period=4, ramp=0.5, cycles=2)
@@ -116,7 +116,7 @@ class CyclicalSchedule:
             object.__setattr__(self, "cycles", _count("CyclicalSchedule", "cycles", self.cycles))
 
     def __call__(self, step: int) -> float:
-        """Return the value after so many steps."""
+        """Return the value after `step` steps."""
         cycle, within = divmod(_taken("CyclicalSchedule", step), self.period)
         share = min(within / self.period / self.ramp, 1.0)
         if share == 1 or (self.cycles is not None and cycle >= self.cycles):
@@ -126,22 +126,22 @@ class CyclicalSchedule:
 
 @dataclass(frozen=True)
 class AdaptiveCoefficient:
-    r"""A coefficient that grows while the KL is above a target and shrinks while it is below.
+    r"""A coefficient that grows while the KL is above a target and shrinks while it is below it.
 
     .. math:: \beta \leftarrow \beta \, \Big(1 + \frac{1}{H}
         \operatorname{clip}\big(\mathrm{KL} / \mathrm{target} - 1,\; -0.2,\; 0.2\big)\Big)
 
-    once at each call of `KLRegularizer.step`, with the mean KL since the last one. A step whose KL is NaN, as an
-    overflow under a `torch.amp.GradScaler` gives, or that saw no example, changes nothing.
+    once at each call of `KLRegularizer.step`, with the mean KL since the last call. The coefficient does not change if
+    there was no example, or if the KL is NaN, for example after an overflow under a `torch.amp.GradScaler`.
 
     Arguments:
-        target: the KL to hold, in nats, summed over the latent dimensions and averaged over the examples; above 0.
-        initial: the coefficient to begin with; above 0.
-        horizon: :math:`H`, in steps: after :math:`5 H` steps far from the target the coefficient has changed by a
-            factor of about e; 1 or more.
+        target: the target KL in nats, summed over the latent dimensions and averaged over the examples; above 0.
+        initial: the initial coefficient; above 0.
+        horizon: :math:`H`, in steps, at least 1. Far from the target, the coefficient changes by a factor of about e in
+            :math:`5 H` steps.
 
     Raises:
-        ArgumentValueError: an argument is not such a number.
+        ArgumentValueError: an argument is invalid.
 
     Example:
         >>> AdaptiveCoefficient(target=10.0, initial=0.1)
@@ -165,39 +165,39 @@ class AdaptiveCoefficient:
                 )
 
     def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
-        """Return the coefficient after a step that saw a KL."""
+        """Return the coefficient after a step with the mean divergence `kl`."""
         error = (kl / self.target - 1).clamp(-_LARGEST_ERROR, _LARGEST_ERROR)
         return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
 
 
 def scheduled(name: str, given: float | Schedule, step: int) -> float:
-    """Return the value of a number or a schedule after so many steps, or raise."""
+    """Return the value of a number or a schedule after `step` steps, or raise."""
     value = given(step) if callable(given) else given
     if not 0 <= number_from(value) < math.inf:
         got = safe_repr(value) + (f" after {step} steps" if callable(given) else "")
-        wanted = "a finite number from 0 on, or a schedule of such numbers"
+        wanted = "a finite number of 0 or more, or a schedule of such numbers"
         raise invalid_value("KLRegularizer", name, wanted=wanted, got=got, instead=f"{name}=1.0")
     return float(value)
 
 
 def check_number(call: str, name: str, value: object) -> None:
-    """Raise unless a value is a finite number from 0 on."""
+    """Raise unless a value is a finite number of 0 or more."""
     if not 0 <= number_from(value) < math.inf:
         raise invalid_value(
-            call, name, wanted="a finite number from 0 on", got=safe_repr(value), instead=f"{name}=0.5"
+            call, name, wanted="a finite number of 0 or more", got=safe_repr(value), instead=f"{name}=0.5"
         )
 
 
 def _taken(call: str, step: int) -> int:
-    """Return a number of steps taken; raise where it is negative."""
+    """Return a number of steps; raise if it is negative."""
     if not step >= 0:
-        wanted, got = "how many steps were taken, 0 or more", safe_repr(step)
+        wanted, got = "the number of completed steps, 0 or more", safe_repr(step)
         raise invalid_value(f"{call}.__call__", "step", wanted=wanted, got=got, instead="step=0")
     return step
 
 
 def _count(call: str, name: str, value: object) -> int:
-    """Return a number of steps or periods, or raise."""
+    """Return a positive number of steps or periods, or raise."""
     number = whole_from(value)
     if number is None or number < 1:
         raise invalid_value(

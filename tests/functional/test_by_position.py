@@ -60,7 +60,7 @@ def test_exchanged_sides_are_refused_while_the_student_learns() -> None:
     student, teacher = logits()
     with pytest.raises(ArgumentValueError, match=re.escape("wanted first the student")) as caught:
         DistillationLoss()(teacher, student, LABELS)
-    assert str(caught.value).endswith("or loss(student=..., teacher=...) if the teacher is what learns")
+    assert str(caught.value).endswith("or loss(student=..., teacher=...) if the teacher is trained")
     # Both remedies.
     assert torch.equal(
         DistillationLoss()(student, teacher), DistillationLoss()(student=student, teacher=teacher)

@@ -1,7 +1,7 @@
 """Drop-ins for torchmetrics' KL divergence, `kl_divergence` and `KLDivergence`, and the metric `PolicyKL`.
 
-The metrics are of class `torchmetrics.Metric`, so asking for them needs torchmetrics (``pip install torchmetrics``) and
-loads it then; the function needs nothing but torch.
+The metrics are subclasses of `torchmetrics.Metric`. Accessing them imports torchmetrics, which you can install with
+``pip install torchmetrics``. The function needs only torch.
 """
 
 from __future__ import annotations

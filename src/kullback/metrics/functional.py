@@ -1,4 +1,4 @@
-"""The drop-in for `torchmetrics.functional.kl_divergence`, and the functions that it shares with the metric."""
+"""The drop-in for `torchmetrics.functional.kl_divergence`, and functions shared with the metric."""
 
 from __future__ import annotations
 
@@ -49,35 +49,33 @@ def kl_divergence(
 
     .. math:: KL(P \| Q) = \sum_i p_i (\log p_i - \log q_i)
 
-    Numbers and dtypes are torchmetrics', to rounding, except where it is wrong: log-probabilities of ``-inf`` count
-    0 instead of NaN, in value and gradient, and close distributions keep their digits and are never negative. Values
-    that are no distribution (negative, NaN, a row of zeros, log-probabilities that do not sum to one) are refused
-    instead of giving some number.
+    Numbers and dtypes equal torchmetrics' up to rounding, except where torchmetrics is wrong. Log-probabilities of
+    ``-inf`` contribute 0 instead of NaN, in value and gradient. Close distributions keep their precision, and results
+    are never negative. Values that are not a distribution (negative, NaN, a row of zeros, log-probabilities that do not
+    sum to one) raise an error instead of giving a number.
 
     Arguments:
-        p: P, the data, shape (..., classes). Any number of leading dimensions, where torchmetrics wants one.
+        p: P, the data, shape (..., classes), with any number of leading dimensions; torchmetrics requires one.
         q: Q, the model or prior, of the same shape.
         log_prob: whether `p` and `q` hold log-probabilities. Otherwise they hold weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row.
-        representation: what `p` and `q` hold, more exactly: ``"logits"``, ``"log-probs"`` (what `log_prob` says),
-            ``"counts"`` (weights to be normalized, the default) or ``"probs"`` (which must sum to one).
-        mask: true for the rows that count, a bool tensor of shape (...). The others may hold anything, padding or NaN.
-            One that is False everywhere draws a warning, on the CPU alone.
+        representation: the exact type of `p` and `q`: ``"logits"``, ``"log-probs"`` (the same as ``log_prob=True``),
+            ``"counts"`` (weights, which are normalized; the default) or ``"probs"`` (which must sum to one).
+        mask: True for the rows that count, a bool tensor of shape (...). The others may have any values, including NaN.
+            A mask that is False everywhere raises a warning, on the CPU only.
 
     Returns:
-        the mean or sum over the rows that count, a scalar, in nats; or their values, shape (...), with a mask a
-        single dimension. dtype: what those of `p` and `q` promote to. The mean of no rows is NaN.
+        the mean or sum over the rows that count, a scalar, in nats; or their values, of shape (...), or with a mask in
+        one dimension. The dtype is the promoted dtype of `p` and `q`. The mean of no rows is NaN.
 
     Raises:
         ArgumentTypeError: `p` or `q` is not a tensor or `log_prob` is not a bool.
-        ArgumentValueError: values or shapes are no distributions, or `reduction`, `representation` or
-            `mask` does not fit.
+        ArgumentValueError: the values are not distributions, or `reduction`, `representation` or `mask` does not fit.
         IncompatibleTensorError: `p` and `q` differ in shape or device. It is a RuntimeError too, as in torchmetrics.
 
     Gradient:
-        flows to both, and is that of the normalized rows. It is 0 for P = Q, at masked rows, at ``-inf`` on both sides
-        and at a weight that is exactly 0. Where the value is +inf, classes that make it so add nothing to the gradient
-        of P.
+        to both, through the normalization. It is 0 for P = Q, at masked rows, at ``-inf`` on both sides and at a weight
+        of exactly 0. If the value is +inf, the classes that make it infinite add 0 to the gradient of P.
 
     Example:
         >>> import torch
@@ -102,7 +100,7 @@ def kl_divergence(
 
 
 def check_reduction(call: str, reduction: object) -> None:
-    """Raise if torchmetrics' KL divergence does not know a reduction."""
+    """Raise unless torchmetrics' KL divergence has this reduction."""
     if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum", "none")):
         wanted = "one of 'mean', 'sum', 'none' and None"
         instead = f"{call}(..., reduction='mean')"
@@ -110,7 +108,7 @@ def check_reduction(call: str, reduction: object) -> None:
 
 
 def resolve_representation(call: str, log_prob: object, representation: object) -> RepresentationName:
-    """Return what the tensors hold, from torchmetrics' flag `log_prob` and the more exact word `representation`."""
+    """Return the representation of the tensors, from torchmetrics' flag `log_prob` and from `representation`."""
     if not isinstance(log_prob, bool):
         wanted = "True if p and q hold log-probabilities, False if not"
         instead = f"{call}(..., log_prob=True)"
@@ -175,7 +173,7 @@ def _represent(where: str, x: Tensor, representation: RepresentationName) -> Rep
     try:
         checked = kind(x)
     except KullbackError as error:
-        # The class that refuses is none that the caller named; what it holds is said by a word here.
+        # The error names a class that the caller did not use. Replace its remedy by values of `representation`.
         problem, _, remedy = str(error).removeprefix(f"{kind.__name__}(x=...): ").partition(". Write: ")
         if "(x" in remedy:
             remedy = (
@@ -184,6 +182,6 @@ def _represent(where: str, x: Tensor, representation: RepresentationName) -> Rep
             )
         raise type(error)(f"{where}: {problem}. Write: {remedy}") from None
     if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
-        # Rows must not be rounded to half precision before they are averaged.
+        # The average must not be over rows that were rounded to half precision.
         return kind(x.float(), validate=False)
     return checked

@@ -1,6 +1,6 @@
 """The drop-in for `torchmetrics.KLDivergence`. Importing this module imports torchmetrics."""
 
-# No postponed annotations here: TorchScript, with which metrics can be scripted, reads those of the class.
+# No postponed annotations here: TorchScript, which can compile metrics, reads the annotations of the class.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ from kullback.words import RepresentationName
 
 __all__ = ["KLDivergence", "move_states"]
 
-# States that keep their dtype when the metric's is changed.
+# States that keep their dtype when the metric's dtype changes.
 _EXACT = ("moments", "counts", "minimum", "maximum")
 
 
@@ -31,26 +31,26 @@ class KLDivergence(Metric):
 
     .. math:: KL(P \| Q) = \sum_i p_i (\log p_i - \log q_i)
 
-    `update` and `forward` take what `kullback.metrics.kl_divergence` takes: p and q of shape (..., classes), and
-    ``mask=``; `compute` returns what it would for all batches at once. Sums are kept in float64, and besides the mean
-    there are its `standard_error` and the `quantile` of the rows, from states of fixed size that are
-    synchronized like any other. With ``reduction="none"`` the values of all rows are kept instead.
+    `update` and `forward` take the arguments of `kullback.metrics.kl_divergence`: p and q of shape (..., classes), and
+    ``mask=``. `compute` returns the result for all batches together. Sums are in float64. The metric also has the
+    `standard_error` of the mean and the `quantile` of the rows, from states of fixed size, which torchmetrics
+    synchronizes like all states. With ``reduction="none"`` the metric keeps the values of all rows instead.
 
     Arguments:
         log_prob: whether p and q hold log-probabilities. Otherwise they hold weights, which are normalized.
         reduction: ``"mean"`` or ``"sum"`` over the rows, or ``"none"`` or None for the value of each row, flattened.
-        representation: what p and q hold, more exactly: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as
-            in `kullback.metrics.kl_divergence`.
-        kwargs: those of `torchmetrics.Metric`, such as ``sync_on_compute`` or ``dist_sync_on_step``.
+        representation: the exact type of p and q: ``"logits"``, ``"log-probs"``, ``"counts"`` or ``"probs"``, as in
+            `kullback.metrics.kl_divergence`.
+        kwargs: arguments of `torchmetrics.Metric`, such as ``sync_on_compute`` or ``dist_sync_on_step``.
 
     Raises:
         ArgumentTypeError: `log_prob` is not a bool; at `update`, p or q is not a tensor.
-        ArgumentValueError: `reduction` or `representation` is not a known word; at `update`, the values are no
+        ArgumentValueError: `reduction` or `representation` is not a known word; at `update`, the values are not
             distributions.
         OptionalDependencyError: torchmetrics is not installed.
 
     Gradient:
-        flows through the value that `forward` returns for its batch, as in `kullback.metrics.kl_divergence`.
+        through the value that `forward` returns for its batch, as in `kullback.metrics.kl_divergence`.
 
     Example:
         >>> import torch
@@ -102,13 +102,13 @@ class KLDivergence(Metric):
         self.add_state("counts", sketch.counts, dist_reduce_fx="sum")
         self.add_state("minimum", sketch.minimum, dist_reduce_fx="min")
         self.add_state("maximum", sketch.maximum, dist_reduce_fx="max")
-        # A zero that takes part in all sums: promotion gives it the dtype of the result.
+        # A zero that is added to every batch, so promotion gives it the dtype of the result.
         self.add_state("precision", torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, p: Tensor, q: Tensor, mask: Tensor | None = None) -> None:
-        """Add a batch of rows, shape (..., classes); `mask`, shape (...), is true for those that count.
+        """Add a batch of rows, shape (..., classes); `mask`, shape (...), is True for the rows that count.
 
-        A mask that is False everywhere draws a warning, on the CPU alone.
+        A mask that is False everywhere raises a warning, on the CPU only.
         """
         values, dtype = row_values("KLDivergence.update", p, q, self.representation, mask)
         if self._keeps_rows:
@@ -122,21 +122,21 @@ class KLDivergence(Metric):
         self.precision = self.precision + values.new_zeros((), dtype=dtype)
 
     def compute(self) -> Tensor:
-        """Return the divergence of all rows so far, in all processes, as `reduction` says."""
+        """Return the divergence of all rows so far, over all processes, reduced by `reduction`."""
         if self._keeps_rows:
             return dim_zero_cat(self.measures)
         moments = Moments(self.moments)
         return (moments.sum if self.reduction == "sum" else moments.mean).to(self.precision.dtype)
 
     def standard_error(self) -> Tensor:
-        r"""Return the standard error of the mean over all rows seen so far, in all processes.
+        r"""Return the standard error of the mean over all rows so far, over all processes.
 
         .. math:: \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
 
-        It takes the rows as independent, which neighboring positions of one text are not.
+        It assumes independent rows. Neighboring positions of a text are dependent.
 
         Returns:
-            a scalar of the dtype of `compute`; NaN for fewer than two rows, +inf if a row is infinite.
+            a scalar in the dtype of `compute`; NaN for fewer than two rows, +inf if a row is infinite.
 
         Example:
             >>> import torch
@@ -151,15 +151,15 @@ class KLDivergence(Metric):
             return moments.standard_error.to(self._result_dtype())
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
-        """Return quantiles of the divergence over all rows seen so far, in all processes.
+        """Return quantiles of the divergence over all rows so far, over all processes.
 
-        They are within 0.5% of the exact ones for divergences from 1e-15 to 1e39; minimum and maximum are exact.
+        They are within 0.5% of the exact quantiles for divergences from 1e-15 to 1e39. Minimum and maximum are exact.
 
         Arguments:
             probabilities: numbers from 0 to 1, in any shape.
 
         Returns:
-            the quantiles in the shape of `probabilities`, of the dtype of `compute`; NaN if there was no row.
+            the quantiles in the shape of `probabilities`, in the dtype of `compute`; NaN if there was no row.
 
         Raises:
             ArgumentValueError: a probability is not between 0 and 1.
@@ -177,10 +177,10 @@ class KLDivergence(Metric):
             return sketch.quantile(probabilities).to(self._result_dtype())
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot one value or several, as every torchmetrics metric does.
+        """Plot one or several values, as in every torchmetrics metric.
 
         Arguments:
-            val: what `forward` or `compute` returned, or a list of such; by default what `compute` returns now.
+            val: a result of `forward` or `compute`, or a list of results; by default the result of `compute`.
             ax: a matplotlib axis to draw on; by default a new one.
 
         Returns:
@@ -199,7 +199,7 @@ class KLDivergence(Metric):
         return self._plot(val, ax)
 
     def _statistics(self) -> tuple[Moments, QuantileSketch]:
-        """Return the statistics of the rows so far, as the states hold them or from the rows themselves."""
+        """Return the statistics of the rows so far, from the states or from the stored rows."""
         if not self._keeps_rows:
             state = SketchState(self.counts, self.minimum, self.maximum)
             return Moments(self.moments), QuantileSketch(state=state)
@@ -215,7 +215,7 @@ class KLDivergence(Metric):
         return dim_zero_cat(self.measures).dtype if len(self.measures) else self.dtype
 
     def _synchronized(self) -> AbstractContextManager[None]:
-        """Return the context in which `compute` runs: the states of all processes merged, where there are several."""
+        """Return the context in which `compute` runs, with the states of all processes merged."""
         return self.sync_context(
             dist_sync_fn=self.dist_sync_fn,
             should_sync=self._to_sync,
@@ -223,14 +223,14 @@ class KLDivergence(Metric):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Let a change of device or dtype through, but not the dtype to the states that have to stay exact."""
+        """Change device and dtype, but keep the dtype of the states that must stay exact."""
         super()._apply(fn, exclude_state=(*exclude_state, *_EXACT))
         move_states(self, self._defaults, _EXACT)
         return self
 
 
 def move_states(metric: Metric, defaults: dict[str, Any], names: Sequence[str]) -> None:
-    """Move states, and the defaults that they are reset to, to the metric's device without a change of dtype."""
+    """Move states and their defaults to the metric's device without a change of dtype."""
     for name in defaults.keys() & set(names):
         setattr(metric, name, on_device(getattr(metric, name), metric.device))
         defaults[name] = on_device(defaults[name], metric.device)

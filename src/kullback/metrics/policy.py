@@ -19,57 +19,58 @@ from kullback.numeric import accurate_dtype, upcast
 
 __all__ = ["PolicyKL"]
 
-# States that keep their dtype when the metric's is changed.
+# States that keep their dtype when the metric's dtype changes.
 _EXACT = ("state", "beyond", "outside")
-# The sums of a sequence: k1, k3 and how many, of the tokens with mass under both; q/p - 1 and how many, of all.
+# The sums of a sequence: k1, k3 and the number of tokens with mass under P and Q; q/p - 1 and the number of all tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
 _COLUMNS = 5
-# A mean of q/p differs from 1 from so many sequences, standard errors (p < 0.0002) and nats on. Rounding moves it less.
+# A mean of q/p differs significantly from 1 if there are at least this many sequences, and it is more than this many
+# standard errors (p < 0.0002) plus this tolerance away. Rounding errors are below the tolerance.
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 
 class PolicyKL(Metric):
-    r"""How far two evaluations of one policy are apart, from the log-probabilities of the tokens that one sampled.
+    r"""KL(P || Q) of two policies, from the log-probabilities of tokens that were sampled from P.
 
-    For the mismatch between inference engine and trainer, P is the engine, which sampled the tokens, and Q the trainer;
-    for the distance from a reference, P is the policy and Q the reference. With :math:`k_1 = \log p - \log q` and
-    :math:`k_3 = q/p - 1 + k_1` of a token, :math:`S_i` the sum of one of them over the :math:`n_i` tokens of sequence
-    i, and N sequences:
+    For the mismatch between inference engine and trainer, P is the engine, which sampled the tokens, and Q the trainer.
+    For the divergence from a reference, P is the policy and Q the reference. A token has
+    :math:`k_1 = \log p - \log q` and :math:`k_3 = q/p - 1 + k_1`. Let :math:`S_i` be the sum of one of them over the
+    :math:`n_i` tokens of sequence i, and N the number of sequences:
 
     .. math::
         \text{token mean } m = \frac{\sum_i S_i}{\sum_i n_i}, \quad
         \mathrm{se} = \frac{1}{\sum_i n_i} \sqrt{\frac{N}{N - 1} \sum_i (S_i - m\, n_i)^2}, \qquad
         \text{sequence mean } \frac1N \sum_i S_i
 
-    The token mean is the divergence per token, and the sequence mean that of whole sequences, KL(P || Q) in nats for
-    either. Both estimators have no bias; k1 may be negative, and k3 varies less where the two are close. Tokens of one
-    sequence depend on each other, so errors are those of independent sequences.
+    The token mean estimates KL(P || Q) per token, and the sequence mean estimates it per sequence, both in nats. k1 and
+    k3 are unbiased. k1 may be negative; k3 varies less if P and Q are close. Tokens of a sequence are dependent, so the
+    standard errors only assume independent sequences.
 
-    The mean of q/p has the expectation 1 where P has mass wherever Q has, and the tokens were sampled with the
-    probabilities p. Log-probabilities after top-p, top-k or min-p break that: k3 then leaves out the mass of Q that P
-    rules out. `compute` warns where the mean is more than 6 standard errors from 1.
+    The mean of q/p has expectation 1 if P has mass wherever Q has, and if the tokens were sampled with the
+    probabilities p. Log-probabilities after top-p, top-k or min-p violate this: k3 then omits the mass of Q where P
+    has probability 0. `compute` warns if the mean is more than 6 standard errors from 1.
 
     Arguments:
-        threshold: a token counts as beyond it where :math:`|\log p - \log q|` is larger.
-        kwargs: those of `torchmetrics.Metric`.
+        threshold: a token is beyond the threshold if :math:`|\log p - \log q|` is larger.
+        kwargs: arguments of `torchmetrics.Metric`.
 
     Returns:
-        `compute` returns a dict of scalars, ready to be logged. float64 where the device has it. Means of nothing are
-        NaN, and so are errors of fewer than two sequences.
+        `compute` returns a dict of scalars to log, in float64 if the device has it. Means over no tokens are NaN, like
+        the standard errors of fewer than two sequences.
 
-        * ``"k1"`` and ``"k3"``, the means over tokens; a token with q = 0 < p makes them +inf;
-        * ``"sequence_k1"`` and ``"sequence_k3"``, the means over sequences;
-        * ``"inside_k1"`` and ``"inside_k3"``, the means over the tokens with mass under both P and Q;
-        * ``"ratio"``, the mean of q/p over tokens;
-        * each of these with ``"_error"`` behind its name, its standard error;
-        * ``"beyond"``, the share of tokens beyond the threshold, and ``"outside"``, the share of tokens with mass under
-          one of the two alone.
+        * ``"k1"`` and ``"k3"``: the means over tokens; a token with q = 0 < p makes them +inf;
+        * ``"sequence_k1"`` and ``"sequence_k3"``: the means over sequences;
+        * ``"inside_k1"`` and ``"inside_k3"``: the means over the tokens with mass under both P and Q;
+        * ``"ratio"``: the mean of q/p over tokens;
+        * each of these names with ``"_error"`` appended: the standard error;
+        * ``"beyond"``: the fraction of tokens beyond the threshold;
+        * ``"outside"``: the fraction of tokens with probability 0 under either P or Q, but not both.
 
     Warns:
         EstimateWarning: at `compute`, tokens are outside, or k1 and k3 contradict each other.
 
     Raises:
-        ArgumentValueError: `threshold` is negative or no number; at `update`, the shapes do not fit.
+        ArgumentValueError: `threshold` is negative or not a number; at `update`, the shapes do not fit.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:
@@ -115,10 +116,10 @@ class PolicyKL(Metric):
         self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
 
     def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
-        """Add sequences: log-probabilities of shape (..., tokens), and which tokens count, the same shape.
+        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the tokens that count, the same shape.
 
-        The tokens were sampled from P. A sequence has to come whole; what `mask` leaves out may hold anything. A mask
-        that is False everywhere draws a warning, on the CPU alone.
+        The tokens were sampled from P. Each sequence must be complete. Tokens that `mask` excludes may have any values.
+        A mask that is False everywhere raises a warning, on the CPU only.
         """
         call = "PolicyKL.update"
         exact = [upcast(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in (log_p, log_q)]
@@ -136,7 +137,7 @@ class PolicyKL(Metric):
         self.state = _merge(torch.stack([self.state, _state(rows)]))
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the means, their standard errors and the shares of tokens, over all processes."""
+        """Return the means, their standard errors and the fractions of tokens, over all processes."""
         count, sums, products = _parts(self.state)
         tokens, outside = sums[_TOKENS], self.outside.sum()
         without_q, without_p = (torch.where(x > 0, torch.inf, 0) for x in self.outside)
@@ -165,7 +166,7 @@ class PolicyKL(Metric):
         return {name: mean, f"{name}_error": error}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Let a change of device through, but not of dtype, as sums have to stay exact."""
+        """Change the device, but keep the dtype, because sums must stay exact."""
         super()._apply(fn, exclude_state=(*exclude_state, *_EXACT))
         move_states(self, self._defaults, _EXACT)
         return self
@@ -179,8 +180,8 @@ def _warn_outside(outside: Tensor, tokens: Tensor) -> None:
         if number
     ]
     text = (
-        f"PolicyKL: {', and '.join(parts)}. That makes the means k1 and k3 infinite; inside_k1 and inside_k3 are those "
-        "of the other tokens. Give both sides the log-probabilities before top-p, top-k and min-p."
+        f"PolicyKL: {', and '.join(parts)}. This makes the means k1 and k3 infinite; inside_k1 and inside_k3 are the "
+        "means of the other tokens. Pass the log-probabilities before top-p, top-k and min-p for both sides."
     )
     warnings.warn(text, EstimateWarning, stacklevel=4)
 
@@ -191,23 +192,23 @@ def _warn_ratio(found: dict[str, Tensor], tokens: Tensor) -> None:
     text = (
         f"PolicyKL: k1 = {number['k1']:.4g} and k3 = {number['k3']:.4g} of {int(tokens):,} tokens contradict each "
         f"other. They differ by the mean of q/p minus 1, {number['ratio'] - 1:.3g}, which is {distance:.3g} standard "
-        "errors from 0. After top-p, top-k or min-p, k3 omits the mass of Q that P rules out: sample without them, or "
-        "truncate Q to the same tokens and renormalize it. If the tokens were sampled at another temperature than that "
-        "of log_p, both are wrong: pass the log-probabilities at that temperature. If P and Q are far apart, k3 misses "
+        "errors from 0. After top-p, top-k or min-p, k3 omits the mass of Q where P gives probability 0: sample "
+        "without them, or truncate Q to the same tokens and renormalize it. If log_p is not at the temperature of "
+        "sampling, both are wrong: pass the log-probabilities at that temperature. If P and Q are far apart, k3 misses "
         "rare large q/p: use k1."
     )
     warnings.warn(text, EstimateWarning, stacklevel=4)
 
 
-# Each sequence has the sums of `_COLUMNS`. A state is the number of sequences, these sums over all of them, and the
-# products of the deviations from their means, which merge without cancellation.
+# Each sequence has one sum for each column. A state has the number of sequences, the totals of the columns, and the
+# products of the deviations from their means, which can be merged without cancellation.
 
 
 def _ratio(state: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
-    """Return the ratio of two columns' sums and its standard error."""
+    """Return the ratio of two columns' totals and its standard error."""
     count, sums, products = _parts(state)
     mean = sums[above] / sums[below]
-    # Of S - m n: the deviations of S and n from their means suffice, as their means are m to 1.
+    # The sum of squares of S - m n. The mean of S - m n is 0, so the deviations of S and n from their means suffice.
     square = products[above, above] - 2 * mean * products[above, below] + mean**2 * products[below, below]
     return mean, (count / (count - 1) * square.clamp(min=0)).sqrt() / sums[below]
 
@@ -224,11 +225,11 @@ def _parts(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _merge(states: Tensor) -> Tensor:
-    """Merge states, shape (how many, values), into one, as Chan, Golub and LeVeque (1979) merge variances."""
+    """Merge states, shape (states, values), into one, like the variances of Chan, Golub and LeVeque (1979)."""
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)
-    # A state without sequences says nothing about means, also if those of the others are infinite.
+    # A state without sequences has no mean. Its deviation must be 0 even if the other means are infinite.
     deviations = torch.where(counts[:, None] > 0, deviations, 0)
     between = torch.einsum("k,ki,kj->ij", counts, deviations, deviations)
     return torch.cat([counts.sum()[None], total, (products.sum(0) + between).flatten()])
