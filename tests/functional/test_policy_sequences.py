@@ -255,10 +255,10 @@ def test_shapes(shape: tuple[int, ...], importance: Any) -> None:
         ({"importance": "token"}, "one of 'action', 'prefix', 'sequence'", {"importance": "action"}),
         (
             {"importance": "prefix"},
-            "log_ratio= with it",
+            "log_ratio=, the logarithm",
             {"importance": "prefix", "log_ratio": torch.zeros(2)},
         ),
-        ({"clip_log_ratio": 1.0}, "log_ratio= with it", {"clip_log_ratio": 1.0, "log_ratio": torch.zeros(2)}),
+        ({"clip_log_ratio": 1.0}, "log_ratio=, the logarithm", {"clip_log_ratio": 1.0, "log_ratio": torch.zeros(2)}),
         *(
             (
                 {"clip_log_ratio": clip, "log_ratio": torch.zeros(2)},

@@ -274,7 +274,10 @@ SOUND = SampledTail(TOP, DRAWN, PROBS, QUARTER)
             r"tail_log_probs=.*shape \(1, 2\).*got shape \(1, 1\)",
         ),
         (lambda: SampledTail(TOP, DRAWN, PROBS, QUARTER[0]), r"tail_log_mass=.*shape \(1,\).*got shape \(\)"),
-        (lambda: SampledTail(TOP, DRAWN, PROBS, QUARTER - 1), r"a sum of 1; got 0.84\d+ at index \(0,\)"),
+        (
+            lambda: SampledTail(TOP, DRAWN, PROBS, QUARTER - 1),
+            r"the top's probabilities; got 0.84\d+ at index \(0,\)",
+        ),
         (
             lambda: SampledTail(TOP, DRAWN, PROBS + 2, QUARTER),
             r"at most the tail's mass; got -0.07\d+ at index \(0, 0\)",

@@ -330,9 +330,8 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
         type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
     )
     shares = has_memory and not is_top_k and may_overlap(student, teacher)
-    overlaps = (
-        has_memory and may_overlap_itself(student) and not is_expanded(student)
-    )  # an expanded tensor is not overwritten
+    # An expanded tensor is not overwritten.
+    overlaps = has_memory and may_overlap_itself(student) and not is_expanded(student)
     for refused, wanted, got in (
         (is_top_k, "a teacher of all classes", f"a {type(teacher).__name__}"),
         (
@@ -393,7 +392,7 @@ def _check_logits(student: Tensor, teacher: Tensor) -> None:
             _CALL,
             "student",
             wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
-            got=f"shape {tuple(student.shape[:-1])}, classes left out",
+            got=f"shape {tuple(student.shape[:-1])} without the classes",
             instead="the logits of the same positions of both, neither shifted nor cut",
         )
     if student.device != teacher.device:

@@ -58,7 +58,7 @@ def _check_positions(student: Tensor, positions: torch.Size) -> None:
             CALL,
             "student",
             wanted=f"the teacher's positions, shape {tuple(positions)}",
-            got=f"shape {tuple(student.shape[:-1])}, hidden size left out",
+            got=f"shape {tuple(student.shape[:-1])} without the hidden size",
             instead="the hidden states of the same positions of both, neither shifted nor cut",
         )
 

@@ -187,8 +187,8 @@ def linear_distillation_loss(
         logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. Counting them synchronizes an accelerator. A
-            mask that is False everywhere raises a warning, on the CPU only.
+        mask: which positions count, boolean, the leading shape. Finding the counted positions
+            synchronizes an accelerator. A mask that is False everywhere raises a warning, on the CPU only.
         weight: w, a non-negative number for each position, the leading shape.
         labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
         label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
@@ -203,8 +203,9 @@ def linear_distillation_loss(
         vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
             `distillation_loss`.
         chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
-            quarter of the head's bytes, whichever is more, but at least 512 positions (256 on a single thread; twice as
-            many in half precision), because products with fewer rows are slow. It changes the result only by rounding.
+            quarter of the head's bytes, whichever is more. Products with few rows are slow, so the default is at least
+            512 positions (256 on a single thread; twice as many in half precision). The size of a chunk changes the
+            result only by rounding.
         float32_logits: keep the logits of half-precision heads in float32. This doubles the size of a chunk. Without
             it, rounding to bfloat16 changes the gradient by some percent.
         group: the process group over which the classes are sharded. Weights and biases hold the rows of this rank's
@@ -236,8 +237,8 @@ def linear_distillation_loss(
         own dtype is infinite.
 
     Sharded classes:
-        As in `distillation_loss`, shards may have any size, DTensors with ``Shard(0)`` in one dimension of their mesh
-        need no `group`, and the gradient is the gradient of the single loss that all ranks return. In the forward
+        As in `distillation_loss`, shards may have any size, and the gradient is the gradient of the single loss that
+        all ranks return. DTensors with ``Shard(0)`` in one dimension of their mesh need no `group`. In the forward
         pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
         row and an all-reduce of at most 7; `distillation_loss` gives the numbers for a stored teacher and for
         `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the

@@ -135,7 +135,7 @@ class PartialTeacher(ShortRepr, ABC):
                 call,
                 "student",
                 wanted=f"the teacher's positions, shape {tuple(kept.shape[:-1])}",
-                got=f"shape {tuple(student.shape[:-1])}, classes left out",
+                got=f"shape {tuple(student.shape[:-1])} without the classes",
                 instead="the logits of the same positions of both, neither shifted nor cut",
             )
         if student.device != kept.device:

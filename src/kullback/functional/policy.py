@@ -133,7 +133,7 @@ def kl_surrogate(
     `value`. Differentiating k1 or k3 themselves gives other gradients, listed at `kl_from_log_probs`.
 
     P, Q and B are the distributions of a single entry of the tensors. With one action for each token of a sequence, the
-    sum over tokens gives the gradient of the divergences at the visited prefixes, and ignores that the policy also
+    sum over tokens gives the gradient of the divergences at the visited prefixes. It ignores that the policy also
     decides which prefixes are visited. For the divergence of whole sequences, sum their log-probabilities first. B
     decides which prefixes are visited, unless `importance` reweights them.
 
@@ -209,7 +209,7 @@ def _log_weight(
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:
         logs = logs if mask is None else torch.where(mask, logs, 0)
-        # An action that P never takes gives all later tokens weight 0, even after an action that B never takes.
+        # A product with an action that P never takes is 0, even if B never takes another of its actions.
         never = logs == -torch.inf
         total = torch.where(never, 0, logs).cumsum(-1)
         never = never.cumsum(-1) > 0

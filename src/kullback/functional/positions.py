@@ -87,9 +87,7 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
 
     def checked(*given: Any) -> T:
         if not torch.compiler.is_compiling():
-            with suppress(
-                TypeError
-            ):  # a setting without a hash; a TypeError of the check is raised again below
+            with suppress(TypeError):  # a setting without a hash; an error of the check is raised again
                 return cached(*given)
         return check(*given)
 
@@ -128,7 +126,7 @@ def check_kind(call: str, kind: object) -> Divergence:
         raise invalid_value(
             call,
             "kind",
-            wanted="a divergence that is not 0 whatever the distributions are",
+            wanted="a divergence that is not 0 for all distributions",
             got=safe_repr(kind),
             instead=f"kind={kind.instead_of_zero!r}",
         )
@@ -360,9 +358,9 @@ def hard_labels(
         raise invalid_value(
             call,
             "labels",
-            wanted="the true class of each position, as label_weight is not 0",
+            wanted="the true class of each position, because label_weight is not 0",
             got="None",
-            instead="labels=labels, with ignore_index where there is none; or label_weight=0.0",
+            instead="labels=labels, with ignore_index at positions without a label; or label_weight=0.0",
         )
     chosen = labels.reshape(-1).long()
     if weights is not None:  # positions that do not count may have any label
@@ -381,7 +379,7 @@ def check_labels(call: str, hard: HardLabels | None, positions: torch.Size, clas
             "labels",
             wanted=f"classes from 0 to {classes - 1} at the positions that count",
             got=f"{int(hard.classes[wrong][0])} ({first_of(wrong.reshape(positions))})",
-            instead="ignore_index= with the number of positions that have no label, or mask= without them",
+            instead="ignore_index= set to the label of positions without a true class, or mask= without them",
         )
 
 
@@ -401,9 +399,7 @@ def check_ignore_index(call: str, ignore_index: object) -> int:
 
 def _check_weights(call: str, weights: Tensor) -> None:
     """Raise if a position that counts has a negative, infinite or NaN weight."""
-    is_readable = (
-        can_inspect(weights) and weights.is_cpu
-    )  # reading weights on an accelerator would synchronize
+    is_readable = can_inspect(weights) and weights.is_cpu  # on an accelerator, reading would synchronize
     wrong = ~((weights >= 0) & (weights < math.inf)) if is_readable and not weights.is_complex() else None
     if weights.is_complex() or (wrong is not None and bool(wrong.any())):
         raise invalid_value(
@@ -487,9 +483,7 @@ def divided(
     if normalizer is not None:
         return weights, 1 / float(normalizer)
     if word == "mean" and weights is not None:
-        if (
-            weights.numel()
-        ):  # the sum of large weights must not overflow; the sum of small ones must not lose digits
+        if weights.numel():  # large weights must not overflow in the sum, nor small ones lose digits
             peak = weights.detach().amax()
             weights = weights / torch.where(peak == 0, 1, peak)
         counted = weights.sum()

@@ -297,9 +297,8 @@ class SampledRows(PartialRows):
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
         """Return the tail's sum of q - p minus its estimate from the draws, times the share of each draw."""
         mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
-        log_q = log_q.nan_to_num(
-            nan=0.0, posinf=math.inf, neginf=-math.inf
-        )  # with NaN, the terms are NaN already
+        # Where log q is NaN, the terms are NaN already.
+        log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
         (top_q, drawn_q), (top_p, drawn_p) = log_q.split(parts, -1), log_probs.split(parts, -1)
         excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
         if not self.draws:
@@ -430,7 +429,7 @@ def _check_values(teacher: SampledTail) -> None:
     )
     has_draws = ~(padding & (mass > -math.inf).unsqueeze(-1))
     for name, wanted, right in (
-        ("tail_log_mass", "with the top's probabilities a sum of 1", (total - 1).abs() <= tolerance),
+        ("tail_log_mass", "a total of 1 with the top's probabilities", (total - 1).abs() <= tolerance),
         (
             "tail_log_probs",
             "log-probabilities of at most the tail's mass",

@@ -317,7 +317,7 @@ def _check_positions(p: TopK | TopKBlock, q: TopK | TopKBlock) -> None:
             "p, q",
             wanted="the same positions on one device",
             got=f"shapes {shape_p} and {shape_q} on {p.indices.device} and {q.indices.device}",
-            instead="blocks of as many rows of both: p.blocks(rows=1024) and q.blocks(rows=1024)",
+            instead="blocks with the same number of rows: p.blocks(rows=1024) and q.blocks(rows=1024)",
         )
     if isinstance(p, TopKBlock) and isinstance(q, TopKBlock):
         other = (p.labels != q.labels) & (p.labels != NO_LABEL) & (q.labels != NO_LABEL)

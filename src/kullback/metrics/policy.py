@@ -193,9 +193,9 @@ def _warn_ratio(found: dict[str, Tensor], tokens: Tensor) -> None:
         f"PolicyKL: k1 = {number['k1']:.4g} and k3 = {number['k3']:.4g} of {int(tokens):,} tokens contradict each "
         f"other. They differ by the mean of q/p minus 1, {number['ratio'] - 1:.3g}, which is {distance:.3g} standard "
         "errors from 0. After top-p, top-k or min-p, k3 omits the mass of Q where P gives probability 0: sample "
-        "without them, or truncate Q to the same tokens and renormalize it. If log_p is not at the temperature of "
-        "sampling, both are wrong: pass the log-probabilities at that temperature. If P and Q are far apart, k3 misses "
-        "rare large q/p: use k1."
+        "without them, or truncate Q to the same tokens and renormalize it. If the tokens were sampled at "
+        "another temperature, both are wrong: pass the log-probabilities at the temperature of sampling. If P and Q "
+        "are far apart, k3 misses rare large q/p: use k1."
     )
     warnings.warn(text, EstimateWarning, stacklevel=4)
 
