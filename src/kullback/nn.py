@@ -58,16 +58,16 @@ def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[...
 
     def decorate(forward: Callable[..., _Result]) -> Callable[..., _Result]:
         @wraps(forward)
-        def wrapped(self: torch.nn.Module, *given: Any, **named: Any) -> _Result:
-            if given:
+        def wrapped(self: torch.nn.Module, *positional: Any, **named: Any) -> _Result:
+            if positional:
                 call = f"{type(self).__name__}.forward"
-                if len(given) > len(names):
+                if len(positional) > len(names):
                     raise TypeError(
-                        f"{call}() takes {len(names)} arguments by position, {', '.join(names)}; got {len(given)}"
+                        f"{call}() takes {len(names)} arguments by position, {', '.join(names)}; got {len(positional)}"
                     )
                 if torch.is_grad_enabled():
-                    _check_order(call, dict(zip(names, given, strict=False)))
-                return forward(self, **dict(zip(names, given, strict=False)), **named)
+                    _check_order(call, dict(zip(names, positional, strict=False)))
+                return forward(self, **dict(zip(names, positional, strict=False)), **named)
             return forward(self, **named)
 
         return wrapped
@@ -75,10 +75,12 @@ def _by_position(*names: str) -> Callable[[Callable[..., _Result]], Callable[...
     return decorate
 
 
-def _check_order(call: str, given: dict[str, Any]) -> None:
+def _check_order(call: str, arguments: dict[str, Any]) -> None:
     learns = {
         side: any(
-            isinstance(x, Tensor) and x.requires_grad for name, x in given.items() if name.startswith(side)
+            isinstance(x, Tensor) and x.requires_grad
+            for name, x in arguments.items()
+            if name.startswith(side)
         )
         for side in ("student", "teacher")
     }

@@ -141,19 +141,19 @@ class AdaptiveKLController(FixedKLController):
             ArgumentValueError: `kl` is NaN, or `steps` is so large that the coefficient would not stay positive.
         """
         measured = _measured("AdaptiveKLController.update", kl)
-        given = number_from(steps)
-        if not 0 <= given * self.clip < self.horizon:
+        n_steps = number_from(steps)
+        if not 0 <= n_steps * self.clip < self.horizon:
             raise invalid_value(
                 "AdaptiveKLController.update",
                 "steps",
                 wanted=f"a number from 0 to less than horizon / clip, {self.horizon / self.clip:g}",
                 got=safe_repr(steps),
-                instead=f"AdaptiveKLController(horizon=...) with a horizon above {max(given, 1) * self.clip:g}"
-                if given > 0
+                instead=f"AdaptiveKLController(horizon=...) with a horizon above {max(n_steps, 1) * self.clip:g}"
+                if n_steps > 0
                 else "steps=1",
             )
         error = min(max(measured / self.target - 1, -self.clip), self.clip)
-        self.coefficient *= 1 + error * given / self.horizon
+        self.coefficient *= 1 + error * n_steps / self.horizon
         return self.coefficient
 
 

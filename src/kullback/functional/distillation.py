@@ -154,15 +154,15 @@ def distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    given = LossSettings(
+    unchecked = LossSettings(
         kind, temperature, label_weight, reduction, temperature_squared, normalizer, vocabulary, classes
     )
     counted = mask, weight, labels, ignore_index
     if group is not None or has_dtensor((student, teacher)):
         student, teacher, ranks = local_logits(_CALL, student, teacher, group)
         if ranks.size > 1:
-            return _sharded_loss(ranks, student, teacher, counted, given, inplace_backward)
-    settings = settings_of(_CALL, given)
+            return _sharded_loss(ranks, student, teacher, counted, unchecked, inplace_backward)
+    settings = settings_of(_CALL, unchecked)
     word, scale, classes = settings.reduction, settings.scale, settings.classes
     if isinstance(teacher, PartialTeacher):
         return _loss_of_partial_teacher(student, teacher, counted, settings, inplace_backward)
@@ -179,8 +179,10 @@ def distillation_loss(
     hard = None
     if label_weight:
         hard = hard_labels(_CALL, labels, label_weight, weights, scale)
-        known = min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
-        check_labels(_CALL, hard, positions, known)
+        n_classes = (
+            min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
+        )
+        check_labels(_CALL, hard, positions, n_classes)
         scale = 1.0
     if teacher.shape[-1] != student.shape[-1]:
         teacher, student = _same_vocabulary(teacher, student, vocabulary)
@@ -232,14 +234,14 @@ def _sharded_loss(
     student: Tensor,
     teacher: Tensor | PartialTeacher,
     counted: _Counted,
-    given: LossSettings,
+    unchecked: LossSettings,
     inplace: bool,
 ) -> Tensor:
     """Compute the loss from this rank's logits and the shards of the other ranks."""
     is_whole = not isinstance(teacher, PartialTeacher)
 
     def check() -> tuple[LossSettings, Tensor | None, torch.dtype, HardLabels | None]:
-        settings = settings_of(_CALL, given)
+        settings = settings_of(_CALL, unchecked)
         if isinstance(teacher, PartialTeacher):
             teacher.check_student(_CALL, student)
             teacher.check_settings(_CALL, settings.kind, settings.temperature)
@@ -254,10 +256,10 @@ def _sharded_loss(
         return settings, weights, dtype, hard
 
     checked, problem = attempt(check)
-    settings, weights, dtype, hard = checked or (given, None, torch.float32, None)
+    settings, weights, dtype, hard = checked or (unchecked, None, torch.float32, None)
     same = settings.by_name()
     same["labels classes at the positions that count"] = pattern(None if hard is None else hard.classes)
-    found = agreed(
+    numbers = agreed(
         ranks,
         tensors={"student": student, "teacher": teacher},
         weights=weights,
@@ -272,8 +274,8 @@ def _sharded_loss(
     )
     sides = Sides.between(
         ranks,
-        found["student"],
-        found["teacher"] if is_whole else None,
+        numbers["student"],
+        numbers["teacher"] if is_whole else None,
         classes=settings.classes,
         vocabulary=settings.vocabulary,
     )
@@ -287,7 +289,7 @@ def _sharded_loss(
         values = rows.of_student(student, hard, shard)
     else:
         teacher = sides.padded(sides.teacher_part(recordable(teacher)))
-        needed = any(found["to teacher"]), any(found["to student"])
+        needed = any(numbers["to teacher"]), any(numbers["to student"])
         rows = ShardedRows(
             ranks, settings.kind, float(settings.temperature), sides.classes, needed, shard.start
         )

@@ -161,8 +161,8 @@ class HeadSpec(NamedTuple):
 
     def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the student's entropy at each position from all logits at once, 0 where it does not count."""
-        given: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
-        logits = self.student.reference(*given)
+        constants: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
+        logits = self.student.reference(*constants)
         uniform = torch.zeros_like(logits)
         values = logit_divergence(KL(), logits, uniform, dtype=self.dtype, temperature=self.temperature)
         values = (math.log(logits.shape[-1]) - values).clamp(min=0)

@@ -262,13 +262,13 @@ def linear_distillation_loss(
     if group is not None or has_dtensor(tensors):
         tensors, ranks = local_heads(CALL, NAMES, tensors, group)
         student = tensors[0]
-    given = LossSettings(
+    unchecked = LossSettings(
         kind, temperature, label_weight, reduction, temperature_squared, normalizer, vocabulary, classes
     )
     of_heads = HeadSettings(softcap, logit_scale, chunk_bytes, float32_logits, return_entropy)
 
     def check() -> _Checked:
-        settings, heads = settings_of(CALL, given), _heads(*of_heads)
+        settings, heads = settings_of(CALL, unchecked), _heads(*of_heads)
         if isinstance(teacher, PartialTeacher):
             check_sparse(tensors, teacher, settings.kind, temperature)
         else:
@@ -290,12 +290,12 @@ def linear_distillation_loss(
         tensors = [*tensors[:3], teacher.kept_log_probs]
     tensors = _in_autocast_dtype([None if x is None else recordable(x) for x in tensors])
     tensors = _same_vocabulary(tensors, vocabulary, classes) if sides is None else head_parts(sides, tensors)
-    known = tensors[1].shape[0] if sides is None else sides.student[-1][1]
+    n_classes = tensors[1].shape[0] if sides is None else sides.student[-1][1]
     if hard is not None:
-        check_labels(CALL, hard, positions, known)
+        check_labels(CALL, hard, positions, n_classes)
     if isinstance(teacher, PartialTeacher):
-        teacher.check_indices(CALL, known)
-        rows = teacher.rows(settings.kind, known, temperature, accurate_dtype(student.device))
+        teacher.check_indices(CALL, n_classes)
+        rows = teacher.rows(settings.kind, n_classes, temperature, accurate_dtype(student.device))
         tensors[3] = rows.log_probs
         teacher_head = replace(
             rows, log_probs=rows.log_probs.detach()
@@ -411,11 +411,11 @@ def _agreed_sides(
     same["labels classes at the positions that count"] = pattern(None if hard is None else hard.classes)
     own = {name: 0 if problem else named[name].shape[0] if name in heads else 0 for name in NAMES[1::3]}
     weights = None if checked is None else checked.weights
-    found = agreed(ranks, tensors=named, weights=weights, settings=same, own=own, problem=problem)
+    numbers = agreed(ranks, tensors=named, weights=weights, settings=same, own=own, problem=problem)
     sides = Sides.between(
         ranks,
-        found["student_weight"],
-        found["teacher_weight"] if "teacher_weight" in heads else None,
+        numbers["student_weight"],
+        numbers["teacher_weight"] if "teacher_weight" in heads else None,
         classes=None if settings is None else settings.classes,
         vocabulary="error" if settings is None else settings.vocabulary,
         names=("student_weight", "teacher_weight"),
@@ -490,16 +490,16 @@ def _heads(
 
 
 def _each_side(
-    name: str, given: EachSide, example: float, call: str = CALL
+    name: str, value: EachSide, example: float, call: str = CALL
 ) -> tuple[float | None, float | None]:
     """Return a number for the student and one for the teacher."""
-    pair = given if isinstance(given, tuple) else (given, given)
+    pair = value if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or not all(x is None or 0 < number_from(x) < math.inf for x in pair):
         raise invalid_value(
             call,
             name,
             wanted="a positive number or None, or a pair of these for student and teacher",
-            got=safe_repr(given),
+            got=safe_repr(value),
             instead=f"{name}={example} or {name}=(None, {example})",
         )
     return pair

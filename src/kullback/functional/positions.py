@@ -85,11 +85,11 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
     """Cache a check of settings: a training loop repeats the same settings in each step."""
     cached = lru_cache(maxsize=256, typed=True)(check)
 
-    def checked(*given: Any) -> T:
+    def checked(*arguments: Any) -> T:
         if not torch.compiler.is_compiling():
             with suppress(TypeError):  # a setting without a hash; an error of the check is raised again
-                return cached(*given)
-        return check(*given)
+                return cached(*arguments)
+        return check(*arguments)
 
     return checked
 
@@ -105,8 +105,8 @@ def settings_of(call: str, given: LossSettings) -> LossSettings:
     return settings._replace(normalizer=given.normalizer)
 
 
-def _settings(call: str, *given: Any) -> LossSettings:
-    settings = LossSettings(*given)
+def _settings(call: str, *arguments: Any) -> LossSettings:
+    settings = LossSettings(*arguments)
     kind = check_kind(call, settings.kind)
     check_temperature(call, settings.temperature)
     check_label_weight(call, settings.label_weight)
@@ -413,48 +413,50 @@ def _check_weights(call: str, weights: Tensor) -> None:
         )
 
 
-def _of_positions(call: str, name: str, given: object, positions: torch.Size, device: torch.device) -> Tensor:
+def _of_positions(
+    call: str, name: str, tensor: object, positions: torch.Size, device: torch.device
+) -> Tensor:
     """Return a tensor with a value for each position, or raise."""
-    if not isinstance(given, Tensor):
-        made = tensor_remedy(name, given, floating=False)
+    if not isinstance(tensor, Tensor):
+        made = tensor_remedy(name, tensor, floating=False)
         instead = f"{name} of shape {tuple(positions)}" if made is None else f"{name}={made}"
-        raise invalid_type(call, name, wanted="a tensor", got=type(given).__name__, instead=instead)
-    given = dense(call, name, given)
-    if given.shape != positions:
+        raise invalid_type(call, name, wanted="a tensor", got=type(tensor).__name__, instead=instead)
+    tensor = dense(call, name, tensor)
+    if tensor.shape != positions:
         raise invalid_value(
             call,
             name,
             wanted=f"a value for each position, shape {tuple(positions)}",
-            got=f"shape {tuple(given.shape)}",
-            instead=_fitting(name, given, positions),
+            got=f"shape {tuple(tensor.shape)}",
+            instead=_fitting(name, tensor, positions),
         )
-    _check_device(call, name, given, device)
-    return given
+    _check_device(call, name, tensor, device)
+    return tensor
 
 
-def _check_device(call: str, name: str, given: Tensor, device: torch.device) -> None:
-    if given.device != device:
+def _check_device(call: str, name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
         raise invalid_value(
             call,
             name,
             wanted=f"a tensor on {device}, where the positions are",
-            got=f"one on {given.device}",
+            got=f"one on {tensor.device}",
             instead=f"{name}={name}.to({str(device)!r})",
         )
 
 
-def _fitting(name: str, given: Tensor, positions: torch.Size) -> str:
+def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
     """Return the remedy for a tensor whose shape is not the shape of the positions."""
-    if given.ndim == len(positions) > 0 and given.shape[-1] == positions[-1] + 1:
+    if tensor.ndim == len(positions) > 0 and tensor.shape[-1] == positions[-1] + 1:
         return f"{name}={name}[..., 1:], because the logits of a position predict the next token"
-    if given.ndim <= len(positions) and all(
-        a in (1, b) for a, b in zip(reversed(given.shape), reversed(positions), strict=False)
+    if tensor.ndim <= len(positions) and all(
+        a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(positions), strict=False)
     ):
         return f"{name}={name}.expand({tuple(positions)})"
-    if given.ndim == 2 and given.shape == positions[::-1]:
+    if tensor.ndim == 2 and tensor.shape == positions[::-1]:
         return f"{name}={name}.T"
     # For other shapes with as many entries, reshape would assign values to wrong positions.
-    if given.numel() == positions.numel() and (given.ndim == 1 or _long(given.shape) == _long(positions)):
+    if tensor.numel() == positions.numel() and (tensor.ndim == 1 or _long(tensor.shape) == _long(positions)):
         return f"{name}={name}.reshape({tuple(positions)})"
     return f"{name} of shape {tuple(positions)}"
 

@@ -141,23 +141,23 @@ class PolicyKL(Metric):
         count, sums, products = _parts(self.state)
         tokens, outside = sums[_TOKENS], self.outside.sum()
         without_q, without_p = (torch.where(x > 0, torch.inf, 0) for x in self.outside)
-        found: dict[str, Tensor] = {}
+        results: dict[str, Tensor] = {}
         for name, column, infinite in (
             ("k1", _K1, without_q - without_p),
             ("k3", _K3, without_q + without_p),
         ):
-            found |= self._with_error(name, *_ratio(self.state, column, _TOKENS), infinite)
+            results |= self._with_error(name, *_ratio(self.state, column, _TOKENS), infinite)
             of_sequences = sums[column] / count, products[column, column].clamp(min=0) / (count * (count - 1))
-            found |= self._with_error(f"sequence_{name}", of_sequences[0], of_sequences[1].sqrt(), infinite)
+            results |= self._with_error(f"sequence_{name}", of_sequences[0], of_sequences[1].sqrt(), infinite)
             inside = _ratio(self.state, column, _INSIDE)
-            found |= self._with_error(f"inside_{name}", *inside, torch.zeros_like(infinite))
+            results |= self._with_error(f"inside_{name}", *inside, torch.zeros_like(infinite))
         excess, error = _ratio(self.state, _RATIO, _TOKENS)
-        found |= self._with_error("ratio", 1 + excess, error, torch.zeros_like(excess))
+        results |= self._with_error("ratio", 1 + excess, error, torch.zeros_like(excess))
         if bool(outside > 0):
             _warn_outside(self.outside, tokens)
         elif int(count) >= _FEWEST_SEQUENCES and bool(excess.abs() > _FARTHEST_RATIO * error + _ROUNDED):
-            _warn_ratio(found, sums[_INSIDE])
-        return found | {"beyond": self.beyond / tokens, "outside": outside / tokens}
+            _warn_ratio(results, sums[_INSIDE])
+        return results | {"beyond": self.beyond / tokens, "outside": outside / tokens}
 
     def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
         """Return a mean and its error by name; `infinite` is added to the mean."""
@@ -186,8 +186,8 @@ def _warn_outside(outside: Tensor, tokens: Tensor) -> None:
     warnings.warn(text, EstimateWarning, stacklevel=4)
 
 
-def _warn_ratio(found: dict[str, Tensor], tokens: Tensor) -> None:
-    number = {name: float(value) for name, value in found.items()}
+def _warn_ratio(results: dict[str, Tensor], tokens: Tensor) -> None:
+    number = {name: float(value) for name, value in results.items()}
     distance = abs(number["ratio"] - 1) / number["ratio_error"] if number["ratio_error"] else float("inf")
     text = (
         f"PolicyKL: k1 = {number['k1']:.4g} and k3 = {number['k3']:.4g} of {int(tokens):,} tokens contradict each "
