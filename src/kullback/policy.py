@@ -99,7 +99,7 @@ class AdaptiveKLController(FixedKLController):
         coefficient: the initial beta, positive.
         target: the target of the divergence in nats, positive. It may be per token or per sequence; pass the same kind
             of divergence to `update`.
-        horizon: the number of steps in which beta changes by the fraction c, if the divergence is far from its target.
+        horizon: the number of steps for a change of beta by the fraction c, if the divergence is far from its target.
         clip: c, the limit of the relative error.
 
     Raises:

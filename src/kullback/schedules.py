@@ -79,7 +79,7 @@ class CyclicalSchedule:
         start: :math:`c_0`, the value at the beginning of each period.
         stop: :math:`c_1`, the value at the end of each period.
         period: :math:`T`, the number of steps in a period, at least 1.
-        ramp: :math:`R`, the fraction of a period in which the value changes; above 0, at most 1.
+        ramp: :math:`R`, the fraction of a period with a changing value; above 0, at most 1.
         cycles: the number of periods, after which the value stays at `stop`; None for no end.
 
     Returns:

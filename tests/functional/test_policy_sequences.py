@@ -258,7 +258,11 @@ def test_shapes(shape: tuple[int, ...], importance: Any) -> None:
             "log_ratio=, the logarithm",
             {"importance": "prefix", "log_ratio": torch.zeros(2)},
         ),
-        ({"clip_log_ratio": 1.0}, "log_ratio=, the logarithm", {"clip_log_ratio": 1.0, "log_ratio": torch.zeros(2)}),
+        (
+            {"clip_log_ratio": 1.0},
+            "log_ratio=, the logarithm",
+            {"clip_log_ratio": 1.0, "log_ratio": torch.zeros(2)},
+        ),
         *(
             (
                 {"clip_log_ratio": clip, "log_ratio": torch.zeros(2)},

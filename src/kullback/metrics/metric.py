@@ -215,7 +215,7 @@ class KLDivergence(Metric):
         return dim_zero_cat(self.measures).dtype if len(self.measures) else self.dtype
 
     def _synchronized(self) -> AbstractContextManager[None]:
-        """Return the context in which `compute` runs, with the states of all processes merged."""
+        """Return the context for `compute`, with the states of all processes merged."""
         return self.sync_context(
             dist_sync_fn=self.dist_sync_fn,
             should_sync=self._to_sync,
