@@ -1,4 +1,4 @@
-"""Which implementations of the kernels there are here, and where one cannot run, why."""
+"""The implementations of the kernels, and the reason why one cannot run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Backend:
     """One implementation of the kernels.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         available: whether it runs in this process.
-        reason: why it does or does not, in words.
-        devices: the kinds of device it runs on here.
-        dtypes: the dtypes it takes; what it computes in stands in `reason`.
-        operations: what it computes.
+        reason: why it cannot run; if it can, a description with the dtypes it computes in.
+        devices: the kinds of device that it runs on in this process.
+        dtypes: the dtypes of inputs that it supports.
+        operations: the operations that it computes.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Backend:
 
 
 def backends() -> list[Backend]:
-    """List the implementations of the kernels, the one that is tried first at the head.
+    """List the implementations of the kernels, the reference last.
 
     Returns:
-        one `Backend` for each; those that cannot run here say why.
+        one `Backend` for each implementation; `reason` explains why one cannot run.
 
     Example:
         >>> import kullback
@@ -67,7 +67,7 @@ def _native() -> Backend:
         name="native",
         available=reason is None,
         reason=reason
-        or "C++ of this install; computes in float32 (float64 where the logits are) and sums in float64",
+        or "C++ of this install; computes in float32 (float64 for float64 logits) and sums in float64",
         devices=("cpu",) if reason is None else (),
         dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native_rows.DTYPES)
         if reason is None
@@ -99,6 +99,6 @@ def _triton() -> Backend:
 
 
 def _devices() -> tuple[str, ...]:
-    """The kinds of device that this torch finds."""
+    """Return the kinds of device that torch finds."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)

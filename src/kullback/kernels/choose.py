@@ -1,4 +1,4 @@
-"""Which implementation computes the divergences of rows: the native kernels, Triton's, or the reference."""
+"""Choose the implementation that computes the divergences of rows: native, Triton or the reference."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def row_divergence(
 
     Arguments:
         kind: the divergence.
-        p: P; its batch broadcasts with that of `q`, and the classes are as many.
+        p: P. The batch shapes of `p` and `q` broadcast; the numbers of classes are equal.
         q: Q.
-        dtype: of the result; left out, that of the arguments.
-        temperature: what logits and log-probabilities are divided by before they are normalized.
-        exact: compute in float64 whatever the dtype of the logits, which the fast kernels do not.
-        labels: of the rows in their order, whose cross-entropy is mixed with the divergences.
+        dtype: the dtype of the result; if omitted, the promoted dtype of the arguments.
+        temperature: the divisor of logits and log-probabilities before normalization.
+        exact: compute in float64 for logits of any dtype, which the fast kernels do not.
+        labels: the labels of the rows, in their order; their cross-entropy is mixed with the divergences.
     """
     weights_p, weights_q = p.weights(), q.weights()
     if dtype is None:
@@ -59,7 +59,7 @@ def logit_divergence(
     temperature: float = 1.0,
     labels: HardLabels | None = None,
 ) -> Tensor:
-    """Return `row_divergence` of logits that were checked."""
+    """Return `row_divergence` of logits that have already been checked."""
     return _divergence_of_rows(kind, p, q, Rows(temperature=temperature), dtype, labels)
 
 
@@ -72,15 +72,15 @@ def _divergence_of_rows(
     labels: HardLabels | None,
     exact: bool = False,
 ) -> Tensor:
-    # For a small batch every operation counts, those that change nothing too.
+    # In a small batch every operation costs time, so operations that change nothing are skipped.
     if weights_p.shape != weights_q.shape:
         weights_p, weights_q = torch.broadcast_tensors(weights_p, weights_q)
     batch_shape = weights_p.shape[:-1]
     if weights_p.ndim != 2:
         shape = batch_shape.numel(), weights_p.shape[-1]
         weights_p, weights_q = weights_p.reshape(shape), weights_q.reshape(shape)
-    given = (weights_p, weights_q) if labels is None else (weights_p, weights_q, labels.classes)
-    fast = rows.p_in_logs and rows.q_in_logs and not exact and can_inspect_all(given)
+    tensors = (weights_p, weights_q) if labels is None else (weights_p, weights_q, labels.classes)
+    fast = rows.p_in_logs and rows.q_in_logs and not exact and can_inspect_all(tensors)
     backend = _backend(kind, weights_p, weights_q) if fast else reference
     if backend is reference:
         values = reference.row_divergence(kind, weights_p, weights_q, rows, dtype)
@@ -91,13 +91,13 @@ def _divergence_of_rows(
             weights_p, weights_q, backend, kind, rows.temperature, dtype, labels
         )
     else:
-        nothing = (False, False)
+        no_gradients = (False, False)
         values = backend.value_and_gradient(
             kind,
             weights_p,
             weights_q,
             None,
-            wanted=nothing,
+            wanted=no_gradients,
             temperature=rows.temperature,
             inplace=False,
             labels=labels,
@@ -118,17 +118,17 @@ def value_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the divergence of each row of logits together with the gradient of their weighted sum.
 
-    For callers that know the weights of the rows beforehand: it reads the logits once. Not differentiable itself.
+    Use it when the row weights are known in advance: it reads the logits once. The result is not differentiable.
 
     Arguments:
         kind: the divergence.
         p: the logits of P, shape (n, classes).
         q: the logits of Q, shape (n, classes).
-        weights: what each row's value is multiplied by in the sum, shape (n,); None for 1.
-        wanted: whether to return the gradient by the logits of P, and by those of Q.
-        temperature: what the logits are divided by.
+        weights: the weight of each row in the sum, shape (n,); None means 1.
+        wanted: whether to return the gradient with respect to P's logits, and with respect to Q's logits.
+        temperature: the divisor of the logits.
         inplace: let the gradients overwrite `p` and `q`.
-        labels: of the rows, whose cross-entropy is mixed with the divergences.
+        labels: the labels of the rows; their cross-entropy is mixed with the divergences.
 
     Returns:
         the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
@@ -156,22 +156,22 @@ def weighted_total(
         kind: the divergence.
         p: the logits of P, shape (n, classes).
         q: the logits of Q, shape (n, classes).
-        weights: what each row's value is multiplied by, shape (n,); None for 1. A row of weight 0 counts nothing,
-            whatever it holds.
-        dtype: of the result, float32 or float64.
-        temperature: what the logits are divided by.
-        scale: what the sum is multiplied by.
+        weights: the weight of each row, shape (n,); None means 1. A row of weight 0 contributes 0, even if it
+            contains inf or NaN.
+        dtype: the dtype of the result, float32 or float64.
+        temperature: the divisor of the logits.
+        scale: the factor of the sum.
         inplace: let the backward pass overwrite `q` with its gradient.
-        labels: of the rows, whose cross-entropy is mixed with the divergences.
+        labels: the labels of the rows; their cross-entropy is mixed with the divergences.
     """
     is_constant = weights is None or not weights.requires_grad
-    given = [p, q]
+    tensors = [p, q]
     if weights is not None:
-        given.append(weights)
+        tensors.append(weights)
     if labels is not None:
-        given.append(labels.classes)
+        tensors.append(labels.classes)
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
-    if is_constant and can_inspect_all(given):
+    if is_constant and can_inspect_all(tensors):
         backend = _backend(kind, p, q)
         task = TotalTask(weights, backend, kind, temperature, scale, dtype, inplace, is_early, labels)
         if not is_early:
@@ -193,7 +193,7 @@ def weighted_total(
 
 
 def _is_recorded(p: Tensor, q: Tensor) -> bool:
-    """Tell whether a derivative may be asked for: by a backward pass, or by a forward one that is under way."""
+    """Return whether a derivative may be needed, by a later backward pass or by forward-mode differentiation."""
     by_backward = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
     return by_backward or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 

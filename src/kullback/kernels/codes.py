@@ -1,6 +1,6 @@
-"""The numbers by which divergences, closed forms and outcomes are told to the compiled kernels, and they to Python.
+"""Integer codes of divergences, closed forms and outcomes, shared by Python and the compiled kernels.
 
-The build writes a C++ header from these classes (csrc/common/write_codes.py): this file is their only place.
+The build writes a C++ header from these classes (csrc/common/write_codes.py), so the codes are defined only here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 __all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "MatrixKind", "Outcome", "RowForm"]
 
-# Goes up whenever an operator's arguments or a number below change: a library of another build is not used.
+# Increase it whenever an operator's arguments or a code below change. A library with another number is not used.
 INTERFACE = 6
 
 
@@ -26,7 +26,7 @@ class DivergenceCode(IntEnum):
 
 
 class ElementForm(IntEnum):
-    """The closed forms of families whose parameters are numbers, and of pairs of two of them."""
+    """The closed forms of families with scalar parameters, and of pairs of such families."""
 
     NORMAL = 0
     LAPLACE = 1
@@ -94,7 +94,7 @@ class RowForm(IntEnum):
 
 
 class MatrixKind(IntEnum):
-    """What a multivariate normal is made from."""
+    """The matrix that parametrizes a multivariate normal."""
 
     FACTOR = 0
     COVARIANCE = 1
@@ -102,7 +102,7 @@ class MatrixKind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """How a closed form ended: with results, or without, as parameters are too extreme or lie otherwise in memory."""
+    """The outcome of a closed form: done, or declined because of extreme parameters or their memory layout."""
 
     DONE = 0
     TOO_EXTREME = 1

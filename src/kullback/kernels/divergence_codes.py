@@ -1,7 +1,7 @@
-"""How a divergence is told to the compiled kernels: its code, two numbers for each side, and which side comes first.
+"""How the compiled kernels receive a divergence: its code, four numbers, and whether P and Q are swapped.
 
-The numbers of a mixture are the weights and shares of its sides, those of a power its weight, order and exponent, which
-is the order minus 1.
+For a mixture, the numbers are the weight and share of each side. For a power divergence, they are its weight, its order
+and its exponent, which is the order minus 1.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["Arguments", "arguments_of"]
 
 
 class Arguments(NamedTuple):
-    """What the operator is told: `numbers`, as above, and whether P and Q are exchanged."""
+    """The operator's arguments for a divergence: its code, its numbers (see above), and whether P and Q are swapped."""
 
     code: int
     numbers: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     swapped: bool = False
 
 
-# As plain integers, which torch.compile takes.
+# Codes are plain integers because torch.compile supports these.
 _SIMPLE: dict[type[Divergence], Arguments] = {
     KL: Arguments(DivergenceCode.KL.value),
     ReverseKL: Arguments(DivergenceCode.REVERSE_KL.value),
@@ -49,29 +49,29 @@ _MIXTURE, _POWER, _RENYI = (
 )
 # A share nearer to 0 or 1 needs more digits than float32 has.
 _SMALLEST_SHARE = 1e-3
-# The coefficients of the series of a larger order leave the range of numbers.
+# For a larger order, the coefficients of the series would overflow.
 _LARGEST_ORDER = 64.0
 _SMALLEST_EXPONENT = 1e-30
 
 
 def arguments_of(kind: Divergence) -> Arguments | None:
-    """Return how the operator is told of the divergence, or None if the kernels do not have it."""
+    """Return the operator's arguments for the divergence, or None if the kernels do not support it."""
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
-    found = None
+    arguments = None
     if type(kind) is SkewKL:
-        found = _of_mixture([(1.0, kind, False)])
+        arguments = _of_mixture([(1.0, kind, False)])
     elif type(kind) is JensenShannon:
-        found = _of_mixture(kind.parts())
+        arguments = _of_mixture(kind.parts())
     elif type(kind) is Alpha and kind.alpha not in (0, 1):
-        found = _of_power(_POWER, 1.0, kind.alpha)
+        arguments = _of_power(_POWER, 1.0, kind.alpha)
     elif type(kind) is Renyi and kind.alpha not in (0, math.inf):
-        found = _SIMPLE[KL] if kind.alpha == 1 else _of_power(_RENYI, 1 / (kind.alpha - 1), kind.alpha)
-    return found
+        arguments = _SIMPLE[KL] if kind.alpha == 1 else _of_power(_RENYI, 1 / (kind.alpha - 1), kind.alpha)
+    return arguments
 
 
 def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
-    """Return the arguments for a weighted sum of skew divergences; None where a share is too small."""
+    """Return the arguments for a weighted sum of skew divergences, or None if a share is too close to 0 or 1."""
     if not all(_SMALLEST_SHARE <= skew.alpha <= 1 - _SMALLEST_SHARE for _, skew, _ in parts):
         return None
     sides = {swap: (weight, skew.alpha) for weight, skew, swap in parts}
@@ -80,9 +80,9 @@ def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
 
 
 def _of_power(code: int, weight: float, order: float) -> Arguments | None:
-    """Return the arguments for a power divergence; an order below 1/2 is that of Q and P.
+    """Return the arguments for a power divergence; an order a below 1/2 becomes order 1 - a with P and Q swapped.
 
-    None where the order is too large, or so near to 0 or 1 that float32 holds no inverse of its exponent.
+    Returns None if the order is too large, or so close to 0 or 1 that float32 cannot hold the inverse of its exponent.
     """
     swapped = order < 0.5
     order, exponent = (1 - order, -order) if swapped else (order, order - 1)

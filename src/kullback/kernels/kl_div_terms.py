@@ -1,6 +1,6 @@
-"""The terms p (log p - log q) of torch's `kl_div` and their sum, differentiable: in plain torch or by C++.
+"""The terms p (log p - log q) of torch's `kl_div` and their sum, differentiable, in plain torch or C++.
 
-Nothing is normalized, and a class is a number among others: these know of no rows.
+The functions work element by element: they normalize no rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["kl_terms", "reference_terms"]
 
 
 def reference_terms(log_q: Tensor, target: Tensor, log_target: bool) -> Tensor:
-    """Return the summands with their limits, for arguments of one dtype of 32 bits or more."""
+    """Return the terms, with their limits at p = 0 and q = 0, for arguments of one dtype of at least 32 bits."""
     _, p, log_ratio = _parts(log_q, target, log_target)
     return _mass(p, log_ratio) * log_ratio
 
 
 def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None) -> Tensor:
-    """Return the terms, or with a divisor their sum divided by it, differentiable in all orders.
+    """Return the terms, or their sum divided by `divisor`, with derivatives of all orders.
 
     Arguments:
-        log_q: log-probabilities of Q; like `target` one that `native.terms.serves` takes.
+        log_q: log-probabilities of Q. `native.terms.serves` must accept it and `target`.
         target: probabilities of P, or their logarithms.
-        log_target: whether `target` holds logarithms.
-        divisor: what the sum is divided by; None for the terms themselves.
+        log_target: whether `target` contains logarithms.
+        divisor: the divisor of the sum; None returns the terms.
     """
     recorded = torch.is_grad_enabled() and (log_q.requires_grad or target.requires_grad)
     if recorded or unpack_dual(log_q).tangent is not None or unpack_dual(target).tangent is not None:
@@ -40,9 +40,10 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
 
 
 class _Terms(torch.autograd.Function):
-    """A sum has its gradient made in the same sweep; it waits in the context for the first backward pass.
+    """The terms or their sum. The gradient of a sum is computed in the forward pass.
 
-    A second backward pass makes its own, and one that is to be differentiated makes it of differentiable operations.
+    The context stores that gradient until the first backward pass. A second backward pass computes it again. A
+    differentiated or batched backward pass computes it by differentiable operations.
     """
 
     @staticmethod
@@ -50,7 +51,7 @@ class _Terms(torch.autograd.Function):
         ctx.log_target, ctx.divisor = log_target, divisor
         ctx.save_for_backward(log_q, target)
         ctx.save_for_forward(log_q, target)
-        # Not in float16, whose small numbers the factor that scales a loss saves in mixed-precision training.
+        # Not in float16: the gradient would underflow before loss scaling multiplies it.
         now = divisor is not None and log_q.dtype != torch.float16
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         result, *gradients = terms.compute(log_q, target, log_target, divisor, wanted)
@@ -93,8 +94,11 @@ class _Terms(torch.autograd.Function):
 
 
 def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where P and Q have no mass that counts, p (1 there, if it is a variable), and log p - log q (0 there)."""
-    # The bound on log_q lets NaN and +inf, which no log-probability is, come through.
+    """Return a mask of the terms without mass, p, and log p - log q.
+
+    Under the mask the log-ratio is 0, and p is 1 unless the target contains logarithms.
+    """
+    # The bound on log_q propagates NaN and +inf, which are not log-probabilities.
     massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)
     if log_target:
         p, log_p = target.exp(), target
@@ -105,13 +109,13 @@ def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Ten
 
 
 def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
-    # Against q = 0 all mass gives +inf, even one that underflows to 0; its derivative, as infinite, is cut off,
-    # since it would turn into NaN under a zero weight or in the softmax before.
+    # Where q = 0 any mass gives +inf, even one that underflowed to 0. Its infinite derivative is dropped, because it
+    # would become NaN when multiplied by a zero weight or in the backward pass of a softmax.
     return torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
 def _derivatives(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of the terms by `log_q` and by `target`, made of differentiable operations."""
+    """Return the derivatives of the terms by `log_q` and by `target`, by differentiable operations."""
     dtype = torch.promote_types(log_q.dtype, torch.float32)
     massless, p, log_ratio = _parts(log_q.to(dtype), target.to(dtype), log_target)
     mass = _mass(p, log_ratio)

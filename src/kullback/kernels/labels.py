@@ -1,4 +1,4 @@
-"""Cross-entropy with true classes, as it is mixed with the divergence of the same rows of logits."""
+"""Cross-entropy with true classes, and its mixture with the divergences of the same rows of logits."""
 
 from __future__ import annotations
 
@@ -13,43 +13,46 @@ from kullback.representations import can_inspect
 
 __all__ = ["HardLabels", "cross_entropy", "cross_entropy_gradient", "cross_entropy_of_block", "row_blocks"]
 
-# Elements in a block of logits, so that temporaries stay small; GPUs need larger blocks.
+# Elements in a block of logits, so that temporaries stay small. GPUs need larger blocks.
 _BLOCK = {"cpu": 1 << 17}
 _LARGE_BLOCK = 1 << 24
 
 
 class HardLabels(NamedTuple):
-    """A row counts `soft` times its divergence plus `hard` times the cross-entropy of Q's logits at temperature 1."""
+    """The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits.
 
-    classes: Tensor  # of each row, int64
+    The cross-entropy is computed at temperature 1.
+    """
+
+    classes: Tensor  # the true class of each row, int64
     soft: float
     hard: float
 
     def of_rows(self, rows: slice | Tensor) -> HardLabels:
-        """Return those of some of the rows."""
+        """Return the labels of some rows."""
         return self._replace(classes=self.classes[rows])
 
     def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix the derivatives of rows by both sides with those of the cross-entropy by Q's logits."""
+        """Mix the derivatives of the divergences with the derivative of the cross-entropy by Q's logits."""
         by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
         grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
 
     def mixed(self, values: Tensor, logits: Tensor) -> Tensor:
-        """Return the values that rows with these divergences have; an infinite one that does not count is left out."""
+        """Return the mixed values of rows from their divergences. If `soft` is 0, even +inf has no effect."""
         return self.mixed_with(values, cross_entropy(logits, self.classes))
 
     def mixed_with(self, values: Tensor, cross_entropies: Tensor) -> Tensor:
-        """Return the same of the cross-entropies."""
+        """Return the mixed values of rows from their divergences and cross-entropies."""
         hard = self.hard * cross_entropies.to(values.dtype)
         return hard if self.soft == 0 else self.soft * values + hard
 
     def add(
         self, values: Tensor, logits: Tensor, weights: Tensor | None, scale: float, gradient: Tensor | None
     ) -> Tensor:
-        """Return the values of rows with these divergences; add the cross-entropy's gradient to that of the rest.
+        """Return the mixed values of rows, and add the gradient of the cross-entropy to `gradient`.
 
-        For kernels that do not do so themselves: it reads the logits once more.
+        This is for kernels that do not handle labels. It reads the logits once more.
         """
         if gradient is None:
             return self.mixed(values, logits)
@@ -61,34 +64,34 @@ class HardLabels(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return -log softmax(logits) of each row's class, in float64; KL from the distribution that has that class alone.
+    """Return -log softmax(logits) of each row's class, in float64. It is KL(one-hot || softmax(logits)).
 
-    Where the class has logit -inf it is +inf, and its gradient, as everywhere, the softmax less 1 at the class.
+    It is +inf if the class has logit -inf. Its gradient is always the softmax minus the one-hot vector.
     """
-    # torch.compile does not take a custom function with forward-mode derivatives.
+    # torch.compile does not support a custom function with forward-mode derivatives.
     function = _CrossEntropy if torch.compiler.is_compiling() else _ForwardCrossEntropy
     return function.apply(logits, classes)
 
 
 def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the same by operations on the whole tensor, which are not to be differentiated."""
+    """Return `cross_entropy` by operations on the whole tensor, without support for autograd."""
     accurate, index = upcast(logits), classes.unsqueeze(-1)
     peak = accurate.amax(-1, keepdim=True)
-    # Logits far from 0 would leave no digits for the logarithm of their sum.
+    # Logits far from 0 would leave no digits for the logarithm of a sum.
     accurate = accurate - torch.where(peak.isfinite(), peak, 0)
     others = accurate.scatter(-1, index, -torch.inf).logsumexp(-1)
-    behind = others - accurate.gather(-1, index).squeeze(-1)
-    return torch.logaddexp(torch.zeros_like(behind), behind)
+    margin = others - accurate.gather(-1, index).squeeze(-1)
+    return torch.logaddexp(torch.zeros_like(margin), margin)
 
 
 def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient by the logits of the sum of `grad` times the cross-entropies, by differentiable operations.
 
-    A row whose `grad` is 0 gets 0, whatever it holds.
+    A row whose `grad` is 0 gets 0, even if it contains inf or NaN.
     """
     index = classes.unsqueeze(-1)
     probs = torch.softmax(upcast(logits), -1)
-    # A row sums to zero. That gives the entry of the class, where softmax less 1 would be a difference.
+    # A row sums to zero. The entry of the class is computed from the others, because softmax minus 1 would cancel.
     others = probs.scatter(-1, index, torch.zeros_like(probs[..., :1]))
     by = others.scatter(-1, index, -others.sum(-1, keepdim=True))
     grad = grad.unsqueeze(-1)
@@ -96,7 +99,7 @@ def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Ten
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The gradient is computed for the whole row at once, in the dtype of the logits."""
+    """`cross_entropy` with a gradient, computed for whole rows in the dtype of the logits."""
 
     generate_vmap_rule = True
 
@@ -123,7 +126,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _ForwardCrossEntropy(_CrossEntropy):
-    """The same with forward-mode derivatives."""
+    """The same function with forward-mode derivatives."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -134,7 +137,7 @@ class _ForwardCrossEntropy(_CrossEntropy):
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Cut rows into blocks of a good size; a compiler gets a single one, as it fuses operations itself."""
+    """Split rows into blocks of bounded size; under torch.compile one block, because it fuses operations."""
     n, classes = rows.shape
     elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
     step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))

@@ -1,4 +1,4 @@
-"""Whether tensors overlap in memory, so that writing one element may change another."""
+"""Detect tensors that overlap in memory, so that writing to one element may change another."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["is_expanded", "may_overlap", "may_overlap_itself"]
 
 
 def is_expanded(x: Tensor) -> bool:
-    """Tell whether a dimension repeats the same memory, as `torch.expand` makes it."""
+    """Return whether a dimension repeats the same memory, as after `torch.expand`."""
     return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
 
 
 def may_overlap_itself(x: Tensor) -> bool:
-    """Tell whether two elements may be in one place; False is certain.
+    """Return whether two elements of `x` may share memory. False is certain; True is not.
 
     Example:
         >>> import torch
@@ -21,7 +21,7 @@ def may_overlap_itself(x: Tensor) -> bool:
         >>> may_overlap_itself(x.view(3, 4).T), may_overlap_itself(x.unfold(0, 4, 2))
         (False, True)
     """
-    last = 0  # how far the elements of the dimensions of smaller strides reach
+    last = 0  # the largest offset in the dimensions with smaller strides
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:
             if stride <= last:
@@ -31,7 +31,7 @@ def may_overlap_itself(x: Tensor) -> bool:
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Tell whether an element of `a` may be where one of `b` is; False is certain.
+    """Return whether an element of `a` and one of `b` may share memory. False is certain; True is not.
 
     Example:
         >>> import torch
@@ -44,7 +44,7 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
     (start_a, stop_a), (start_b, stop_b) = _bytes_of(a), _bytes_of(b)
     if stop_a <= start_b or stop_b <= start_a:
         return False
-    # Two column ranges of one matrix lie between each other.
+    # Two column ranges of one matrix span overlapping addresses without sharing an element.
     step_a, step_b = _row_step(a), _row_step(b)
     if step_a is None or step_a != step_b:
         return True
@@ -54,13 +54,13 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes_of(x: Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte and of the one after the last."""
+    """Return the addresses of the first byte and of the byte after the last."""
     last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def _row_step(x: Tensor) -> int | None:
-    """Return by how many bytes contiguous rows at equal distances follow each other; None where they do not."""
+    """Return the distance in bytes between contiguous, equally spaced rows; None if the rows are not so."""
     if x.ndim < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1) or x.stride(-2) < x.shape[-1]:
         return None
     for i in range(x.ndim - 2):

@@ -1,7 +1,7 @@
-"""The reference: plain torch, for any device, dtype and divergence. It defines what is correct.
+"""The reference implementation in plain torch, for any device, dtype and divergence. It defines the correct result.
 
-Arithmetic is in float64 (float32 on devices without it) whatever the inputs are, over blocks of rows, so that the
-temporaries stay small however many rows there are.
+It computes in float64 (float32 on devices without float64) for inputs of any dtype. It works on blocks of rows, so that
+temporaries stay small for any number of rows.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = [
 ]
 
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
-# Elements in a block: its few temporaries then stay in a core's cache.
+# Elements in a block. Its temporaries then fit in a core's cache.
 _BLOCK = 1 << 17
-# How far apart the largest logits of two sides may be, by which differences lose few digits; as in csrc/logits/rows.h.
+# Up to this distance between the two sides' largest logits, differences lose few digits (see csrc/logits/rows.h).
 _FAR = 4.0
 
 
 def finite_pair(p: Representation, q: Representation, *, at: Tensor | None = None) -> FinitePair:
-    """Normalize two representations, as they are given, into probabilities and their log-ratio, in float64.
+    """Normalize two representations into probabilities and their log-ratio, in float64.
 
     Arguments:
         p: P.
         q: Q.
-        at: the classes of each row that are wanted, indices as of `torch.gather`; all if left out.
+        at: indices of the classes to return for each row, as in `torch.gather`; all classes if omitted.
     """
     return pair_from_weights(upcast(p.weights()), upcast(q.weights()), p.in_logs, q.in_logs, at)
 
@@ -53,8 +53,8 @@ def pair_from_weights(
 ) -> FinitePair:
     """Normalize two tensors of weights, or log-weights, along their last dimension.
 
-    The log-ratio comes from the weights themselves, not from the normalized probabilities: where both are weights
-    and nearly equal, from their difference, so that it keeps its digits.
+    The log-ratio is computed from the weights, not from the normalized probabilities. Where two weights are nearly
+    equal, it is computed from their difference, which keeps its digits.
     """
     side_p, side_q = _normalize(p, p_in_logs, at), _normalize(q, q_in_logs, at)
     if p_in_logs or q_in_logs:
@@ -68,7 +68,7 @@ def pair_from_weights(
 
 
 class Normalized(NamedTuple):
-    """One side of a pair: the logarithm of its sum of weights is peak / temperature + log_sum."""
+    """One side of a pair. The logarithm of its sum of weights is peak / temperature + log_sum."""
 
     mass: Tensor
     log_weights: Tensor  # 0 where there is no mass; not divided by the temperature
@@ -82,23 +82,23 @@ class Normalized(NamedTuple):
         return log_weights if self.temperature == 1 else log_weights / self.temperature
 
     def log_mass(self) -> Tensor:
-        """Return the logarithms of the masses, also where these underflow."""
+        """Return the logarithms of the masses, also where the masses underflow."""
         log_mass = self.scaled(self.log_weights - self.peak) - self.log_sum
         return torch.where(self.empty, -torch.inf, log_mass)
 
 
 def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None) -> FinitePair:
-    """Return the pair of two normalized sides of one temperature.
+    """Return the pair of two normalized sides with the same temperature.
 
     Arguments:
         p: P.
         q: Q.
-        log_ratio: log(p / q) where both have mass, if it is known; left out, it comes from the log-weights.
+        log_ratio: log(p / q) where both have mass; computed from the log-weights if omitted.
     """
     if log_ratio is None:
-        # Logits far from 0 may be nearly equal, and their sums: what is large is subtracted first, and often exactly.
-        # Where the peaks lie apart, digits of the smaller logits would be lost: those far from 0 are moved to the
-        # others first.
+        # Logits far from 0 may be nearly equal, and so may their sums. The large terms are therefore subtracted first,
+        # often without rounding. If the peaks are far apart, this would lose digits of the smaller logits, so the side
+        # with the larger peak is first shifted to the other peak.
         apart = p.peak - q.peak
         apart = torch.where(apart.abs() > _FAR, apart, 0)
         p_is_far = p.peak.abs() > q.peak.abs()
@@ -113,7 +113,7 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
 
 
 class Rows(NamedTuple):
-    """How rows are read: whether each side holds log-weights, and what log-weights are divided by first."""
+    """How rows are read: whether each side contains log-weights, and the temperature that divides log-weights."""
 
     p_in_logs: bool = True
     q_in_logs: bool = True
@@ -140,15 +140,17 @@ class Rows(NamedTuple):
         weights = upcast(weights)
         if not in_logs or self.temperature == 1:
             return weights
-        # Differences from the largest keep more digits than logits far from 0; those of huge ones might overflow.
+        # Differences from the largest logit keep more digits than logits far from 0. Differences of huge logits might
+        # overflow, so these are not shifted.
         peak = weights.amax(-1, keepdim=True).detach()
         shift = torch.where(peak.abs() <= torch.finfo(weights.dtype).max * 1e-8, peak, 0)
         return (weights - shift) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
-        """Turn a derivative by log-probabilities into one by the weights they were normalized from."""
+        """Convert a derivative by log-probabilities to a derivative by the unnormalized weights."""
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
-        # The row sums to zero. That gives the entry of a class with nearly all mass, which the difference would not.
+        # The row sums to zero. The entry of the largest class is computed from the other entries, because the
+        # difference above would cancel if that class has nearly all the mass.
         top = mass.argmax(-1, keepdim=True)
         others = by_log_weight.scatter(-1, top, torch.zeros_like(mass[..., :1]))
         by_log_weight = others.scatter(-1, top, -others.sum(-1, keepdim=True))
@@ -160,10 +162,10 @@ class Rows(NamedTuple):
 
 
 def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
-    """Shift the log-ratios by the sum of q - p, which the rounding of the normalization left.
+    """Shift the log-ratios by the sum of q - p, which is nonzero only through rounding in the normalization.
 
-    Total variation alone feels it in first order: the classes with most mass change sides by it. A sum that is nothing
-    beside that of |q - p| is left, so that classes of p = q keep their derivative of 0.
+    Only total variation needs the shift: rounding can change the sign of q - p in its largest classes. If the sum is
+    negligible compared to the sum of |q - p|, there is no shift, so that classes with p = q keep a derivative of 0.
     """
     if not behaves_as(kind, TotalVariation):
         return pair
@@ -177,20 +179,23 @@ def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: to
     """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors."""
     if _forward_levels() > 1:
         return _expanded(kind, p, q, rows).to(dtype)
-    # torch.compile does not take a custom function with forward-mode derivatives.
+    # torch.compile does not support a custom function with forward-mode derivatives.
     function = _RowDivergence if torch.compiler.is_compiling() else ForwardRowDivergence
     return function.apply(p, q, kind, rows, dtype)
 
 
 def _forward_levels() -> int:
-    """Return how many forward derivatives torch.func takes of each other; a custom function has but one."""
+    """Return the number of nested forward derivatives in torch.func; a custom function supports only one."""
     if torch.compiler.is_compiling() or _functorch.peek_interpreter_stack() is None:
         return 0
     return sum(level.key() == _functorch.TransformType.Jvp for level in _functorch.get_interpreter_stack())
 
 
 def _expanded(kind: Divergence, p: Tensor, q: Tensor, rows: Rows) -> Tensor:
-    """Return the value, and a step of 0 times the derivatives on the way: Radau's rule is exact to the third order."""
+    """Return the value plus an integral of the derivatives over a step of 0, which carries the forward derivatives.
+
+    Radau's rule with two points makes the derivatives of the result exact up to the third order.
+    """
     fixed = p.detach(), q.detach()
     steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (p, q), strict=True)]
     there = rows.derivatives(kind, *fixed)
@@ -212,7 +217,7 @@ def value_and_gradient(
     inplace: bool,
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
+    """Return the divergence of each row of logits, and the requested gradients of their weighted sum."""
     rows = Rows(temperature=temperature)
     values = torch.empty(p.shape[0], dtype=upcast(p[:0]).dtype, device=p.device)
     gradients = [
@@ -247,7 +252,7 @@ def weighted_total(
     dtype: torch.dtype,
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
+    """Return `scale` times the weighted sum of the rows' divergences, and its requested gradients."""
     scaled = q.new_full(q.shape[:1], scale, dtype=torch.float64) if weights is None else weights * scale
     values, *gradients = value_and_gradient(
         kind, p, q, scaled, wanted=wanted, temperature=temperature, inplace=False, labels=labels
@@ -264,7 +269,7 @@ def row_gradients(
     wanted: tuple[bool, bool],
     labels: HardLabels | None = None,
 ) -> list[Tensor | None]:
-    """Return the gradient of the sum of `grad` times the rows' divergences, made of differentiable operations."""
+    """Return the gradient of the sum of `grad` times the rows' divergences, by differentiable operations."""
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     for block in _blocks(p):
         derivatives = rows.derivatives(kind, p[block], q[block])
@@ -295,10 +300,10 @@ def row_changes(
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
-    """Bound what rounding did to `value`, a result of `row_divergence`, in first order.
+    """Bound the rounding error of `value`, a result of `row_divergence`, to first order.
 
-    Each log-weight carries a relative rounding error of a few units in the last place; the derivatives of the
-    divergence say what that does to the sum, and storing the result in its dtype adds half a unit of its own.
+    Each log-weight has a relative rounding error of a few units in the last place. The derivatives of the divergence
+    propagate this error to the sum. Storing the result in its dtype adds half a unit in the last place.
     """
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)
@@ -313,10 +318,11 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
 
 
 class _RowDivergence(torch.autograd.Function):
-    """The divergence of each row, with the gradient from the kind's derivatives rather than from its terms.
+    """The divergence of each row. Its gradient uses `kind.derivatives` instead of differentiating the terms.
 
-    The derivatives are as accurate as the terms where P and Q agree, and are known at the edges, where differentiating
-    the terms would meet 0 times infinity. They are made of differentiable operations, so further derivatives follow.
+    Where P and Q agree, the derivatives are as accurate as the terms. They are also defined at the edges, where
+    differentiating the terms would give 0 times infinity. They consist of differentiable operations, so higher
+    derivatives work.
     """
 
     generate_vmap_rule = True
@@ -339,7 +345,7 @@ class _RowDivergence(torch.autograd.Function):
 
 
 class ForwardRowDivergence(_RowDivergence):
-    """The same with forward-mode derivatives."""
+    """The same function with forward-mode derivatives."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -348,7 +354,7 @@ class ForwardRowDivergence(_RowDivergence):
 
 
 def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
-    """Multiply rows by their weights; a row of weight 0 gives 0, whatever it holds."""
+    """Multiply rows by their weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
     weights = weights.unsqueeze(-1)
     return torch.where(weights == 0, 0, weights * derivatives)
 
@@ -362,7 +368,7 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
     peak = weights.amax(-1, keepdim=True).detach()
     if in_logs:
         peak = torch.where(peak.isfinite(), peak, 0)
-        # Differences between logits of the size of the largest number might overflow.
+        # Differences between logits near the dtype's largest number might overflow.
         shift = torch.where(peak.abs() > largest * 1e-8, peak, 0)
         unscaled = torch.exp(weights - peak)
         total = unscaled.sum(-1, keepdim=True)
@@ -370,7 +376,7 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
         empty = weights == -torch.inf
         mass = _at(unscaled, at) / total
         return Normalized(mass, torch.where(empty, 0, weights), peak, torch.log(total), empty)
-    # Sums of weights of this size might overflow; the power of two is exact.
+    # Sums of weights of this size might overflow. Scaling by a power of two is exact.
     scale = torch.where(peak > largest * 1e-20, torch.full_like(peak, 2.0**-80), 1)
     scaled = weights * scale
     total = scaled.sum(-1, keepdim=True)
@@ -381,7 +387,7 @@ def _normalize(weights: Tensor, in_logs: bool, at: Tensor | None) -> Normalized:
 
 
 def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
-    """Return log(a / b): from a - b where the two are within a factor of two, else the difference given."""
+    """Return log(a / b), from a - b if |a - b| <= b / 2, else `difference_of_logs`."""
     close = ((a - b).abs() <= b / 2) & (b > 0)
     return torch.where(
         close, torch.log1p(torch.where(close, (a - b) / torch.where(close, b, 1), 0)), difference_of_logs
@@ -389,7 +395,7 @@ def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:
-    """Cut rows into blocks of about `_BLOCK` elements; a compiler gets a single one, as it fuses operations itself."""
+    """Split rows into blocks of about `_BLOCK` elements; under torch.compile one block, because it fuses operations."""
     n, classes = rows.shape
     if torch.compiler.is_compiling():
         return iter([slice(None)])

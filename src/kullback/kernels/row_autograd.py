@@ -1,4 +1,4 @@
-"""Divergences of rows by a compiled backend, and their weighted sum, differentiable in all orders."""
+"""Divergences of rows by a compiled backend, and their weighted sum; both have derivatives of all orders."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["CompiledTotal", "FusedRowDivergence", "TotalTask", "WeightedTotal", 
 
 
 class FusedRowDivergence(torch.autograd.Function):
-    """Value and first derivative from the backend's `value_and_gradient`; all else as the reference's function does it.
+    """Value and first derivative from the backend's `value_and_gradient`; other derivatives from the reference.
 
-    Context and forward are not separate, as torch.func would need, since that costs a fifth of a small call: tensors
-    that torch.func wraps go to the reference.
+    `forward` sets up the context itself, because a separate `setup_context` costs a fifth of a small call. torch.func
+    needs `setup_context`, so tensors that torch.func wraps go to the reference.
     """
 
     @staticmethod
@@ -44,9 +44,9 @@ class FusedRowDivergence(torch.autograd.Function):
         ctx.labels = labels
         ctx.save_for_backward(p, q)
         ctx.save_for_forward(p, q)
-        nothing = (False, False)
+        no_gradients = (False, False)
         values = backend.value_and_gradient(
-            kind, p, q, None, wanted=nothing, temperature=temperature, inplace=False, labels=labels
+            kind, p, q, None, wanted=no_gradients, temperature=temperature, inplace=False, labels=labels
         )
         return values[0].to(dtype)
 
@@ -55,7 +55,7 @@ class FusedRowDivergence(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:2]
         p, q = ctx.saved_tensors
         (grad,) = grads
-        if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
+        if torch.is_grad_enabled() or not can_inspect(grad):  # double backward, or batched gradients
             rows = Rows(temperature=ctx.temperature)
             by_p, by_q = reference.row_gradients(ctx.kind, p, q, rows, grad, wanted, ctx.labels)
         else:
@@ -79,7 +79,7 @@ class FusedRowDivergence(torch.autograd.Function):
 
 
 class TotalTask(NamedTuple):
-    """What is computed from the logits; the weights are constants, a row of weight 0 counts nothing."""
+    """Settings of a weighted total. Weights are constants, and a row of weight 0 contributes 0."""
 
     weights: Tensor | None
     backend: ModuleType
@@ -88,15 +88,15 @@ class TotalTask(NamedTuple):
     scale: float
     dtype: torch.dtype
     inplace: bool
-    # Whether the forward pass makes the gradient, which is rounded before it meets the factor that scales the loss. Not
-    # in float16, whose small numbers that factor saves in mixed-precision training.
+    # Whether the forward pass computes the gradient. The gradient is then rounded before loss scaling multiplies it, so
+    # this is False in float16, where loss scaling prevents underflow.
     is_early: bool
     labels: HardLabels | None = None
 
     def compute(
         self, p: Tensor, q: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the total, and its gradient by the sides wanted."""
+        """Return the total and its requested gradients."""
         return self.backend.weighted_total(
             self.kind,
             p,
@@ -110,10 +110,9 @@ class TotalTask(NamedTuple):
         )
 
     def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
-        """Return what each row's divergence counts in `factor` times the total."""
-        dtype = accurate_dtype(
-            rows.device
-        )  # the gradient may be by a side that is more accurate than the rows
+        """Return the weight of each row's divergence in `factor` times the total."""
+        # The gradient may belong to a side with a more accurate dtype than `rows`.
+        dtype = accurate_dtype(rows.device)
         weights = (
             rows.new_ones(rows.shape[0], dtype=dtype) if self.weights is None else self.weights.to(dtype)
         )
@@ -121,16 +120,16 @@ class TotalTask(NamedTuple):
 
 
 class WeightedTotal(torch.autograd.Function):
-    """The total, with its gradient made while the rows are at hand, if one will be needed.
+    """The total. If a gradient will be needed, the forward pass computes it in the same sweep over the rows.
 
-    The gradient waits in the context for the first backward pass. A second one, or one that is to be differentiated
-    or taken in batches, computes its own from the logits.
+    The context stores the gradient until the first backward pass. A second, a differentiated or a batched backward pass
+    computes the gradient from the logits.
     """
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, recorded: bool) -> Tensor:
         ctx.task = task
-        # Autograd saves no tensor of torch.inference_mode; the gradient made here does not need it.
+        # Autograd cannot save tensors of torch.inference_mode. The gradient computed below does not need them.
         ctx.save_for_backward(None if p.is_inference() else p, None if q.is_inference() else q)
         ctx.save_for_forward(p, q)
         wanted = ctx.needs_input_grad[:2] if recorded and task.is_early else (False, False)
@@ -170,7 +169,7 @@ class WeightedTotal(torch.autograd.Function):
             inplace=inplace,
             labels=task.labels,
         )
-        if inplace:  # whoever else kept the logits for a backward pass of their own is told by autograd
+        if inplace:  # raise autograd's version counter, so that other users of the logits get an error
             torch.autograd.graph.increment_version(q)
             by_q = q.detach()
         return by_p, by_q, None, None
@@ -186,7 +185,7 @@ class WeightedTotal(torch.autograd.Function):
 
 
 class CompiledTotal(torch.autograd.Function):
-    """The total as torch.compile takes it: no other derivatives, and a gradient that is always made at once."""
+    """The total for torch.compile: first derivatives only, always computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, q: Tensor, task: TotalTask, wanted: tuple[bool, bool]) -> Tensor:
@@ -202,7 +201,7 @@ class CompiledTotal(torch.autograd.Function):
 
 
 def scaled_by(factor: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Multiply gradients in place by a number; 0 makes them 0, where they are infinite too."""
+    """Multiply gradients in place by a number; a factor of 0 gives 0, also where a gradient is infinite."""
     number = factor.item() if factor.is_cpu else math.nan
     if number == 1:
         return list(gradients)

@@ -1,4 +1,4 @@
-"""Rows of logits seen at some of their classes, for teachers of which only these are known."""
+"""Rows of logits at selected classes, for teachers that give only some classes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ __all__ = ["SelectedClasses", "origin_of"]
 
 
 class SelectedClasses(NamedTuple):
-    """What is read from rows of logits: of row n the classes ``indices[n]``, where a negative index is padding.
+    """The classes to read from rows of logits: ``indices[n]`` for row n. A negative index is padding.
 
-    The result of `of` and `read` has, for each row, in float64: the selected logits divided by the temperature, -inf
-    for padding; the logsumexp at that temperature of all classes, or of those not selected; and, where there are
-    labels, the cross-entropy with the label, at temperature 1. Logits are relative to the row's largest, as those far
-    from 0 would leave no digits for the logarithm of a sum; derivatives take that shift as constant, which those of a
-    function that it does not change may.
+    `of` and `read` return these float64 columns for each row:
+
+    - the selected logits divided by the temperature, -inf for padding;
+    - the logsumexp at that temperature over all classes, or over the classes that are not selected;
+    - with labels, the cross-entropy with the label at temperature 1.
+
+    Logits are relative to the row's largest logit, because logits far from 0 would leave no digits for the logarithm of
+    a sum. Derivatives treat this shift as constant. They are exact for every function that the shift does not change.
     """
 
     indices: Tensor
     temperature: float
-    leaves_out: bool  # the selected classes out of the logsumexp
+    leaves_out: bool  # whether the logsumexp excludes the selected classes
     labels: Tensor | None = None
 
     def of(self, logits: Tensor) -> Tensor:
@@ -35,12 +38,12 @@ class SelectedClasses(NamedTuple):
         return cast("tuple[Tensor, Tensor]", _Selected.apply(logits, *self))[0]
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the logits; return what `write_gradient` needs beside the result, which may be nothing."""
+        """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
         if self._is_native(logits):
             selected, sums = native.statistics(
                 logits, self.indices, self.labels, self.temperature, self.leaves_out
             )
-            if self.temperature != 1:  # the quotients of logits far from 0 are rounded
+            if self.temperature != 1:  # dividing logits far from 0 loses digits: subtract the origin first
                 selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
                 selected = torch.where(self.indices < 0, -torch.inf, selected)
             peak, log_sum = sums[:, :1], sums[:, 1:2]
@@ -50,11 +53,11 @@ class SelectedClasses(NamedTuple):
             return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
         width = self.indices.shape[-1] + (1 if self.labels is None else 2)
-        nothing = upcast(logits.new_empty(0))
-        return torch.cat(parts) if parts else nothing.new_empty(0, width), nothing
+        empty = upcast(logits.new_empty(0))
+        return torch.cat(parts) if parts else empty.new_empty(0, width), empty
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient by the logits, from that by the result, to `out`, which may be the logits."""
+        """Write the gradient by the logits to `out`, which may be the logits; `grad` is the gradient by the result."""
         if sums.numel():
             k = self.indices.shape[-1]
             by_label = None if self.labels is None else grad[:, k + 1]
@@ -75,11 +78,11 @@ class SelectedClasses(NamedTuple):
             grad[..., k : k + 1],
             result[..., k : k + 1],
         )
-        # A selected class may lie above the sum of the others, which no other does.
+        # A selected logit may exceed the logsumexp of the other classes; no other logit can.
         shifted = self._relative(logits) - torch.where(log_sum == -torch.inf, 0, log_sum)
-        # A row whose gradient is 0 gets 0, whatever its logits hold.
+        # A row whose gradient is 0 gets 0, even if its logits contain inf or NaN.
         whole = torch.where(by_sum == 0, 0, by_sum * torch.exp(shifted.clamp(max=0)))
-        if self.leaves_out:  # exactly 0 before their own gradient is added
+        if self.leaves_out:  # set to exactly 0 before adding their own gradient
             whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
         whole = whole.scatter_add(-1, indices, by_selected) / self.temperature
         if self.labels is None:
@@ -87,12 +90,12 @@ class SelectedClasses(NamedTuple):
         return whole + cross_entropy_gradient(logits, self.labels, grad[..., k + 1])
 
     def read_block(self, logits: Tensor) -> Tensor:
-        """Read the logits by operations on the whole tensor, which are not to be differentiated."""
+        """Read the logits by operations on the whole tensor, without support for autograd."""
         accurate = self._relative(logits)
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
         if self.leaves_out:
-            # A minimum, so that the result does not depend on the order of several entries of one class.
+            # A minimum makes the result independent of the order of repeated indices, such as padding and class 0.
             written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
             accurate = accurate.scatter_reduce(-1, indices, written, "amin")
         columns = [selected, accurate.logsumexp(-1, keepdim=True)]
@@ -114,12 +117,12 @@ class SelectedClasses(NamedTuple):
 
 
 def origin_of(peak: Tensor) -> Tensor:
-    """Return what logits with this peak are taken relative to: 0 where their differences might overflow."""
+    """Return the number to subtract from logits with this peak: the peak, or 0 where differences might overflow."""
     return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)
 
 
 class _Selected(torch.autograd.Function):
-    """The gradient is computed for the whole row at once, in the dtype of the logits."""
+    """`SelectedClasses.read` with a gradient, computed for whole rows in the dtype of the logits."""
 
     generate_vmap_rule = True
 

@@ -1,6 +1,6 @@
-"""Closed forms between distributions in C++: values and derivatives in one sweep over the parameters as they lie.
+"""Closed forms between distributions in C++: values and derivatives in one sweep, usually without copying parameters.
 
-Parameters so extreme that the arithmetic would leave float64 are declined.
+The kernels decline parameters that are so extreme that the arithmetic would leave the range of float64.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kullback.representations import can_inspect
 
 __all__ = ["Form", "Operator", "Parameters", "divergence", "required_gradients"]
 
-# For parameters that are numbers; for those that are rows; for means and matrices; for means and low-rank covariances
-# on one side or both, of values alone.
+# In this order: for scalar parameters; for rows of parameters; for means and matrices; for means and low-rank
+# covariances on one side or both, which returns values only.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
@@ -28,10 +28,10 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 
 
 class Form(NamedTuple):
-    """A closed form: its operator and code, the same in plain torch, and whether it may be infinite.
+    """A closed form: its operator and code, its reference in plain torch, and whether it may be infinite.
 
-    Where the operator has no derivatives, `gradients` returns them in plain torch, times the gradient of the values, or
-    None where those of the reference are better.
+    If the operator has no derivatives, `gradients` computes in plain torch the gradients by the parameters from the
+    gradient of the values. It returns None where the reference's gradients are better.
     """
 
     operator: Operator
@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
 
 def required_gradients(parameters: Parameters) -> list[bool] | None:
-    """Tell which parameters require a gradient; None where the kernels do not take them."""
+    """Return which parameters require a gradient, or None if the kernels do not support the parameters."""
     dtype = parameters[0].dtype
     if dtype not in _DTYPES:
         return None
@@ -51,14 +51,14 @@ def required_gradients(parameters: Parameters) -> list[bool] | None:
         if x.dtype is not dtype or not x.is_cpu or type(x) not in _TENSORS or x.layout is not torch.strided:
             return None
         required.append(x.requires_grad)
-    # Autograd saves no tensor of inference mode.
+    # Autograd cannot save tensors of inference mode.
     if True in required and torch.is_grad_enabled() and any(x.is_inference() for x in parameters):
         return None
     return required
 
 
 def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tensor | None:
-    """Return the values for parameters of P and Q, differentiable in all orders; None if the kernel declines them."""
+    """Return the values, with derivatives of all orders; None if the kernel declines the parameters of P and Q."""
     try:
         if True in required and torch.is_grad_enabled():
             parameters = _of_one_shape(form, parameters)
@@ -82,13 +82,13 @@ def _operators() -> _Operators:
 
 
 class _DeclinedError(Exception):
-    """The kernels do not take these parameters."""
+    """The kernels decline these parameters."""
 
 
 def _compute(
     form: Form, parameters: Parameters, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the values, and the derivatives that are wanted."""
+    """Return the values and the requested derivatives."""
     first = parameters[0]
     if not first.is_contiguous():
         first = torch.empty(first.shape, dtype=first.dtype, device="cpu")
@@ -114,14 +114,14 @@ def _compute(
         return values, derivatives
     if outcome == _TOO_EXTREME:
         raise _DeclinedError
-    # Another layout, which contiguous tensors of one shape do not have.
+    # The operator does not support this layout; it supports contiguous tensors of one shape.
     return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), wanted)
 
 
 def _with_variances(low_rank: int, parameters: Parameters) -> tuple[Tensor | None, ...]:
-    """Return mean, matrix and variances of P and of Q, without the last for a side whose covariance is not low-rank.
+    """Return mean, matrix and variances of P and of Q; the variances are None for a side without low-rank covariance.
 
-    `low_rank` is a sum of 1 if that of P is, and 2 if that of Q is.
+    `low_rank` is a bit mask: 1 if P's covariance is low-rank, plus 2 if Q's covariance is.
     """
     count = 3 if low_rank & 1 else 2
     p, q = parameters[:count], parameters[count:]
@@ -136,12 +136,12 @@ def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:
         return parameters
     try:
         return torch.broadcast_tensors(*parameters)
-    except RuntimeError:  # others tell the caller, in better words
+    except RuntimeError:  # the reference raises a clearer error
         raise _DeclinedError from None
 
 
 class _ClosedForm(torch.autograd.Function):
-    """Values by the kernels, with derivatives that are made with them and wait for the first backward pass."""
+    """Values by the kernels, and their derivatives, which the context stores until the first backward pass."""
 
     @staticmethod
     def forward(ctx: Any, form: Form, wanted: list[bool], *parameters: Tensor) -> Tensor:
@@ -154,9 +154,11 @@ class _ClosedForm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), form, wanted, parameters = grads, ctx.form, ctx.wanted, ctx.saved_tensors
         if form.gradients is not None:
-            found = form.gradients(parameters, grad) or _reference_gradients(form, parameters, grad, wanted)
-            return None, None, *(x if want else None for x, want in zip(found, wanted, strict=True))
-        if torch.is_grad_enabled() or not can_inspect(grad):  # somebody differentiates again, or in batches
+            gradients = form.gradients(parameters, grad) or _reference_gradients(
+                form, parameters, grad, wanted
+            )
+            return None, None, *(x if want else None for x, want in zip(gradients, wanted, strict=True))
+        if torch.is_grad_enabled() or not can_inspect(grad):  # double backward, or batched gradients
             return None, None, *_reference_gradients(form, parameters, grad, wanted)
         derivatives, ctx.derivatives = ctx.derivatives, None
         if derivatives is None:
@@ -176,7 +178,7 @@ def _reference_gradients(
             values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
             value = torch.where(values.isinf(), torch.inf, value)
         by = [x for x, need in zip(parameters, needed, strict=True) if need]
-        found_by = iter(
+        gradients = iter(
             torch.autograd.grad(value.to(grad.dtype), by, grad, create_graph=again, materialize_grads=True)
         )
-    return tuple(next(found_by) if need else None for need in needed)
+    return tuple(next(gradients) if need else None for need in needed)

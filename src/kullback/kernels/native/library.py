@@ -1,7 +1,7 @@
 """The library of the C++ kernels, loaded once for all operators.
 
-It is built from csrc/ when kullback is installed where a C++ compiler is, or by ``make``; without it the reference does
-the work.
+It is built from csrc/ by ``make``, or when kullback is installed on a machine with a C++ compiler. Without the
+library, the reference is used.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ def missing() -> str | None:
     """Load the library; return why it cannot be used, or None if it can."""
     if not _LIBRARY.exists():
         return (
-            "not built: this is a pure Python install; from the sources and with a C++ compiler, "
-            "KULLBACK_NATIVE=1 pip install . builds it or says why it cannot"
+            "not built: this is a pure Python install; in the source folder, with a C++ compiler, "
+            "KULLBACK_NATIVE=1 pip install . builds it or reports why it cannot"
         )
     try:
         torch.ops.load_library(_LIBRARY)
     except OSError as error:
-        return f"the library does not load: {error}"
+        return f"the library cannot be loaded: {error}"
     if not hasattr(torch.ops.kullback, "interface") or torch.ops.kullback.interface() != INTERFACE:
-        return "the library was built from other sources than this Python code (make native builds it again)"
+        return "the library was built from other sources than this Python code (make native rebuilds it)"
     _register_shapes()
     return None
 
 
 @cache
 def _register_shapes() -> None:
-    """Tell torch.compile of the operators that it meets; torch refuses to be told twice."""
+    """Register shape functions of the operators for torch.compile. Torch raises if they are registered twice."""
     for name in ("value_and_gradient", "kl_terms"):
-        # All they return they write to their arguments: no shapes have to be inferred.
+        # They write all results to their arguments, so there are no shapes to infer.
         torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
 
 
 def is_available() -> bool:
-    """Tell whether the operators can be called: not under ``torch.jit.trace``, which would keep sizes as numbers."""
+    """Return whether the operators can be called. Under ``torch.jit.trace`` they cannot: a trace would fix sizes."""
     return not _is_tracing() and missing() is None
 
 
-# torch.compile runs a function with this mark once, while it traces (see kullback.reduction).
+# torch.compile evaluates a function with this mark once, while it traces (see kullback.reduction).
 is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def empty_like(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Return contiguous memory of the shape of `x`, on the CPU in large pages, which the system hands out faster."""
+    """Return a contiguous empty tensor of the shape of `x`; on the CPU in large pages, which are faster to allocate."""
     memory = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
     if x.is_cpu and is_available():
         torch.ops.kullback.ask_for_large_pages.default(memory)

@@ -1,7 +1,7 @@
 """Divergences of rows of logits in C++: one sweep for the statistics of a row, one for its value and gradient.
 
-They take logits of float64, float32, bfloat16 or float16, also mixed, with any strides; they compute in float64 where
-a side is float64, else in float32, summing in float64.
+The logits may be float64, float32, bfloat16 or float16, also mixed, with any strides. The kernels compute in float64 if
+a side is float64, else in float32. They sum in float64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Tell whether these kernels take rows of logits like these."""
+    """Return whether these kernels support the divergence and the logits."""
     return (
         p.is_cpu
         and q.is_cpu
@@ -44,7 +44,7 @@ def value_and_gradient(
     inplace: bool,
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
+    """Return the divergence of each row of logits, and the requested gradients of their weighted sum."""
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     gradients: list[Tensor | None] = [None, None]
     for i, x in enumerate((p, q)):
@@ -70,7 +70,7 @@ def weighted_total(
     dtype: torch.dtype,
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
+    """Return `scale` times the weighted sum of the rows' divergences, and its requested gradients."""
     by_p = torch.empty(p.shape, dtype=p.dtype, device="cpu") if wanted[0] else None
     by_q = torch.empty(q.shape, dtype=q.dtype, device="cpu") if wanted[1] else None
     total = torch.empty((), dtype=dtype, device="cpu")
@@ -88,7 +88,7 @@ def _run(
     labels: HardLabels | None,
     *results: Tensor | None,
 ) -> None:
-    """Call the operator, which writes to `results`: values, total, and the gradients by both sides."""
+    """Call the operator, which writes the values, the total and the gradients by both sides to `results`."""
     code, numbers, swapped = cast(Arguments, arguments_of(kind))
     if swapped:
         p, q, results = q, p, (*results[:2], *results[:1:-1])

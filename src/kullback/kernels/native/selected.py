@@ -1,4 +1,4 @@
-"""Rows of logits seen at some of their classes, in C++: in float32, or float64 for such logits; sums in float64."""
+"""Rows of logits at selected classes, in C++: in float32, or in float64 for float64 logits, with sums in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["gradient", "serves", "statistics"]
 
 
 def serves(logits: Tensor) -> bool:
-    """Tell whether these kernels take logits like these."""
+    """Return whether these kernels support the logits."""
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
@@ -39,7 +39,10 @@ def gradient(
     derivatives: tuple[Tensor, Tensor, Tensor | None],
     out: Tensor,
 ) -> None:
-    """Write the gradient by the logits from those by the selected logits, the log-sum and the cross-entropy."""
+    """Write the gradient by the logits to `out`.
+
+    It is computed from `derivatives`: the gradients by the selected logits, the log-sum and the cross-entropy.
+    """
     by_selected, by_log_sum, by_label = derivatives
     by_label = None if by_label is None else by_label.contiguous()
     labels = None if labels is None else labels.contiguous()

@@ -1,4 +1,4 @@
-"""The terms of `kl_div`, their sum and their gradients, and KL of rows of probabilities, by the C++ kernels."""
+"""The terms of `kl_div`, their sum and gradients, and KL of rows of probabilities, in C++."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def serves(log_q: Tensor, target: Tensor) -> bool:
-    """Tell whether the operator takes tensors like these."""
+    """Return whether the operator supports these tensors."""
     return (
         library.is_available()
         and type(log_q) in _TENSORS
@@ -37,7 +37,7 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
 def compute(
     log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, wanted: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the terms or their mean, and the gradients of a mean that are wanted."""
+    """Return the terms, or with a divisor their mean and its requested gradients."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     if divisor is None:
@@ -61,7 +61,7 @@ def gradients(
     grad: Tensor,
     wanted: tuple[bool, bool],
 ) -> list[Tensor | None]:
-    """Return the gradients of a result with the gradient `grad`."""
+    """Return the requested gradients by `log_q` and `target`; `grad` is the gradient by the result."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     results = _places(log_q, wanted, room)
@@ -71,9 +71,9 @@ def gradients(
 
 
 def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the logarithms of probabilities, twice if a result may overwrite them.
+    """Return the logarithms of probabilities, and the same tensor again if a result may overwrite it, else None.
 
-    They are torch's own to the last bit, so that `input` made by torch from the same probabilities gives exactly 0.
+    torch computes the logarithms. Inputs that torch computed from the same probabilities then give exactly 0.
     """
     if log_target:
         return None, None
@@ -84,7 +84,7 @@ def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor
 
 
 def _places(log_q: Tensor, wanted: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
-    """Return where the gradients go, one of them into `room` if there is some."""
+    """Return tensors for the requested gradients; the first one reuses `room` if it is a tensor."""
     places: list[Tensor | None] = [None, None]
     for i, want in enumerate(wanted):
         if want:
@@ -93,10 +93,10 @@ def _places(log_q: Tensor, wanted: tuple[bool, bool], room: Tensor | None) -> li
 
 
 def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
-    """Return KL of each row of weights once normalized, in float64, from tensors of shape (..., classes).
+    """Return KL between normalized rows of weights, in float64, from tensors of shape (..., classes).
 
-    None is the answer for what the C++ does not take: tensors whose derivatives are asked for, dtypes other than
-    float32 and float64, and rows that are no distribution or that do not sum to one within `tolerance`.
+    Returns None for arguments that the kernel does not support: tensors that need derivatives, dtypes other than
+    float32 and float64, rows that are not distributions, and rows whose sum differs from one by more than `tolerance`.
     """
     if not (
         serves(p, q)

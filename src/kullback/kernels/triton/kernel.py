@@ -1,10 +1,10 @@
-"""What the GPU runs: a row of logits of P and one of Q become their divergence and its gradients (see `rows`).
+"""The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients (see `rows`).
 
-With d = log p - log q every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small
-they are power series in d, elsewhere they come from p and q themselves, as in csrc/logits.
+With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
+the terms are power series in d. Elsewhere they are computed from p and q, as in csrc/logits.
 """
 
-# Triton's language is not typed: a kernel's operators are unknown to the checker.
+# Triton's language has no types, so the type checker cannot check a kernel's operators.
 # pyright: reportUntypedFunctionDecorator=false, reportMissingParameterType=false, reportUnknownParameterType=false
 # pyright: reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -23,14 +23,14 @@ _REVERSE_KL = tl.constexpr(DivergenceCode.REVERSE_KL.value)
 _JEFFREYS = tl.constexpr(DivergenceCode.JEFFREYS.value)
 _TOTAL_VARIATION = tl.constexpr(DivergenceCode.TOTAL_VARIATION.value)
 _MIXTURE = tl.constexpr(DivergenceCode.MIXTURE.value)
-# Below this |log-ratio| terms are power series.
+# Below this |log-ratio|, terms are power series.
 _NEAR = tl.constexpr(0.3)
 _INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
 def _exp(x):
-    """Return e^x for x <= 0, to about one unit in the last place; 0 below the smallest normal number."""
+    """Return e^x for x <= 0, to about one unit in the last place; 0 for x < -87."""
     clamped = tl.where(x < -87.0, -87.0, x)
     n = tl.floor(clamped * 1.44269504 + 0.5)
     r = tl.fma(n, 2.12194440e-4, tl.fma(n, -0.693359375, clamped))
@@ -88,7 +88,7 @@ def _finite(d):
 
 @triton.jit
 def _difference(p, q, d):
-    """Return q - p, to full relative precision also where they agree."""
+    """Return q - p to full relative precision, also where p and q are close."""
     near = tl.abs(d) < _NEAR
     return tl.where(near, p * _expm1_of_minus(tl.where(near, d, 0.0)), q - p)
 
@@ -105,7 +105,7 @@ def _relative_entropy(p, difference, x):
 def _skew(p, q, d, share, rest):
     """Return the term of KL(P || share P + rest Q) and its derivatives by log p and log q, for 0 < share < 1."""
     difference = _difference(p, q, d)
-    # Less than this is lost in the sum, and its mixture might not be a normal number.
+    # Smaller masses do not change the sum, and their mixture might not be a normal number.
     empty = p < 1e-30
     y = rest * difference / tl.where(empty, 1.0, p)  # the mixture is p (1 + y)
     near = tl.abs(y) < 0.4
@@ -149,13 +149,13 @@ def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q
 
 @triton.jit
 def _load(row, columns, stride, classes):
-    """Read a block of logits; what lies past the end is a class without mass."""
+    """Read a block of logits; columns past the end are -inf, which has no mass."""
     return tl.load(row + columns.to(tl.int64) * stride, mask=columns < classes, other=-_INF).to(tl.float32)
 
 
 @triton.jit
 def _store(row, columns, stride, classes, factor, derivatives, WANTED: tl.constexpr):
-    """Write a block of a gradient, if it is wanted; a row of factor 0 gives 0, whatever it holds."""
+    """Write a block of a gradient if it is requested; a factor of 0 gives 0, even if the row contains inf or NaN."""
     if WANTED:
         gradient = tl.where(factor == 0.0, 0.0, factor * derivatives)
         tl.store(row + columns.to(tl.int64) * stride, gradient, mask=columns < classes)
@@ -163,7 +163,7 @@ def _store(row, columns, stride, classes, factor, derivatives, WANTED: tl.conste
 
 @triton.jit
 def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constexpr):
-    """Write to one column what the others, which sum to zero with it, leave for it."""
+    """Write the gradient of one column as minus the sum of the other columns, because a row sums to zero."""
     if WANTED:
         gradient = tl.where(factor == 0.0, 0.0, -factor * _total(others).to(tl.float32))
         tl.store(row + column.to(tl.int64) * stride, gradient, mask=column < classes)
@@ -171,7 +171,7 @@ def _store_rest(row, column, stride, classes, factor, others, WANTED: tl.constex
 
 @triton.jit
 def _absorb(x, scale, peak, total):
-    """Take a block into each lane's largest logit and sum of exponentials, relative to that logit."""
+    """Update each lane's largest logit, and its sum of exponentials relative to that logit, with a block."""
     rises = x > peak
     ratio = _exp(-tl.abs(tl.where(x == peak, 0.0, x - peak)) * scale)
     return tl.where(rises, x, peak), tl.where(rises, tl.fma(total, ratio, 1.0), total + ratio)
@@ -184,19 +184,19 @@ def _total(x):
 
 @triton.jit
 def _subtracted(a, b):
-    """Return a - b, rounded, and what the rounding left out (Knuth, 1969)."""
+    """Return a - b rounded, and its rounding error (Knuth, 1969)."""
     rounded = a - b
-    seen = rounded - a
-    return rounded, tl.where(tl.abs(rounded) < _INF, (a - (rounded - seen)) - (b + seen), 0.0)
+    minus_b = rounded - a
+    return rounded, tl.where(tl.abs(rounded) < _INF, (a - (rounded - minus_b)) - (b + minus_b), 0.0)
 
 
 @triton.jit
 def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low):
-    """Return p, q and their log-ratio: 0 where neither has mass, infinite where only one has."""
+    """Return p, q and their log-ratio, which is 0 where neither has mass and infinite where only one has."""
     without = (a == -_INF) & (b == -_INF)
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
-    # Where the two logits lie far apart, what rounding takes from their difference is given back.
+    # Where the two logits are far apart, their difference is rounded: the rounding error is added back.
     apart, lost = _subtracted(a * shrink - from_a, b * shrink - from_b)
     d = (((apart - offset) + lost) * (scale / shrink) - high) - low
     return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
@@ -204,11 +204,12 @@ def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inve
 
 @triton.jit
 def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
-    """Return what `_masses` needs of both rows: peaks, inverse sums of exponentials, and what the log-ratio is made of.
+    """Return the arguments of `_masses` for both rows: peaks, inverse sums of exponentials, and parts of the log-ratio.
 
-    That is (a - b - offset) / T - high - low, in parts because float32 alone would round what is subtracted. Logits so
-    large that a - b might overflow are multiplied by the power of two `shrink` for it. Where the peaks have no digit in
-    common, each side is taken from its own first, by `from_a` and `from_b`.
+    The log-ratio is (a - b - offset) / T - high - low. The subtracted terms are separate because one float32 would
+    round their sum. If logits are so large that a - b might overflow, they are first multiplied by `shrink`, a power of
+    two. If the difference of the peaks has a rounding error above T, `from_a` and `from_b` are the peaks, which are
+    subtracted first; otherwise both are 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     peaks_a, sums_a = zeros - _INF, zeros
@@ -218,7 +219,7 @@ def _statistics(p, q, p_column, q_column, classes, scale, lanes, zeros):
         peaks_a, sums_a = _absorb(_load(p, columns, p_column, classes), scale, peaks_a, sums_a)
         peaks_b, sums_b = _absorb(_load(q, columns, q_column, classes), scale, peaks_b, sums_b)
     peak_a, peak_b = tl.max(peaks_a, axis=0), tl.max(peaks_b, axis=0)
-    # Both are summed in the same order, whatever their dtypes: equal rows have equal sums.
+    # Both sides are summed in the same order for all dtypes, so that equal rows have equal sums.
     parts = tl.join(sums_a * _exp((peaks_a - peak_a) * scale), sums_b * _exp((peaks_b - peak_b) * scale))
     sum_a, sum_b = tl.split(_total(parts))
     shrink = tl.where(tl.maximum(tl.abs(peak_a), tl.abs(peak_b)) > 1e30, 0.0009765625, 1.0)
@@ -238,10 +239,10 @@ def _imbalance(
     p, q, p_column, q_column, classes, scale, lanes, zeros,
     shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
 ):  # fmt: skip
-    """Return the sum of q - p, and the first class with most mass of P and of Q.
+    """Return the sum of q - p, and the first class with the most mass of P and of Q.
 
-    The sum is what the rounding of the normalization left, and 0 where it is nothing beside that of |q - p|, so that
-    classes of p = q keep their derivative of 0.
+    The sum is nonzero only through rounding in the normalization. It is returned as 0 if it is negligible compared to
+    the sum of |q - p|, so that classes with p = q keep a derivative of 0.
     """
     BLOCK: tl.constexpr = lanes.shape[0]
     differences, sizes = zeros, zeros
@@ -264,9 +265,10 @@ def _imbalance(
 
 @triton.jit
 def _corrected(value, difference, sum_q, weight_p, rest_p, weight_q, rest_q, KIND: tl.constexpr):
-    """Return a divergence without what the rounding of the normalization did to it, which shows in q - p.
+    """Return a divergence without the error from rounding in the normalization, which `difference` measures.
 
-    Total variation feels it in first order, the other kinds by their curvature where P = Q.
+    The error of total variation is of first order in `difference`, the sum of q - p. The errors of the other kinds are
+    of second order: half the curvature at P = Q times the squared sum.
     """
     if KIND == _TOTAL_VARIATION:
         value -= difference * sum_q
@@ -287,11 +289,11 @@ def row_kernel(
     KIND: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one row's divergence to `values`, and `factor` times its weight times the derivatives to `out_p`, `out_q`.
+    """Write one row's divergence to `values`, and its gradients times `factor` and its weight to `out_p` and `out_q`.
 
-    `scale` is what the logits are multiplied by. `EARLY` says that the only gradient wanted needs no sum over the row.
+    `scale` multiplies the logits. `EARLY` means that only one gradient is requested, and it needs no sum over the row.
     """
-    row = tl.program_id(0).to(tl.int64)  # offsets may pass 2^31
+    row = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     p += row * p_row
     q += row * q_row
     out_p += row * out_p_row
@@ -305,7 +307,7 @@ def row_kernel(
         p, q, p_column, q_column, classes, scale, lanes, zeros
     )
     top_p, top_q = classes, classes
-    if KIND == _TOTAL_VARIATION:  # by the rounding, the classes with most mass might change sides
+    if KIND == _TOTAL_VARIATION:  # rounding might change the sign of q - p in the largest classes
         left, top_p, top_q = _imbalance(
             p, q, p_column, q_column, classes, scale, lanes, zeros,
             shrink, from_a, from_b, peak_a, peak_b, inverse_a, inverse_b, offset, high, low,
@@ -352,6 +354,6 @@ def row_kernel(
             if KIND == _TOTAL_VARIATION:
                 others_p += tl.where(columns == top_p, 0.0, by_p)
                 others_q += tl.where(columns == top_q, 0.0, by_q)
-        if KIND == _TOTAL_VARIATION:  # of the class with most mass the difference above has no digits left
+        if KIND == _TOTAL_VARIATION:  # in the largest class the difference above cancels
             _store_rest(out_p, top_p, out_p_column, classes, factor, others_p, WANT_P)
             _store_rest(out_q, top_q, out_q_column, classes, factor, others_q, WANT_Q)

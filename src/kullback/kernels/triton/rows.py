@@ -1,8 +1,8 @@
-"""The kernel in Triton for GPUs: one program for each row, which sweeps its classes twice, or thrice for a gradient.
+"""The Triton kernel for GPUs: one program for each row sweeps its classes twice, or three times for a gradient.
 
-It takes logits of float32, bfloat16 or float16 with any strides, computes in float32 and sums in float64; nothing waits
-for the GPU. Triton is imported when the first rows come that need it. With ``TRITON_INTERPRET=1`` in the environment
-its interpreter runs the same kernel on the CPU, slowly, to test it.
+It supports logits of float32, bfloat16 or float16 with any strides. It computes in float32, sums in float64, and does
+not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the environment, Triton's
+interpreter runs the same kernel on the CPU, slowly, for tests.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from kullback.optional import is_installed
 __all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A thread holds eight classes of a block. The smallest block fills one warp, so no two threads hold the same class:
-# one of them might read it after the other has overwritten it with its gradient.
+# A thread has eight classes of a block. The smallest block fills one warp, so that no two threads share a class.
+# Otherwise a thread might read a logit after another thread has overwritten it with a gradient.
 _CLASSES_IN_A_THREAD = 8
 _THREADS_IN_A_WARP = 32
 _SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
 _LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
-# Which gradient alone needs no sum over the row, so that the sweep for the value writes it.
+# The gradients that need no sum over the row. If one is requested alone, the sweep for the value writes it.
 _EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
 
 
 @cache
 def missing() -> str | None:
-    """Import the kernel; say why it cannot run here, or return None."""
+    """Import the kernel. Return why it cannot run, or None if it can."""
     if not is_installed("triton"):
         return "not installed (pip install triton)"
     if not torch.cuda.is_available() and not _is_interpreted():
-        return "torch finds no GPU here"
+        return "torch finds no GPU"
     try:
         _kernel()
     except ImportError as error:
-        return f"it does not import: {error}"
+        return f"the kernel cannot be imported: {error}"
     return None
 
 
 def devices() -> tuple[str, ...]:
-    """Return the kinds of device that the kernel runs on here."""
+    """Return the kinds of device that the kernel runs on in this process."""
     gpu = ("cuda",) if torch.cuda.is_available() else ()
     return (*gpu, "cpu") if _is_interpreted() else gpu
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Tell whether this kernel takes rows of logits like these."""
+    """Return whether this kernel supports the divergence and the logits."""
     return (
         (p.is_cuda or (p.is_cpu and _is_interpreted()))
         and p.device == q.device
@@ -79,7 +79,7 @@ def value_and_gradient(
     inplace: bool,
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the divergence of each row of logits, and the gradient of their weighted sum by the sides wanted."""
+    """Return the divergence of each row of logits, and the requested gradients of their weighted sum."""
     gradients = [
         (x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
@@ -100,7 +100,7 @@ def weighted_total(
     dtype: torch.dtype,
     labels: HardLabels | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return `scale` times the weighted sum of the rows' divergences, and its gradient by the sides wanted."""
+    """Return `scale` times the weighted sum of the rows' divergences, and its requested gradients."""
     weights = _in_float64(weights)
     gradients = [
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else None
@@ -124,7 +124,7 @@ def _run(
 ) -> Tensor:
     """Launch the kernel; return the rows' values in float64.
 
-    Labels cost another pass over the logits, and a copy of those that are overwritten.
+    Labels cost another pass over the logits, and a copy of Q's logits if their gradient overwrites them.
     """
     rows, classes = p.shape
     if labels is not None:
@@ -136,7 +136,7 @@ def _run(
         return values
     code, mixture, _ = cast(Arguments, arguments_of(kind))
     wanted = (gradients[0] is not None, gradients[1] is not None)
-    # What is not wanted is not written: any pointer will do.
+    # Gradients that were not requested are not written, so any valid pointer serves.
     by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
     block = _block(classes)
     with torch.cuda.device_of(p):
@@ -159,7 +159,7 @@ def _run(
             EARLY=wanted == _EARLY.get(DivergenceCode(code)),
             BLOCK=block,
             num_warps=block // _SMALLEST_BLOCK,
-            # Products are fused with sums where the kernel says so, the same way for both sides of a pair.
+            # The kernel fuses products and sums itself (`tl.fma`), in the same way for both sides.
             enable_fp_fusion=False,
         )
     return values
@@ -170,7 +170,7 @@ def _shares(weight_p: float, share_p: float, weight_q: float, share_q: float) ->
 
 
 def _block(classes: int) -> int:
-    """Return how many classes are taken at a time, a power of 2."""
+    """Return the number of classes in a block, a power of 2."""
     return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))
 
 
