@@ -242,7 +242,10 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
         {name: lambda o, name=name: o[name].reshape(2, 3, -1) for name in ("student", "teacher")},
         "wanted the same leading shape",
     ),
-    "kind": ({"kind": JensenShannon()}, "kind=...\\): wanted the same kind on every rank.*another on rank"),
+    "kind": (
+        {"kind": JensenShannon()},
+        "kind=...\\): wanted the same kind on every rank.*a different one on rank",
+    ),
     "temperature": ({"temperature": 2.0}, "wanted the same temperature"),
     "reduction": ({"reduction": "sum"}, "wanted the same reduction"),
     "dtype": ({"student": lambda o: o["student"].float()}, "wanted the same dtypes of student and teacher"),
@@ -257,7 +260,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "not a tensor": ({"student": None}, "ArgumentTypeError|wanted arguments that every rank"),
     "classes": (
         {"teacher": lambda o: torch.zeros(ROWS, 9, dtype=torch.float64)},
-        "teacher=...\\): wanted shards that together have as many classes as those of student, 11",
+        "teacher=...\\): wanted shards with as many classes in total as student, 11",
     ),
 }
 
@@ -481,10 +484,10 @@ def test_other_errors_say_what_to_write(results, size):
         for text in results["no class", size]
     )
     assert all("classes=11" in text for text in results["too many classes", size])
-    assert all("wanted with sharded classes a divergence that is a sum" in x for x in results["no sum", size])
+    assert all("wanted for sharded classes, a divergence that is a sum" in x for x in results["no sum", size])
     for texts in results["second derivatives", size]:
         assert len(texts) == 4
-        assert all("wanted first derivatives alone" in text for text in texts)
+        assert all("wanted first derivatives only" in text for text in texts)
 
 
 @SHARED
@@ -508,7 +511,7 @@ def test_dtensors_that_do_not_say_which_classes_a_rank_has_are_refused(results, 
         assert "wanted a DTensor with Shard(-1)" in found["one is whole"]
         assert "group=...): wanted None with DTensors" in found["group too"]
         assert "group=...): wanted None with DTensors" in found["head and group"]
-        assert "got one that it is not in" in found["not in it"]
+        assert "got one without this process" in found["not in it"]
         whole = distillation_loss(student=student, teacher=teacher)
         torch.testing.assert_close(found["local with group"], whole)
         torch.testing.assert_close(found["mean"], whole)

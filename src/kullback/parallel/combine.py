@@ -1,10 +1,11 @@
-"""How the numbers of each rank's classes become those of whole rows, for each kind of divergence.
+"""Combine numbers of each rank's classes into values and gradients of whole rows, for each kind of divergence.
 
-A rank knows the masses p and q of its classes, normalized over the classes of all ranks. From them it computes a few
-numbers a row, `local`; these are summed over the ranks or gathered from them, and `merge` makes the value and what the
-gradient needs: with b the derivatives by the log-masses of a side and m the masses, the gradient by a logit is b - m S,
-S being the sum of b over the row. At the class with the most mass that would cancel; there it is -(O - M S), O and M
-being the sums of b and m over the other classes.
+A rank has the masses p and q of its classes, normalized over the classes of all ranks. `local` computes a few numbers
+per row from them. The ranks sum or gather these numbers, and `merge` computes the value and the sums for the gradient.
+
+Let b be the derivatives by the log-masses of a side, m its masses, and S the sum of b over the row. The gradient by a
+logit is b - m S. At the class with the most mass this would cancel. There the gradient is -(O - M S), with O and M the
+sums of b and m over the other classes.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ __all__ = ["Merged", "Rule", "rule_of"]
 
 
 class RowSums(NamedTuple):
-    """Sums over the derivatives of a side, one for each row."""
+    """Sums of the derivatives and masses of a side, one for each row."""
 
-    others: Tensor  # of the derivatives, without that of the class with the most mass
+    others: Tensor  # the sum of the derivatives without the class with the most mass
     top: Tensor  # the derivative at that class
-    mass: Tensor  # of all other classes
+    mass: Tensor  # the mass of all other classes
 
 
 class Merged(NamedTuple):
-    """What all ranks know about the rows: the divergences, sums for each side, and numbers of the rule's own."""
+    """Merged numbers of rows, equal on all ranks: divergences, sums of each side, and extra numbers of the rule."""
 
     values: Tensor
     sums: tuple[RowSums | None, RowSums | None]
     extra: tuple[Tensor, ...] = ()
 
     def block(self, rows: slice) -> Merged:
-        """Return the same of some rows."""
+        """Return the merged numbers of some rows."""
         sums = [None if x is None else RowSums(*(y[rows] for y in x)) for x in self.sums]
         return Merged(self.values[rows], (sums[0], sums[1]), tuple(x[rows] for x in self.extra))
 
 
 class Rule:
-    """A divergence that is a sum over classes: its numbers are summed over the ranks."""
+    """The rule for a divergence that is a sum over classes. Its numbers are summed over the ranks."""
 
     gathers = False
 
@@ -58,7 +59,7 @@ class Rule:
 
         Arguments:
             pair: the masses and log-ratios of these classes.
-            tops: for each side None if it needs no gradient, else a mask of the class with the most mass in its row.
+            tops: for each side, a mask of the class with the most mass in its row; None if no gradient is needed.
 
         Returns:
             shape (rows, numbers).
@@ -69,7 +70,7 @@ class Rule:
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
-        """Return what the sums over the ranks say, or the numbers of each rank where `gathers` is true."""
+        """Merge the sums over the ranks; or, if `gathers` is true, the numbers of each rank, stacked."""
         columns = list(numbers.unbind(-1))
         return Merged(columns[0], _sides(columns[1:], wanted))
 
@@ -79,10 +80,10 @@ class Rule:
 
 
 class _RenyiRule(Rule):
-    """Renyi of order alpha other than 0, 1 and infinity, through the power divergence or the logarithms of its terms.
+    """Renyi's divergence of order alpha other than 0, 1 and infinity.
 
-    Near 1 the sum of p^alpha q^(1 - alpha) is known best from the power divergence, far from it from logarithms, which
-    neither overflow nor underflow.
+    Where the sum of p^alpha q^(1 - alpha) is near 1, it is computed from the power divergence, which keeps more digits.
+    Elsewhere it is computed from logarithms, which neither overflow nor underflow.
     """
 
     gathers = True
@@ -146,7 +147,7 @@ class _RenyiRule(Rule):
 
 
 class _LargestRatioRule(Rule):
-    """Renyi of infinite order: the largest log-ratio, and the first class that has it."""
+    """Renyi's divergence of infinite order: the largest log-ratio, and the first class that has it."""
 
     gathers = True
 
@@ -186,11 +187,11 @@ class _LargestRatioRule(Rule):
         return chosen, -chosen
 
     rank = 0
-    """Of this process; the rule of each is its own."""
+    """The rank of this process; each process has its own rule."""
 
 
 class _SupportRule(Rule):
-    """Renyi of order 0: the mass of Q outside the support of P."""
+    """Renyi's divergence of order 0, from the mass of Q outside the support of P."""
 
     gathers = True
 
@@ -229,7 +230,7 @@ class _SupportRule(Rule):
         return torch.zeros_like(pair.p), lost - total * shares
 
     def _support(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        """Return q outside the support of P, else 0, and log q inside, else -inf."""
+        """Return q outside the support of P (0 inside), and log q inside the support (-inf outside)."""
         outside = pair.log_ratio == -torch.inf
         return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())
 
@@ -238,7 +239,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
     """Return the rule for a divergence.
 
     Raises:
-        ArgumentValueError: it is neither a sum over classes nor `Renyi`.
+        ArgumentValueError: the divergence is neither a sum over classes nor `Renyi`.
     """
     if isinstance(kind, Renyi) and behaves_as(kind, Renyi):
         if kind.alpha == 1:
@@ -254,7 +255,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
         raise invalid_value(
             call,
             "kind",
-            wanted="with sharded classes a divergence that is a sum over classes, or Renyi",
+            wanted="for sharded classes, a divergence that is a sum over classes, or Renyi",
             got=safe_repr(kind),
             instead="group=None with the logits of all classes, or another kind",
         )
@@ -286,12 +287,12 @@ def _without_infinite(logs: Tensor) -> Tensor:
 
 
 def _finite_peak(logs: Tensor) -> Tensor:
-    """Return logs that can be subtracted: 0 in place of -inf."""
+    """Replace -inf by 0, so that the logs can be subtracted."""
     return torch.where(logs == -torch.inf, 0, logs)
 
 
 def _first_rank(numbers: Tensor, largest: Tensor) -> Tensor:
-    """Return for each row the first rank that has the largest number; 0 where that is NaN."""
+    """Return for each row the first rank that has the largest number; 0 if that number is NaN."""
     places = torch.arange(numbers.shape[0], device=numbers.device).unsqueeze(-1)
-    found = torch.where(numbers == largest, places, numbers.shape[0]).amin(0)
-    return torch.where(found == numbers.shape[0], 0, found)
+    first = torch.where(numbers == largest, places, numbers.shape[0]).amin(0)
+    return torch.where(first == numbers.shape[0], 0, first)

@@ -1,4 +1,4 @@
-"""Cross-entropy with true classes where classes are sharded, as it is mixed with the divergence of the same rows."""
+"""Cross-entropy with true classes for sharded classes, and its mixture with the divergences of the same rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LabelSums", "MixedLabels", "logits_at", "places_of"]
 
 
 def places_of(classes: Tensor, start: int, own: int) -> Tensor:
-    """Return where classes are among the `own` ones that this rank has from `start`; `own` if another has them."""
+    """Return the indices of classes in this rank's `own` classes from `start`; `own` for classes of other ranks."""
     places = classes - start
     return torch.where((places >= 0) & (places < own), places, own)
 
@@ -28,11 +28,11 @@ def logits_at(logits: Tensor, places: Tensor) -> Tensor:
 
 
 class LabelSums(NamedTuple):
-    """What all ranks know of each row's label and of the other classes, at temperature 1."""
+    """Numbers that compare each row's label with the other classes, at temperature 1. They are equal on all ranks."""
 
-    peak: Tensor  # the largest logit of the others
+    peak: Tensor  # the largest logit of the other classes
     total: Tensor  # the sum of their exponentials relative to it
-    behind: Tensor  # how far the label's logit is below the log of that sum
+    behind: Tensor  # the logsumexp of the other classes minus the label's logit
 
     @classmethod
     def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
@@ -47,13 +47,13 @@ class LabelSums(NamedTuple):
         """Return the gradient, by this rank's logits, of the sum of `grad` times the cross-entropies of some rows.
 
         Arguments:
-            rows: which of the rows.
-            logits: theirs, shape (rows, classes of this rank).
-            places: of their labels among these classes, shape (rows,), as of `places_of`.
-            grad: shape (rows,); where it is 0 the row gets 0, whatever it holds.
+            rows: the rows.
+            logits: their logits, shape (rows, classes of this rank).
+            places: the places of their labels in these classes, shape (rows,), from `places_of`.
+            grad: shape (rows,); where it is 0 the row gets 0, even if it contains inf or NaN.
         """
         peak, total, behind = (x[rows].unsqueeze(-1) for x in self)
-        mass = torch.sigmoid(behind)  # of the other classes together; less that is the label's entry
+        mass = torch.sigmoid(behind)  # of all other classes; the label's entry is its negative
         share = torch.where(total == 0, 0, mass / torch.where(total == 0, 1, total))
         by = torch.nn.functional.pad(torch.exp(upcast(logits) - peak) * share, (0, 1))
         by = by.scatter(-1, places.unsqueeze(-1), -mass)[:, :-1]
@@ -62,23 +62,23 @@ class LabelSums(NamedTuple):
 
 
 class MixedLabels(NamedTuple):
-    """The labels of rows: what is known of them, and what they weigh beside the divergences."""
+    """The labels of rows, their sums, and their weight relative to the divergences."""
 
     hard: HardLabels
-    places: Tensor  # of the labels among this rank's classes
+    places: Tensor  # the places of the labels in this rank's classes
     sums: LabelSums
 
     def values(self, divergences: Tensor) -> Tensor:
-        """Return the values of the rows."""
+        """Return the mixed values of the rows."""
         return self.hard.mixed_with(divergences, self.sums.cross_entropies())
 
     def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
-        """Return the gradient of some rows' values from that of their divergences, by one side's logits.
+        """Return the gradient of some rows' values by one side's logits, from the gradient of their divergences.
 
         Arguments:
-            rows: which of the rows.
-            gradient: of their divergences.
-            logits: Q's of these rows; None for the gradient by P's, on which cross-entropies do not depend.
+            rows: the rows.
+            gradient: the gradient of their divergences by that side's logits.
+            logits: Q's logits of these rows. None for the side P, on which cross-entropies do not depend.
         """
         soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
         if logits is None:

@@ -1,9 +1,11 @@
-"""The sweep over a rank's classes by the native kernels, for logits in float32 or less and sums over classes.
+"""The sweep over a rank's classes by the native kernels, for divergences that are sums over classes.
 
-The kernels know whole rows alone. So a rank gives them rows of its own classes at half their mass, and of one class
-more, which has what is left of both sides: a divergence that is a sum over classes is then half the sum of this rank's
-terms plus the term of that class, which is known. Half, so that it has at least half of the mass: from its gradient
-b - m S, where b and m are known, S is found by a division that loses no digits. All in float64, in blocks.
+The logits are float32 or a shorter dtype. The kernels only support whole, normalized rows. Each rank therefore halves
+the masses of its own classes, and appends a rest class that has the remaining mass of each side. The divergence of such
+a row is half the sum of this rank's terms plus the term of the rest class, which is known.
+
+The rest class has at least half of the mass. Its gradient is b - m S, with known b and m, so S is computed by a
+division that loses no digits. The arithmetic is in float64, in blocks of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _BLOCK = 1 << 17
 
 
 class Normalizer(NamedTuple):
-    """What normalizes the rows of a side, over all ranks: the log of the sum is peak / temperature + log(total)."""
+    """Normalizers of a side's rows over all ranks. The log of a row's sum is peak / temperature + log(total)."""
 
     peak: Tensor
     total: Tensor
@@ -34,15 +36,15 @@ class Normalizer(NamedTuple):
     here: Tensor  # the mass of this rank's classes
 
     def block(self, rows: slice) -> Normalizer:
-        """Return the same of some rows."""
+        """Return the normalizers of some rows."""
         return Normalizer(*(x[rows] for x in self))
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Tell whether the kernels take the rows.
+    """Return whether the kernels support the rows.
 
-    Float64 logits have all digits only with the reference. The derivative of the total variation jumps where p = q, so
-    that of the class more is not known as the kernel has it.
+    Float64 logits need the reference to keep all digits. Total variation is excluded because its derivative jumps at
+    p = q, so the kernel's derivative of the rest class is unknown.
     """
     return (
         type(kind).total is Divergence.total
@@ -60,17 +62,17 @@ def local_numbers(
     needed: Sequence[bool],
     temperature: float,
 ) -> Tensor:
-    """Return what `Rule.local` does, for all rows; the class with the most mass counts as one of the others."""
+    """Return the numbers of `Rule.local` for all rows; the class with the most mass is counted among the others."""
     known = [_sum_is_known(kind, side) for side in (0, 1)]
     wanted = needed[0] and not known[0], needed[1] and not known[1]
     parts: list[Tensor] = []
-    for found in _blocks(kind, p, q, normalizers, wanted, temperature):
-        numbers = [found.values]
+    for block in _blocks(kind, p, q, normalizers, wanted, temperature):
+        numbers = [block.values]
         for side in (0, 1):
             if needed[side]:
                 # The derivatives of KL by log q are q - p.
-                total = found.here[side] - found.here[1 - side] if known[side] else found.sums[side]
-                numbers += [total, torch.zeros_like(total), found.here[side]]
+                total = block.here[side] - block.here[1 - side] if known[side] else block.sums[side]
+                numbers += [total, torch.zeros_like(total), block.here[side]]
         parts.append(torch.stack(numbers, -1))
     return torch.cat(parts)
 
@@ -86,20 +88,23 @@ def add_gradients(
     temperature: float,
     labels: MixedLabels | None = None,
 ) -> None:
-    """Write the gradients of the weighted sum of the values by this rank's logits to `results`; they may be p and q."""
+    """Write the gradients of the weighted sum of the values to `results`, which may be p and q.
+
+    The gradients are by this rank's logits.
+    """
     wanted = results[0] is not None, results[1] is not None
-    masses = None  # a buffer: fresh memory costs more than what is written to it
-    for found in _blocks(kind, p, q, normalizers, wanted, temperature):
-        rows = found.rows
+    masses = None  # a buffer: allocating memory costs more than writing to it
+    for block in _blocks(kind, p, q, normalizers, wanted, temperature):
+        rows = block.rows
         factor = None if weights is None else weights[rows].unsqueeze(-1)
         for side, result in enumerate(results):
-            gradient, sums = found.gradients[side], merged.sums[side]
+            gradient, sums = block.gradients[side], merged.sums[side]
             if result is None or gradient is None or sums is None:
                 continue
             gradient.mul_(2 / temperature)
             if not _sum_is_known(kind, side):
                 total = sums.others[rows] + sums.top[rows]
-                change = (found.totals[side] - total) / temperature
+                change = (block.totals[side] - total) / temperature
                 x, norm = (p, q)[side][rows], normalizers[side].block(rows)
                 if masses is None:
                     masses = torch.empty(gradient.shape, dtype=torch.float64, device="cpu")
@@ -107,19 +112,19 @@ def add_gradients(
                 gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
             if labels is not None:
                 gradient = labels.gradient(rows, gradient, q[rows] if side else None)
-            if factor is not None:  # a row of weight 0 gives 0, whatever it holds
+            if factor is not None:  # a row of weight 0 gives 0, even if it contains inf or NaN
                 gradient.mul_(factor).masked_fill_(factor == 0, 0)
             result[rows].copy_(gradient)
 
 
-class _Found(NamedTuple):
-    """What the kernels say of a block of rows."""
+class _BlockResults(NamedTuple):
+    """The kernels' results for a block of rows."""
 
     rows: slice
     values: Tensor  # the sums of this rank's terms
     here: tuple[Tensor, Tensor]  # the masses of this rank's classes
-    sums: list[Tensor]  # of the derivatives over this rank's classes, of the sides wanted
-    totals: list[Tensor]  # S, as the kernels have it
+    sums: list[Tensor]  # for each side, the sum of the derivatives over this rank's classes
+    totals: list[Tensor]  # for each side, S in the kernels' rows
     gradients: list[Tensor | None]
 
 
@@ -130,11 +135,11 @@ def _blocks(
     normalizers: Sequence[Normalizer],
     wanted: tuple[bool, bool],
     temperature: float,
-) -> Iterator[_Found]:
+) -> Iterator[_BlockResults]:
     n, classes = p.shape
     step = max(1, _BLOCK * torch.get_num_threads() // (classes + 1))
     buffers = [torch.empty(min(step, n), classes + 1, dtype=torch.float64, device="cpu") for _ in range(2)]
-    # The class more: its masses, its term, and its derivatives.
+    # The rest class: its masses, its term, and its derivatives.
     rest = [1 - norm.here / 2 for norm in normalizers]
     log_ratio = torch.log1p((normalizers[1].here - normalizers[0].here) / (2 * rest[1]))
     pair = FinitePair(rest[0].unsqueeze(-1), rest[1].unsqueeze(-1), log_ratio.unsqueeze(-1))
@@ -155,10 +160,10 @@ def _blocks(
         totals: list[Tensor] = []
         sums: list[Tensor] = []
         for by, mass, gradient in zip(derivatives, rest, gradients, strict=True):
-            found = by[rows] if gradient is None else (by[rows] - gradient[:, -1]) / mass[rows]
-            totals.append(found)
-            sums.append(2 * (found - by[rows]))
-        yield _Found(
+            total = by[rows] if gradient is None else (by[rows] - gradient[:, -1]) / mass[rows]
+            totals.append(total)
+            sums.append(2 * (total - by[rows]))
+        yield _BlockResults(
             rows,
             (2 * (values - term[rows])).clamp(min=0),
             (normalizers[0].here[rows], normalizers[1].here[rows]),
@@ -169,12 +174,15 @@ def _blocks(
 
 
 def _shifted(out: Tensor, logits: Tensor, peak: Tensor, temperature: float) -> Tensor:
-    """Write logits less the largest of their row, divided by the temperature, to `out`."""
+    """Write (logits - peak) / temperature to `out`."""
     out.copy_(logits)
     out.sub_(peak.unsqueeze(-1))
     return out if temperature == 1 else out.div_(temperature)
 
 
 def _sum_is_known(kind: Divergence, side: int) -> bool:
-    """Tell whether the derivatives by a side's log-masses are m - n, n being the other's masses: they sum to 0."""
+    """Return whether the derivatives by a side's log-masses are m - n, with n the other side's masses.
+
+    They then sum to 0 over a row.
+    """
     return type(kind) is (KL if side else ReverseKL)

@@ -1,4 +1,4 @@
-"""The ranks of a process group: the collectives that the losses use, and what all ranks must agree about."""
+"""The ranks of a process group: the collectives of the losses, and checks that all ranks make the same call."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from kullback.representations import can_inspect
 __all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
 
 
-# Integers in what `agree` sends: of equal length for all calls, as gloo ends processes that send another than expected.
+# Number of integers that `agree` sends. All calls send as many, because gloo aborts on messages of unexpected length.
 _HEADER = 32
 
 
 class Ranks:
-    """A process group, and this process's place in it.
+    """A process group, and the rank of this process in it.
 
     Arguments:
         call: the function that the user called, for messages.
         group: the process group.
 
     Raises:
-        ArgumentTypeError: `group` is no process group.
-        ArgumentValueError: this process is not in it.
+        ArgumentTypeError: `group` is not a process group.
+        ArgumentValueError: the group does not contain this process.
     """
 
     def __init__(self, call: str, group: Any) -> None:
@@ -40,9 +40,9 @@ class Ranks:
             raise (invalid_value if outside else invalid_type)(
                 call,
                 "group",
-                wanted="a process group of torch.distributed that this process is in",
-                got="one that it is not in" if outside else type(group).__name__,
-                instead="a call on the ranks of the group alone"
+                wanted="a process group of torch.distributed that contains this process",
+                got="one without this process" if outside else type(group).__name__,
+                instead="a call on the ranks of the group only"
                 if outside
                 else "group=torch.distributed.group.WORLD, or group=mesh.get_group('tp') of a DeviceMesh",
             )
@@ -65,7 +65,7 @@ class Ranks:
         return x
 
     def exchange(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Send one flat piece to each rank, and return what all sent here, `sizes` numbers of each, in rank order."""
+        """Send one flat piece to each rank. Return the pieces from all ranks, in rank order, with lengths `sizes`."""
         sent = torch.cat(list(pieces))
         received = sent.new_empty(sum(sizes))
         dist.all_to_all_single(
@@ -82,29 +82,29 @@ def agree(
     own: Mapping[str, int],
     problem: KullbackError | None,
 ) -> dict[str, list[int]]:
-    """Let all ranks know each other's numbers, and raise on each of them where they do not ask for the same.
+    """Exchange each rank's numbers, and raise on every rank if the ranks do not make the same call.
 
-    One all-gather of a few integers, which are read at once: an accelerator is waited for.
+    It makes one all-gather of a few integers. Reading them synchronizes with an accelerator.
 
     Arguments:
         ranks: the group.
-        device: where the tensors are.
-        same: what must be equal on all ranks, by the argument and what of it, as in "student number of positions":
-            integers, tensors of one integer, or anything whose repr says what it is.
-        own: integers that may differ.
-        problem: the error that this rank's arguments led to; the other ranks must not wait for it.
+        device: the device of the tensors.
+        same: values that must be equal on all ranks: integers, tensors of one integer, or objects that are compared
+            by their repr. A key is the argument and a description, such as "student number of positions".
+        own: integers that may differ between ranks.
+        problem: the error in this rank's arguments, or None. It is passed here so that other ranks do not hang.
 
     Returns:
-        for each name in `own` its value on every rank.
+        for each name in `own`, its values on all ranks.
 
     Raises:
-        KullbackError: `problem`; or, on every rank, that another one has a problem or that something differs.
+        KullbackError: `problem`; or, on every rank, another rank has a problem, or a value differs.
     """
     same = {"group call": ranks.call, **same}
     stand_ins = [0 if problem else _number(x) for x in same.values()]
     numbers = [int(problem is not None), *stand_ins, *own.values()]
     numbers += [0] * (_HEADER - len(numbers))
-    # One copy to the device for all that is known here.
+    # One copy to the device for all numbers that are not tensors.
     header = torch.tensor([0 if isinstance(x, Tensor) else x for x in numbers], device=device)
     for place, number in enumerate(numbers):
         if isinstance(number, Tensor):
@@ -119,38 +119,38 @@ def agree(
             "group",
             wanted="arguments that every rank of the group accepts",
             got=f"an error on {_named(failed)}",
-            instead=f"what the error there says; this is rank {ranks.rank}",
+            instead=f"the arguments that the error on {_named(failed)} asks for; this is rank {ranks.rank}",
         )
-    for name, found in zip(same, table[1:], strict=False):
-        others = [rank for rank, number in enumerate(found) if number != found[0]]
+    for name, values in zip(same, table[1:], strict=False):
+        others = [rank for rank, number in enumerate(values) if number != values[0]]
         if others:
             shown = "number" in name
             raise invalid_value(
                 ranks.call,
                 name.partition(" ")[0],
                 wanted=f"the same {name.partition(' ')[2] or name} on every rank of the group",
-                got=", ".join(map(str, found)) + " on ranks 0 to " + str(ranks.size - 1)
+                got=", ".join(map(str, values)) + " on ranks 0 to " + str(ranks.size - 1)
                 if shown
-                else f"another on {_named(others)} than on rank 0",
+                else f"a different one on {_named(others)} than on rank 0",
                 instead="the same arguments on every rank, each with its own shard of the classes",
             )
     return dict(zip(own, table[1 + len(same) :], strict=False))
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
-    """Raise where a backward pass is to be differentiated itself, or runs in batches."""
+    """Raise if a backward pass is differentiated or batched."""
     if torch.is_grad_enabled() or not can_inspect(grad):
         raise invalid_value(
             ranks.call,
             "group",
-            wanted="first derivatives alone, of one backward pass at a time",
-            got="a backward pass that is to be differentiated, or one in batches",
+            wanted="first derivatives only, from one backward pass at a time",
+            got="a differentiated or batched backward pass",
             instead="loss.backward() or torch.autograd.grad(loss, inputs), without create_graph=True",
         )
 
 
 def _number(value: object) -> Any:
-    """Return an integer, or a tensor of one, that stands for the value."""
+    """Return the value if it is an integer or a tensor, else a hash of its repr."""
     if isinstance(value, int | Tensor):
         return value
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
@@ -161,7 +161,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def pattern(x: Tensor | None) -> Tensor | int:
-    """Return a number that tells tensors of integers or booleans apart: their sum with weights that differ."""
+    """Return a checksum of a tensor of integers or booleans: a sum with different weights; 0 for None."""
     if x is None:
         return 0
     places = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C15 % (1 << 61)
@@ -169,5 +169,5 @@ def pattern(x: Tensor | None) -> Tensor | int:
 
 
 def stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Stack numbers of rows as the columns of a matrix, in the most accurate dtype of the device."""
+    """Stack tensors of one number per row as the columns of a matrix, in the device's most accurate dtype."""
     return torch.stack(list(numbers), -1).to(accurate_dtype(numbers[0].device))

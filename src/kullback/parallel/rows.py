@@ -1,7 +1,7 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
-Each rank computes masses of its own classes, and a few numbers a row travel. The arithmetic is in float64 (float32 on
-devices without it) over blocks of rows: by the native kernels where they serve, else in plain torch.
+Each rank computes the masses of its own classes. The ranks exchange a few numbers per row. The arithmetic is in float64
+(float32 on devices without float64) over blocks of rows, by the native kernels if they support them, else in torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from kullback.parallel.ranks import Ranks, check_first_derivative
 
 __all__ = ["ShardedRows", "blocks", "log_sums", "merged_log_sums"]
 
-# Elements in a block, so that temporaries stay small; GPUs need larger blocks.
+# Elements in a block, so that temporaries stay small. GPUs need larger blocks.
 _BLOCK = {"cpu": 1 << 17}
 _LARGE_BLOCK = 1 << 24
 
 
 class State(NamedTuple):
-    """What the forward sweep found: all ranks know the same."""
+    """Results of the forward sweep. The values and sums are the same on all ranks."""
 
     p: Normalizer
     q: Normalizer
@@ -49,9 +49,9 @@ class ShardedRows(NamedTuple):
     Attributes:
         ranks: the group.
         kind: the divergence.
-        temperature: what the logits are divided by.
+        temperature: the divisor of the logits.
         classes: the number of classes of all ranks together.
-        needed: by which side, P and Q, a gradient is wanted on any rank.
+        needed: whether any rank needs a gradient by P, and by Q.
         start: the first class of this rank.
     """
 
@@ -86,7 +86,7 @@ class ShardedRows(NamedTuple):
         inplace: bool,
         labels: HardLabels | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Do what `kernels.value_and_gradient` does for whole rows, with the gradient by this rank's logits."""
+        """Return the results of `kernels.value_and_gradient`, with the gradients by this rank's logits."""
         state = self.sweep(p, q, self.needed if any(wanted) else (False, False), labels)
         by_p, by_q = self.gradients(p, q, state, weights, wanted, (inplace, inplace))
         return state.values(), by_p, by_q
@@ -94,7 +94,7 @@ class ShardedRows(NamedTuple):
     def sweep(
         self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
     ) -> State:
-        """Compute the values, and what the gradients by the sides needed take: two collectives."""
+        """Compute the values, and the sums that the needed gradients require. It makes two collectives."""
         sums = [log_sums(x, self.temperature) for x in (p, q)]
         if labels is not None:
             places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)
@@ -127,7 +127,7 @@ class ShardedRows(NamedTuple):
         wanted: Sequence[bool],
         inplace: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Return the gradients of the weighted sum of the values by this rank's logits, where they are wanted."""
+        """Return the requested gradients, by this rank's logits, of the weighted sum of the values."""
         rule = self._rule()
         results = [
             (x if over else torch.empty_like(x)) if want else None
@@ -160,15 +160,15 @@ class ShardedRows(NamedTuple):
                     gradient = _by_logits(by, mass, top, sums) / self.temperature
                     if state.labels is not None:
                         gradient = state.labels.gradient(block, gradient, labeled)
-                    if factors is not None:  # a row of weight 0 gives 0, whatever it holds
+                    if factors is not None:  # a row of weight 0 gives 0, even if it contains inf or NaN
                         gradient = torch.where(factors == 0, 0, factors * gradient)
                     result[block] = gradient.to(result.dtype)
         return results
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
-        """Merge what all ranks found of the labels; `own` is the number of classes of this rank."""
+        """Merge all ranks' numbers for the labels; `own` is the number of classes of this rank."""
         others = merged_log_sums(gathered[..., :2], self.ranks.rank, 1.0)
-        # A class that no rank has must not pass for one whose logit is 0.
+        # A class that no rank has gives NaN, because its sum, 0, would look like a logit.
         exists = (labels.classes >= 0) & (labels.classes < self.classes)
         logits = torch.where(exists, gathered[..., 2].sum(0), torch.nan)
         places = places_of(labels.classes, self.start, own)
@@ -180,7 +180,7 @@ class ShardedRows(NamedTuple):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Sequence[bool]
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return the masses of this rank's classes, and masks of the class with the most mass of the sides wanted."""
+        """Return the pair of this rank's classes, and for each requested side a mask of its largest class."""
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
         tops = [
@@ -192,10 +192,10 @@ class ShardedRows(NamedTuple):
 
 
 class _ShardedDivergence(torch.autograd.Function):
-    """The divergence of each row; the backward pass sends nothing, as the forward pass kept the sums that it needs.
+    """The divergence of each row. The backward pass needs no collective, because the forward pass keeps the sums.
 
-    Every rank has the same values, and the same gradient of the loss by them: the gradient by this rank's logits is
-    that of the one loss, not of the sum over the ranks.
+    All ranks have the same values, and the same gradient of the loss by these values. The result is this rank's part of
+    the gradient of that one loss; losses are not summed over the ranks.
     """
 
     @staticmethod
@@ -220,7 +220,7 @@ class _ShardedDivergence(torch.autograd.Function):
         inplace = ctx.inplace and not may_overlap_itself(q)
         weights = upcast(grads[0])
         by_p, by_q = ctx.rows.gradients(p, q, ctx.state, weights, ctx.needs_input_grad[:2], (False, inplace))
-        if inplace:  # whoever else kept the logits for a backward pass of their own is told by autograd
+        if inplace:  # raise autograd's version counter, so that other users of the logits get an error
             torch.autograd.graph.increment_version(q)
             by_q = q.detach()
         return by_p, by_q, None, None, None, None
@@ -231,22 +231,23 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
 
     Arguments:
         logits: shape (rows, classes of this rank).
-        temperature: what their differences from the largest, which have more digits than they, are divided by.
-        excluded: for each row classes that do not count, shape (rows, k); an index past the end is none.
+        temperature: the divisor of the logits' differences from the largest, which have more digits than the logits.
+        excluded: the classes to exclude from each row, shape (rows, k); an index past the end excludes no class.
 
     Returns:
-        shape (rows, 2); the largest of nothing is -inf.
+        shape (rows, 2); without classes the largest logit is -inf.
     """
     rows, classes = logits.shape
     results = upcast(logits.new_empty(0)).new_zeros(rows, 2)
     if not classes:
         results[:, 0] = -torch.inf
         return results
-    buffer = None  # fresh memory for each block would cost more than the arithmetic
+    buffer = None  # allocating memory for each block would cost more than the arithmetic
     for block in blocks(logits):
         part = logits[block]
         if buffer is None:
-            buffer = results.new_empty(part.shape[0], classes + 1)  # one more takes the indices past the end
+            # The last column receives the indices past the end.
+            buffer = results.new_empty(part.shape[0], classes + 1)
         x = buffer[: part.shape[0]]
         x[:, :-1].copy_(part)
         if excluded is not None:
@@ -262,7 +263,7 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
 
 
 def merged_log_sums(gathered: Tensor, rank: int, temperature: float) -> Normalizer:
-    """Merge what `log_sums` returned on each rank, shape (ranks, rows, 2); `rank` is this one."""
+    """Merge the results of `log_sums` on all ranks, shape (ranks, rows, 2); `rank` is this rank."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     places = torch.arange(peaks.shape[0], device=peaks.device).unsqueeze(-1)
@@ -280,7 +281,7 @@ def _subtractable(peak: Tensor) -> Tensor:
 
 
 def _top(logits: Tensor, is_here: Tensor) -> Tensor:
-    """Return a mask of the largest logit of each row, in rows that have it here."""
+    """Return a mask of each row's largest logit, all False in rows whose largest logit is on another rank."""
     if not logits.shape[-1]:
         return torch.zeros_like(logits, dtype=torch.bool)
     mask = torch.zeros_like(logits, dtype=torch.bool)
@@ -290,7 +291,7 @@ def _top(logits: Tensor, is_here: Tensor) -> Tensor:
 def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normalized:
     """Normalize this rank's classes of one side."""
     peak, total = norm.peak.unsqueeze(-1), norm.total.unsqueeze(-1)
-    # Differences between logits of the size of the largest number might overflow.
+    # Differences between logits near the dtype's largest number might overflow.
     shift = torch.where(peak.abs() > torch.finfo(logits.dtype).max * 1e-8, peak, 0)
     x, peak = logits - shift, peak - shift
     mass, empty = torch.exp((x - peak) / temperature) / total, x == -torch.inf
@@ -298,14 +299,14 @@ def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normali
 
 
 def _by_logits(by: Tensor, mass: Tensor, top: Tensor, sums: RowSums) -> Tensor:
-    """Turn derivatives by log-masses into those by logits."""
+    """Convert derivatives by log-masses to derivatives by logits / temperature."""
     total = (sums.others + sums.top).unsqueeze(-1)
     at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)
     return torch.where(top, at_top, by - mass * total)
 
 
 def blocks(rows: Tensor) -> Iterator[slice]:
-    """Cut rows into blocks of a bounded number of elements; there is at least one."""
+    """Split rows into blocks of a bounded number of elements; at least one block."""
     n, classes = rows.shape
     elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
     step = max(1, elements // max(classes, 1))

@@ -1,4 +1,4 @@
-"""The logits of a few classes of each row, and the log of the sum over others, where classes are sharded."""
+"""The logits of a few classes of each row, and the logsumexp of the other classes, for sharded classes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Shard(NamedTuple):
 
 
 class ShardedClasses(NamedTuple):
-    """What `SelectedClasses` reads from whole rows, read from this rank's part of them: the same on every rank.
+    """Read `SelectedClasses` of rows whose classes are sharded; the result is the same on every rank.
 
-    One all-reduce of k numbers a row and one all-gather of two, with labels of k + 1 and of four, and none backward.
+    The forward pass makes two collectives: an all-reduce of k numbers per row (k + 1 with labels), and an all-gather of
+    two (four with labels). The backward pass makes none.
     """
 
     shard: Shard
@@ -44,23 +45,23 @@ class ShardedClasses(NamedTuple):
         return cast("tuple[Tensor, Tensor]", _Selected.apply(logits, self))[0]
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the logits; return what `write_gradient` needs beside the result: the origin, and sums of the labels."""
+        """Read the logits. Return the result, and the origins and label sums that `write_gradient` needs."""
         (ranks, _, classes), selected = self.shard, self.selected
         places, label_places = self._places(logits)
-        found = logits_at(logits, places)
+        values = logits_at(logits, places)
         sums = [log_sums(logits, selected.temperature, places if selected.leaves_out else None)]
         indices = selected.indices
         if selected.labels is not None and label_places is not None:
             indices = torch.cat([indices, selected.labels.unsqueeze(-1)], -1)
-            found = torch.cat([found, logits_at(logits, label_places)], -1)
+            values = torch.cat([values, logits_at(logits, label_places)], -1)
             sums.append(log_sums(logits, 1.0, label_places))
-        # A class that no rank has must not pass for one whose logit is 0.
-        found = torch.where(indices < classes, ranks.sum(found), torch.nan)
+        # A class that no rank has gives NaN, because its sum, 0, would look like a logit.
+        values = torch.where(indices < classes, ranks.sum(values), torch.nan)
         gathered = ranks.gather(torch.cat(sums, -1))
         rest = merged_log_sums(gathered[..., :2], ranks.rank, selected.temperature)
         k = places.shape[-1]
-        kept = torch.where(selected.indices < 0, -torch.inf, found[:, :k])
-        # The peak of no class at all is given as 0, which need not be near the logits.
+        kept = torch.where(selected.indices < 0, -torch.inf, values[:, :k])
+        # The peak of an empty set of classes is stored as 0, which need not be near the logits.
         peak = torch.where(rest.total == 0, -torch.inf, rest.peak)
         origin = origin_of(torch.maximum(peak, kept.amax(-1))).unsqueeze(-1)
         log_rest = (rest.peak.unsqueeze(-1) - origin) / selected.temperature
@@ -69,23 +70,23 @@ class ShardedClasses(NamedTuple):
         if label_places is None:
             return torch.cat(columns, -1), origin
         others = merged_log_sums(gathered[..., 2:], ranks.rank, 1.0)
-        of_labels = LabelSums.of(others.peak, others.total, found[:, k])
+        of_labels = LabelSums.of(others.peak, others.total, values[:, k])
         columns.append(of_labels.cross_entropies().unsqueeze(-1))
         return torch.cat(columns, -1), torch.cat([origin, torch.stack(of_labels, -1)], -1)
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient by this rank's logits, from that by the result, to `out`, which may be the logits."""
+        """Write the gradient by this rank's logits to `out`, which may be `logits`; `grad` is the result's gradient."""
         selected, k = self.selected, self.selected.indices.shape[-1]
         all_places, label_places = self._places(logits)
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))
         for block in blocks(logits):
             rows, places, by = logits[block], all_places[block], grad[block]
             log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
-            # A class that is left out may lie above the sum of the others, which no other does.
+            # An excluded logit may exceed the logsumexp of the other classes; no other logit can.
             shifted = (upcast(rows) - sums[block, :1]) / selected.temperature
             shifted = shifted - torch.where(log_rest == -torch.inf, 0, log_rest)
             whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
-            whole = torch.nn.functional.pad(whole, (0, 1))  # one column more takes the places past the end
+            whole = torch.nn.functional.pad(whole, (0, 1))  # an extra column receives the places past the end
             if selected.leaves_out:
                 whole = whole.scatter(-1, places, 0)
             whole = whole.scatter_add(-1, places, by[:, :k])[:, :-1] / selected.temperature
@@ -94,14 +95,14 @@ class ShardedClasses(NamedTuple):
             out[block] = whole
 
     def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return where the selected classes and the labels are among this rank's, shapes (rows, k) and (rows, 1)."""
+        """Return `places_of` the selected classes, shape (rows, k), and of the labels, shape (rows, 1)."""
         start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
         of_labels = None if labels is None else places_of(labels.unsqueeze(-1), start, own)
         return places_of(self.selected.indices, start, own), of_labels
 
 
 class _Selected(torch.autograd.Function):
-    """All ranks have the same gradient of the loss by the result; each turns it into that by its own logits."""
+    """`ShardedClasses.read` with a gradient by this rank's logits. All ranks get the same gradient by the result."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, task: ShardedClasses) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Which classes each rank has, and how two sides that are cut in different places are brought to the same classes."""
+"""The classes of each rank, and the exchange that brings two differently sharded sides to the same classes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _COMMON = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_dtensor(x: object) -> bool:
-    """Tell whether `x` is a DTensor, without importing what defines them."""
+    """Return whether `x` is a DTensor, without importing the module that defines DTensor."""
     return isinstance(x, Tensor) and type(x).__module__.startswith(_MODULE)
 
 
 def has_dtensor(tensors: Collection[object]) -> bool:
-    """Tell whether one of some arguments is a DTensor."""
+    """Return whether any of the arguments is a DTensor."""
     others = set(map(type, tensors)) - _COMMON
     return bool(others) and any(kind.__module__.startswith(_MODULE) for kind in others)
 
@@ -87,7 +87,7 @@ def _redistributed(call: str, name: str, x: Any, mesh: Any, placements: list[Any
 
 
 class Sides(NamedTuple):
-    """How two sides are cut: for each side the ranges of classes of all ranks, and the ranges at which they meet."""
+    """The shards of two sides: each side's ranges of classes on all ranks, and the ranges that the ranks work on."""
 
     ranks: Ranks
     student: Ranges
@@ -105,15 +105,15 @@ class Sides(NamedTuple):
         vocabulary: str,
         names: tuple[str, str] = ("student", "teacher"),
     ) -> Sides:
-        """Compare how both sides are cut.
+        """Compare the shards of both sides.
 
         Arguments:
             ranks: the group.
             student: the number of the student's classes on each rank.
-            teacher: the teacher's; None if it is not sharded.
-            classes: the number of classes without padding; None if there is none.
-            vocabulary: what to do if one side has more classes.
-            names: of the two arguments, for the message.
+            teacher: the number of the teacher's classes on each rank; None if the teacher is not sharded.
+            classes: the number of classes without padding; None if there is no padding.
+            vocabulary: the action if one side has more classes, as in `distillation_loss`.
+            names: the names of the two arguments, for the message.
         """
         cuts = [_ranges(sizes) for sizes in (student, student if teacher is None else teacher)]
         totals = [cut[-1][1] for cut in cuts]
@@ -147,17 +147,17 @@ class Sides(NamedTuple):
         return self.meeting[self.ranks.rank]
 
     def student_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return this rank's part of the student without padding."""
+        """Return this rank's shard of the student, without padding."""
         start, stop = self.student[self.ranks.rank]
         return x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
 
     def teacher_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the teacher's part of the classes that this rank works on; from other ranks where they have it."""
+        """Return the teacher's part of the classes that this rank works on. Other ranks send it if necessary."""
         start, stop = self.teacher[self.ranks.rank]
         x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
         last = self.teacher[-1][1]
         wanted = _clipped(self.meeting, last)
-        # An empty range is none, wherever it lies.
+        # Empty ranges are equal.
         if all(
             have == want or (have[0] == have[1] and want[0] == want[1])
             for have, want in zip(self.teacher, wanted, strict=True)
@@ -166,7 +166,7 @@ class Sides(NamedTuple):
         return cast("Tensor", _Exchange.apply(x, self.ranks, self.teacher, wanted, dim))
 
     def padded(self, x: Tensor) -> Tensor:
-        """Return logits with -inf for the classes of this rank that the side lacks."""
+        """Append -inf to the logits for the classes of this rank that the side lacks."""
         start, stop = self.own
         lacking = stop - start - x.shape[-1]
         return torch.nn.functional.pad(x, (0, lacking), value=-math.inf) if lacking else x
@@ -188,8 +188,8 @@ def _refuse_totals(ranks: Ranks, student: list[int], teacher: list[int], names: 
     raise invalid_value(
         ranks.call,
         names[1],
-        wanted=f"shards that together have as many classes as those of {names[0]}, {total}",
-        got=f"{sum(teacher)}, of {', '.join(map(str, teacher))} on ranks 0 to {ranks.size - 1}",
+        wanted=f"shards with as many classes in total as {names[0]}, {total}",
+        got=f"{sum(teacher)}: {', '.join(map(str, teacher))} on ranks 0 to {ranks.size - 1}",
         instead=f"{names[1]}={names[1]}[..., {start}:{start + student[ranks.rank]}], the part of this rank"
         if whole
         else "vocabulary='truncate' if the first classes of both mean the same, or classes= if the last are padding",
@@ -197,7 +197,7 @@ def _refuse_totals(ranks: Ranks, student: list[int], teacher: list[int], names: 
 
 
 class _Exchange(torch.autograd.Function):
-    """Hand slices of one dimension to the ranks that want them: one all-to-all, and one backward."""
+    """Send slices of one dimension to the ranks that need them: one all-to-all forward, and one backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks, have: Ranges, want: Ranges, dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Processes that share the rows of a task: what one finds all know, and where one fails all end with its error."""
+"""Processes that share the rows of a task: all get the results of each, and if one fails, all raise its error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kullback.parallel.ranks import Ranks
 
 __all__ = ["Workers", "torchrun_workers", "worker_count"]
 
-# How long to wait for a worker that neither answers nor ends. One that ends is noticed at once.
+# Timeout for a worker that neither answers nor exits. A worker that exits is noticed at once.
 _SECONDS = 300
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SAME_CLASS = {
@@ -31,11 +31,11 @@ _T = TypeVar("_T")
 
 
 class Workers:
-    """The ranks of a group that all do the same calls; without a group, this process alone.
+    """The ranks of a group, which all make the same calls; without a group, this process alone.
 
     Arguments:
         call: the function that the user called, for messages.
-        group: a process group of the CPU, such as one of gloo; None for this process alone.
+        group: a process group for CPU tensors, for example with gloo; None for this process alone.
     """
 
     def __init__(self, call: str, group: Any = None) -> None:
@@ -44,10 +44,10 @@ class Workers:
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
 
     def gather(self, compute: Callable[[], _T]) -> list[_T]:
-        """Return what each worker computes, which is pickled, in rank order.
+        """Return the results of all workers, in rank order. They are sent pickled.
 
         Raises:
-            KullbackError: on every worker, what the first one to fail by rank raised; or that one is gone.
+            KullbackError: on every worker, the error of the failed worker with the lowest rank; or a worker exited.
         """
         result, error = None, None
         try:
@@ -58,14 +58,16 @@ class Workers:
             error = caught
         if self.size == 1:
             return [cast("_T", result)]
-        told = None if error is None else (type(error).__name__, str(error), isinstance(error, KullbackError))
+        failure = (
+            None if error is None else (type(error).__name__, str(error), isinstance(error, KullbackError))
+        )
         answers: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(answers, (result, told), group=self.group)
+            dist.all_gather_object(answers, (result, failure), group=self.group)
         except (RuntimeError, EOFError) as lost:
             raise KullbackError(
                 f"{self.call}: wanted an answer from all {self.size} workers; worker {self.rank} has none from some: "
-                "one was ended, or its connection lost. Start all of them again"
+                "a worker exited or lost its connection. Start all workers again"
             ) from lost
         for rank, (_, problem) in enumerate(answers):
             if problem is None:
@@ -77,22 +79,22 @@ class Workers:
         return [answer for answer, _ in answers]
 
     def each(self, compute: Callable[[], _T]) -> _T:
-        """Return what this worker computes, once all others have computed theirs without error."""
+        """Return this worker's result after all other workers have finished without an error."""
         results: list[_T] = []
         self.gather(lambda: results.append(compute()))
         return results[0]
 
 
 def worker_count() -> int:
-    """Return how many workers torchrun has started, by what it writes to the environment."""
-    given = all(name in os.environ for name in _ENVIRONMENT)
-    count = os.environ["WORLD_SIZE"] if given else "1"
+    """Return the number of workers that torchrun started, from its environment variables; 1 without torchrun."""
+    is_complete = all(name in os.environ for name in _ENVIRONMENT)
+    count = os.environ["WORLD_SIZE"] if is_complete else "1"
     return int(count) if count.isdigit() else 1
 
 
 @contextmanager
 def torchrun_workers(call: str) -> Generator[Workers]:
-    """Connect the workers that torchrun has started; this process alone where it has not.
+    """Connect the workers that torchrun started; without torchrun, yield this process alone.
 
     Raises:
         KullbackError: they cannot be connected.
@@ -104,7 +106,7 @@ def torchrun_workers(call: str) -> Generator[Workers]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=_SECONDS))
     except (RuntimeError, ValueError) as error:
         raise KullbackError(
-            f"{call}: wanted {os.environ['WORLD_SIZE']} workers that torchrun started to connect within {_SECONDS} s; "
+            f"{call}: wanted {os.environ['WORLD_SIZE']} workers started by torchrun to connect within {_SECONDS} s; "
             f"worker {os.environ['RANK']} could not ({' '.join(str(error).split())[:200]}). Write: torchrun "
             "--nproc-per-node N -m kullback compare ..., or kullback compare ... for one process"
         ) from error
