@@ -1,7 +1,8 @@
-"""The build back end of pyproject.toml: scikit-build-core, with the kernels where they can be compiled.
+"""The build backend of pyproject.toml: scikit-build-core, with the kernels if they can be compiled.
 
-``KULLBACK_NATIVE=1`` makes it an error where they cannot, ``KULLBACK_NATIVE=0`` leaves them out; without it a wheel is
-pure where PyTorch, a compiler or CMake is missing or the compiler fails, and one line of the build's output says so.
+``KULLBACK_NATIVE=1`` raises an error if they cannot be compiled, and ``KULLBACK_NATIVE=0`` omits them. Without the
+variable, the wheel is pure Python if PyTorch, a compiler or CMake is missing, or if the compiler fails. One line of the
+build's output then reports the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Mapping
 
 import scikit_build_core.build
-from scikit_build_core.build import *  # noqa: F403  the hooks that are not defined here
+from scikit_build_core.build import *  # noqa: F403  the hooks that this file does not define
 
 Config = Mapping[str, "str | list[str]"] | None
 
@@ -26,7 +27,7 @@ def has_compiler() -> bool:
 
 
 def has_torch() -> bool:
-    """Whether PyTorch can be imported here, or in the environment around an isolated build (CMakeLists.txt, too)."""
+    """Return whether PyTorch can be imported, here or outside an isolated build (as in CMakeLists.txt)."""
     if importlib.util.find_spec("torch") is not None:
         return True
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -34,7 +35,7 @@ def has_torch() -> bool:
 
 
 def get_requires_for_build_wheel(config_settings: Config = None) -> list[str]:
-    """CMake where something can be compiled, and PyTorch, which is gigabytes, where the kernels were asked for."""
+    """Return the build requirements: CMake if the kernels can be compiled, and PyTorch only if they are requested."""
     asked = os.environ.get("KULLBACK_NATIVE")
     if asked == "0" or not has_compiler() or not (asked or has_torch()):
         return []
@@ -45,7 +46,7 @@ def get_requires_for_build_wheel(config_settings: Config = None) -> list[str]:
 def build_wheel(
     wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None
 ) -> str:
-    """Build the wheel, and say in one line why it is pure where nobody asked for that."""
+    """Build the wheel. If it is pure Python without ``KULLBACK_NATIVE=0``, print the reason in one line."""
     asked = os.environ.get("KULLBACK_NATIVE")
     missing = {
         "no C++ compiler": has_compiler(),

@@ -1,4 +1,4 @@
-// The closed forms of continuous Bernoulli distributions: formulas and sources stand beside their twins in
+// The closed forms of continuous Bernoulli distributions. Formulas and sources are documented in
 // pairs/closed_forms/bounded.py and bounded_mixed.py. A(l) = log((e^l - 1) / l) is the cumulant function, l the logit.
 #pragma once
 #include "elements.h"
@@ -6,7 +6,7 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// B_2n / (2n)! over n = 1, 2, ..., of which the series of A and its derivatives about 0 are made.
+// B_2n / (2n)! for n = 1, 2, ..., the coefficients of the series about 0 of A and its derivatives.
 constexpr int kCumulantTerms = 10;
 constexpr double kCumulant[kCumulantTerms] = {1.0 / 12,
                                               -1.0 / 720,
@@ -19,7 +19,7 @@ constexpr double kCumulant[kCumulantTerms] = {1.0 / 12,
                                               43867.0 / 5109094217170944000,
                                               -174611.0 / 802857662698291200000.0};
 
-// The sum of the terms times factor(2 n), times x^(2 n - 2), from x^2.
+// The sum over n of B_2n / (2n)! factor(2 n) x^(2 n - 2), where `square` is x^2.
 template <class Factor>
 KULLBACK_INLINE double cumulant_series(double square, Factor factor) {
   double total = kCumulant[kCumulantTerms - 1] * factor(2.0 * kCumulantTerms);
@@ -28,13 +28,13 @@ KULLBACK_INLINE double cumulant_series(double square, Factor factor) {
   return total;
 }
 
-// Of a distribution with logit `size` >= 0: log((1 - e^-size) / size), how far its mean lies from 1, its variance and
-// third cumulant, and minus its entropy.
+// Quantities of a distribution with logit `size` >= 0: log((1 - e^-size) / size), 1 minus its mean, its variance, its
+// third cumulant, and its negative entropy.
 struct Cumulants {
   double log_decay, from_end, variance, third, negative_entropy;
 };
 
-// Nearer to 0 than this, the series is used.
+// For |logit| below this, the series is used.
 constexpr double kSeriesBelow = 1.0;
 
 KULLBACK_INLINE Cumulants cumulants_of(double size) {
@@ -55,7 +55,7 @@ KULLBACK_INLINE Cumulants cumulants_of(double size) {
 
 KULLBACK_INLINE double variance_of(double logit) { return cumulants_of(__builtin_fabs(logit)).variance; }
 
-// Bregman's divergence of A from a to b = a + distance, and its derivatives.
+// The Bregman divergence of A from a to b = a + distance, and its derivatives.
 struct CumulantBregman {
   double value, by_a, by_b;
 };
@@ -78,7 +78,7 @@ KULLBACK_INLINE CumulantBregman cumulant_bregman(double a, double b, double dist
           near ? distance * derivative : mean_b - mean_a + turned};
 }
 
-// A(l) - l m, for a mean m = `below` = 1 - `above`, and its derivative by l.
+// A(l) - l m for a mean m = `below` = 1 - `above`, and its derivative by l.
 struct CrossEntropy {
   double value, by_logit;
 };
@@ -95,7 +95,7 @@ KULLBACK_INLINE CrossEntropy cross_entropy_of(double logit, double below, double
           near ? odd + slope : down ? q.from_end - below : above - q.from_end};
 }
 
-// How logits follow from what a distribution was made from, and their derivatives.
+// Conversion of a distribution's parameter to the logit, and the derivative of the logit.
 struct GivenLogits {
   static constexpr Range range = Range::kLogit;
 
@@ -104,7 +104,7 @@ struct GivenLogits {
   KULLBACK_INLINE double by_given(double) { return 1.0; }
 };
 
-// Of certain outcomes there is no logit; torch makes no such distribution.
+// Probabilities 0 and 1 have no logit; torch does not construct such distributions.
 struct GivenProbs {
   static constexpr Range range = Range::kProbability;
 
@@ -132,7 +132,7 @@ struct ContinuousBernoulliForm {
   }
 };
 
-// What its logit, its mean and minus its entropy are, the latter with its derivative by the logit.
+// The mean, the variance and the negative entropy, and the derivatives of the last two by the logit.
 struct ContinuousBernoulli {
   double mean, variance, by_variance, negative_entropy, by_entropy;
 };
@@ -199,7 +199,7 @@ struct UniformContinuousBernoulliForm {
   }
 };
 
-// Swept in kernel.cpp.
+// Computed in kernel.cpp.
 template <class Given>
 struct BetaContinuousBernoulliForm {
   static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Given::range};

@@ -1,5 +1,5 @@
-// The closed forms themselves: at each element the value and its derivatives by the parameters, P's before Q's.
-// Formulas and sources stand beside their twins in pairs/closed_forms. A value that is NaN asks for those.
+// The closed forms: for each element the value and its derivatives by the parameters, P's before Q's. Formulas and
+// sources are documented in the Python versions in pairs/closed_forms. A value of NaN requests the Python version.
 #pragma once
 #include "math.h"
 #include "task.h"
@@ -10,8 +10,8 @@ namespace KULLBACK_ISA {
 constexpr double kInfinity = kInf<double>;
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
-// What a parameter may be for the arithmetic to stay within float64.
-// Those between two families have squares of quotients, and need more room.
+// The parameter ranges for which the arithmetic stays within float64. Forms between two families contain squares of
+// quotients, and need narrower ranges (kMild, kMildPositive).
 enum class Range { kReal, kPositive, kLogit, kProbability, kCount, kMild, kMildPositive };
 
 KULLBACK_INLINE bool is_within(Range range, double x) {
@@ -68,7 +68,7 @@ struct LaplaceForm {
     const double by_loc = (shift < 0.0 ? e.expm1 : -e.expm1) * inverse;
     // 1 - (1 + y) e^-y, the lower incomplete gamma function of order 2
     const double gamma_2 = y * y - e.expm1_minus_x * (1.0 + y);
-    // Far apart, 1 / s_q cancels in the derivative by s_p.
+    // If the locations are far apart, 1 / s_q cancels in the derivative by s_p.
     const double by_scale_p =
         y > 1.0 ? (1.0 + y) * e.value * inverse - 1.0 / scale_p : relative / scale_p - gamma_2 * inverse;
     const double by_scale_q = -inverse * (relative + ratio * bracket);
@@ -99,7 +99,7 @@ struct HalfCauchyForm {
   }
 };
 
-// With D = t + lgamma(1 + r), e^D - 1 - D plus B, Bregman's divergence of lgamma from 1 to r = 1 + z.
+// With D = t + lgamma(1 + r): e^D - 1 - D + B, where B is the Bregman divergence of lgamma from 1 to r = 1 + z.
 struct GumbelForm {
   static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
 
@@ -174,11 +174,11 @@ struct PoissonForm {
   }
 };
 
-// One trial with success of probability p and q. Where failure is more likely in P, the two are exchanged.
+// One trial with success probabilities p and q. If success is more likely under P, success and failure are swapped.
 struct TrialOfLogits {
   double value, by_q;
-  double probability, difference, exp;  // of P's rarer outcome; its logit_p - logit_q; e^-|logit_p|
-  double log_likelier;                  // log P / Q of its likelier outcome
+  double probability, difference, exp;  // P's rarer outcome: its probability, logit_p - logit_q, and e^-|logit_p|
+  double log_likelier;                  // log(P / Q) of P's likelier outcome
   bool flipped;
 };
 
@@ -209,7 +209,7 @@ struct GeometricLogitsForm {
 
   KULLBACK_INLINE Answer at(double logit_p, double logit_q, double, double) {
     const TrialOfLogits t = trial_of_logits(logit_p, logit_q);
-    const double odds = t.flipped ? t.exp : 1.0 / t.exp;  // of failure
+    const double odds = t.flipped ? t.exp : 1.0 / t.exp;  // odds of failure
     const double log_failure = t.flipped ? t.difference + t.log_likelier : t.log_likelier;
     const double trials = 1.0 + odds;
     return {t.value * trials, {-odds * log_failure, (t.flipped ? -t.by_q : t.by_q) * trials}};
@@ -217,7 +217,7 @@ struct GeometricLogitsForm {
 };
 
 struct TrialOfProbs {
-  double value, by_p, by_q, log_failure;  // log Q / P of failure
+  double value, by_p, by_q, log_failure;  // log(Q / P) of failure
 };
 
 struct OutcomeTerm {
@@ -260,7 +260,7 @@ struct GeometricProbsForm {
   }
 };
 
-// Counts that differ have no closed form. By the counts there is no derivative.
+// Different counts have no closed form. The derivatives by the counts are 0.
 template <class Trial, Range range>
 struct BinomialForm {
   static constexpr Range ranges[] = {Range::kCount, range, Range::kCount, range};

@@ -1,18 +1,18 @@
-// Multivariate normals of which one or both have a covariance W W^T + D. Formulas and sources stand in
-// pairs/closed_forms/multivariate_normal.py; here the values. Included by kernel.cpp, after normals.h.
+// Values for multivariate normals, one or both with a covariance W W^T + D. Formulas and sources are documented in
+// pairs/closed_forms/multivariate_normal.py. Included by kernel.cpp after normals.h.
 #pragma once
 #include <new>
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Of so many dimensions the factor of a covariance is not made where the small matrices do not serve.
+// From this number of dimensions on, a pair of low-rank covariances is not computed by Cholesky factors.
 constexpr int64_t kMostOfRoot = 64;
 
-// Vectors are as long as a multiple of this, with zeros behind their numbers, so that loops have no remainder.
+// Vectors are padded with zeros to a multiple of this length, so that loops have no remainder.
 constexpr int64_t kLanes = 8;
 
-// Of such vectors.
+// The dot product of padded vectors.
 KULLBACK_INLINE double dot_of_lanes(int64_t n, const double* a, const double* b) {
   double sums[kLanes] = {};
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -39,15 +39,15 @@ KULLBACK_INLINE double dot(int64_t n, const double* a, const double* b) {
   return sum;
 }
 
-// A mean, and the columns of W with D, which is 1 behind its numbers. Where `variances` is null, `columns` is the factor
-// of a covariance, row by row, and `rank` the number of dimensions.
+// A mean, the columns of W, and the variances D, which are padded with ones. If `variances` is null, `columns` is the
+// Cholesky factor of a covariance, row by row, and `rank` is the number of dimensions.
 struct Gaussian {
   int64_t rank;
   double *mean, *columns, *variances;
 };
 
-// Makes columns [U; 1] orthonormal by the method of Gram and Schmidt, as modified: they become Q, with [U; 1] = Q R and
-// R^T R = 1 + U^T U. Returns log det of that; NaN where R is ill-conditioned.
+// Orthonormalizes the columns [U; 1] by the modified Gram-Schmidt method. They become Q, with [U; 1] = Q R and
+// R^T R = 1 + U^T U. Returns log det(R^T R), or NaN if R is ill-conditioned.
 static double orthonormalize(int64_t n, int64_t rank, double* columns) {
   double logs = 0, least = kInfinity, most = 0;
   for (int64_t j = 0; j < rank; ++j) {
@@ -65,7 +65,7 @@ static double orthonormalize(int64_t n, int64_t rank, double* columns) {
   return most <= 1e4 * least ? 2.0 * logs : kNotANumber;
 }
 
-// The same of U = D^(-1/2) W, to `columns`.
+// The same for U = D^(-1/2) W. Writes Q to `columns`.
 static double orthonormalize(int64_t d, int64_t n, const Gaussian& x, const double* inverse_root, double* columns) {
   for (int64_t j = 0; j < x.rank; ++j) {
     double* column = columns + j * n;
@@ -76,12 +76,12 @@ static double orthonormalize(int64_t d, int64_t n, const Gaussian& x, const doub
   return orthonormalize(n, x.rank, columns);
 }
 
-// v less its part in the span of the orthonormal columns of q.
+// Subtracts from v its projection onto the orthonormal columns of q.
 KULLBACK_INLINE void subtract_span(int64_t n, int64_t rank, const double* q, double* v) {
   for (int64_t j = 0; j < rank; ++j) subtract_lanes(n, dot_of_lanes(n, q + j * n, v), q + j * n, v);
 }
 
-// |v - U z|^2 + |z|^2, the least over z, for v = D^(-1/2) x; `rest` has room for v.
+// The minimum over z of |v - U z|^2 + |z|^2, for v = D^(-1/2) x. `rest` is memory for v.
 static double distance_to(int64_t n, int64_t rank, const double* q, const double* x, const double* inverse_root,
                           double* rest) {
 #pragma omp simd
@@ -90,13 +90,13 @@ static double distance_to(int64_t n, int64_t rank, const double* q, const double
   return dot_of_lanes(n, rest, rest);
 }
 
-// Where KL is this small beside the terms it is made of, too many digits cancel.
+// If KL relative to the sum of its terms is below this, too many digits cancel.
 constexpr double kLeastOfTerms = 1e-3;
 
-// KL to a low-rank Q, in the small matrices of Woodbury's identity.
+// KL to a low-rank Q, by the small matrices of Woodbury's identity.
 struct ValueInFactors {
   double value;
-  double distance;  // the part of the means
+  double distance;  // the contribution of the means
   bool is_exact;
 };
 
@@ -106,7 +106,7 @@ static ValueInFactors value_in_factors(int64_t d, int64_t n, const Gaussian& p, 
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) root_q[i] = 1.0 / __builtin_sqrt(q.variances[i]);
   const double log_q = orthonormalize(d, n, q, root_q, q_q);
-  // The logarithms are of numbers from 1 on, and so rounded like 1.
+  // The logarithms are of numbers >= 1, so they are rounded like 1.
   double value = log_q, terms = __builtin_fabs(log_q) + static_cast<double>(p.rank + q.rank);
   if (p.variances) {
     double noise = 0, explained = 0, trace = 0;
@@ -129,7 +129,7 @@ static ValueInFactors value_in_factors(int64_t d, int64_t n, const Gaussian& p, 
     value += noise + (trace - explained) - log_p;
     terms += noise + trace + explained + __builtin_fabs(log_p);
   } else {
-    // |D^(-1/2) L|^2 - |B^T D^(-1/2) L|^2, with B the upper part of Q.
+    // |D^(-1/2) L|^2 - |B^T D^(-1/2) L|^2, where B is the upper part of Q.
     double squares = 0, explained = 0, logs = 0;
     for (int64_t i = 0; i < q.rank * n; ++i) q_p[i] = 0.0;
     for (int64_t i = 0; i < d; ++i) {
@@ -150,8 +150,8 @@ static ValueInFactors value_in_factors(int64_t d, int64_t n, const Gaussian& p, 
 
 constexpr int64_t rounded_to_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// tr((L_t^-1 (L - K))^2) for the covariances L of P and K of Q, and L_t = K + t (L - K), from the differences of factors
-// and of variances. NaN where that is not exact enough.
+// tr((L_t^-1 (L - K))^2) for the covariances L of P and K of Q, with L_t = K + t (L - K). It is computed from the
+// differences of the factors and of the variances. Returns NaN if that is not accurate enough.
 static double square_between(int64_t d, int64_t stride, const Gaussian& p, const Gaussian& q, double t, double* room) {
   const int64_t ranks = p.rank + q.rank, rank = p.rank > q.rank ? p.rank : q.rank, n = rounded_to_lanes(d + ranks);
   double *inverse_root = room, *noise = inverse_root + n, *weighted = noise + n, *b = weighted + n;
@@ -203,16 +203,16 @@ static double square_between(int64_t d, int64_t stride, const Gaussian& p, const
   return of_noise + 4.0 * across + 2.0 * of_factors;
 }
 
-// The room that takes.
+// The memory that square_between needs.
 constexpr int64_t size_between(int64_t d, int64_t rank) { return (3 + 4 * rank) * rounded_to_lanes(d + 2 * rank); }
 
-// Below this, twice KL of the covariances is the integral of (1 - t) tr((L_t^-1 (L - K))^2) over t from 0 to 1, of which
-// four nodes give thirteen digits.
+// Below this, twice the KL of the covariances is computed as the integral of (1 - t) tr((L_t^-1 (L - K))^2) over t from
+// 0 to 1. Four nodes give thirteen digits.
 constexpr double kNearInFactors = 0.0025;
 
-// Twice KL of the covariances, where that is small; NaN where it is not exact enough.
+// Twice the KL of the covariances if it is small; NaN if it is not accurate enough.
 static double value_of_near_factors(int64_t d, int64_t stride, const Gaussian& p, const Gaussian& q, double* room) {
-  // Gauss' rule for the weight 1 - t.
+  // Gauss quadrature for the weight 1 - t.
   constexpr double nodes[] = {0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448};
   constexpr double weights[] = {0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822};
   double value = 0;
@@ -220,7 +220,7 @@ static double value_of_near_factors(int64_t d, int64_t stride, const Gaussian& p
   return value;
 }
 
-// The Cholesky factor of W W^T + D: that of D, turned towards one column of W after the other.
+// The Cholesky factor of W W^T + D: the factor of D, updated with one column of W after the other.
 static void make_root(int64_t d, int64_t n, const Gaussian& x, double* column, double* root) {
   if (!x.variances) {
     for (int64_t i = 0; i < d * d; ++i) root[i] = x.columns[i];
@@ -243,7 +243,7 @@ static void make_root(int64_t d, int64_t n, const Gaussian& x, double* column, d
   }
 }
 
-// Solves K X = B for the rows of X, in their place.
+// Solves K X = B in place, where `rows` are the rows of B and then of X.
 static void whiten(int64_t d, const double* root, int64_t columns, double* rows) {
   for (int64_t i = 0; i < d; ++i) {
     for (int64_t k = 0; k < i; ++k) subtract(columns, root[i * d + k], rows + k * columns, rows + i * columns);
@@ -252,11 +252,12 @@ static void whiten(int64_t d, const double* root, int64_t columns, double* rows)
   }
 }
 
-// Where the squared norm of N = K^-1 (L L^T - K K^T) K^-T, from the difference of what was given, is less than this, M
-// follows from it: with M - 1 = E, which is lower triangular, E + E^T + E E^T = N.
+// N = K^-1 (L L^T - K K^T) K^-T is computed from the differences of the given factors and variances. If its squared
+// norm is below this, M is computed from N: M - 1 = E is lower triangular, and E + E^T + E E^T = N.
 constexpr double kNear = 0.02;
 
-// Twice KL of the covariances, or NaN where N is larger. `room` has room for two matrices and two times W.
+// Twice the KL of the covariances, or NaN if the norm of N is too large. `room` is memory for two matrices and two
+// times W.
 static double value_of_near(int64_t d, int64_t stride, const Gaussian& p, const Gaussian& q, const double* root,
                             double* room) {
   const int64_t r = p.rank > q.rank ? p.rank : q.rank;
@@ -271,7 +272,7 @@ static double value_of_near(int64_t d, int64_t stride, const Gaussian& p, const 
   }
   whiten(d, root, r, change);
   whiten(d, root, r, middle);
-  // K^-1 (D_P - D_Q) K^-T, in two steps: the rows of the first are the columns of the second.
+  // K^-1 (D_P - D_Q) K^-T in two steps, with a transpose between them.
   for (int64_t i = 0; i < d * d; ++i) e[i] = 0.0;
   for (int64_t i = 0; i < d; ++i) e[i * d + i] = p.variances[i] - q.variances[i];
   whiten(d, root, d, e);

@@ -1,4 +1,4 @@
-// Sweeps over the elements of a batch. Plain loops, which the compiler vectorizes.
+// Sweeps over the elements of a batch, in plain loops that the compiler vectorizes.
 #include "../common/convert.h"
 #include "continuous_bernoulli.h"
 #include "elements.h"
@@ -8,7 +8,7 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Elements in a block, whose numbers in float64 stay in the nearest cache.
+// Number of elements in a block. Its float64 numbers fit in the L1 cache.
 constexpr int64_t kElements = 256;
 
 struct Block {
@@ -18,7 +18,7 @@ struct Block {
   double* derivative[kMostParameters];
 };
 
-// A form that is the same arithmetic for every element.
+// Computes a form with the same arithmetic for every element.
 template <class Form, bool with_derivatives>
 static void sweep_elements(const Block& block) {
   constexpr int count = sizeof(Form::ranges) / sizeof(Range);
@@ -39,8 +39,8 @@ static void sweep_elements(const Block& block) {
   }
 }
 
-// Bregman's divergences from a to b = a + distance of lgamma(x) - x log x + x. Those of near a and b, which are few as
-// a rule, are brought together and computed in a second loop.
+// Bregman divergences of lgamma(x) - x log x + x from a to b = a + distance. Pairs of close a and b, which are usually
+// few, are collected and computed in a second loop.
 struct StirlingBregmans {
   double value[kElements], by_a[kElements], by_b[kElements];
 };
@@ -115,7 +115,7 @@ struct BetaForm {
 
 template <bool with_derivatives>
 static void sweep_beta(const Block& block) {
-  if (block.size < 1) return;  // no block is empty, but the compiler would warn of arrays that no loop has filled
+  if (block.size < 1) return;  // no block is empty; without this check the compiler warns of uninitialized arrays
   const double *a_p = block.parameter[0], *b_p = block.parameter[1];
   const double *a_q = block.parameter[2], *b_q = block.parameter[3];
   double a_difference[kElements], b_difference[kElements];
@@ -155,7 +155,7 @@ struct BetaUniformForm {
   static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild};
 };
 
-// KL to Beta(1, 1), plus the logarithm of the interval's width.
+// KL to Beta(1, 1) plus the logarithm of the interval's width.
 template <bool with_derivatives>
 static void sweep_beta_uniform(const Block& block) {
   double one[kElements];
@@ -177,7 +177,7 @@ static void sweep_beta_uniform(const Block& block) {
   }
 }
 
-// KL to Beta(1, 1), plus A(l) - l times the mean.
+// KL to Beta(1, 1) plus A(l) - l times the mean.
 template <class Given, bool with_derivatives>
 static void sweep_beta_continuous_bernoulli(const Block& block) {
   double one[kElements];
@@ -237,7 +237,7 @@ static bool is_inside(const Block& block, const bool* constant) {
   }
 }
 
-// A divergence is not negative: what rounding makes of 0 is 0.
+// A divergence is non-negative: negative rounding errors are stored as 0.
 template <typename Real>
 static int64_t store_values(int64_t n, const double* from, Real* to) {
   int64_t faults = 0;
@@ -261,7 +261,7 @@ static int64_t store_derivatives(int64_t n, const double* from, Real* to) {
   return faults;
 }
 
-// Returns how many numbers are of no use.
+// Returns the number of unusable results.
 static int64_t store(Dtype dtype, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
   if (dtype == Dtype::kFloat64) {
     double* numbers = static_cast<double*>(to) + start;

@@ -1,19 +1,20 @@
-// Gamma functions and determinants of float64 that keep their digits where the textbook's formula subtracts nearly
-// equal numbers: those of pairs/numerics. Compiled once for every instruction set.
+// Gamma functions and determinants in float64, as in pairs/numerics. They keep their digits where textbook formulas
+// subtract nearly equal numbers. Compiled once for every instruction set.
 #pragma once
 #include "../common/math.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// a d - b c, from the differences d_minus_b = d - b and c_minus_a = c - a where these are the smaller numbers.
+// a d - b c, from the differences d_minus_b = d - b and c_minus_a = c - a if this subtracts smaller numbers.
 KULLBACK_INLINE double determinant_of(double a, double b, double c, double d, double c_minus_a, double d_minus_b) {
   const double first = a * d_minus_b, second = b * c_minus_a, left = a * d, right = b * c;
   const bool near = __builtin_fabs(first) + __builtin_fabs(second) < left + right;
   return near ? first - second : left - right;
 }
 
-// Stirling's series and its derivatives, beyond kStirlingFrom; nearer, the argument is moved up by kStirlingFrom.
+// Stirling's series and its derivatives, for arguments from kStirlingFrom on. Smaller arguments are increased by
+// kStirlingFrom.
 constexpr double kStirlingFrom = 10.0, kHalfLogTau = 0.91893853320467274178;
 constexpr double kStirling[] = {1.0 / 12, -1.0 / 360, 1.0 / 1260, -1.0 / 1680, 1.0 / 1188, -691.0 / 360360};
 constexpr double kStirlingDerivative[] = {1.0 / 12,    -3.0 / 360, 5.0 / 1260,
@@ -26,7 +27,7 @@ struct StirlingRemainder {
   double value, derivative;
 };
 
-// Moved up, x (x + 1) ... (x + 9) is one product P, and the sum of 1 / (x + i) a quotient N / P.
+// For an increased argument, P is the product x (x + 1) ... (x + 9), and the sum of 1 / (x + i) is a quotient N / P.
 KULLBACK_INLINE StirlingRemainder stirling_remainder(double x) {
   const bool low = x < kStirlingFrom;
   const double y = low ? x + kStirlingFrom : x, inverse = 1.0 / y, square = inverse * inverse;
@@ -40,7 +41,7 @@ KULLBACK_INLINE StirlingRemainder stirling_remainder(double x) {
   const double moved = kStirlingFrom / start;
   const double log_moved = log1p_of(moved).value();
   const double by_shift = log_moved - numerator / product;
-  // log(y^10 / P) - log(y) / 2 in one.
+  // log(y^10 / P) - log(y) / 2 as one logarithm.
   const double y2 = y * y, y4 = y2 * y2;
   const double argument = (low ? y4 * y4 * y / product : inverse) * __builtin_sqrt(y);
   const double log = log_of(argument);
@@ -53,7 +54,7 @@ struct LogGamma {
   double value, derivative;
 };
 
-// lgamma(x) and digamma(x), the former without the digits that it loses near its zeros at 1 and 2.
+// lgamma(x) and digamma(x). lgamma(x) loses digits near its zeros at 1 and 2.
 KULLBACK_INLINE LogGamma lgamma_of(double x) {
   const bool low = x < kStirlingFrom;
   const double y = low ? x + kStirlingFrom : x, inverse = 1.0 / y, square = inverse * inverse;
@@ -88,7 +89,7 @@ KULLBACK_INLINE double stirling_curvature(double x) {
   return series + (low ? by_shift : 0.0);
 }
 
-// Gauss' rules of four nodes on [0, 1]: for the weight 1 - t, and for the weight 1.
+// Gauss quadrature with four nodes on [0, 1], for the weight 1 - t and for the weight 1.
 constexpr double kTriangleNodes[] = {0.0571041961145176822, 0.276843013638123828, 0.58359043236891682,
                                      0.860240135656219448};
 constexpr double kTriangleWeights[] = {0.135506913431488116, 0.203464568010271361, 0.129847547608232441,
@@ -96,7 +97,7 @@ constexpr double kTriangleWeights[] = {0.135506913431488116, 0.20346456801027136
 constexpr double kNodes[] = {0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288};
 constexpr double kWeights[] = {0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929};
 
-// Bregman's divergence from a to b = a + distance of lgamma(x) - x log x + x, and its derivative by b.
+// The Bregman divergence of lgamma(x) - x log x + x from a to b = a + distance, and its derivative by b.
 struct StirlingBregman {
   double value, by_b;
 };
@@ -112,7 +113,7 @@ KULLBACK_INLINE StirlingBregman far_bregman(double a, double b, double distance)
   return {at_b.value - at_a.value - distance * at_a.derivative, at_b.derivative - at_a.derivative};
 }
 
-// Where a and b are near, by Taylor's formula and Gauss' rules.
+// For close a and b, by Taylor's formula and Gauss quadrature.
 KULLBACK_INLINE StirlingBregman near_bregman(double a, double distance) {
   double mean = 0, derivative = 0;
   for (int i = 0; i < 4; ++i) {
@@ -122,7 +123,7 @@ KULLBACK_INLINE StirlingBregman near_bregman(double a, double distance) {
   return {distance * distance * mean, distance * derivative};
 }
 
-// S(z) = lgamma(2 + z) - (1 - gamma) z, which begins with z^2, and its derivative, for |z| < 1/2; Chebyshev fits.
+// Chebyshev fits of S(z) = lgamma(2 + z) - (1 - gamma) z, which begins with z^2, and of its derivative, for |z| < 1/2.
 constexpr double kEuler = 0.57721566490153286061, kLgammaNear = 0.5;
 constexpr double kLgammaSeries[] = {0.32246703342411321824,    -0.06735230105319810342,   0.020580808427784551838,
                                     -0.0073855510286719983953, 0.0028905103307405740224,  -0.0011927539118428156859,

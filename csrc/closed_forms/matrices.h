@@ -1,15 +1,16 @@
-// Multivariate normals made from covariances or precisions: their Cholesky factors, in float64 where these have the
-// digits, and in twice its precision where not. Formulas as in normals.h. Included by kernel.cpp, after that.
+// Multivariate normals from covariances or precisions, by their Cholesky factors. The factors are computed in float64
+// if that is accurate enough, else with twice its precision. Formulas as in normals.h. Included by kernel.cpp after
+// normals.h.
 #pragma once
 #include "wide.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// How much of KL the rounding of the factors may be.
+// kErrorOfDouble and kErrorOfSingle bound the relative error of KL from rounding of the factors.
 constexpr double kRounding = 2.220446049250313e-16, kErrorOfDouble = 1e-12, kErrorOfSingle = 1e-9;
 
-// The Cholesky factor of a matrix, of which the upper half is read; false where it has none.
+// Overwrites a matrix, whose upper half is read, with its Cholesky factor. Returns false if it has none.
 template <class Real>
 static bool factorize(int64_t d, Real* a) {
   for (int64_t i = 0; i < d; ++i) {
@@ -28,8 +29,8 @@ static bool factorize(int64_t d, Real* a) {
   return true;
 }
 
-// One side of a pair: the matrix that was given, of a precision in reverse order; the Cholesky factor of the covariance;
-// and the inverse of that of the matrix, unless it is a factor itself.
+// One side of a pair: the given matrix (a precision in reverse order), the Cholesky factor of the covariance, and the
+// inverse of the given matrix's Cholesky factor. The inverse is not used if a factor was given.
 template <class Real>
 struct Root {
   MatrixKind kind;
@@ -50,7 +51,7 @@ struct Root {
     return true;
   }
 
-  // The sum over the dimensions of variance times precision, which bounds what rounding the matrix does to it.
+  // The sum over the dimensions of variance times precision, which bounds the effect of rounding the matrix.
   double condition(int64_t d) const {
     double sum = 0;
     for (int64_t i = 0; i < d && kind != MatrixKind::kFactor; ++i) {
@@ -64,7 +65,7 @@ struct Root {
   }
 };
 
-// K^-1 (L - K) and K^-1 times the difference of the means; false where a matrix has no factor.
+// Computes K^-1 (L - K), and K^-1 times the difference of the means. Returns false if a matrix has no factor.
 template <class Real>
 static bool compare(int64_t d, const double* mean_p, const double* mean_q, Root<Real>& p, Root<Real>& q, Real* step,
                     Real* shift) {
@@ -80,7 +81,7 @@ static bool compare(int64_t d, const double* mean_p, const double* mean_q, Root<
   return true;
 }
 
-// out = sign / 2 A (N + N^T + N^T N + v v^T) A^T for a lower triangular N, with A at a[i * row + j * column].
+// out = sign / 2 A (N + N^T + N^T N + v v^T) A^T for triangular N, with A_ij at a[i * row + j * column].
 static void congruence(int64_t d, double sign, const double* n, const double* v, const double* a, int64_t row,
                        int64_t column, double* room, double* out) {
   for (int64_t i = 0; i < d; ++i) {
@@ -93,7 +94,7 @@ static void congruence(int64_t d, double sign, const double* n, const double* v,
     for (int64_t j = 0; j < d; ++j) to[j] = 0.0;
     subtract_rows<false>(d, d, a + i * row, column, out, d, to);
   }
-  for (int64_t i = 0; i < d; ++i) {  // of a symmetric matrix
+  for (int64_t i = 0; i < d; ++i) {  // transpose; `out` is symmetric
     for (int64_t j = 0; j < i; ++j) std::swap(room[i * d + j], room[j * d + i]);
   }
   for (int64_t i = 0; i < d; ++i) {
@@ -104,7 +105,7 @@ static void congruence(int64_t d, double sign, const double* n, const double* v,
   }
 }
 
-// Reads a whole matrix, as the mean of it and its transpose, and a precision in reverse order.
+// Reads a whole matrix as the mean of it and its transpose; a precision in reverse order.
 static int64_t load_matrix(Dtype dtype, MatrixKind kind, const void* from, int64_t d, double* room, double* to) {
   const double* x = load(dtype, from, 1, d * d, room);
   int64_t faults = 0;
@@ -120,7 +121,7 @@ static int64_t load_matrix(Dtype dtype, MatrixKind kind, const void* from, int64
   return faults;
 }
 
-// Room for the matrices that normals from covariances or precisions need besides those of their factors.
+// Memory for the matrices that covariances and precisions need in addition to NormalsScratch.
 struct MatricesScratch {
   double *given_p, *given_q, *inverse_p, *inverse_q, *room;
   Wide* wide = nullptr;
@@ -136,7 +137,7 @@ struct MatricesScratch {
   ~MatricesScratch() { delete[] wide; }
 };
 
-// The same as normals_value; NaN where a matrix has no factor.
+// Returns the value like normals_value, or NaN if a matrix has no factor.
 static double matrices_value(const NormalsTask& task, const double* mean_p, const double* mean_q, NormalsScratch& s,
                              MatricesScratch& more) {
   const int64_t d = task.dimensions, size = d * d;
@@ -151,7 +152,7 @@ static double matrices_value(const NormalsTask& task, const double* mean_p, cons
       for (int64_t j = 0; j <= i; ++j) squares += s.step[i * d + j] * s.step[i * d + j];
     }
     const double of_p = kRounding * p.condition(d), of_q = kRounding * q.condition(d);
-    const double change = 2.0 * __builtin_sqrt(squares) + squares;  // not less than |M M^T - 1|
+    const double change = 2.0 * __builtin_sqrt(squares) + squares;  // an upper bound of |M M^T - 1|
     const bool is_exact = (of_p + of_q) * change <= limit * (value - 0.5 * distance) && of_q <= limit;
     if (is_exact || (squares == 0.0 && of_q <= limit)) return value;
   }
@@ -171,7 +172,7 @@ static double matrices_value(const NormalsTask& task, const double* mean_p, cons
   return sum_of_normals(d, s);
 }
 
-// The derivative by the covariance or the precision of a side, into `out`.
+// Writes the derivative by the covariance or the precision of a side to `out`.
 static void derivative_of_matrix(int64_t d, bool is_p, MatrixKind kind, const NormalsScratch& s, const double* root,
                                  const double* inverse, double* room, double* out) {
   const bool is_covariance = kind == MatrixKind::kCovariance;

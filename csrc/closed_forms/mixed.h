@@ -1,5 +1,5 @@
-// The closed forms between two families, as those in elements.h: formulas and sources stand beside their twins in
-// pairs/closed_forms.
+// The closed forms between two families, written as in elements.h. Formulas and sources are documented in the Python
+// versions in pairs/closed_forms.
 #pragma once
 #include "elements.h"
 
@@ -8,15 +8,16 @@ namespace KULLBACK_ISA {
 
 constexpr double kLog2 = 0.69314718055994530942, kVarianceOfGumbel = 1.6449340668482264365;  // pi^2 / 6
 
-// e^x where that is below the largest numbers, else NaN.
+// e^x, or NaN where it might overflow.
 KULLBACK_INLINE double exp_or_none(double x) { return x < 600.0 ? exp_of(x) : kNotANumber; }
 
-// e^x - 1 - x and e^x - 1 for the |x| that are met here.
+// e^x - 1 - x and e^x - 1, with x clamped to +-690.
 KULLBACK_INLINE Exponential exponential_of_log_means(double x) {
   return exponential_of(x < -690.0 ? -690.0 : x > 690.0 ? 690.0 : x);
 }
 
-// erf(x) for every x, given e^(-x^2): x P(x^2) for |x| < 1/2, else 1 - e^(-x^2) P((|x| - 2) / (|x| + 2)); Chebyshev fits.
+// erf(x) for any x, with `density` = e^(-x^2), by Chebyshev fits: x P(x^2) for |x| < 1/2, else 1 - e^(-x^2) P(t) with
+// t = (|x| - 2) / (|x| + 2), and the sign of x.
 KULLBACK_INLINE double erf_of(double x, double density) {
   constexpr double near[] = {1.1283791670955125696, -0.3761263890318347478, 0.11283791670925456841,
                              -0.026866170632921086134, 0.0052239773735421825919, -0.00085482977980861919936,
@@ -107,7 +108,7 @@ struct UniformExponentialForm {
   }
 };
 
-// The mean of e^(-w u) over u in [0, 1], and minus the derivative of its logarithm, 1 / w - 1 / (e^w - 1).
+// The mean of e^(-w u) over u in [0, 1], and the negative derivative of its logarithm, 1 / w - 1 / (e^w - 1).
 struct MeanDecay {
   double value, decrease;
 };
@@ -134,8 +135,8 @@ struct UniformGumbelForm {
   }
 };
 
-// E log(X / E X) for X uniform on an interval from 1 - t = `start` to 1 + t in units of its middle, and its derivative
-// by t, the finite part of it where the interval begins at 0.
+// E log(X / E X) for X uniform from 1 - t = `start` to 1 + t, in units of the interval's middle. `by_t` is its
+// derivative by t, or the finite part of this derivative if the interval begins at 0.
 struct LogDeficit {
   double value, by_t;
 };
@@ -151,7 +152,7 @@ KULLBACK_INLINE LogDeficit log_deficit(double t, double start) {
   return {near ? square * polynomial(series, square) : far, near ? t * polynomial(derivatives, square) : far_by_t};
 }
 
-// An interval of positive numbers: its middle m, E log(X / m), and the derivatives of E log X by the two ends.
+// An interval of positive numbers: its middle m, E log(X / m), and the derivatives of E log X by both ends.
 struct Interval {
   double width, middle, t;
   double deficit, by_low, by_high;
@@ -202,7 +203,7 @@ struct UniformGammaForm {
 struct UniformBetaForm {
   static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive};
 
-  // What one of the two concentrations adds, for X or 1 - X with ends `low` and `high`.
+  // The contribution of one concentration, for X or 1 - X with ends `low` and `high`.
   struct Side {
     double value, by_c, by_low, by_high;
   };
@@ -229,7 +230,7 @@ struct UniformBetaForm {
   }
 };
 
-// Minus the entropy of a Gamma variable, up to the logarithm of its mean, and its derivative by the concentration.
+// The negative entropy of X / E X for a Gamma variable X, and its derivative by the concentration.
 struct GammaEntropy {
   double negative, by_a;
 };
@@ -277,7 +278,7 @@ struct BetaGammaForm {
     const double mean = a / total * rate, log_means = log_quotient(mean, c, mean - c).value();
     const Exponential e = exponential_of_log_means(log_means);
     const double jensen_gap = of_total.derivative - of_a.derivative;  // log E X - E log X
-    // The entropy of log X; digamma(b) - digamma(total) is that of the remainders, plus log(b / total).
+    // The entropy of log X. digamma(b) - digamma(total) is the difference for the remainders plus log(b / total).
     const double entropy = (of_a.value - a * of_a.derivative) + (of_b.value - (b - 1.0) * of_b.derivative) -
                            (of_total.value - (total - 1.0) * of_total.derivative) + log_of(b / total);
     const double curvature = (total - 1.0 - c) * stirling_curvature(total), by_mean = c / total * e.expm1;
@@ -295,7 +296,7 @@ struct BetaNormalForm {
     const double total = a + b, inverse = 1.0 / scale, first = a / total, second = b / total;
     const StirlingRemainder of_a = stirling_remainder(a), of_b = stirling_remainder(b);
     const StirlingRemainder of_total = stirling_remainder(total);
-    // Minus the entropy of X: (a - 1) E log X + (b - 1) E log(1 - X) - log B(a, b).
+    // The negative entropy of X: (a - 1) E log X + (b - 1) E log(1 - X) - log B(a, b).
     const double negative_entropy = ((a - 1.0) * of_a.derivative - of_a.value) +
                                     ((b - 1.0) * of_b.derivative - of_b.value) -
                                     ((total - 2.0) * of_total.derivative - of_total.value);
@@ -349,7 +350,7 @@ struct ParetoNormalForm {
   }
 };
 
-// p log(p / b) - p + b, and (1 - p) log(1 - p) + p, from p, 1 - p and the logarithm of the latter.
+// The sum of p log(p / rate) - p + rate and (1 - p) log(1 - p) + p, from p, 1 - p and log(1 - p).
 KULLBACK_INLINE Answer bernoulli_to_poisson(double p, double failure, double log_failure, double rate) {
   const double difference = rate - p;
   const LogQuotient log = log_quotient(rate, p, difference);
@@ -358,7 +359,7 @@ KULLBACK_INLINE Answer bernoulli_to_poisson(double p, double failure, double log
           {-log.value() - log_failure, difference / rate}};
 }
 
-// Certain outcomes are left to plain torch.
+// Probabilities 0 and 1 are left to the reference in torch.
 struct BernoulliPoissonForm {
   static constexpr Range ranges[] = {Range::kProbability, Range::kMildPositive};
 
@@ -383,7 +384,7 @@ struct BernoulliLogitsPoissonForm {
   }
 };
 
-// A form of four parameters for a distribution whose parameter number `which` is always 1.
+// A form of four parameters with parameter `which` fixed to 1.
 template <class Form, int which>
 struct WithOne {
   static constexpr Range ranges[] = {Form::ranges[which == 0], Form::ranges[which <= 1 ? 2 : 1],
@@ -405,8 +406,9 @@ using ExponentialNormalForm = WithOne<GammaNormalForm, 0>;
 using ExponentialGumbelForm = WithOne<GammaGumbelForm, 0>;
 using BetaExponentialForm = WithOne<BetaGammaForm, 2>;
 
-// Bregman's divergences between 1 and a = 1 + z of lgamma(x) - x log x + x, and the derivative by a of that from 1 to a.
-// Near 1 this one is S(z) + 2 z - (2 + z) log(1 + z), with S as in math.h, and the two together z times the derivative.
+// The Bregman divergences of lgamma(x) - x log x + x from 1 to a = 1 + z and from a to 1, and the derivative by a of
+// the first. Near 1 the first is S(z) + 2 z - (2 + z) log(1 + z), with S as in math.h. The sum of both is z times the
+// derivative.
 struct BregmanAtOne {
   double from_one, to_one, by_a;
 };

@@ -1,16 +1,16 @@
-// The closed form of multivariate normals from the Cholesky factors of their covariances, as in
-// pairs/closed_forms/multivariate_normal.py: with M = K^-1 L and v = K^-1 (m_P - m_Q) it is
+// The closed form of multivariate normals from the Cholesky factors L of P's covariance and K of Q's, as in
+// pairs/closed_forms/multivariate_normal.py. With M = K^-1 L and v = K^-1 (m_P - m_Q) it is
 // (|v|^2 + sum over i of (m_ii^2 - 1 - log m_ii^2) + sum over i > j of m_ij^2) / 2. Included by kernel.cpp.
 #pragma once
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Matrices of one element of the batch, of d x d numbers; of triangular ones the upper half is neither read nor written.
+// The d x d matrices of one element of the batch. The upper halves of triangular matrices are not used.
 struct NormalsScratch {
   double *root_p, *root_q;  // L and K
   double* step;             // K^-1 (L - K), which is M - 1
-  double* by_step;          // of half the sum above the derivative by M, then K^-T times it, which is that by L
+  double* by_step;          // the derivative by M; then K^-T times it, the derivative by L
   double *shift, *by_shift, *diagonal;  // v, K^-T v and m_ii
 
   static int64_t size_for(int64_t d) { return 4 * d * d + 3 * d; }
@@ -31,7 +31,7 @@ KULLBACK_INLINE void subtract(int64_t n, double factor, const double* other, dou
   for (int64_t j = 0; j < n; ++j) row[j] -= factor * other[j];
 }
 
-// row -= the sum of count rows, each times its factor; of lower triangular ones only what is not 0.
+// row -= the sum of `count` rows times their factors. For lower triangular rows, zeros are skipped.
 template <bool is_lower, class Real>
 static void subtract_rows(int64_t n, int64_t count, const Real* factors, int64_t step, const Real* rows, int64_t stride,
                           Real* row) {
@@ -52,7 +52,7 @@ static void subtract_rows(int64_t n, int64_t count, const Real* factors, int64_t
   }
 }
 
-// root^-1 x in place of x, both lower triangular, with zeros above in x.
+// Overwrites x with root^-1 x. Both are lower triangular, with zeros above the diagonal of x.
 template <class Real>
 static void solve(int64_t d, const Real* root, Real* x) {
   for (int64_t i = 0; i < d; ++i) {
@@ -63,7 +63,7 @@ static void solve(int64_t d, const Real* root, Real* x) {
   }
 }
 
-// KL from K^-1 (L - K), v and the diagonals of L and K.
+// Returns KL from K^-1 (L - K), v, and the diagonals of L and K.
 static double sum_of_normals(int64_t d, NormalsScratch& s) {
   double squares = 0, terms = 0;
   for (int64_t i = 0; i < d; ++i) {
@@ -91,14 +91,14 @@ static double normals_value(int64_t d, NormalsScratch& s) {
   return sum_of_normals(d, s);
 }
 
-// The derivatives by L and by K, into by_step and step, and by the mean of P, into by_shift.
+// Writes the derivative by L to by_step, by K to root_q, and by the mean of P to by_shift.
 static void normals_derivatives(int64_t d, NormalsScratch& s) {
   for (int64_t i = 0; i < d; ++i) {
     s.by_shift[i] = s.shift[i];
     double *by = s.by_step + i * d, *step = s.step + i * d;
     for (int64_t j = 0; j < i; ++j) by[j] = step[j];
     by[i] = step[i] * (2.0 + step[i]) / s.diagonal[i];
-    step[i] = s.diagonal[i];  // from here on M itself
+    step[i] = s.diagonal[i];  // from here on `step` is M
   }
   for (int64_t i = d - 1; i >= 0; --i) {
     double* by = s.by_step + i * d;
@@ -111,7 +111,7 @@ static void normals_derivatives(int64_t d, NormalsScratch& s) {
     for (int64_t j = 0; j <= i; ++j) by[j] *= inverse;
     s.by_shift[i] *= inverse;
   }
-  // By K: minus the lower half of (by L) M^T + (K^-T v) v^T. K itself is needed no more and makes room.
+  // By K: minus the lower half of (by L) M^T + (K^-T v) v^T. It overwrites K, which is no longer needed.
   for (int64_t i = 0; i < d; ++i) {
     for (int64_t j = 0; j <= i; ++j) {
       const double *by = s.by_step + i * d, *row = s.step + j * d;
@@ -123,7 +123,7 @@ static void normals_derivatives(int64_t d, NormalsScratch& s) {
   }
 }
 
-// Reads the lower half of a matrix; returns how many of its numbers are of no use.
+// Reads the lower half of a matrix. Returns how many of its numbers are out of range.
 static int64_t load_lower(Dtype dtype, const void* from, int64_t d, double* to) {
   int64_t faults = 0;
   for (int64_t i = 0; i < d; ++i) {

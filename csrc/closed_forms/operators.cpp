@@ -1,4 +1,4 @@
-// The operators of closed forms between distributions.
+// The operators for closed forms between distributions.
 #include "../common/tensors.h"
 
 #include <atomic>
@@ -8,7 +8,7 @@
 namespace kullback {
 namespace {
 
-// Elements that are worth a thread.
+// The minimum number of elements per thread.
 constexpr int64_t kGrain = 4096;
 
 bool is_one_number(const Tensor& x) {
@@ -19,7 +19,7 @@ bool is_one_number(const Tensor& x) {
   return true;
 }
 
-// Finds out how a parameter lies in memory; returns false if it has to be brought to the shape of the values first.
+// Reads a parameter's memory layout. Returns false if the parameter must first be broadcast to the shape of the values.
 bool read_parameter(const Tensor& x, const Tensor& values, Parameter& to) {
   if (!x.is_cpu() || x.scalar_type() != values.scalar_type() || x.dim() > values.dim()) return false;
   to = {x.const_data_ptr(), 0};
@@ -36,8 +36,8 @@ void check_values(const Tensor& values) {
 
 int64_t number_of(Outcome outcome) { return static_cast<int64_t>(outcome); }
 
-// Writes the divergence of each element, and its derivatives by the parameters, each where it is wanted. Returns
-// an Outcome; nothing of use is written if that is not kDone.
+// Writes the divergence of each element, and its requested derivatives by the parameters. Returns an Outcome. The
+// results are not usable unless it is kDone.
 int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const Tensor& b, const Optional& c,
                     const Optional& d, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                     const Optional& by_d) {
@@ -73,7 +73,7 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
-// Writes the divergence of each row of parameters, and its derivatives where they are wanted; returns as above.
+// Writes the divergence of each row of parameters, and its requested derivatives. Returns an Outcome as above.
 int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p, const Tensor& q, const Optional& by_p,
                             const Optional& by_q) {
   static const auto compute = KULLBACK_BEST(compute_form_rows);
@@ -119,8 +119,8 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
-// Writes the divergence of each pair of multivariate normals, of means and of matrices of one of the MatrixKinds, and its
-// derivatives where they are wanted; returns as above.
+// Writes the divergence of each pair of multivariate normals, from means and matrices of the MatrixKinds, and its
+// requested derivatives. Returns an Outcome as above.
 int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& values, const Tensor& loc_p,
                                const Tensor& root_p, const Tensor& loc_q, const Tensor& root_q,
                                const Optional& by_loc_p, const Optional& by_root_p, const Optional& by_loc_q,
@@ -180,7 +180,7 @@ int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& val
   return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
-// One side of a pair: `variances` are those beside a low-rank factor; without them `matrix` is a Cholesky factor.
+// Reads one side of a pair. With `variances`, `matrix` is a low-rank factor; without, it is a Cholesky factor.
 bool read_gaussian(const Tensor& values, const Tensor& mean, const Tensor& matrix, const Optional& variances,
                    GaussianTask& to) {
   STD_TORCH_CHECK(mean.dim() == values.dim() + 1 && begins_with_shape_of(mean, values) &&
@@ -198,7 +198,7 @@ bool read_gaussian(const Tensor& values, const Tensor& mean, const Tensor& matri
   return true;
 }
 
-// Writes the divergence of each pair of multivariate normals, of which one or both have low-rank covariances.
+// Writes the divergence of each pair of multivariate normals, one or both with low-rank covariances.
 int64_t closed_form_of_factors(const Tensor& values, const Tensor& loc_p, const Tensor& matrix_p,
                                const Optional& variances_p, const Tensor& loc_q, const Tensor& matrix_q,
                                const Optional& variances_q) {
@@ -246,7 +246,7 @@ void scale(int64_t n, const Real* grad, int64_t step, Real* derivatives) {
   }
 }
 
-// There are as many derivatives as numbers in `grad`, or a row of them for each of these.
+// There is one derivative, or a row of derivatives, for each number in `grad`.
 template <typename Real>
 void scale_all(const Tensor& grad, int64_t step, const Tensor& derivatives) {
   const Real* from = static_cast<const Real*>(grad.const_data_ptr());
@@ -260,8 +260,8 @@ void scale_all(const Tensor& grad, int64_t step, const Tensor& derivatives) {
   torch::stable::parallel_for(0, count, 1 + 8 * kGrain / (each + 1), run);
 }
 
-// Multiplies derivatives by `grad`, where 0 times an infinite derivative is 0. Returns false, with nothing done, where
-// `grad` lies otherwise in memory.
+// Multiplies derivatives by `grad`; 0 times an infinite derivative is 0. If it does not support the memory layout of
+// `grad`, it returns false and changes no derivative.
 bool scale_derivatives(const Tensor& grad, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                        const Optional& by_d) {
   STD_TORCH_CHECK(grad.is_cpu() && is_single_or_double(grad), "kullback: float32 or float64 on the CPU expected");

@@ -1,15 +1,15 @@
-// The closed forms of families with a vector of parameters, for blocks of rows: what is costly is done for all numbers
-// of a block at once, as rows are short. Included by kernel.cpp.
+// The closed forms of families with a vector of parameters, for blocks of rows. Costly functions are computed for all
+// numbers of a block at once, because rows are short. Included by kernel.cpp.
 #pragma once
 
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Rows that are computed next to each other.
+// The number of short rows, or partial results, that are computed side by side.
 constexpr int64_t kRowLanes = 8;
 
-// Some rows of P and of Q, and what is wanted of them: one row after the other, or, if `by_class`, one class of all rows
-// after the other, so that sums over short rows run over several of them at once. There `rows` fills up whole vectors.
+// Rows of P and of Q, and their results. The layout is row by row, or class by class if `by_class`, so that several
+// short rows are summed at once. With `by_class`, `rows` is padded to whole vectors.
 struct RowBlock {
   int64_t rows, classes;
   bool by_class;
@@ -17,7 +17,7 @@ struct RowBlock {
   double *value, *by_p, *by_q;
 };
 
-// Several partial results at once, as one alone would wait for the one before.
+// Reduces each row. It computes several partial results at once, because the steps of a single one are dependent.
 template <class Combine>
 KULLBACK_INLINE void reduce_rows(const RowBlock& block, const double* x, double start, double* to, Combine combine) {
   const int64_t lanes = block.by_class ? block.rows : block.classes, whole = lanes - lanes % kRowLanes;
@@ -105,12 +105,12 @@ struct DirichletForm {
   }
 };
 
-// Of a class, its probabilities in P and Q and the logarithm d of their quotient, 0 where one of them is 0.
+// The term of a class with probabilities P and Q, and d = log(P / Q), which is passed as 0 where one of them is 0.
 struct ClassTerm {
-  double value, mass_difference;  // P (e^-d - 1 + d), which is Q - P + P d, and Q - P
+  double value, mass_difference;  // P (e^-d - 1 + d) = Q - P + P d, and Q - P
 };
 
-// `mass_p` and `mass_q` are 0 where P or Q has none at all, which a probability that underflows does not say.
+// `mass_p` and `mass_q` are 0 where P or Q has no mass. A probability of 0 may also be an underflow.
 KULLBACK_INLINE ClassTerm class_term(double p, double q, double d, double mass_p, double mass_q) {
   const double size = mass_p == 0.0 ? 1.0 : mass_q == 0.0 ? 1.0 : __builtin_fabs(d);
   const double far = q - p, x = size < 0.3 ? -d : 0.0, bracket = small_expm1_minus_x(x);
@@ -120,12 +120,12 @@ KULLBACK_INLINE ClassTerm class_term(double p, double q, double d, double mass_p
   return {mass_q == 0.0 ? outside : value, mass_difference};
 }
 
-// The derivatives from probabilities p, logarithms d and factors of the derivatives. By a logarithm of p it is
-// p (d - mean of d): as the mean is that of these d, what they all are off by cancels. An infinite row has none.
+// Computes derivatives from probabilities p, log-ratios d and factors of the derivatives. The derivative by log p is
+// p (d - mean of d), so a common error of all d cancels. Rows with an infinite value get derivatives of 0.
 static void finish_rows(const RowBlock& block, const double* p, const double* logs, const double* mass_difference,
                         const double* factor_p, const double* factor_q) {
   const int64_t n = block.rows * block.classes;
-  if (n < 1) return;  // no block is empty, but the compiler would warn of arrays that no loop has filled
+  if (n < 1) return;  // no block is empty; without this check the compiler warns of uninitialized arrays
   double *by_p = block.by_p, *by_q = block.by_q;
   double weighted[kElements], means[kElements], all_means[kElements], finite[kElements];
 #pragma omp simd
@@ -141,7 +141,7 @@ static void finish_rows(const RowBlock& block, const double* p, const double* lo
   }
 }
 
-// a - b, rounded, and what the rounding left out (Knuth, 1969).
+// a - b rounded, and its rounding error (Knuth, 1969).
 struct ExactDifference {
   double rounded, rest;
 };
@@ -154,7 +154,7 @@ KULLBACK_INLINE ExactDifference exact_difference(double a, double b) {
 struct CategoricalLogitsForm {
   KULLBACK_INLINE bool is_inside(double x) { return x <= 1e75; }
 
-  // The probabilities, as e^(x - peak) / sum. Of each row: the peak, its greatest logit, and the logarithm of the sum.
+  // Writes the probabilities e^(x - peak) / sum, and for each row the peak, which is its largest logit, and log(sum).
   static void normalize(const RowBlock& block, const double* x, double* probabilities, double* peaks,
                         double* log_sums) {
     const int64_t n = block.rows * block.classes;
@@ -203,7 +203,7 @@ struct CategoricalLogitsForm {
       ones[i] = 1.0;
       mass_p[i] = logits_p[i] == -kInfinity ? 0.0 : 1.0;
       mass_q[i] = logits_q[i] == -kInfinity ? 0.0 : 1.0;
-      // Neither a distance of P's and Q's logits, however large, nor nearly equal ones cost digits.
+      // No digits are lost, neither for a large distance between P's and Q's logits nor for nearly equal logits.
       const ExactDifference difference = exact_difference(logits_p[i], logits_q[i]);
       const double d = ((difference.rounded - shifts[i]) + (difference.rest - rests[i])) - log_quotients[i];
       logs[i] = mass_p[i] * mass_q[i] == 0.0 ? 0.0 : d;
@@ -260,7 +260,7 @@ struct CategoricalProbsForm {
   }
 };
 
-// Rows to columns of `lanes`, the last row also where there are more lanes than rows; and back.
+// Transposes rows to columns of `lanes`, repeating the last row if there are more lanes than rows; and back.
 static void gather_rows(int64_t rows, int64_t lanes, int64_t classes, const double* from, double* to) {
   for (int64_t i = 0; i < lanes; ++i) {
     const double* row = from + (i < rows ? i : rows - 1) * classes;

@@ -1,4 +1,4 @@
-// What the kernels of closed forms and the operators that call them share.
+// Types shared by the kernels of closed forms and the operators that call them.
 #pragma once
 #include "../common/dtypes.h"
 #include "../common/variants.h"
@@ -8,16 +8,16 @@ namespace kullback {
 
 constexpr int kMostParameters = 4;
 
-// A parameter of all elements of the batch; with step 0 one number for all of them.
+// A parameter of all elements of the batch. Step 0 means one number for all elements.
 struct Parameter {
   const void* data;
   int64_t step;
 };
 
-// What is null among the derivatives, the derivatives of each value by a parameter, is not wanted.
+// Scalar parameters. `derivatives` are the derivatives of each value by a parameter; null if not requested.
 struct FormTask {
   ElementForm form;
-  Dtype dtype;  // float32 or float64: parameters, values and derivatives alike
+  Dtype dtype;  // of parameters, values and derivatives: float32 or float64
   int parameters;
   int64_t size;
   Parameter parameter[kMostParameters];
@@ -25,7 +25,7 @@ struct FormTask {
   void* derivatives[kMostParameters];
 };
 
-// Rows of parameters, contiguous, with a value for each row and a derivative for each number.
+// Contiguous rows of parameters, with a value for each row and a derivative for each parameter.
 struct FormRowTask {
   RowForm form;
   Dtype dtype;
@@ -34,7 +34,7 @@ struct FormRowTask {
   void *values, *by_p, *by_q;
 };
 
-// Means, and lower triangular factors of covariances, contiguous; derivatives as in the others.
+// Contiguous means, and matrices of one of the MatrixKinds. Derivatives that were not requested are null.
 struct NormalsTask {
   Dtype dtype;
   MatrixKind kind_p, kind_q;
@@ -43,8 +43,8 @@ struct NormalsTask {
   void *values, *by_loc_p, *by_root_p, *by_loc_q, *by_root_q;
 };
 
-// Means, and factors W of shape (size, dimensions, rank) with variances D, or the Cholesky factors of covariances where
-// `variances` is null; the rank is then the number of dimensions.
+// Means, and factors W of shape (size, dimensions, rank) with variances D. If `variances` is null, the matrices are
+// Cholesky factors of covariances, and the rank is the number of dimensions.
 struct GaussianTask {
   int64_t rank;
   const void *mean, *matrix, *variances;
@@ -93,7 +93,7 @@ constexpr int parameters_of(ElementForm form) {
   }
 }
 
-// All return false where some parameter is so extreme, or no number, that the results are of no use.
+// All return false if a parameter is NaN or so extreme that the results are not usable.
 KULLBACK_DECLARE_VARIANTS(bool compute_form(const FormTask&))
 KULLBACK_DECLARE_VARIANTS(bool compute_form_rows(const FormRowTask&))
 KULLBACK_DECLARE_VARIANTS(bool compute_normals(const NormalsTask&))

@@ -1,5 +1,5 @@
-// Numbers of about 32 digits: sums of two of float64, by the error-free sums and products of "A floating-point technique
-// for extending the available precision" (Dekker, 1971).
+// Numbers of about 32 digits: unevaluated sums of two float64 numbers, by the error-free sums and products of "A
+// floating-point technique for extending the available precision" (Dekker, 1971).
 #pragma once
 #include "../common/math.h"
 
@@ -15,7 +15,7 @@ struct Wide {
   explicit operator double() const { return high + low; }
 };
 
-// high + low, of which the first is the larger.
+// high + low, for |high| >= |low|.
 KULLBACK_INLINE Wide sum_in_order(double high, double low) {
   const double sum = high + low;
   return {sum, low - (sum - high)};
@@ -29,7 +29,7 @@ KULLBACK_INLINE Wide operator+(Wide a, Wide b) {
 
 KULLBACK_INLINE Wide operator-(Wide a, Wide b) { return a + Wide(-b.high, -b.low); }
 
-// A compiler would join a product to what is added to it, and so change how it is rounded, but not this.
+// a * b, rounded. The compiler cannot fuse this product with a later addition, which would change the rounding.
 KULLBACK_INLINE double product_of(double a, double b) { return __builtin_fma(a, b, 0.0); }
 
 KULLBACK_INLINE Wide operator*(Wide a, Wide b) {

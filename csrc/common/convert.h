@@ -1,4 +1,5 @@
-// Numbers of any format to and from those that kernels compute in. Compiled once for every instruction set.
+// Conversions between the stored formats and the formats that kernels compute in. Compiled once for every instruction
+// set.
 #pragma once
 #include "dtypes.h"
 #include "math.h"
@@ -25,7 +26,7 @@ KULLBACK_INLINE float upcast(BFloat16 x) {  // the upper half of float32
   return bits_as<float>(static_cast<uint32_t>(x.bits) << 16);
 }
 
-// In integers, which the compiler vectorizes: 2^112 moves the exponent, also of subnormal numbers.
+// Integer arithmetic, which the compiler vectorizes. Multiplying by 2^112 corrects the exponent, also of subnormals.
 KULLBACK_INLINE float upcast(Float16 x) {
   const uint32_t magnitude = x.bits & 0x7fffu, moved = magnitude << 13;
   const uint32_t finite = bits_as<uint32_t>(bits_as<float>(moved) * 5.192296858534828e33f);
@@ -58,7 +59,7 @@ static const Real* convert(const Stored* from, int64_t stride, int64_t n, Real* 
   return buffer;
 }
 
-// Returns the numbers where they are, if they can be computed with there, else in the buffer.
+// Returns a pointer to the numbers in place if no conversion is needed, else to the buffer with the converted numbers.
 template <class Real>
 static const Real* load(Dtype dtype, const void* data, int64_t stride, int64_t n, Real* buffer) {
   switch (dtype) {
@@ -75,12 +76,12 @@ static void round_all(const Real* from, int64_t n, Stored* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = round_to<Stored>(from[i]);
 }
 
-// Writes numbers that were computed to contiguous memory, unless they are there already.
+// Writes computed numbers to contiguous memory, unless they are already there.
 template <class Real>
 static void store(const Real* from, int64_t n, Dtype dtype, void* data) {
   if (data == from) return;
   switch (dtype) {
-    case Dtype::kFloat64: std::memcpy(data, from, n * sizeof(Real)); return;  // float64 is computed in float64
+    case Dtype::kFloat64: std::memcpy(data, from, n * sizeof(Real)); return;  // float64 tensors are computed in float64
     case Dtype::kBFloat16: return round_all(from, n, static_cast<BFloat16*>(data));
     case Dtype::kFloat16: return round_all(from, n, static_cast<Float16*>(data));
     default: return round_all(from, n, static_cast<float*>(data));

@@ -1,14 +1,15 @@
-// Included first in every file of a wheel for PyPI (KULLBACK_MANYLINUX in CMakeLists.txt), where the compiler is newer
-// than the glibc and libstdc++ that the wheel has to run with: names what these already have.
+// Included first in every file of a wheel for PyPI (KULLBACK_MANYLINUX in CMakeLists.txt). There the compiler is newer
+// than the oldest supported glibc and libstdc++. This file restricts the library to symbols of those versions.
 #pragma once
 
-// std::shared_ptr asks glibc 2.32 whether there is one thread only. Here there never is.
+// std::shared_ptr reads this flag of glibc 2.32: whether the process has a single thread. Here it is always false.
 #define __libc_single_threaded kullback_single_threaded
 extern "C" {
 __attribute__((weak, visibility("hidden"))) char kullback_single_threaded;
 }
 
-// String streams are compiled in: GLIBCXX_3.4.26 and 3.4.29 export more of them.
+// Compiles string streams into the library, because some of their symbols are exported only from GLIBCXX_3.4.26 and
+// 3.4.29 on.
 #include <istream>
 #undef _GLIBCXX_EXTERN_TEMPLATE
 #define _GLIBCXX_EXTERN_TEMPLATE 0
@@ -16,7 +17,7 @@ __attribute__((weak, visibility("hidden"))) char kullback_single_threaded;
 #undef _GLIBCXX_EXTERN_TEMPLATE
 #define _GLIBCXX_EXTERN_TEMPLATE 1
 
-// The same functions as those of GLIBC_2.29, which leave out an old treatment of errno.
+// Uses the old versions of these functions. GLIBC_2.29 only removed their old error handling.
 #if defined(__x86_64__)
 __asm__(".symver log, log@GLIBC_2.2.5");
 __asm__(".symver exp, exp@GLIBC_2.2.5");

@@ -1,5 +1,5 @@
-// Elementary functions without branches or calls, for loops that the compiler vectorizes: float32 and float64, to about
-// one unit in the last place. Compiled once for every instruction set.
+// Elementary functions without branches or calls, for loops that the compiler vectorizes. They are accurate to about
+// one unit in the last place in float32 and float64. Compiled once for every instruction set.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -26,7 +26,7 @@ KULLBACK_INLINE To bits_as(From x) {
   return result;
 }
 
-// Horner's rule; the coefficients stand in the order of the powers.
+// Horner's rule, with coefficients in the order of increasing powers.
 template <class Real, int n>
 KULLBACK_INLINE Real polynomial(const Real (&coefficients)[n], Real x) {
   Real total = coefficients[n - 1];
@@ -35,7 +35,7 @@ KULLBACK_INLINE Real polynomial(const Real (&coefficients)[n], Real x) {
   return total;
 }
 
-// The same for an odd number of coefficients, in pairs, so that half as many steps wait for one another.
+// The same for an odd number of coefficients, in pairs, which halves the number of dependent steps.
 template <class Real, int n>
 KULLBACK_INLINE Real polynomial_in_pairs(const Real (&coefficients)[n], Real x) {
   static_assert(n % 2 == 1);
@@ -46,7 +46,7 @@ KULLBACK_INLINE Real polynomial_in_pairs(const Real (&coefficients)[n], Real x) 
   return total;
 }
 
-// The constants of a format. log 2 is log2_high + log2_low, the former of so few digits that its multiples are exact.
+// Constants of a format. log 2 = log2_high + log2_low, where log2_high has so few digits that its multiples are exact.
 template <class Real>
 struct Format;
 
@@ -54,9 +54,9 @@ template <>
 struct Format<float> {
   using Bits = uint32_t;
   static constexpr int digits = 23, bias = 127;
-  static constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: a number added to it is rounded to an integer
+  static constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds a number to an integer
   static constexpr float log2_high = 0.693359375f, log2_low = -2.12194440e-4f;
-  static constexpr float least_exp = -87.0f;  // beyond, e^x is subnormal
+  static constexpr float least_exp = -87.0f;  // below this, e^x is subnormal
 };
 
 template <>
@@ -68,7 +68,7 @@ struct Format<double> {
   static constexpr double least_exp = -708.0;
 };
 
-// e^x - 1 - x for |x| < 0.7, by Chebyshev fits of its quotient by x^2, whose series is 1 / 2 + x / 6 + x^2 / 24 + ...
+// e^x - 1 - x for |x| < 0.7, as x^2 times a Chebyshev fit of the series 1 / 2 + x / 6 + x^2 / 24 + ...
 KULLBACK_INLINE float expm1_minus_x(float x) {
   constexpr float series[] = {0.500000000575f,   0.166666701773f,    0.0416666489116f, 0.0083327553582f,
                               0.00138894721227f, 0.000200780475315f, 2.48799707078e-5f};
@@ -92,7 +92,7 @@ KULLBACK_INLINE double expm1_minus_x(double x) {
   return polynomial_in_pairs(series, x) * (x * x);
 }
 
-// The same for |x| < 0.35, from fewer terms.
+// The same for |x| < 0.35, with fewer terms.
 KULLBACK_INLINE float small_expm1_minus_x(float x) {
   constexpr float series[] = {0.500000006566f, 0.166665380717f, 0.0416662667544f, 0.00836723928958f, 0.0013947582254f};
   return polynomial_in_pairs(series, x) * (x * x);
@@ -126,7 +126,7 @@ KULLBACK_INLINE ReducedExponent<Real> reduce_exponent(Real x) {
   return {n, (x - n * F::log2_high) - n * F::log2_low, rounded};
 }
 
-// e^x for x <= 0; 0 below the smallest normal number, where the steps may be NaN.
+// e^x for x <= 0. Below least_exp the result is 0, because there the intermediate steps may be NaN.
 template <class Real>
 KULLBACK_INLINE Real exp_of_negative(Real x) {
   using Bits = typename Format<Real>::Bits;
@@ -137,18 +137,18 @@ KULLBACK_INLINE Real exp_of_negative(Real x) {
   return is_tiny ? Real(0) : bits_as<Real>(bits_as<Bits>(mantissa) + power);
 }
 
-// mantissa * 2^n, multiplied in two halves, as the result may be subnormal, and 2^n too large.
+// mantissa * 2^n, in two factors, because the result may be subnormal and 2^n may overflow.
 template <class Real>
 KULLBACK_INLINE Real scale_by_power(Real mantissa, const ReducedExponent<Real>& e) {
   using F = Format<Real>;
   using Bits = typename F::Bits;
-  constexpr Bits even = 4 * (F::bias + 1);  // so that it stays positive when it is halved
+  constexpr Bits even = 4 * (F::bias + 1);  // an offset that keeps n positive, so that it can be halved
   const Bits n = bits_as<Bits>(e.rounded) - bits_as<Bits>(F::rounder) + even, half = n >> 1;
   return mantissa * bits_as<Real>((half - even / 2 + F::bias) << F::digits) *
          bits_as<Real>((n - half - even / 2 + F::bias) << F::digits);
 }
 
-// e^x for every x.
+// e^x for any x.
 template <class Real>
 KULLBACK_INLINE Real exp_of(Real x) {
   constexpr Real least = kIsDouble<Real> ? Real(-746) : Real(-104), most = kIsDouble<Real> ? Real(710) : Real(89);
@@ -172,7 +172,7 @@ KULLBACK_INLINE Exponential exponential_of(double x) {
   return {value, expm1, e.n == 0 ? near : expm1 - x};
 }
 
-// log(a / b) as k log 2 + 2 s + rest: 2 s + rest is the logarithm of a / (2^k b) = (1 + s) / (1 - s), |s| < 0.21.
+// log(a / b) = k log 2 + 2 s + rest, where 2 s + rest = log(a / (2^k b)), a / (2^k b) = (1 + s) / (1 - s), |s| < 0.21.
 struct LogQuotient {
   double powers, s, rest;
 
@@ -180,20 +180,20 @@ struct LogQuotient {
     return (rest + powers * Format<double>::log2_low) + 2.0 * s + powers * Format<double>::log2_high;
   }
 
-  // z - log(1 + z) where this is the logarithm of 1 + z: not negative. For small z, 2 s is z - z s.
+  // z - log(1 + z) >= 0, if this is the logarithm of 1 + z. For small z, 2 s = z - z s.
   double x_minus_log1p(double z) const {
     const double far = (z - 2.0 * s) - powers * Format<double>::log2_high;
     return (powers == 0 ? z * s : far) - (rest + powers * Format<double>::log2_low);
   }
 };
 
-// b times the power of two, 2^powers, that brings it near a.
+// b times the power of two 2^powers that brings it close to a.
 struct Scaled {
   double powers, value;
 };
 
 KULLBACK_INLINE Scaled scale_to(double a, double b) {
-  // The bits of a number are nearly linear in its logarithm; half a unit more in the exponent rounds to nearest.
+  // The bits of a number are nearly linear in its logarithm. Adding half a unit of the exponent rounds to nearest.
   const uint64_t bits = bits_as<uint64_t>(a) - bits_as<uint64_t>(b) + 0x3ff8000000000000u;
   const double powers = bits_as<double>((bits >> 52) | 0x4330000000000000u) - (4503599627370496.0 + 1023.0);
   return {powers, b * bits_as<double>(bits & 0x7ff0000000000000u)};
@@ -208,13 +208,13 @@ KULLBACK_INLINE LogQuotient log_quotient(double powers, double s) {
   return {powers, s, s * z * polynomial(series, z)};
 }
 
-// For normal a, b > 0 whose quotient is a normal number. `difference` is a - b, known better than from a and b.
+// For normal a, b > 0 with a normal quotient. `difference` is a - b, more accurate than computed from a and b.
 KULLBACK_INLINE LogQuotient log_quotient(double a, double b, double difference) {
   const Scaled c = scale_to(a, b);
   return log_quotient(c.powers, (c.powers == 0 ? difference : a - c.value) / (a + c.value));
 }
 
-// log(a / b) for such a and b.
+// log(a / b) for normal a, b > 0 with a normal quotient.
 KULLBACK_INLINE double log_of_quotient(double a, double b) {
   const Scaled c = scale_to(a, b);
   return log_quotient(c.powers, (a - c.value) / (a + c.value)).value();
@@ -223,7 +223,7 @@ KULLBACK_INLINE double log_of_quotient(double a, double b) {
 // log(1 + z) for z > -1.
 KULLBACK_INLINE LogQuotient log1p_of(double z) { return log_quotient(1.0 + z, 1.0, z); }
 
-// The same for |z| < 0.42 in either format.
+// log(1 + z) for |z| < 0.42, in both formats.
 KULLBACK_INLINE double small_log1p(double z) { return log1p_of(z).value(); }
 
 KULLBACK_INLINE float small_log1p(float z) {  // by log((1 + s) / (1 - s)) with s = z / (2 + z)
@@ -237,7 +237,7 @@ KULLBACK_INLINE double log_of(double x) { return log_of_quotient(x, 1.0); }
 
 KULLBACK_INLINE float log_of(float x) {
   int32_t bits = bits_as<int32_t>(x);
-  const int32_t exponent = (bits - 0x3f3504f3) >> 23;  // so that the mantissa lies in [sqrt(1/2), sqrt(2))
+  const int32_t exponent = (bits - 0x3f3504f3) >> 23;  // so that the mantissa is in [sqrt(1/2), sqrt(2))
   bits -= exponent << 23;
   const float f = bits_as<float>(bits) - 1.0f, z = f * f, e = static_cast<float>(exponent);
   constexpr float series[] = {3.3333331e-1f,  -2.4999994e-1f, 2.0000714e-1f,  -1.6668057e-1f, 1.4249323e-1f,

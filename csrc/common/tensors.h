@@ -1,5 +1,5 @@
-// How operators read the tensors that they are given, on libtorch's stable ABI: one binary for every Python and every
-// torch from 2.10 on. An operator believes nothing: what it writes to has to be where and as large as it says.
+// Access of operators to their tensors, by libtorch's stable ABI: one binary works with every Python and every torch
+// from 2.10 on. An operator checks the device, shape and layout of every tensor that it reads or writes.
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -31,7 +31,7 @@ inline bool is_single_or_double(const Tensor& x) {
   return x.scalar_type() == ScalarType::Double || x.scalar_type() == ScalarType::Float;
 }
 
-// Whether the shape of `x` begins with that of `like`.
+// Returns whether the shape of `x` begins with the shape of `like`.
 inline bool begins_with_shape_of(const Tensor& x, const Tensor& like) {
   if (x.dim() < like.dim()) return false;
   for (int64_t i = 0; i < like.dim(); ++i) {
@@ -61,7 +61,7 @@ inline void* write_like(const Optional& x, const Tensor& like) {
   return x->mutable_data_ptr();
 }
 
-// A number of float64 for each row.
+// Checks a tensor of one float64 number for each row.
 inline void check_numbers_of_rows(const Tensor& x, int64_t rows) {
   STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.dim() == 1 &&
                       x.size(0) == rows,
@@ -81,14 +81,14 @@ inline void write_number(const Tensor& x, double number) {
   }
 }
 
-// A pointer further by `bytes`; null stays null.
+// Advances a pointer by `bytes`; null stays null.
 inline const void* moved(const void* data, int64_t bytes) {
   return data ? static_cast<const char*>(data) + bytes : nullptr;
 }
 
 inline void* moved(void* data, int64_t bytes) { return data ? static_cast<char*>(data) + bytes : nullptr; }
 
-// How many rows are worth a thread, as small matrices are not worth waking other threads for.
+// The minimum number of rows per thread: small matrices are not worth waking other threads.
 inline int64_t rows_of_a_thread(int64_t classes) { return classes > 0 ? 1 + 16384 / classes : 1; }
 
 }  // namespace kullback

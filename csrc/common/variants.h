@@ -1,5 +1,5 @@
-// Kernels are compiled once for every instruction set, each time into a namespace named KULLBACK_ISA (CMakeLists.txt
-// lists them); the operators call the best that this processor runs.
+// Kernels are compiled once for every instruction set, each time into the namespace KULLBACK_ISA (CMakeLists.txt lists
+// the namespaces). The operators call the best variant that this processor supports.
 #pragma once
 
 #ifdef KULLBACK_X86_LEVELS
@@ -8,7 +8,7 @@
 
 #define KULLBACK_INLINE static inline __attribute__((always_inline))
 
-// Declares a kernel in every one of these namespaces.
+// Declares a kernel in each of these namespaces.
 #define KULLBACK_DECLARE_VARIANTS(declaration) \
   namespace baseline {                         \
   declaration;                                 \
@@ -29,11 +29,11 @@
 namespace kullback {
 
 #ifdef KULLBACK_X86_LEVELS
-// Whether this processor has AVX-512 (2), AVX2 (1) and all else that the compiler takes for granted with it, or not (0).
+// Returns 2 for AVX-512, 1 for AVX2, else 0. A level includes all extensions that the compiler assumes with it.
 inline int find_level() {
   __builtin_cpu_init();
   unsigned a, b, c = 0, d;
-  const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);  // to which older Clang gives no name
+  const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);  // older Clang has no name for f16c
   if (!(has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
         __builtin_cpu_supports("bmi2"))) {
     return 0;

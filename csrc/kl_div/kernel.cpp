@@ -6,7 +6,7 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Terms in a block: they are summed in their own dtype in it, the blocks in float64.
+// Number of terms in a block. A block is summed in its own dtype, and the sums of blocks in float64.
 constexpr int64_t kTerms = 1024;
 
 template <class Real>
@@ -16,10 +16,10 @@ struct Summand {
 
 template <class Real, bool in_logs>
 KULLBACK_INLINE Summand<Real> summand_of(Real log_q, Real p, Real log_p) {
-  // The bound on log_q lets NaN and +inf, which no log-probability is, come through.
+  // The bound on log_q propagates NaN and +inf, which are not log-probabilities.
   const bool massless = (in_logs ? log_p == -kInf<Real> : p == Real(0)) & (log_q < kInf<Real>);
   const Real log_ratio = log_p - log_q;
-  // Against q = 0 all mass gives +inf, even one that underflows to 0; its infinite derivative is cut off.
+  // Where q = 0 any mass gives +inf, even one that underflowed to 0. Its infinite derivative is dropped.
   const bool infinite = log_ratio == kInf<Real>;
   const Real tiny = std::numeric_limits<Real>::min();
   const Real mass = (infinite & (p < tiny)) ? tiny : p;
@@ -28,14 +28,14 @@ KULLBACK_INLINE Summand<Real> summand_of(Real log_q, Real p, Real log_p) {
   return {massless ? Real(0) : mass * log_ratio, massless ? Real(0) : -mass, massless ? Real(0) : by_target};
 }
 
-// One block. What is not there is never read or written, so its pointer may be null.
+// Computes one block. Pointers of absent inputs and unrequested results may be null.
 template <class Real, bool in_logs, bool with_gradient>
 static Real block_of(int64_t n, const Real* log_q, const Real* target, const Real* logs, const Real* grad, Real scale,
                      Real* terms, Real* by_log_q, Real* by_target) {
   Real values[kTerms], derivatives_q[kTerms], derivatives_p[kTerms], masses[in_logs ? kTerms : 1];
   const Real* p = in_logs ? masses : target;
   const Real* log_p = in_logs ? target : logs;
-  if constexpr (in_logs) {  // on its own, as the compiler would else put it into a branch
+  if constexpr (in_logs) {  // a separate loop, because the compiler would otherwise put it into a branch
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) masses[i] = exp_of(target[i]);
   }
@@ -58,7 +58,7 @@ static Real block_of(int64_t n, const Real* log_q, const Real* target, const Rea
         std::memcpy(out, derivatives, n * sizeof(Real));
         return;
       }
-      // A derivative of 0 gives 0 whatever grad is.
+      // A derivative of 0 gives 0, even if grad is inf or NaN.
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) out[i] = derivatives[i] == 0 ? Real(0) : derivatives[i] * grad[i];
     };
@@ -68,7 +68,7 @@ static Real block_of(int64_t n, const Real* log_q, const Real* target, const Rea
   return sum;
 }
 
-// Numbers of 32 or 64 bits are read and written where they are, those of 16 bits go through a buffer.
+// Numbers of 32 or 64 bits are read and written in place. Numbers of 16 bits go through a buffer.
 template <class Real, bool in_logs, bool with_gradient>
 static double sweep(const TermTask& t) {
   const int64_t bytes = size_of(t.dtype);
@@ -108,7 +108,7 @@ double compute_terms(const TermTask& t) {
 }
 
 struct WeightSums {
-  double sum, least;  // of the weights that are not 0
+  double sum, least;  // of the nonzero weights
 };
 
 template <class Real>
@@ -124,7 +124,7 @@ static WeightSums sums_of(const Real* x, int64_t n) {
   return {sum, least};
 }
 
-// With d = log p - log q the terms p (e^-d - 1 + d) = q - p + p d are not negative.
+// With d = log p - log q, the terms p (e^-d - 1 + d) = q - p + p d are non-negative.
 template <class Real>
 static double kl_of_weights(const WeightsTask& t) {
   const Real *p = static_cast<const Real*>(t.p), *q = static_cast<const Real*>(t.q);

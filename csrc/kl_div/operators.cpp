@@ -1,4 +1,4 @@
-// The operators on the terms of kl_div and on rows of weights.
+// The operators for the terms of kl_div and for rows of weights.
 #include "../common/tensors.h"
 
 #include <vector>
@@ -8,9 +8,8 @@
 namespace kullback {
 namespace {
 
-// Writes the terms of kl_div, their sum divided by `divisor`, and the gradients of the sum of all terms times `scale`
-// and times `grad`, each where it is wanted. `logs` are the logarithms of a target of probabilities; a result may
-// overwrite them.
+// Writes each requested result: the terms of kl_div, their sum divided by `divisor`, and the gradients of the terms
+// times `scale` and times `grad`. `logs` are the logarithms of a target of probabilities; a result may overwrite them.
 void kl_terms(const Tensor& log_q, const Tensor& target, const Optional& logs, const Optional& grad, double divisor,
               double scale, const Optional& terms, const Optional& total, const Optional& by_log_q,
               const Optional& by_target) {
@@ -30,7 +29,7 @@ void kl_terms(const Tensor& log_q, const Tensor& target, const Optional& logs, c
   task.by_log_q = write_like(by_log_q, log_q);
   task.by_target = write_like(by_target, log_q);
   const int64_t size = log_q.numel(), bytes = size_of(task.dtype), bytes_of_logs = bytes == 2 ? 4 : bytes;
-  // The sum must not depend on how many threads there are: each block has its own, and they are added in order.
+  // The sum must not depend on the number of threads: each block has its own sum, and these are added in order.
   constexpr int64_t block = 1 << 14;
   const int64_t blocks = (size + block - 1) / block;
   std::vector<double> sums(blocks);
@@ -55,7 +54,7 @@ void kl_terms(const Tensor& log_q, const Tensor& target, const Optional& logs, c
   write_number(*total, sum / divisor);
 }
 
-// Writes KL of each pair of normalized rows, a negative number for rows that need a closer look.
+// Writes KL of each pair of normalized rows, or a negative number for rows that the kernel does not support.
 void kl_of_weights(const Tensor& p, const Tensor& q, double tolerance, const Tensor& values) {
   static const auto compute = KULLBACK_BEST(compute_kl_of_weights);
   STD_TORCH_CHECK(p.dim() == 2 && is_single_or_double(p), "kullback: matrices of float32 or float64 expected");

@@ -1,4 +1,4 @@
-// One row of logits of P and one of Q: their divergence and its gradients. Plain loops, which the compiler vectorizes.
+// The divergence of a row of logits of P and of Q, and its gradients, in plain loops that the compiler vectorizes.
 #include "labels.h"
 #include "power.h"
 #include "rows.h"
@@ -8,7 +8,7 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// The second derivative of a divergence by the log-ratio of all classes, where P = Q.
+// The second derivative of a divergence at P = Q, by a common shift of the log-ratios of all classes.
 template <int form>
 static double curvature(const RowTask& t) {
   if constexpr (form == kKLForm || form == kReverseKLForm) return 1;
@@ -16,8 +16,9 @@ static double curvature(const RowTask& t) {
   return t.p.weight * t.p.rest * t.p.rest + t.q.weight * t.q.rest * t.q.rest;
 }
 
-// The sum of q - p, where it is no small part of the sum of |q - p|: the rounding of the normalization, by which the
-// classes with most mass change sides. Total variation alone feels it in first order.
+// The sum of q - p, or 0 if it is negligible compared to the sum of |q - p|. It is a rounding error of the
+// normalization, which can change the sign of q - p in the largest classes. Only total variation depends on it in first
+// order.
 template <class Real>
 static Real imbalance(const Row<Real>& row, const Normalized<Real>& r, const RowTask& t) {
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
@@ -51,10 +52,10 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   const Real scale_p = r.scale_p, scale_q = r.scale_q, high = r.high;
   const Real low = is_variation ? r.low - imbalance(row, r, t) : r.low;
   const Real *logits_p = r.a, *logits_q = r.b;
-  // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so that they are the gradient at once.
+  // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so they already are the gradient.
   constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
-  constexpr bool is_summed = (to_q && q_at_once) || (to_p && p_at_once);  // q - p is what is summed for it
-  // Where one side alone is -inf these are infinite, even if the mass of the other side underflows.
+  constexpr bool is_summed = (to_q && q_at_once) || (to_p && p_at_once);  // then sum_q or sum_p is a sum of q - p
+  // Where only one side's logit is -inf these are infinite, even if the other side's mass underflows.
   constexpr bool p_needs_q = form == kKLForm || form == kJeffreysForm;
   constexpr bool q_needs_p = form == kReverseKLForm || form == kJeffreysForm;
   const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
@@ -62,7 +63,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   Real *out_p = row.gradient_p, *out_q = row.gradient_q;
   const Sides<Real> sides{Side<Real>(t.p), Side<Real>(t.q)};
   double value = 0, sum_p = 0, sum_q = 0, size = 0, difference = 0;
-  typename Format<Real>::Bits infinite = 0;  // not as a maximum of a - b: with one, Clang does not vectorize the loop
+  typename Format<Real>::Bits infinite = 0;  // not a maximum of a - b, with which Clang does not vectorize the loop
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t stop = start + kBlock < n ? start + kBlock : n;
     Real part = 0, part_p = 0, part_q = 0, part_size = 0, part_difference = 0;
@@ -89,12 +90,12 @@ static void sweep(const Row<Real>& row, RowTask& t) {
     size += part_size;
     difference += part_difference;
   }
-  // The rounding of `shift` shows in that q - p does not sum to zero. Only total variation feels it in first order.
+  // The sum of q - p is the rounding error of `shift`. Only total variation depends on it in first order.
   if constexpr (is_summed) difference = to_q && q_at_once ? sum_q : -sum_p;
   value -= is_variation ? difference * sum_q : curvature<form>(t) / 2 * difference * difference;
   if (infinite) value += kInf<double>;
   t.value = value > 0 ? value : (value == value ? 0.0 : value);
-  if constexpr (is_variation) {  // whose derivatives by the class with most mass may nearly be their sum
+  if constexpr (is_variation) {  // the derivative of the largest class may nearly equal the sum, which would cancel
     if constexpr (to_p) project_accurately(out_p, exp_p, n, scale_p * sum_p, weight);
     if constexpr (to_q) project_accurately(out_q, exp_q, n, scale_q * sum_q, weight);
     return;
@@ -130,11 +131,11 @@ static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   return sweep_as_wanted<Real, kMixtureForm>(row, t);
 }
 
-// Longer rows leave the cache no room for another.
+// The cache has no room to prefetch after longer rows.
 constexpr int64_t kMostFetched = 32768;
 
-// How many classes are computed with: a row that is short, or converted anyway, is filled up with classes without mass to
-// whole vectors, as a loop's rest is computed number by number.
+// The number of classes to compute with. Short rows, and rows that are converted anyway, are padded to whole vectors
+// with classes without mass, because the remainder of a loop is computed number by number.
 template <class Real>
 KULLBACK_INLINE int64_t padded(int64_t classes, const RowViews& v) {
   constexpr int64_t lanes = 64 / sizeof(Real);
@@ -151,8 +152,8 @@ static const Real* load_padded(const RowView& x, int64_t classes, int64_t n, Rea
   return buffer;
 }
 
-// The sweep of a row that counts soft * divergence + hard * cross-entropy. The exponentials at temperature 1 are those of
-// the sweep, or taken from the logits before their gradient may overwrite them.
+// The sweep of a row whose value is soft * divergence + hard * cross-entropy. The exponentials at temperature 1 come
+// from the sweep of the divergence, or are computed first, because the gradient may overwrite the logits.
 template <class Real>
 static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponentials) {
   const int64_t n = t.classes;
@@ -169,7 +170,7 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
       t.weight = weight;
       return;
     }
-  } else {  // an infinite divergence that does not count counts nothing
+  } else {  // with soft = 0 even an infinite divergence contributes 0
     t.value = 0;
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
@@ -186,7 +187,8 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
   out[t.label] = own - static_cast<Real>(hard * found.others);
 }
 
-// Logits of another dtype are converted into scratch, which then takes the gradient before it is rounded once.
+// Logits of another dtype are converted into scratch. Their gradient is also written there, and rounded once at the
+// end.
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   const int64_t classes = t.classes, n = padded<Real>(classes, v);
@@ -221,7 +223,7 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   }
   t.classes = classes;
   if (t.needs_float64) return;
-  if (t.weight == 0) {  // such a row gives 0 whatever it holds
+  if (t.weight == 0) {  // such a row gives 0, even if it contains inf or NaN
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
   }

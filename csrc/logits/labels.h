@@ -1,4 +1,4 @@
-// The cross-entropy of a row of logits with its true class, which is KL from the distribution that has this class alone.
+// The cross-entropy of a row of logits with its true class, which equals KL(one-hot || softmax(logits)).
 #pragma once
 #include "rows.h"
 
@@ -11,8 +11,8 @@ struct CrossEntropy {
   double others;  // the probability of all classes but the label
 };
 
-// From exponentials relative to the row's peak, which is `below` above the label's logit. No difference of nearly equal
-// numbers is taken: where the label is the peak, the others are summed without it.
+// Computes it from exponentials relative to the row's peak, where `below` is the peak minus the label's logit. No
+// nearly equal numbers are subtracted: if the label is the peak, the other classes are summed without it.
 template <class Real>
 static CrossEntropy cross_entropy_of(Real* e, int64_t n, int64_t label, double below) {
   const Real own = e[label];

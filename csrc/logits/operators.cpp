@@ -1,4 +1,4 @@
-// The operator on rows of logits, and the one that says what this library was built from.
+// The operators for rows of logits, for large pages, and for the interface number of this library.
 #include <memory>
 #include <vector>
 
@@ -7,7 +7,7 @@
 namespace kullback {
 namespace {
 
-// The sum of weighted rows, in their order; a row of weight 0 adds nothing, whatever its value.
+// The weighted sum of the rows' values, in their order. A row of weight 0 adds 0, even if its value is inf or NaN.
 double weighted_sum(const double* values, const double* weights, int64_t rows) {
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
@@ -20,9 +20,9 @@ double weighted_sum(const double* values, const double* weights, int64_t rows) {
   return sum;
 }
 
-// Writes the value of every row to `values`, `scale` times their weighted sum to `total`, and the gradients of that sum,
-// each where it is wanted. The value of a row is its divergence; with `labels` it is `soft` times the divergence plus
-// `hard` times the cross-entropy of q, or of p, with the row's label at temperature 1.
+// Writes each requested result: the value of every row to `values`, `scale` times their weighted sum to `total`, and
+// the gradients of that sum. The value of a row is its divergence. With `labels` it is `soft` times the divergence plus
+// `hard` times the cross-entropy of Q (or of P, if `labels_are_of_p`) with the row's label at temperature 1.
 void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weights, int64_t divergence, double weight_p,
                         double share_p, double weight_q, double share_q, double temperature, double scale,
                         const Optional& labels, bool labels_are_of_p, double soft, double hard,
@@ -62,7 +62,7 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   task.power = {weight_p, share_p, weight_q};
   const size_t scratch_bytes = scratch_bytes_of(task.divergence, classes);
   torch::stable::parallel_for(0, rows, rows_of_a_thread(classes), [&](int64_t begin, int64_t end) {
-    // Not a vector, which would write to memory that only rows of float64 need.
+    // Not a vector, which would initialize memory that only rows of float64 need.
     static thread_local std::unique_ptr<char[]> scratch;
     static thread_local size_t held = 0;
     if (held < scratch_bytes) {
@@ -84,14 +84,14 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   if (total) write_number(*total, scale * weighted_sum(to_values, row_weights, rows));
 }
 
-// Asks for large pages for memory that is to be written for the first time. Advice: nothing depends on it.
+// Requests large pages for memory before it is first written. This is only advice to the kernel.
 void ask_for_large_pages(const Tensor& x) {
   if (x.is_cpu() && x.is_contiguous()) {
     prefer_large_pages(x.mutable_data_ptr(), x.numel() * static_cast<int64_t>(x.element_size()));
   }
 }
 
-// The number in kullback/kernels/codes.py when this was built.
+// INTERFACE of kullback/kernels/codes.py at build time.
 int64_t interface() { return kInterface; }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Divergences made of powers of p / q: the power divergence of an order of at least 1/2, and Renyi's. Smaller orders are
-// those with P and Q exchanged. A row of float32 is swept in float32 unless its powers need the range of float64.
+// Divergences from powers of p / q: the power divergence and Renyi's divergence, of orders of at least 1/2. Smaller
+// orders are computed with P and Q swapped. Rows of float32 are swept in float32 unless their powers need float64's
+// range.
 #pragma once
 #include "rows.h"
 #include "terms.h"
@@ -14,8 +15,8 @@ template <class Real>
 struct PowerConstants {
   Real order, exponent;            // not 0
   Real by_order, by_exponent;      // their inverses
-  Real infinite_from;              // the log-ratio that makes the value infinite: +inf, or none
-  Real series[kPowerTerms<Real>];  // of (e^(order d) - 1 - order (e^d - 1)) / (order exponent), from d^2 upwards
+  Real infinite_from;              // the log-ratio that makes the value infinite: +inf, or NaN for none
+  Real series[kPowerTerms<Real>];  // of (e^(order d) - 1 - order (e^d - 1)) / (order exponent), from d^2 on
 
   explicit PowerConstants(const Power& of)
       : order(static_cast<Real>(of.order)),
@@ -32,8 +33,8 @@ struct PowerConstants {
   }
 };
 
-// What one class adds, the derivatives of that by log p and log q, q - p, and p^order q^exponent: in float64 its
-// logarithm, as it may lie beyond every range.
+// The term of one class, its derivatives by log p and log q, q - p, and the affinity p^order q^-exponent. In float64
+// the affinity is a logarithm, because the number itself may overflow or underflow.
 template <class Real>
 struct PowerTerm {
   Real value, derivative_p, derivative_q, difference, affinity;
@@ -45,7 +46,7 @@ KULLBACK_INLINE PowerTerm<double> power_term(double p, double q, double log_p, d
   const double d = log_ratio == log_ratio ? log_ratio : 0.0;
   const bool near = std::fabs(d) * c.order < 0.3, is_empty = log_p == -kInf<double>;
   const double x = near ? d : 0.0;
-  // p (r^exponent - 1) with r = p / q, where r^exponent alone may overflow.
+  // p (r^exponent - 1) with r = p / q; r^exponent alone may overflow.
   const double log_power = c.exponent * d, log_affinity = is_empty ? -kInf<double> : log_p + log_power;
   const bool is_large = log_power > 1.0;
   double argument = is_large ? log_affinity : log_power;
@@ -56,7 +57,8 @@ KULLBACK_INLINE PowerTerm<double> power_term(double p, double q, double log_p, d
   const double change = is_large ? power - p : p * (e.n == 0 ? small : power - 1.0);
   const double difference = difference_of(p, q, d), box_cox = change * c.by_exponent;
   const double value = near ? q * polynomial_in_pairs(c.series, x) * (x * x) : (box_cox + difference) * c.by_order;
-  // A class that makes the value infinite has no derivatives; sums of large ones stay finite.
+  // A class that makes the value infinite has derivatives of 0. Large derivatives are bounded, so that sums stay
+  // finite.
   const bool is_infinite = d >= c.infinite_from;
   const double bounded = is_infinite ? 0.0 : (change > 1e290 ? 1e290 : change);
   const double derivative_p = bounded * c.by_exponent;
@@ -65,7 +67,7 @@ KULLBACK_INLINE PowerTerm<double> power_term(double p, double q, double log_p, d
           is_infinite ? -kInf<double> : log_affinity};
 }
 
-// The same where `fits_float32`.
+// The same for rows that satisfy `fits_float32`.
 KULLBACK_INLINE PowerTerm<float> power_term(float p, float q, float, float log_ratio, const PowerConstants<float>& c) {
   const float d = log_ratio == log_ratio ? log_ratio : 0.0f;
   const bool near = std::fabs(d) * c.order < 0.3f;
@@ -82,8 +84,8 @@ KULLBACK_INLINE PowerTerm<float> power_term(float p, float q, float, float log_r
   return {value, box_cox, (difference - change) * c.by_order, difference, p * power};
 }
 
-// Whether float32 holds the powers of p / q in a row, to its own precision. A class that has mass on one side alone
-// matters only where it makes the divergence infinite, or nearly so.
+// Returns whether float32 can represent the powers of p / q in a row to its own precision. A class with mass on one
+// side only matters only if it makes the divergence infinite, or nearly so.
 static bool fits_float32(const Normalized<float>& r, const RowTask& t) {
   constexpr double widest = 80, widest_power = 16, greatest_order = 1000;
   const double exponent = t.power.exponent, bound = widest_power / std::fabs(exponent);
@@ -104,7 +106,7 @@ static bool fits_float32(const Normalized<float>& r, const RowTask& t) {
   return !is_wide;
 }
 
-// Marks the row and writes nothing where float32 does not do.
+// Sets `needs_float64` and writes no result if float32 is not sufficient.
 template <class Real, bool to_p, bool to_q, bool is_renyi>
 static void sweep_power(const Row<Real>& row, RowTask& t) {
   const int64_t n = t.classes;
@@ -146,16 +148,16 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
     difference += part_difference;
     total += part_total;
   }
-  value -= difference * difference / 2;  // the rounding of the normalization, as for the other kinds
+  value -= difference * difference / 2;  // corrects the rounding of the normalization, as for the other kinds
   double factor_p = t.power.weight, factor_q = factor_p;
   t.value = t.power.weight * value;
   if constexpr (is_renyi) {
     const double exponent = t.power.exponent;
-    const double change = t.power.order * exponent * value;  // the sum of the affinities, less 1
+    const double change = t.power.order * exponent * value;  // the sum of the affinities minus 1
     if (std::fabs(change) < 0.5) {
       t.value = t.power.weight * std::log1p(change);
       factor_p = factor_q = t.power.weight * t.power.order * exponent / (1 + change);
-    } else {  // the sum itself, which may over- or underflow; its derivatives are the shares of its terms
+    } else {  // the sum, which may overflow or underflow; its derivatives are the shares of its terms
       double reference = 0;
       if constexpr (kIsDouble<Real>) {
         const double greatest = peak_of(affinities, n);

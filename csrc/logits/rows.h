@@ -1,4 +1,5 @@
-// A row of logits of P and one of Q become probabilities and log-ratios; derivatives by their logarithms become gradients.
+// Converts rows of logits of P and Q to probabilities and log-ratios, and derivatives by log-probabilities to
+// gradients.
 #pragma once
 #include "../common/convert.h"
 #include "task.h"
@@ -6,11 +7,11 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Lanes are summed in their own precision over a block, blocks in float64.
+// Within a block, sums are in the computing precision. The sums of blocks are added in float64.
 constexpr int64_t kBlock = 1024;
 
-// Memory of the row that comes next, or of the gradient that is written next. It is asked for in parts while the
-// exponentials are computed, which otherwise would wait for it.
+// Memory of the next row to read, or of the next gradient to write. It is prefetched in parts while the exponentials
+// are computed. Otherwise the next step would wait for it.
 struct Upcoming {
   const char* data;  // null for none
   int64_t element_bytes;
@@ -27,15 +28,15 @@ KULLBACK_INLINE void fetch(const Upcoming& x, int64_t start, int64_t stop) {
   for (const char* at = x.data + start * x.element_bytes; at < end; at += line) __builtin_prefetch(at, is_written, cache);
 }
 
-// Where a row is; a gradient that is not wanted is null, and may be the same memory as the logits it belongs to.
+// The memory of a row. A gradient that was not requested is null. A gradient may share memory with its own logits.
 template <class Real>
 struct Row {
   const Real* p;
   const Real* q;
   Real* exp_p;
   Real* exp_q;
-  Real *spare_p, *spare_q;  // may be where the logits or the gradient of that side are
-  Real* affinities;         // for Renyi's divergence alone
+  Real *spare_p, *spare_q;  // may share memory with the logits or the gradient of that side
+  Real* affinities;         // only for Renyi's divergence
   Real *gradient_p, *gradient_q;
   Upcoming next_p, next_q, target_p, target_q;
 };
@@ -49,7 +50,7 @@ template <class Real>
 KULLBACK_INLINE Real peak_of(const Real* x, int64_t n) {
   Real peak = -kInf<Real>;
   int64_t start = 0;
-#ifdef __clang__  // it vectorizes no maximum that may meet NaN, but lanes of them
+#ifdef __clang__  // Clang does not vectorize a maximum that may meet NaN, only an array of them
   constexpr int lanes = 256 / sizeof(Real);
   Real peaks[lanes];
   for (Real& lane : peaks) lane = -kInf<Real>;
@@ -64,7 +65,7 @@ KULLBACK_INLINE Real peak_of(const Real* x, int64_t n) {
   return peak;
 }
 
-// Peak and sum of exponentials of one row; the exponentials themselves stay in `e`.
+// Returns the peak and the sum of exponentials of one row, and writes the exponentials to `e`.
 template <class Real>
 KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inverse_temperature) {
   const Real peak = peak_of(x, n);
@@ -83,7 +84,7 @@ KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inv
   return {peak, sum};
 }
 
-// The same of both sides in one sweep, whose steps do not wait for one another. `at_one`: the temperature is 1.
+// The same for both sides in one sweep, whose steps are independent. `at_one` means that the temperature is 1.
 template <bool at_one, class Real>
 KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Real inverse_temperature, Statistics& p,
                                             Statistics& q) {
@@ -123,7 +124,7 @@ KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Rea
   }
 }
 
-// x - offset, which is -inf only where x is.
+// Writes x - offset to `to`, -inf only where x is -inf.
 template <class Real>
 static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
   constexpr Real least = -std::numeric_limits<Real>::max();
@@ -135,7 +136,7 @@ static const Real* shifted(const Real* x, Real offset, Real* to, int64_t n) {
   return to;
 }
 
-// Both sides normalized: log p - log q = (a - b) / T - high - low. The shift is subtracted in two parts, as one alone
+// Both sides normalized: log p - log q = (a - b) / T - high - low. The shift has two parts because a single number
 // would round it.
 template <class Real>
 struct Normalized {
@@ -143,7 +144,7 @@ struct Normalized {
   const Real *a, *b;
   Real peak_a;
   Real scale_p, scale_q, high, low;
-  bool is_huge;  // a - b might leave float32; the rest is not there then
+  bool is_huge;  // a - b might overflow float32; then only p and q are set
 };
 
 template <class Real>
@@ -165,14 +166,14 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
   if (is_huge) {  // a - b might overflow
     from_p = peak_p;
     from_q = peak_q;
-  } else if (std::fabs(peak_p - peak_q) > 4) {  // a - b would lose digits: the side that lies far from 0 is moved
+  } else if (std::fabs(peak_p - peak_q) > 4) {  // a - b would lose digits: shift the side that is farther from 0
     if (std::fabs(peak_p) > std::fabs(peak_q)) {
       from_p = peak_p - peak_q;
     } else {
       from_q = peak_q - peak_p;
     }
     const Real apart = (peak_p - from_p) - (peak_q - from_q);
-    if (std::fabs(apart) * inverse_temperature > 1) {  // the peaks have no digit in common, and still do not meet
+    if (std::fabs(apart) * inverse_temperature > 1) {  // shifting one side was not enough, because of rounding
       from_p = peak_p;
       from_q = peak_q;
     }
@@ -189,7 +190,7 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
   return r;
 }
 
-// What a gradient is finished with: the sum of the derivatives by log-probabilities, and the sum of their sizes.
+// Sums for `finish`: of the derivatives by log-probabilities, and of their absolute values.
 struct DerivativeSums {
   double sum = 0, size = 0;
 };
@@ -200,11 +201,11 @@ static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Re
   for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
 }
 
-// As `project`; the entry of the class with most mass is what the others, which sum to zero with it, leave for it, since
-// it would be a difference of nearly equal numbers.
+// Like `project`, but the entry of the class with the most mass is minus the sum of the other entries, because a row
+// sums to zero. Computed directly, it would be a difference of nearly equal numbers.
 template <class Real>
 static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
-  int64_t top = 0;  // the first with e^0
+  int64_t top = 0;  // the first class with e^0
   for (bool found = false; !found && top < n; top += found ? 0 : kBlock) {
     const int64_t stop = top + kBlock < n ? top + kBlock : n;
     typename Format<Real>::Bits here = 0;
@@ -227,8 +228,8 @@ static void project_accurately(Real* derivatives, const Real* e, int64_t n, doub
   derivatives[top] = static_cast<Real>(-sum);
 }
 
-// Derivatives by log-probabilities become a gradient by logits. Those that sum to zero were written as the gradient at
-// once; their sum shows the rounding of the normalization, which matters where P and Q nearly agree.
+// Converts derivatives by log-probabilities to a gradient by logits. Derivatives that sum to zero were already written
+// as the gradient. Their computed sum is a rounding error of the normalization, which matters where P and Q are close.
 template <bool at_once, class Real>
 static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, DerivativeSums sums, Real weight) {
   const Real factor = scale * static_cast<Real>(sums.sum);

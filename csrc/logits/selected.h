@@ -1,5 +1,5 @@
-// A row of logits seen at some of its classes, for teachers of which only these are known: their logits and the sum of
-// the others' exponentials, and the gradient from the derivatives by those.
+// A row of logits at selected classes, for teachers that give only some classes. Computes the selected logits and the
+// log-sum of exponentials, and the gradient by the logits from the derivatives by these.
 #pragma once
 #include "labels.h"
 
@@ -80,7 +80,7 @@ static void write_selected_gradient(const RowView& v, const RowView& gradient, c
     out[index] = label_term(index);
     label_is_left_out |= index == t.label;
   }
-  if (has_label) {  // q - 1, not as a difference
+  if (has_label) {  // q - 1, computed without a difference
     const Real in_sum = label_is_left_out || !has_sum ? Real(0)
                             : factor * exp_of_negative((x[t.label] - static_cast<Real>(sums.peak)) *
                                                        static_cast<Real>(1 / t.temperature));

@@ -1,4 +1,4 @@
-// The operators on rows of logits seen at some of their classes.
+// The operators for rows of logits at selected classes.
 #include <vector>
 
 #include "matrix.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSums = sizeof(RowSums) / sizeof(double);
 
-// What both operators are told of the rows.
+// The arguments that both operators share.
 struct SelectedRows {
   Matrix logits;
   const int64_t *indices, *labels;
@@ -49,7 +49,7 @@ struct SelectedRows {
   }
 };
 
-// Writes the logits of the given classes divided by the temperature, -inf for padding, and the sums of each row.
+// Writes the selected logits divided by the temperature, -inf for padding, and the sums of each row.
 void selected_statistics(const Tensor& logits, const Tensor& indices, const Optional& labels, double temperature,
                          bool leaves_out, const Tensor& selected, const Tensor& sums) {
   static const auto compute = KULLBACK_BEST(compute_selected);
@@ -61,7 +61,8 @@ void selected_statistics(const Tensor& logits, const Tensor& indices, const Opti
   });
 }
 
-// Writes the gradient by the logits, which may overwrite them, from the derivatives by what the other operator writes.
+// Writes the gradient by the logits, which may overwrite them, from the derivatives by the results of
+// selected_statistics.
 void selected_gradient(const Tensor& logits, const Tensor& indices, const Optional& labels, double temperature,
                        bool leaves_out, const Tensor& sums, const Tensor& by_selected, const Tensor& by_log_sum,
                        const Optional& by_cross_entropy, const Tensor& gradient) {

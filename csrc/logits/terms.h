@@ -1,7 +1,7 @@
-// What one class adds to a divergence, and the derivatives of that by log p and log q.
+// The term of one class in a divergence, and the term's derivatives by log p and log q.
 //
 // With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is
-// small the terms are power series in d, elsewhere they come from p and q themselves.
+// small, the terms are power series in d. Elsewhere they are computed from p and q.
 #pragma once
 #include "../common/math.h"
 #include "task.h"
@@ -9,7 +9,7 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// The divergences of the interface, and special cases of a mixture: one side only, and equal shares of both.
+// The divergences of the interface, and two special cases of a mixture: one side only, and equal shares and weights.
 enum Form { kKLForm, kReverseKLForm, kJeffreysForm, kTotalVariationForm, kMixtureForm, kSkewForm, kEvenForm };
 
 template <class Real>
@@ -38,13 +38,13 @@ KULLBACK_INLINE Real finite_or_zero(Real x) {
   return (x == kInf<Real> || x == -kInf<Real> || x != x) ? Real(0) : x;
 }
 
-// p * x with 0 * inf = 0.
+// p * x, with 0 * inf = 0.
 template <class Real>
 KULLBACK_INLINE Real times(Real mass, Real x) {
   return mass == 0 ? Real(0) : mass * x;
 }
 
-// q - p, to full relative precision also where they agree. d is NaN where both are 0.
+// q - p to full relative precision, also where p and q are close. d is NaN where both are 0.
 template <class Real>
 KULLBACK_INLINE Real difference_of(Real p, Real q, Real d) {
   const bool near = std::fabs(d) < Real(0.3);
@@ -59,7 +59,7 @@ KULLBACK_INLINE Real relative_entropy(Real p, Real difference, Real x) {
   return near ? p * expm1_minus_x(near ? -x : Real(0)) : difference + times(p, x);
 }
 
-// p (e^-d - 1 + d), one polynomial for it and for its derivative p (e^-d - 1).
+// p (e^-d - 1 + d). One polynomial serves for it and for its derivative p (e^-d - 1).
 template <class Real>
 KULLBACK_INLINE Term<Real> kl_term(Real p, Real q, Real d) {
   const bool near = std::fabs(d) < Real(0.7);
@@ -74,7 +74,7 @@ template <class Real>
 KULLBACK_INLINE Term<Real> skew_term(Real p, Real q, Real d, const Side<Real>& side) {
   const Real difference = difference_of(p, q, d);
   const Real share = side.share, rest = side.rest;
-  // Less than this is lost in the sum, and its mixture might not be a normal number.
+  // Smaller masses do not change the sum, and their mixture might not be a normal number.
   const bool empty = p < (kIsDouble<Real> ? Real(1e-290) : Real(1e-30f));
   const Real y = rest * difference / (empty ? Real(1) : p);  // the mixture is p (1 + y)
   const bool near = std::fabs(y) < Real(0.4);
@@ -86,20 +86,20 @@ KULLBACK_INLINE Term<Real> skew_term(Real p, Real q, Real d, const Side<Real>& s
           empty ? Real(0) : p * (x - share * ratio_minus_1), -rest * q * ratio_minus_1, difference};
 }
 
-// log(1 + a) for 0 <= a <= 1. Chebyshev fit of log(1 + a) / a.
+// log(1 + a) for 0 <= a <= 1, by a Chebyshev fit of log(1 + a) / a.
 KULLBACK_INLINE float log1p_of_fraction(float a) {
   constexpr float series[] = {-0.499998927f, 0.333297104f,   -0.249516159f, 0.196632743f,
                               -0.152696669f, 0.105436236f, -0.0563736111f, 0.0195425265f, -0.00317605701f};
   return polynomial(series, a) * a * a + a;
 }
 
-// tanh(x / 2) for 0 <= x <= 1. Chebyshev fit of tanh(x / 2) / x in x^2.
+// tanh(x / 2) for 0 <= x <= 1, by a Chebyshev fit of tanh(x / 2) / x in x^2.
 KULLBACK_INLINE float tanh_of_half(float x) {
   constexpr float series[] = {-0.0416663103f, 0.0041638324f, -0.000413659232f, 3.33017306e-05f};
   return x * (x * x) * polynomial(series, x * x) + 0.5f * x;
 }
 
-// ((1 + a) log(1 + a) + (1 - a) log(1 - a)) / 2 for |a| < 0.47, of z = a^2. Chebyshev fit of its quotient by z.
+// ((1 + a) log(1 + a) + (1 - a) log(1 - a)) / 2 for |a| < 0.47 and z = a^2, by a Chebyshev fit of its quotient by z.
 KULLBACK_INLINE float binary_information(float z) {
   constexpr float series[] = {0.5f, 0.0833335221f, 0.0333237574f, 0.018035451f, 0.00964485575f, 0.0128303207f};
   return polynomial(series, z) * z;
@@ -107,11 +107,11 @@ KULLBACK_INLINE float binary_information(float z) {
 
 // (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2, from a = |p - q| / (p + q) = tanh(|d| / 2).
 KULLBACK_INLINE Term<float> even_term(float p, float q, float d) {
-  const float size = std::fabs(d) < 1e30f ? std::fabs(d) : 1e30f;  // finite, also where d is NaN: 0 masses times it
+  const float size = std::fabs(d) < 1e30f ? std::fabs(d) : 1e30f;  // finite also where d is NaN: both masses are 0
   const bool near = size < 1.0f;
   const float sum = p + q, least = p < q ? p : q;
   const float a = near ? tanh_of_half(near ? size : 0.0f) : std::fabs(p - q) / (sum + 1e-38f);
-  const float log_greater = log1p_of_fraction(a);   // log of the greater of p and q, by the mixture
+  const float log_greater = log1p_of_fraction(a);   // the log of the greater of p and q, divided by the mixture
   const float log_lesser = log_greater - size;
   const float value = near ? sum * binary_information(near ? a * a : 0.0f) : sum * log_greater - least * size;
   const float log_p = d > 0.0f ? log_greater : log_lesser, log_q = d > 0.0f ? log_lesser : log_greater;
