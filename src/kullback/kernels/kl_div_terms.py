@@ -51,7 +51,7 @@ class _Terms(torch.autograd.Function):
         ctx.log_target, ctx.divisor = log_target, divisor
         ctx.save_for_backward(log_q, target)
         ctx.save_for_forward(log_q, target)
-        # Not in float16: the gradient would underflow before loss scaling multiplies it.
+        # Not in float16: the gradient could underflow before loss scaling multiplies it.
         now = divisor is not None and log_q.dtype != torch.float16
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         result, *gradients = terms.compute(log_q, target, log_target, divisor, wanted)

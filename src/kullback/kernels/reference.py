@@ -98,7 +98,7 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
     if log_ratio is None:
         # Logits far from 0 may be nearly equal, and so may their sums. The large terms are therefore subtracted first,
         # often without rounding. If the peaks are far apart, this would lose digits of the smaller logits, so the side
-        # with the larger peak is first shifted to the other peak.
+        # that is farther from 0 is first shifted to the other peak.
         apart = p.peak - q.peak
         apart = torch.where(apart.abs() > _FAR, apart, 0)
         p_is_far = p.peak.abs() > q.peak.abs()

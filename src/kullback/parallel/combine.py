@@ -196,20 +196,20 @@ class _SupportRule(Rule):
     gathers = True
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
-        lost, covered = self._support(pair)
-        numbers = [lost.sum(-1), covered.logsumexp(-1)]
+        uncovered, covered = self._support(pair)
+        numbers = [uncovered.sum(-1), covered.logsumexp(-1)]
         for top, mass in zip(tops, (pair.p, pair.q), strict=True):
             if top is not None:
                 numbers += [
-                    (lost * top).sum(-1),
+                    (uncovered * top).sum(-1),
                     torch.where(top, covered, -torch.inf).logsumexp(-1),
                     (mass * ~top).sum(-1),
                 ]
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
-        lost, covered = numbers[..., 0].sum(0), numbers[..., 1].logsumexp(0)
-        values = torch.where(lost < 0.5, -torch.log1p(-lost), -covered)
+        uncovered, covered = numbers[..., 0].sum(0), numbers[..., 1].logsumexp(0)
+        values = torch.where(uncovered < 0.5, -torch.log1p(-uncovered), -covered)
         uniform = covered == -torch.inf
         rest = iter(numbers[..., 2:].unbind(-1))
         sums: list[RowSums | None] = []
@@ -217,17 +217,17 @@ class _SupportRule(Rule):
             if not want:
                 sums.append(None)
                 continue
-            lost_top, covered_top, mass = next(rest).sum(0), next(rest).logsumexp(0), next(rest).sum(0)
+            uncovered_top, covered_top, mass = next(rest).sum(0), next(rest).logsumexp(0), next(rest).sum(0)
             share = torch.where(uniform, 1 / self.classes, torch.exp(covered_top - _finite_peak(covered)))
-            top = (lost_top - lost * share) * is_q
+            top = (uncovered_top - uncovered * share) * is_q
             sums.append(RowSums(-top, top, mass))  # the derivatives of a row sum to 0
-        return Merged(values, (sums[0], sums[1]), (lost, covered))
+        return Merged(values, (sums[0], sums[1]), (uncovered, covered))
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
         total, covered = (x.unsqueeze(-1) for x in merged.extra)
-        lost, here = self._support(pair)
+        uncovered, here = self._support(pair)
         shares = torch.where(covered == -torch.inf, 1 / self.classes, torch.exp(here - _finite_peak(covered)))
-        return torch.zeros_like(pair.p), lost - total * shares
+        return torch.zeros_like(pair.p), uncovered - total * shares
 
     def _support(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         """Return q outside the support of P (0 inside), and log q inside the support (-inf outside)."""

@@ -63,15 +63,15 @@ def local_numbers(
     temperature: float,
 ) -> Tensor:
     """Return the numbers of `Rule.local` for all rows; the class with the most mass is counted among the others."""
-    known = [_sum_is_known(kind, side) for side in (0, 1)]
-    wanted = needed[0] and not known[0], needed[1] and not known[1]
+    sum_is_known = [_sum_is_known(kind, side) for side in (0, 1)]
+    wanted = needed[0] and not sum_is_known[0], needed[1] and not sum_is_known[1]
     parts: list[Tensor] = []
     for block in _blocks(kind, p, q, normalizers, wanted, temperature):
         numbers = [block.values]
         for side in (0, 1):
             if needed[side]:
                 # The derivatives of KL by log q are q - p.
-                total = block.here[side] - block.here[1 - side] if known[side] else block.sums[side]
+                total = block.here[side] - block.here[1 - side] if sum_is_known[side] else block.sums[side]
                 numbers += [total, torch.zeros_like(total), block.here[side]]
         parts.append(torch.stack(numbers, -1))
     return torch.cat(parts)

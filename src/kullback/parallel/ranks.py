@@ -17,7 +17,7 @@ from kullback.representations import can_inspect
 __all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
 
 
-# Number of integers that `agree` sends. All calls send as many, because gloo aborts on messages of unexpected length.
+# Number of integers that `agree` sends, equal for all calls, because gloo aborts on messages of unexpected length.
 _HEADER = 32
 
 
@@ -161,7 +161,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def pattern(x: Tensor | None) -> Tensor | int:
-    """Return a checksum of a tensor of integers or booleans: a sum with different weights; 0 for None."""
+    """Return a checksum of a tensor of integers or booleans, a weighted sum of its elements; 0 for None."""
     if x is None:
         return 0
     places = torch.arange(1, x.numel() + 1, device=x.device) * 0x9E3779B97F4A7C15 % (1 << 61)

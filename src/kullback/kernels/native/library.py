@@ -48,7 +48,7 @@ def _register_shapes() -> None:
 
 
 def is_available() -> bool:
-    """Return whether the operators can be called. Under ``torch.jit.trace`` they cannot: a trace would fix sizes."""
+    """Return whether the operators can be called; not under ``torch.jit.trace``, which stores sizes as constants."""
     return not _is_tracing() and missing() is None
 
 

@@ -197,8 +197,8 @@ def _masses(a, b, scale, shrink, from_a, from_b, peak_a, peak_b, inverse_a, inve
     below_a = (a - peak_a) * scale
     below_b = (b - peak_b) * scale
     # Where the two logits are far apart, their difference is rounded: the rounding error is added back.
-    apart, lost = _subtracted(a * shrink - from_a, b * shrink - from_b)
-    d = (((apart - offset) + lost) * (scale / shrink) - high) - low
+    apart, error = _subtracted(a * shrink - from_a, b * shrink - from_b)
+    d = (((apart - offset) + error) * (scale / shrink) - high) - low
     return _exp(below_a) * inverse_a, _exp(below_b) * inverse_b, tl.where(without, 0.0, d)
 
 
