@@ -1,23 +1,23 @@
-r"""The divergences as values: each is a small frozen object, passed as ``kind=``.
+r"""The divergences: each is a small frozen object that you pass as ``kind=``.
 
-Every one is built from a convex function :math:`f` with :math:`f(1) = 0` as
+Each is built from a convex function :math:`f` with :math:`f(1) = 0` as
 
 .. math:: D_f(P \| Q) = \sum_i q_i\, f(p_i / q_i).
 
-Adding a multiple of :math:`r - 1` to :math:`f` changes nothing, because both rows sum to one; here it is always
-chosen such that :math:`f'(1) = 0`. Then no term is negative, terms of nearly equal classes are not differences of
-nearly equal numbers, and an error in the normalization enters only in second order. With :math:`d = \log(p/q)`:
+Adding a multiple of :math:`r - 1` to :math:`f` does not change the sum, because both rows sum to one. The multiple is
+chosen such that :math:`f'(1) = 0`. Then no term is negative, and no term is a difference of nearly equal numbers. An
+error in the normalization has an effect of second order only. With :math:`d = \log(p/q)`:
 
-* ``terms`` are :math:`q f(e^d)`;
+* ``terms`` are :math:`q f(e^d)`.
 * ``derivatives`` are the partial derivatives of a term by :math:`\log p` and :math:`\log q`, namely :math:`p f'` and
-  :math:`q f - p f'`;
+  :math:`q f - p f'`.
 
 Where p = 0 a term is :math:`q f(0)`, and where q = 0 it is :math:`p \lim_{r \to \infty} f(r)/r`. At p = q = 0 every
 term is 0.
 
-`FDivergence` makes a divergence from a function f of your own, its derivatives and limits included.
+`FDivergence` makes a divergence from your own function f. It derives the derivatives and limits from f.
 
-`parse` returns the divergence that a name such as ``"js:0.5"`` stands for.
+`parse` converts a name such as ``"js:0.5"`` into a divergence.
 """
 
 from kullback.generators.base import Divergence, FinitePair, behaves_as

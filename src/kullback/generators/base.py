@@ -1,4 +1,4 @@
-"""The base class of all divergences, and the pair of finite distributions that they are computed from."""
+"""The base class of all divergences, and the pair of finite distributions that is their input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "times",
 ]
 
-# Below this |d|, functions such as e^d - 1 - d are summed as power series: SERIES_TERMS reach float64's last digit.
+# Below this |d|, functions such as e^d - 1 - d are power series. SERIES_TERMS terms give full float64 precision.
 NEAR = 0.3
 SERIES_TERMS = 13
 
@@ -33,15 +33,15 @@ SERIES_TERMS = 13
 class FinitePair(NamedTuple):
     """Two finite distributions on the same classes, along the last dimension.
 
-    ``log_ratio`` is log p - log q, more accurate than from p and q: +inf where only q is 0, -inf where only p is 0,
-    0 where both are.
+    ``log_ratio`` is log p - log q, computed more accurately than from p and q. It is +inf where only q is 0, -inf
+    where only p is 0, and 0 where both are 0.
     """
 
     p: Tensor
     q: Tensor
     log_ratio: Tensor
     log_masses: Callable[[], tuple[Tensor, Tensor]] | None = None
-    """Returns log p and log q, also where p and q underflow; without it they are the logarithms of p and q."""
+    """Returns log p and log q, accurate even where p and q underflow. If None, the logarithms of p and q are used."""
 
     def swapped(self) -> FinitePair:
         """Return the same pair with P and Q exchanged."""
@@ -57,13 +57,13 @@ class FinitePair(NamedTuple):
         return torch.log(self.q) if self.log_masses is None else self.log_masses()[1]
 
     def p_log_ratio(self) -> Tensor:
-        """Return p log(p/q): 0 where P has no mass, +inf where Q has none and P has, even if p underflows."""
+        """Return p log(p/q): 0 where P has no mass, +inf where only Q has no mass, even if p underflows."""
         return torch.where(
             self.log_ratio.isinf(), self.log_ratio.clamp(min=0), self.p * finite(self.log_ratio)
         )
 
     def q_minus_p(self) -> Tensor:
-        """Return q - p, to full relative precision also where they agree."""
+        """Return q - p to full relative precision, even where p and q nearly agree."""
         near = self.log_ratio.abs() < NEAR
         return torch.where(near, self.p * torch.expm1(-torch.where(near, self.log_ratio, 0)), self.q - self.p)
 
@@ -88,7 +88,7 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
 
 
 def behaves_as(kind: object, family: type[Divergence]) -> bool:
-    """Tell whether a divergence is one of a class, or of a subclass that changes nothing of what it computes."""
+    """Return whether a divergence is of class `family`, or of a subclass that overrides no computation."""
     if type(kind) is family:
         return True
     return isinstance(kind, family) and all(
@@ -101,8 +101,8 @@ def behaves_as(kind: object, family: type[Divergence]) -> bool:
 class Divergence(ABC):
     """The base class of all divergences; a subclass defines `terms` and `derivatives`.
 
-    The docstring of `kullback.generators` says what these mean. Plain formulas will do: the tangent of f at 1 is
-    subtracted from the terms of a subclass, and limits replace them where they are NaN at p = 0 or q = 0.
+    The docstring of `kullback.generators` defines both. Plain formulas are enough: the tangent of f at 1 is subtracted
+    from the terms of your subclass. Where the terms are NaN at p = 0 or q = 0, limits replace them.
 
     Example:
         >>> from kullback import KL, Counts
@@ -112,15 +112,15 @@ class Divergence(ABC):
     """
 
     logarithmic: ClassVar[bool] = True
-    """Whether the value is in nats, so that another base of the logarithm means something."""
+    """Whether the value is in nats, so that another base of the logarithm makes sense."""
 
     short_name: ClassVar[str] = ""
-    """What `name` begins with; empty for a divergence of one's own."""
+    """The first part of `name`; empty for a user's own divergence."""
 
     @property
     def name(self) -> str:
-        """What `kullback.generators.parse` makes this divergence of, such as ``"js:0.5"``; else its repr."""
-        if not vars(type(self)).get("short_name"):  # a subclass is not what it inherits the name of
+        """A name that `kullback.generators.parse` reads as this divergence, such as ``"js:0.5"``; else its repr."""
+        if not vars(type(self)).get("short_name"):  # a subclass must not use an inherited name
             return repr(self)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         shown = [
@@ -132,7 +132,7 @@ class Divergence(ABC):
 
     @property
     def instead_of_zero(self) -> Divergence | None:
-        """For a divergence that is 0 whatever the distributions are, one that is not; else None."""
+        """A useful alternative to a divergence that is 0 for all distributions; else None."""
         return None
 
     @abstractmethod
@@ -141,7 +141,7 @@ class Divergence(ABC):
 
     @abstractmethod
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the total by log p and by log q, as if these were free."""
+        """Return the derivatives of the total by log p and by log q, without the constraint that p and q sum to 1."""
 
     def total(self, pair: FinitePair) -> Tensor:
         """Return the divergence, one value for each row of `pair`."""
@@ -151,7 +151,7 @@ class Divergence(ABC):
         value = getattr(self, name)
         if isinstance(
             value, torch.fx.Proxy
-        ):  # torch.compile makes the value again, in place of one that was checked
+        ):  # torch.compile builds a copy of an object that was already checked
             return
         if not low <= number_from(value) <= high:
             error = invalid_value if isinstance(value, Real) else invalid_type

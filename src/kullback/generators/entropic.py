@@ -19,22 +19,22 @@ _KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
-    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x, which is `far` for x that are not small."""
+    """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `far` holds the terms where x is not small."""
     near = x.abs() < NEAR
     return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), far)
 
 
 @dataclass(frozen=True)
 class KL(Divergence):
-    r"""The Kullback-Leibler divergence, from which the others derive.
+    r"""The Kullback-Leibler divergence.
 
     .. math:: KL(P \| Q) = \sum_i p_i \log\frac{p_i}{q_i} = \sum_i p_i\,(e^{-d_i} - 1 + d_i), \quad d = \log p - \log q
 
     At p = 0 a term is q, at q = 0 < p it is +inf.
 
     Gradient:
-        by the logits of Q it is q - p, by those of P it is p (d - KL). Classes that make the value infinite add
-        nothing to the gradient of P.
+        q - p by the logits of Q, and p (d - KL) by the logits of P. Classes that make the value infinite contribute 0
+        to the gradient of P.
 
     Example:
         >>> import torch
@@ -58,14 +58,14 @@ class KL(Divergence):
 
 @dataclass(frozen=True)
 class ReverseKL(WeightedSum):
-    r"""The Kullback-Leibler divergence the other way round.
+    r"""The Kullback-Leibler divergence with P and Q exchanged.
 
     .. math:: KL(Q \| P) = \sum_i q_i \log\frac{q_i}{p_i}
 
     At q = 0 a term is p, at p = 0 < q it is +inf.
 
     Gradient:
-        that of `KL` with the two sides exchanged.
+        as `KL`, with the two sides exchanged.
 
     Example:
         >>> import torch
@@ -86,14 +86,14 @@ class ReverseKL(WeightedSum):
 
 @dataclass(frozen=True)
 class Jeffreys(Divergence):
-    r"""The sum of the Kullback-Leibler divergences both ways, a symmetric divergence.
+    r"""The symmetric sum of the Kullback-Leibler divergences in both directions.
 
     .. math:: J(P, Q) = KL(P \| Q) + KL(Q \| P) = \sum_i (p_i - q_i) \log\frac{p_i}{q_i}
 
     A term is +inf where exactly one of p and q is 0.
 
     Gradient:
-        the sum of those of `KL` and `ReverseKL`.
+        the sum of the gradients of `KL` and `ReverseKL`.
 
     Example:
         >>> import torch
@@ -122,8 +122,8 @@ class SkewKL(Divergence):
 
     .. math:: KL(P \| \alpha P + (1 - \alpha) Q)
 
-    At p = 0 a term is (1 - alpha) q, at q = 0 it is p (alpha - 1 - log alpha). alpha = 0 is `KL`; at alpha = 1 it
-    vanishes.
+    At p = 0 a term is (1 - alpha) q, at q = 0 it is p (alpha - 1 - log alpha). At alpha = 0 the divergence is `KL`; at
+    alpha = 1 it is 0.
 
     Arguments:
         alpha: the share of P in the mixture, from 0 to 1.
@@ -132,7 +132,7 @@ class SkewKL(Divergence):
         ArgumentValueError: `alpha` is not between 0 and 1.
 
     Gradient:
-        finite everywhere for alpha > 0; at alpha = 0 that of `KL`.
+        finite everywhere for alpha > 0; at alpha = 0 the gradient of `KL`.
 
     Example:
         >>> import torch
@@ -175,7 +175,7 @@ class SkewKL(Divergence):
         alpha, d = self.alpha, finite(pair.log_ratio)
         if alpha == 1:
             return torch.zeros_like(d)
-        # The second form is the accurate one; the first is the same without overflow.
+        # The second form is more accurate. The first form is equal and does not overflow.
         far = d < -30
         below, above = torch.where(far, d, 0), torch.where(far, 0, d)
         x = torch.where(
@@ -189,13 +189,13 @@ class SkewKL(Divergence):
 
 @dataclass(frozen=True)
 class JensenShannon(WeightedSum):
-    r"""The Jensen-Shannon divergence: how far P and Q are from their mixture, always finite.
+    r"""The Jensen-Shannon divergence: the mean KL divergence of P and Q from their mixture, always finite.
 
     .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
 
-    At p = 0 a term is -q (1 - beta) log(1 - beta), at q = 0 it is -p beta log beta. At most log 2 for beta = 1/2. It
-    vanishes as beta goes to 0 or 1; with `scaled` it is divided by beta (1 - beta), and becomes `KL` at beta = 0 and
-    `ReverseKL` at beta = 1.
+    At p = 0 a term is -q (1 - beta) log(1 - beta), at q = 0 it is -p beta log beta. The value is at most log 2 for
+    beta = 1/2, and goes to 0 as beta goes to 0 or 1. With `scaled` it is divided by beta (1 - beta); then it is `KL` at
+    beta = 0 and `ReverseKL` at beta = 1.
 
     Arguments:
         beta: the share of P in the mixture, from 0 to 1.
@@ -205,7 +205,7 @@ class JensenShannon(WeightedSum):
         ArgumentValueError: `beta` is not between 0 and 1.
 
     Gradient:
-        by logits finite everywhere.
+        finite everywhere by logits.
 
     Example:
         >>> import torch
@@ -242,14 +242,14 @@ class JensenShannon(WeightedSum):
 
 @dataclass(frozen=True)
 class TotalVariation(Divergence):
-    r"""The total variation distance: the largest difference of probability that P and Q give to one event.
+    r"""The total variation distance: the largest difference between the probabilities of an event under P and Q.
 
     .. math:: TV(P, Q) = \tfrac12 \sum_i |p_i - q_i|
 
     Between 0 and 1. At p = 0 a term is q/2, at q = 0 it is p/2.
 
     Gradient:
-        by logits finite everywhere; 0 where p = q, at which the divergence is not smooth.
+        finite everywhere by logits; 0 where p = q, although the divergence is not smooth there.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
 """How a divergence behaves where p / q goes to 0 or to infinity, and where its terms have corners.
 
-That decides where a divergence of distributions is infinite. Kullback's own kinds say it. Of any other kind that is a
-sum of terms it is read from the terms, which are q f(p / q) for some function f: far out, as f grows as a power of the
-ratio, as a power of its logarithm, or to a limit.
+This decides where a divergence of distributions is infinite. For kullback's own kinds it is known. For a user's kind it
+is measured from the terms q f(p / q): at extreme ratios, f goes to a limit, or grows as a power of the ratio or of its
+logarithm.
 """
 
 from __future__ import annotations
@@ -40,54 +40,52 @@ _BUILT_IN = (
     *(KL, ReverseKL, Jeffreys, SkewKL, JensenShannon, TotalVariation),
     *(Alpha, ChiSquared, SquaredHellinger, Renyi),
 )
-# Logarithms of ratios at which an end is read, the farthest first: at each, its half and its quarter.
+# Logarithms of ratios at which `end_of` measures growth, the farthest first. It also uses a half and a quarter of each.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
-# What grows faster than a power would leave float64 within so little.
+# Terms that already overflow at this logarithm of the ratio grow faster than every power.
 _NO_POWER = 15.0
 _CONVERGED = 1e-12
 _NO_EXCESS = 1e-4
-# By what part of the reach the slope is taken there.
+# The step of the difference quotient at the reach, relative to the reach.
 _BACK = 1e-3
-# Between these logarithms of ratios corners are looked for.
+# The search for corners: the largest |log(p / q)|, the number of intervals, and the number of halvings.
 _WIDEST, _INTERVALS, _HALVINGS = 30.0, 3000, 42
-
-
-# Where derivatives are compared with differences, of this step, and how well they have to agree.
+# Logarithms of ratios at which derivatives are compared with difference quotients; their step, and the tolerance.
 _CHECKED = (-3.1, -1.7, -0.83, -0.37, 0.41, 0.79, 1.3, 2.9)
 _STEP, _DERIVATIVE = 1e-5, 1e-4
-# Masses of which one is 0, by underflow or at all, or both are.
+# Logarithms of p and q: one mass or both are 0, or one underflows.
 _EMPTY = ((-math.inf, 0.0), (-800.0, 0.0), (0.0, -800.0), (0.0, -math.inf), (-math.inf, -math.inf))
-# Rows of which one has classes with no probability.
+# Two rows of probabilities; one contains zeros.
 _PARTIAL = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.2, 0.3, 0.5))
-# Smaller multiples of the masses are rounding, and larger terms at p = q are no divergence.
+# Multiples of the masses below _ROUNDING are rounding error. A divergence has no term above _ZERO at p = q.
 _ROUNDING, _ZERO = 1e-12, 1e-9
 
 
 class End(NamedTuple):
-    """The terms per unit of the larger mass as |d| grows, for d = log(p / q): a limit, or growth.
+    """The terms per unit of the larger mass as |d| grows, for d = log(p / q): they have a limit or grow.
 
-    From |d| = reach on they grow as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
+    Beyond |d| = reach they grow as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
     """
 
     limit: float
-    """Infinite where they grow."""
+    """Infinite if the terms grow without bound."""
     rate: float = 0.0
-    """Infinite for what grows faster than every power of the ratio."""
+    """Infinite if the terms grow faster than every power of the ratio."""
     power: float = 0.0
     reach: float = math.inf
-    """The largest |d| at which the terms themselves are numbers."""
+    """The largest |d| at which the terms can be evaluated."""
     scale: float = 1.0
 
 
 class Corner(NamedTuple):
-    """A value of log(p / q) at which f has a corner, and by how much f' changes there."""
+    """A value of log(p / q) at which f has a corner, and the jump of f' there."""
 
     at: float
     change: float
 
 
 class Growth(NamedTuple):
-    """Both ends, where q is the smaller mass and where p is, and the corners between."""
+    """The behavior at both ends, q << p (far) and p << q (near), and the corners between them."""
 
     far: End
     near: End
@@ -100,23 +98,23 @@ class Growth(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What is read from a user's own kind."""
+    """The properties of a user's own kind, measured from its terms and derivatives."""
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """The slope of f at 1; the multiples of the masses that the derivatives by log p and by log q have in excess."""
+    """The slope of f at 1, and the excess multiples of the masses in the derivatives by log p and by log q."""
     is_normalized: bool
-    """Whether no multiple is left, and terms and derivatives are numbers where a mass is 0."""
+    """Whether all multiples are 0, and the terms and derivatives are numbers where a mass is 0."""
 
 
 def is_own(kind: Divergence) -> bool:
-    """Tell whether a kind is not one of kullback's, nor a subclass that changes nothing of one."""
+    """Return whether a kind is a user's own: not one of kullback's, nor a subclass of one without overrides."""
     return type(kind) not in _BUILT_IN and not any(behaves_as(kind, family) for family in _BUILT_IN)
 
 
 def without_subclass(kind: Divergence) -> Divergence:
-    """Return one of kullback's kinds in place of a subclass that changes nothing of what it computes."""
-    if type(kind) in _BUILT_IN:  # small calls pay for each question
+    """Return kullback's own kind in place of a subclass of it that overrides no computation."""
+    if type(kind) in _BUILT_IN:  # a fast path for small calls
         return kind
     for family in _BUILT_IN:
         if behaves_as(kind, family):
@@ -125,7 +123,7 @@ def without_subclass(kind: Divergence) -> Divergence:
 
 
 def power_of(kind: Divergence) -> tuple[float, float] | None:
-    """Return the order alpha of a power divergence, and how many times Alpha(alpha) it is; None for other kinds."""
+    """Return the order alpha of a power divergence and its factor relative to Alpha(alpha); None for other kinds."""
     if behaves_as(kind, Alpha):
         return kind.alpha, 1.0  # pyright: ignore[reportAttributeAccessIssue]
     if behaves_as(kind, ChiSquared):
@@ -134,7 +132,7 @@ def power_of(kind: Divergence) -> tuple[float, float] | None:
 
 
 def growth_of(kind: Divergence) -> Growth:
-    """Return how a divergence grows; for one that is no sum of terms, how its terms do."""
+    """Return the growth of a divergence. If its total is not the sum of its terms, return the growth of its terms."""
     if type(kind) is KL:
         return _OF_KL
     if isinstance(own := getattr(kind, "growth", None), Growth):
@@ -162,24 +160,24 @@ def _of_power(rate: float) -> End:
 
 
 def pair_of_ratio(d: Tensor) -> FinitePair:
-    """Return masses of which the larger one is 1, with the logarithm d of their ratio."""
+    """Return a pair of masses with log(p / q) = d; the larger mass is 1."""
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)
     return FinitePair(torch.exp(log_p), torch.exp(log_q), d, lambda: (log_p, log_q))
 
 
 def is_normalized(kind: Divergence) -> bool:
-    """Tell whether f'(1) = 0 and no term is NaN where a mass is 0: of a user's own sum of terms, which may be neither.
+    """Return whether f'(1) = 0 and no term is NaN where a mass is 0; both can be false for a user's own kind.
 
     Raises:
-        ArgumentValueError: its `derivatives` are not those of its `terms`, or these are no divergence; or a `total` of
-            its own is NaN where a probability is 0.
+        ArgumentValueError: `derivatives` does not return the derivatives of `terms`, or the terms are not terms of a
+            divergence, or an overridden `total` is NaN where a probability is 0.
     """
     is_made = not is_own(kind) or isinstance(getattr(kind, "growth", None), Growth)
     return is_made or _read(kind).is_normalized
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return terms of a user's own kind per unit of the larger mass, less f's tangent at 1, and their derivatives."""
+    """Return a user's own terms per unit of the larger mass, minus the tangent of f at 1, and their derivatives."""
     return _less_tangent(kind, d, _read(kind).multiples)
 
 
@@ -197,10 +195,9 @@ def _less_tangent(
 
 def _read(kind: Divergence) -> _Reading:
     try:
-        return _read_once(
-            kind, *vars(kind).items()
-        )  # classes that are no dataclasses are equal whatever they hold
-    except TypeError:  # what it holds is not hashable
+        # The attributes are part of the key, because `==` may ignore them in a class that is not a dataclass.
+        return _read_once(kind, *vars(kind).items())
+    except TypeError:  # an attribute is not hashable
         return _read_once.__wrapped__(kind)
 
 
@@ -215,7 +212,7 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
         multiples = _multiples(kind)
         _check_sign(kind, multiples)
 
-        def slope(d: Tensor) -> Tensor:  # f' up to factors that have no corner
+        def slope(d: Tensor) -> Tensor:  # f' up to smooth factors
             return _less_tangent(kind, d, multiples)[1] * torch.exp(-d.clamp(max=0))
 
         far, near = (end_of(lambda d: _less_tangent(kind, d, multiples)[0], sign) for sign in (1, -1))
@@ -239,7 +236,7 @@ def _multiples(kind: Divergence) -> tuple[float, float, float]:
 
 
 def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None:
-    """Raise if terms less the tangent of f are negative, or are not 0 where p = q."""
+    """Raise if the terms minus the tangent of f are negative, or are not 0 where p = q."""
     d = torch.tensor([0.0, *_CHECKED], dtype=torch.float64, device="cpu")
     terms = _less_tangent(kind, d, multiples)[0]
     if bool((terms < -_ZERO).any()) or terms[0] > _ZERO:
@@ -253,7 +250,7 @@ def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None
 
 
 def _check_total(kind: Divergence) -> None:
-    """Raise if a total that is no sum of terms is NaN, or has such a derivative, where a probability is 0."""
+    """Raise if an overridden total is NaN, or has a derivative that is not finite, where a probability is 0."""
     rows = torch.tensor([_PARTIAL, _PARTIAL[::-1]], dtype=torch.float64, device="cpu")
     p, q = rows.unbind(-2)
     d = torch.where((p == 0) & (q == 0), 0, p.log() - q.log())
@@ -271,7 +268,10 @@ def _check_total(kind: Divergence) -> None:
 
 
 def _check_derivatives(kind: Divergence) -> None:
-    """Compare derivatives with differences of terms, up to multiples of the mass, which normalization removes."""
+    """Raise if the derivatives disagree with difference quotients of the terms.
+
+    Multiples of the mass are allowed, because the normalization removes them.
+    """
     d = torch.tensor(_CHECKED, dtype=torch.float64, device="cpu")
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)
     for side, mass in enumerate((torch.exp(log_p), torch.exp(log_q))):
@@ -280,19 +280,20 @@ def _check_derivatives(kind: Divergence) -> None:
             kind.terms(pair_of_ratio(d + move)) * _larger(log_p + (1 - side) * size, log_q + side * size)
             for move, size in ((step, _STEP), (-step, -_STEP))
         )
-        difference, given = (higher - lower) / (2 * _STEP), kind.derivatives(pair_of_ratio(d))[side]
-        off = (given - difference) / mass
+        difference, derivative = (higher - lower) / (2 * _STEP), kind.derivatives(pair_of_ratio(d))[side]
+        off = (derivative - difference) / mass
         excess = (
-            (off - off.median()).abs() * mass > _DERIVATIVE * (1 + given.abs() + difference.abs())
+            (off - off.median()).abs() * mass > _DERIVATIVE * (1 + derivative.abs() + difference.abs())
         ).sum()
-        if int(excess) > 1:  # one may be at a corner
+        if int(excess) > 1:  # one of the points may be at a corner
+            at = d[0].exp().item()
             raise invalid_value(
                 type(kind).__name__,
                 "derivatives",
                 wanted="the derivatives of the terms by log p and log q",
-                got=f"by log {'pq'[side]} {given[0].item():.4g} at p / q = {d[0].exp().item():.4g}, where the terms "
+                got=f"by log {'pq'[side]} {derivative[0].item():.4g} at p / q = {at:.4g}, where the terms "
                 f"change by {difference[0].item():.4g}",
-                instead="derivatives beside the terms of the same class, or FDivergence(f), which makes both from f",
+                instead="derivatives that match the terms, or FDivergence(f), which computes both from f",
             )
 
 
@@ -301,7 +302,7 @@ def _larger(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
-    """Read one end from the terms per unit of the larger mass, a function of log(p / q)."""
+    """Measure the growth at one end; `terms` are per unit of the larger mass, as a function of log(p / q)."""
     for reach in _REACHES:
         d = sign * torch.tensor([reach / 4, reach / 2, reach], dtype=torch.float64, device="cpu")
         first, second, third = terms(d).tolist()
@@ -329,7 +330,7 @@ def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
 
 
 def corners_of(slope: Callable[[Tensor], Tensor]) -> tuple[Corner, ...]:
-    """Return where f' jumps, a function of log(p / q): where halving an interval leaves what it changes by."""
+    """Return the jumps of f' as a function of log(p / q): halving an interval does not reduce its change there."""
     edges = torch.linspace(-_WIDEST, _WIDEST, _INTERVALS + 1, dtype=torch.float64, device="cpu") + 1e-3
     low, high = edges[:-1].clone(), edges[1:].clone()
     at_low, at_high = slope(low), slope(high)

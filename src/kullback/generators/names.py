@@ -1,4 +1,4 @@
-"""The divergences by name, ``"kl"`` or ``"js:0.5"``, for configuration files and command lines."""
+"""Names of divergences, such as ``"kl"`` and ``"js:0.5"``, for configuration files and command lines."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _KINDS: dict[str, type[Divergence]] = {
         Renyi,
     )
 }
-# What follows the names of those that have parameters, and an example.
+# For each name with a parameter: its usage and an example.
 _PARAMETERS = {
     "js": ("'js:BETA' or 'js:BETA:scaled' with BETA from 0 to 1", "js:0.5"),
     "skew": ("'skew:ALPHA' with ALPHA from 0 to 1", "skew:0.1"),
     "alpha": ("'alpha:ALPHA' with a finite number ALPHA", "alpha:0.5"),
     "renyi": ("'renyi:ALPHA' with ALPHA from 0 to inf", "renyi:2"),
 }
-# What else the field calls them.
+# Other common names.
 _ALIASES = {
     "chi_squared": "chi2",
     "forward_kl": "kl",
@@ -49,7 +49,7 @@ _ALIASES = {
 
 
 def parse(name: str) -> Divergence:
-    """Return the divergence that a name stands for, such as ``"reverse_kl"`` or ``"js:0.5"``.
+    """Return the divergence with a name such as ``"reverse_kl"`` or ``"js:0.5"``.
 
     | name | divergence |
     |---|---|
@@ -64,8 +64,8 @@ def parse(name: str) -> Divergence:
     | ``alpha:ALPHA`` | `Alpha` |
     | ``renyi:ALPHA`` | `Renyi` |
 
-    Upper case is read as lower case, and a hyphen as an underscore. Every argument ``kind=`` takes such a name too, and
-    `Divergence.name` gives it.
+    Case does not matter, and a hyphen is read as an underscore. Every argument ``kind=`` also takes such a name.
+    `Divergence.name` returns it.
 
     Arguments:
         name: the name.
@@ -74,8 +74,8 @@ def parse(name: str) -> Divergence:
         the divergence.
 
     Raises:
-        ArgumentTypeError: `name` is no string.
-        ArgumentValueError: it is unknown, or its parameter is missing, no number or out of range.
+        ArgumentTypeError: `name` is not a string.
+        ArgumentValueError: the name is unknown, or its parameter is missing, not a number or out of range.
 
     Example:
         >>> from kullback.generators import parse
@@ -90,7 +90,7 @@ def parse(name: str) -> Divergence:
 
 
 def as_divergence(call: str, kind: object) -> Divergence:
-    """Return `kind` if it is a divergence, the divergence of that name if it is a string; raise for anything else."""
+    """Return `kind` if it is a divergence, or the divergence with that name if it is a string; else raise."""
     if isinstance(kind, Divergence):
         return with_limits(without_subclass(kind))
     if isinstance(kind, str):
@@ -101,7 +101,7 @@ def as_divergence(call: str, kind: object) -> Divergence:
 
 
 def _parsed(call: str, argument: str, text: str) -> Divergence:
-    word, *given = [part.strip() for part in text.lower().split(":")]
+    word, *parts = [part.strip() for part in text.lower().split(":")]
     word = word.replace("-", "_")
     word = _ALIASES.get(word, word)
     kind = _KINDS.get(word)
@@ -110,7 +110,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
         word = _ALIASES.get(close[0], close[0]) if close else "kl"
         wanted = "one of " + ", ".join(_usage(name) for name in _KINDS)
     else:
-        parameters = _parameters(word, given)
+        parameters = _parameters(word, parts)
         if parameters is not None:
             try:
                 return kind(**parameters)
@@ -125,20 +125,20 @@ def _usage(name: str) -> str:
     return _PARAMETERS[name][0] if name in _PARAMETERS else f"'{name}'"
 
 
-def _parameters(name: str, given: list[str]) -> dict[str, Any] | None:
-    """Return the arguments that the parts of a name after its first stand for, None where they do not fit."""
+def _parameters(name: str, parts: list[str]) -> dict[str, Any] | None:
+    """Convert the parts after the name into keyword arguments; return None if they do not fit the divergence."""
     if name not in _PARAMETERS:
-        return None if given else {}
+        return None if parts else {}
     parameter = "beta" if name == "js" else "alpha"
-    found: dict[str, Any] = {}
-    for part in given:
+    arguments: dict[str, Any] = {}
+    for part in parts:
         if part == "scaled" and name == "js":
-            found[part] = True
-        elif parameter in found:
+            arguments[part] = True
+        elif parameter in arguments:
             return None
         else:
             try:
-                found[parameter] = float(part)
+                arguments[parameter] = float(part)
             except ValueError:
                 return None
-    return found if parameter in found or name == "js" else None
+    return arguments if parameter in arguments or name == "js" else None

@@ -1,4 +1,4 @@
-"""Divergences that are sums of q f(p / q), evaluated by the ratio alone: no mass is too small, no term overflows."""
+"""Divergences that are sums of q f(p / q), evaluated from the ratio, so that tiny masses and large terms are safe."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["FDivergence", "OfRatio", "OwnTerms", "with_limits"]
 
 # The largest logarithm of a term and of a derivative.
 _LARGEST_LOG = 690.0
-# Below this |log(p / q)| terms of a smooth f are integrals of its second derivative, which lose no digits.
+# Below this |log(p / q)|, terms of a smooth f are integrals of its second derivative, which avoids cancellation.
 _NEAR = 0.3
-# Gauss's rule on [0, 1].
+# Nodes and weights of Gaussian quadrature on [0, 1].
 _RULE = (
     (0.02544604382862074, 0.06474248308443485),
     (0.12923440720030278, 0.13985269574463833),
@@ -33,20 +33,20 @@ _RULE = (
     (0.9745539561713793, 0.06474248308443485),
 )
 _SMALLEST_MASS = 1e-290
-# Between these logarithms of ratios f has to be finite and convex.
+# f must be finite and convex for |log(p / q)| up to this number.
 _CHECKED = 6.0
 _EXAMPLE = "FDivergence(lambda r: (r - 1) ** 2 / (r + 1))"
-# How far a limit that the user gives may be from the one that f has, relatively.
+# The relative tolerance between a limit that you pass and the measured limit of f.
 _AGREE = 1e-6
 
 
 class OfRatio(Divergence):
-    """The base class of divergences whose terms are known per unit of the larger mass, by d = log(p / q)."""
+    """The base class of divergences whose terms, per unit of the larger mass, are a function of d = log(p / q)."""
 
     @property
     @abstractmethod
     def growth(self) -> Growth:
-        """How the terms grow, where they have limits, and their corners."""
+        """The growth or limits of the terms at both ends, and their corners."""
 
     @abstractmethod
     def per_mass(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +94,7 @@ class OfRatio(Divergence):
 
 
 def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest: float) -> Tensor:
-    """Return x times a mass, by logarithms where one of them or the product leaves float64."""
+    """Return x times a mass; use logarithms where a factor or the product is out of the range of float64."""
     direct = is_plain & (mass > _SMALLEST_MASS) & (x.abs() < 1e290)
     product = torch.where(direct, x, 0) * torch.where(direct, mass, 0)
     by_logs = ~direct & (x != 0) & (log_mass > -math.inf)
@@ -105,7 +105,7 @@ def _times(x: Tensor, mass: Tensor, log_mass: Tensor, is_plain: Tensor, largest:
 
 @dataclass(frozen=True, repr=False)
 class OwnTerms(OfRatio):
-    """A user's own kind that is a sum of terms, whose `terms` are asked at masses that are no less than e^-700."""
+    """A user's own kind that is a sum of terms. Its `terms` are called only with masses of at least e^-700."""
 
     kind: Divergence
 
@@ -129,31 +129,32 @@ class OwnTerms(OfRatio):
 
 
 def with_limits(kind: Divergence) -> Divergence:
-    """Return a kind with f'(1) = 0 and the limits where a mass is 0, for a user's own whose terms have them not."""
+    """Return a kind with f'(1) = 0 and with limits where a mass is 0; wrap a user's own kind that lacks them."""
     return kind if is_normalized(kind) else OwnTerms(kind)
 
 
 @dataclass(frozen=True, repr=False)
 class FDivergence(OfRatio):
-    r"""The divergence of a convex function f of your own.
+    r"""The divergence that your own convex function f defines.
 
     .. math:: D_f(P \| Q) = \sum_i q_i\, f(p_i / q_i)
 
-    It is computed with f less its tangent at 1, which changes no value and makes no term negative. The derivatives of f
-    come from autograd. At p = 0 a term is q f(0), at q = 0 it is p times the limit of f(r) / r as r goes to infinity.
-    Where these are infinite, and how fast f grows, decides which divergences of distributions are infinite.
+    The tangent of f at 1 is subtracted first. This does not change the value, and it makes every term non-negative.
+    Autograd computes the derivatives of f. At p = 0 a term is q f(0), at q = 0 it is p times the limit of f(r) / r as
+    r goes to infinity. These limits, and how fast f grows, decide which divergences of distributions are infinite.
 
     Arguments:
-        f: a convex function with f(1) = 0, of a tensor of positive ratios p / q, elementwise, by torch's functions.
-        f_at_zero: f(0), which may be `math.inf`; left out, it is the limit of f as far as float64 shows it.
-        slope_at_infinity: the limit of f(r) / r as r goes to infinity, likewise.
+        f: a convex function with f(1) = 0. It takes a tensor of positive ratios p / q and returns f of each element,
+            computed with torch functions.
+        f_at_zero: f(0), which may be `math.inf`. By default, the limit of f, measured in float64.
+        slope_at_infinity: the limit of f(r) / r as r goes to infinity. By default, measured in float64.
 
     Raises:
-        ArgumentTypeError: `f` is not a function, or does not return a tensor of the shape it gets.
-        ArgumentValueError: f(1) is not 0, f is not convex, or a limit that you give is not the one that f has.
+        ArgumentTypeError: `f` is not a function, or does not return a tensor of the shape of its argument.
+        ArgumentValueError: f(1) is not 0, f is not convex, or a limit that you pass is not the limit of f.
 
     Gradient:
-        as autograd has f'; classes that make the value infinite add nothing.
+        autograd computes f'; classes that make the value infinite contribute 0.
 
     Example:
         >>> import torch
@@ -177,13 +178,13 @@ class FDivergence(OfRatio):
                 "FDivergence", "f", wanted="a function of a tensor", got=safe_repr(self.f), instead=_EXAMPLE
             )
         ratios = torch.exp(torch.linspace(-_CHECKED, _CHECKED, 401, dtype=torch.float64, device="cpu"))
-        found = self.f(ratios)
-        if not isinstance(found, Tensor) or found.shape != ratios.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
+        value = self.f(ratios)
+        if not isinstance(value, Tensor) or value.shape != ratios.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_type(
                 "FDivergence",
                 "f",
                 wanted="a function that returns a tensor of the shape it gets",
-                got=safe_repr(found),
+                got=safe_repr(value),
                 instead=_EXAMPLE,
             )
         at_one = float(self.f(torch.ones(1, dtype=torch.float64, device="cpu")))
@@ -197,7 +198,7 @@ class FDivergence(OfRatio):
             )
         with torch.no_grad():
             slope = self._slope(ratios)
-        if not bool(found.isfinite().all()) or bool((slope.diff() < -1e-9 * (1 + slope[1:].abs())).any()):
+        if not bool(value.isfinite().all()) or bool((slope.diff() < -1e-9 * (1 + slope[1:].abs())).any()):
             raise invalid_value(
                 "FDivergence",
                 "f",
@@ -219,20 +220,22 @@ class FDivergence(OfRatio):
     def _check_limit(self, name: str, given: float | None, limit: float, tangent: float) -> None:
         if given is None:
             return
-        known = limit - tangent  # of f itself
-        is_near = math.isfinite(known) and abs(number_from(given) - known) <= _AGREE * (1 + abs(known))
-        if not (is_near or given == known):
+        measured = limit - tangent  # undo the subtraction of the tangent
+        is_near = math.isfinite(measured) and abs(number_from(given) - measured) <= _AGREE * (
+            1 + abs(measured)
+        )
+        if not (is_near or given == measured):
             raise invalid_value(
                 "FDivergence",
                 name,
-                wanted=f"the limit of f, which is {known:g} as far as float64 shows it",
+                wanted=f"the limit of f, which is {measured:g} in float64",
                 got=safe_repr(given),
                 instead=f"FDivergence(f) without {name}, or another f",
             )
 
     @functools.cached_property
     def _tangent(self) -> float:
-        """The slope of f at 1, or one between those on both sides."""
+        """The slope of f at 1; at a corner, a slope between the slopes on both sides."""
         return float(self._slope(torch.ones(1, dtype=torch.float64, device="cpu")))
 
     def _slope(self, r: Tensor) -> Tensor:
@@ -253,7 +256,7 @@ class FDivergence(OfRatio):
 
     @functools.cached_property
     def _is_smooth(self) -> bool:
-        """Whether integrals of the second derivative near 1 are what the terms are."""
+        """Whether the terms near p = q equal integrals of the second derivative of f."""
         d = torch.linspace(-_NEAR, _NEAR, 60, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             pairs = zip(self._direct(d), self._close(d), strict=True)
@@ -268,14 +271,17 @@ class FDivergence(OfRatio):
         return term, by_p, term - by_p
 
     def _direct(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """Return f(r) - f'(1) (r - 1) and r times its derivative, over r where that is above 1."""
+        """Return f(r) - f'(1) (r - 1) and r times its derivative, both divided by r where r > 1."""
         r = torch.exp(d)
         scale, steps = torch.exp(-d.clamp(min=0)), torch.expm1(-d.abs()).abs() * d.sign()
         term = self.f(r) * scale - self._tangent * steps
         return term.clamp(min=0), (self._slope(r) - self._tangent) * torch.exp(d.clamp(max=0))
 
     def _close(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same by (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds and (r - 1) int f''(1 + s (r - 1)) ds."""
+        """Return the result of `_direct` for r near 1, computed by quadrature.
+
+        The integrals are (r - 1)^2 int (1 - s) f''(1 + s (r - 1)) ds and (r - 1) int f''(1 + s (r - 1)) ds.
+        """
         step = torch.expm1(d)
         value, slope = torch.zeros_like(d), torch.zeros_like(d)
         for s, weight in _RULE:

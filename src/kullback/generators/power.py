@@ -16,21 +16,21 @@ from kullback.generators.weighted_sum import WeightedSum
 __all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger"]
 
 _LARGEST = torch.finfo(torch.float64).max
-# Far enough below _LARGEST that sums of derivatives over a row stay finite.
+# Small enough that sums of derivatives over a row stay finite.
 _LARGEST_DERIVATIVE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
-# Masses below it are taken from their logarithms.
+# Smaller masses are computed from their logarithms.
 _UNDERFLOW = 1e-290
 
 
 @dataclass(frozen=True)
 class Alpha(Divergence):
-    r"""The power divergence of order alpha (Cressie-Read's and Amari's family), which joins KL and reverse KL.
+    r"""The power divergence of order alpha (the family of Cressie, Read and Amari), which contains KL and reverse KL.
 
     .. math:: D_\alpha(P \| Q) = \frac{\sum_i p_i^\alpha q_i^{1-\alpha} - 1}{\alpha (\alpha - 1)}
 
-    `KL` at alpha = 1, `ReverseKL` at alpha = 0, 4 times `SquaredHellinger` at 1/2, half of `ChiSquared` at 2. At
-    p = 0 a term is q / alpha (+inf if alpha <= 0), at q = 0 it is p / (1 - alpha) (+inf if alpha >= 1).
+    It is `KL` at alpha = 1, `ReverseKL` at alpha = 0, 4 times `SquaredHellinger` at 1/2, and half of `ChiSquared` at
+    2. At p = 0 a term is q / alpha (+inf if alpha <= 0), at q = 0 it is p / (1 - alpha) (+inf if alpha >= 1).
 
     Arguments:
         alpha: the order, any real number.
@@ -39,8 +39,9 @@ class Alpha(Divergence):
         ArgumentValueError: `alpha` is not a finite number.
 
     Gradient:
-        by the logits of Q: the projection of -q (r^alpha - 1)/alpha, by those of P: of p (r^(alpha-1) - 1)/(alpha - 1),
-        where r = p/q. Classes that make the value infinite add nothing to the gradient of the side that has the mass.
+        by the logits of Q, the projection of -q (r^alpha - 1)/alpha; by the logits of P, the projection of
+        p (r^(alpha-1) - 1)/(alpha - 1); r = p/q. Classes that make the value infinite contribute 0 to the gradient of
+        the side that has the mass.
 
     Example:
         >>> import torch
@@ -63,7 +64,7 @@ class Alpha(Divergence):
 
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
-        if alpha < 0.5:  # where the formula below would divide by a small alpha, its mirror image does not
+        if alpha < 0.5:  # the mirror image avoids division by a small alpha
             return Alpha(1 - alpha).terms(pair.swapped())
         near = pair.log_ratio.abs() * alpha < NEAR
         power = alpha * torch.where(near, pair.log_ratio, 0)
@@ -77,7 +78,7 @@ class Alpha(Divergence):
             return by_p, by_q
         if alpha == 1:
             return KL().derivatives(pair)
-        if alpha > 1:  # the classes that make the value infinite
+        if alpha > 1:  # drop the classes that make the value infinite
             pair = pair._replace(log_ratio=torch.where(pair.log_ratio == torch.inf, 0, pair.log_ratio))
         by_p = _box_cox(pair, alpha - 1, largest=_LARGEST_DERIVATIVE)
         return by_p, (pair.q_minus_p() - (alpha - 1) * by_p) / alpha
@@ -85,14 +86,14 @@ class Alpha(Divergence):
 
 def _alpha_series(alpha: float) -> list[float]:
     """Return the coefficients of (e^x - 1 - alpha (e^(x / alpha) - 1)) alpha / (alpha - 1) from x^2 upwards."""
-    inverse = 1 / alpha  # whose powers stay in range, of a large alpha
+    inverse = 1 / alpha  # powers of a large alpha would overflow
     return [sum([inverse**k for k in range(n - 1)]) / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
-    """Return p (r^c - 1) / c with r = p/q, p times the Box-Cox transform of r; at c = 0 that is p log r.
+    """Return p (r^c - 1) / c with r = p/q, p times the Box-Cox transform of r; at c = 0 return p log r.
 
-    r^c alone may overflow; the result is at most about `largest`.
+    r^c may overflow; the result is at most about `largest`.
     """
     if c == 0:
         return pair.p_log_ratio()
@@ -104,7 +105,7 @@ def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
 
 
 def _log_affinity(pair: FinitePair, alpha: float) -> Tensor:
-    """Return log(p^alpha q^(1 - alpha)) for alpha > 0, also where p and q underflow; -inf where P has no mass."""
+    """Return log(p^alpha q^(1 - alpha)) for alpha > 0, accurate even where p and q underflow; -inf where p = 0."""
     log_p = pair.log_p()
     return torch.where(log_p == -torch.inf, -torch.inf, log_p + (alpha - 1) * pair.log_ratio)
 
@@ -148,7 +149,7 @@ class SquaredHellinger(WeightedSum):
     At p = 0 a term is q/2, at q = 0 it is p/2. A quarter of `Alpha` of order 1/2.
 
     Gradient:
-        by logits finite everywhere.
+        finite everywhere by logits.
 
     Example:
         >>> import torch
@@ -174,11 +175,12 @@ class Renyi(Divergence):
 
     .. math:: R_\alpha(P \| Q) = \frac{1}{\alpha - 1} \log \sum_i p_i^\alpha q_i^{1-\alpha}
 
-    At alpha = 0 it is -log Q(p > 0), at alpha = 1 it is `KL`, at alpha = inf it is the largest log(p/q). Where
-    q = 0 < p it is +inf for alpha >= 1, and such a class only drops out of the sum for alpha < 1, as one with
-    p = 0 < q does for every alpha > 0; with no common class at all it is +inf.
+    At alpha = 0 it is -log Q(p > 0), at alpha = 1 it is `KL`, at alpha = inf it is the largest log(p/q). A class with
+    q = 0 < p makes the value +inf for alpha >= 1, and drops out of the sum for alpha < 1. A class with p = 0 < q drops
+    out for every alpha > 0. If P and Q share no class, the value is +inf.
 
-    It is a function of the power divergence, R = log(1 + alpha (alpha - 1) D) / (alpha - 1); `terms` are those of D.
+    It is a function of the power divergence D: R = log(1 + alpha (alpha - 1) D) / (alpha - 1). `terms` are the terms of
+    D.
 
     Arguments:
         alpha: the order, from 0 to `math.inf`.
@@ -187,8 +189,8 @@ class Renyi(Divergence):
         ArgumentValueError: `alpha` is negative or NaN.
 
     Gradient:
-        by logits finite everywhere; classes that make the value infinite add nothing. At alpha = inf it is that of the
-        first class at which the maximum is attained, and 0 for P = Q.
+        finite everywhere by logits; classes that make the value infinite contribute 0. At alpha = inf it is the
+        gradient of log(p/q) at the first class that attains the maximum, and 0 for P = Q.
 
     Example:
         >>> import torch
@@ -231,7 +233,7 @@ class Renyi(Divergence):
         if alpha == 0:
             lost, covered = _support_of_p(pair)
             shares = torch.softmax(torch.where(covered.isinf().all(-1, keepdim=True), 0, covered), -1)
-            # Up to a multiple of q, which the normalization of Q removes again.
+            # Up to a multiple of q, which the normalization of Q removes.
             return torch.zeros_like(pair.p), lost - lost.sum(-1, keepdim=True) * shares
         if alpha == 1:
             return KL().derivatives(pair)
@@ -254,12 +256,12 @@ class Renyi(Divergence):
         )
 
     def _affinity_change(self, pair: FinitePair) -> Tensor:
-        """Return sum p^alpha q^(1 - alpha) - 1, accurately where it is small."""
-        # In this order: the square of a huge order overflows, and infinity times 0 is NaN.
+        """Return sum p^alpha q^(1 - alpha) - 1, accurate even where it is small."""
+        # The order of the products matters: the square of a huge alpha overflows, and infinity times 0 is NaN.
         return self.alpha * ((self.alpha - 1) * Alpha(min(self.alpha, _LARGEST)).total(pair))
 
 
 def _support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
-    """Return q outside the support of P, else 0, and log q inside, else -inf; an underflowing p is in the support."""
+    """Return q outside the support of P (else 0), and log q inside (else -inf); an underflowing p is in the support."""
     outside = pair.log_ratio == -torch.inf
     return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())

@@ -1,4 +1,4 @@
-"""The base class of divergences that are sums of others."""
+"""The base class of divergences that are weighted sums of other divergences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["WeightedSum"]
 
 
 class WeightedSum(Divergence):
-    """The base class of divergences that are sums of others, taken of (P, Q) or of (Q, P)."""
+    """The base class of divergences that are weighted sums of other divergences, of (P, Q) or of (Q, P)."""
 
     @abstractmethod
     def parts(self) -> Sequence[tuple[float, Divergence, bool]]:
-        """Return the positive weights and the divergences; the flag says that P and Q are exchanged."""
+        """Return tuples of a positive weight, a divergence, and whether P and Q are exchanged."""
 
     def terms(self, pair: FinitePair) -> Tensor:
         total = torch.zeros_like(pair.p)
