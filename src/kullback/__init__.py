@@ -1,6 +1,6 @@
-"""Kullback-Leibler divergences for PyTorch: for tensors, distributions, losses, metrics and files of predictions.
+"""Kullback-Leibler divergences for PyTorch: tensors, distributions, losses, metrics and files of predictions.
 
-Each public name is imported when it is first used, so that ``import kullback`` takes no time of its own.
+Each public name is imported at its first use, so that ``import kullback`` is fast.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# The public names by the module that defines them.
+# The public names of each module.
 _NAMES = {
     "kullback.diagnosis": ("diagnose",),
     "kullback.dispatch": ("divergence", "kl_divergence", "kl_estimate"),

@@ -1,8 +1,8 @@
 r"""A control variate for the mean of log p - log q over draws of P: q / p - 1, whose mean is 0.
 
-With d = log p - log q, the mean of :math:`d + c (q / p - 1)` is KL(P || Q) for any c, as
-:math:`E_P[q / p] = 1` where P has mass wherever Q has. The c of least variance is minus the coefficient of the
-regression of d on q / p - 1.
+Let d = log p - log q. If P has mass wherever Q has mass, :math:`E_P[q / p] = 1`. Then the mean of
+:math:`d + c (q / p - 1)` is KL(P || Q) for every c. The c that minimizes the variance is minus the coefficient of
+the regression of d on q / p - 1.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 __all__ = ["LARGEST_TAIL_INDEX", "coefficient", "ratio_minus_one", "tail_index"]
 
 LARGEST_TAIL_INDEX = 0.4
-"""q / p is left out beyond this tail index, at which its variance is all but infinite."""
-# It has to explain so much of the variance of d: for less, what it adds to the tails is not worth it (measured).
+"""The control variate is not used above this tail index, because the variance of q / p is then nearly infinite."""
+# The control variate must explain this share of the variance of d. Otherwise its heavier tails cost more (measured).
 _LEAST_EXPLAINED = 0.75
 
 
@@ -26,16 +26,16 @@ def ratio_minus_one(d: Tensor) -> Tensor:
 
 
 def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the coefficient of q / p - 1 that gives the mean of d its least variance; 0 where it cannot be trusted.
+    """Return the coefficient of q / p - 1 that minimizes the variance of the mean of d, or 0 if it is unreliable.
 
-    That is where Q shows mass that P has not, as the mean of q / p - 1 is then not 0, or where the largest q / p hint
-    at a variance that is not finite: a few draws would then decide the coefficient, and the standard error would be
-    too small. It is 0, too, where q / p - 1 explains less than three quarters of the variance of d.
+    It is 0 in three cases. First, the mean of q / p - 1 differs from 0, because Q has mass where P has none. Second,
+    the largest q / p suggest an infinite variance: a few draws would determine the coefficient, and the standard error
+    would be too small. Third, q / p - 1 explains less than three quarters of the variance of d.
 
     Arguments:
         d: log p - log q at draws of P, shape (draws, ...).
         ratio: q / p - 1 at the draws, same shape.
-        weights: of the draws, shape (draws,); left out, all alike.
+        weights: the weights of the draws, shape (draws,); by default all are equal.
     """
     if weights is None:
         weights = torch.ones(d.shape[0], dtype=d.dtype, device=d.device)
@@ -54,7 +54,9 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
 
 
 def tail_index(ratio: Tensor) -> Tensor:
-    """Estimate k where P(q / p > t) falls as t^(-1 / k), from q / p - 1: variances are finite for k below 1 / 2.
+    """Estimate the tail index k from q / p - 1, where P(q / p > t) falls as t^(-1 / k).
+
+    The variance of q / p is finite for k < 1/2.
 
     A Simple General Approach to Inference About the Tail of a Distribution (Hill, 1975)
     """

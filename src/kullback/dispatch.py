@@ -1,4 +1,4 @@
-"""`kl_divergence`, `divergence` and `kl_estimate`: which rule answers for the two arguments."""
+"""`kl_divergence`, `divergence` and `kl_estimate`, and the choice of the rule for the two arguments."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["between_distributions", "divergence", "kl_divergence", "kl_estimate"
 
 Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
-# The methods that serve two finite distributions.
+# The methods for two finite distributions.
 _FINITE_METHODS = ("auto", "summation")
-# That of counts as draws: the divergence of their proportions.
+# The method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
-_OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # those without labels of classes
+_OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without labels
 
 
 def kl_divergence(
@@ -52,38 +52,40 @@ def kl_divergence(
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
-    Never negative, never NaN, exactly 0 for P = Q. +inf where P has mass that Q has not.
+    The result is never negative and never NaN. It is exactly 0 for P = Q, and +inf if Q has no mass where P has mass.
 
     Arguments:
-        p: P: `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes); or a torch distribution, or a frozen
-            one of SciPy's, such as ``scipy.stats.norm(0, 1)``, which has no gradient and counts as float64; or
-            `Samples`, draws of an unknown P.
-        q: Q: any of the first four, or a Categorical, with as many classes, or a distribution if P is one. Batch
-            shapes broadcast. For draws of P: draws of Q, or a Q that is known.
+        p: the distribution P. It is `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch
+            distribution, or `Samples` from an unknown P. A frozen SciPy distribution such as
+            ``scipy.stats.norm(0, 1)`` is also accepted; it has dtype float64 and no gradient.
+        q: the distribution Q. If P is one of the first four, Q is one of them too, or a Categorical, with as many
+            classes. If P is a distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known
+            distribution. Batch shapes broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
-        method: for two torch distributions, the rule to use: ``"auto"`` takes the most exact there is of
+        method: for two torch distributions, the rule: ``"auto"`` uses the most exact rule available among
             ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
-            For `Samples`, the estimator: a function of `kullback.estimators`, ``"auto"`` the one that suits the draws.
-        rtol: the relative error that a sum or an integral has to reach; left out, 1e-10 is aimed at in float64.
-        atol: the absolute error that is good enough.
-        max_evaluations: how many terms of a sum or nodes of an integral there may be for an element of the batch.
-        draws: how many draws ``"monte_carlo"`` takes of each element of the batch.
-        generator: where their randomness comes from; left out, torch's own.
+            For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the one that suits the
+            samples.
+        rtol: the relative error that a sum or an integral must reach. By default, it aims at 1e-10 in float64.
+        atol: the sufficient absolute error of a sum or an integral.
+        max_evaluations: the largest number of terms of a sum, or nodes of an integral, per element of the batch.
+        draws: the number of draws of ``"monte_carlo"`` per element of the batch.
+        generator: the random generator of these draws; by default, torch's global one.
 
     Returns:
-        the divergences, shape: the broadcast batch shape; dtype: that of the arguments. Computed in float64
-        and rounded once, except two log-probabilities, or more than 32 logits, of 32 bits or less where the native
-        kernels run: these compute in float32 and sum in float64.
+        the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in
+        float64 and rounded once. For 32 bits or less, the native kernels compute two `LogProbs`, or two `Logits` with
+        more than 32 classes, in float32 and sum in float64.
 
     Raises:
-        ArgumentTypeError: an argument is a bare tensor or no distribution at all.
+        ArgumentTypeError: an argument is a bare tensor or not a distribution.
         ArgumentValueError: the numbers of classes, dtypes, devices or batch shapes do not match.
-        NoRuleError: nothing exact is known for this pair of types.
-        ConvergenceError: a sum or an integral did not reach the tolerance; its ``estimate`` holds what was reached.
+        NoRuleError: no exact rule exists for this pair of types.
+        ConvergenceError: a sum or an integral did not reach the tolerance; its ``estimate`` is the result so far.
 
     Gradient:
-        flows to both arguments; 0 for P = Q, at a class masked with ``-inf`` on both sides, and at a probability that
-        is exactly 0. It is never NaN.
+        flows to both arguments. It is 0 for P = Q, at a class masked with ``-inf`` on both sides, and at a probability
+        that is exactly 0. It is never NaN.
 
     Example:
         >>> import torch
@@ -97,7 +99,7 @@ def kl_divergence(
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
-    # The defaults themselves, as comparing what may be anything takes longer.
+    # Compare with the default objects by identity, which is faster than equality.
     is_default = (
         method is _METHOD
         and base is rtol is generator is None
@@ -106,7 +108,7 @@ def kl_divergence(
         and draws is _DRAWS
     )
     if is_default:
-        # At once: for a small batch, checking the options takes longer.
+        # A fast path: for a small batch, the checks of the options would take longer than the divergence.
         if type(p) is type(q) and type(p) in _OF_CLASSES:
             value = _value_of_rows(cast(Representation, p), cast(Representation, q))
         else:
@@ -124,7 +126,7 @@ def kl_divergence(
 
 _DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
 _METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = map(_DEFAULTS.get, ("method", "atol", "max_evaluations", "draws"))
-_DEFAULT_OPTIONS = Options(wants_error=False, try_native=False)  # as the kernels have declined the pair then
+_DEFAULT_OPTIONS = Options(wants_error=False, try_native=False)  # the kernels have already declined the pair
 
 
 def divergence(
@@ -147,24 +149,25 @@ def divergence(
     Arguments:
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
-        kind: which divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``, or its name, as
-            ``"js:0.5"`` (`kullback.generators.parse`). Of distributions of vectors there are ``KL()``, ``ReverseKL()``,
-            ``Jeffreys()`` and the powers of p / q in closed form.
+        kind: the divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``, or its name, such as
+            ``"js:0.5"`` (`kullback.generators.parse`). Distributions of vectors support ``KL()``, ``ReverseKL()``,
+            ``Jeffreys()``, and powers of p / q where they have a closed form.
         base: the base of the logarithm, for the kinds that have one: 2 gives bits. The default gives nats.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
     Returns:
-        the divergences, shape: the broadcast batch shape; dtype: that of the arguments.
+        the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments.
 
     Raises:
-        ArgumentTypeError: an argument is a bare tensor or no distribution at all, or `kind` is no divergence.
-        ArgumentValueError: shapes, dtypes or devices do not match, or `base` is given for a kind without logarithm.
-        NoRuleError: nothing is known for this pair of types.
+        ArgumentTypeError: an argument is a bare tensor or not a distribution, or `kind` is not a divergence.
+        ArgumentValueError: shapes, dtypes or devices do not match, or you pass `base` for a kind without logarithm.
+        NoRuleError: no rule exists for this pair of types.
 
     Gradient:
-        flows to both arguments, and is never NaN; each kind states its edges. Second derivatives are right too, by
-        a second backward pass, in forward mode and by `torch.func`. They do not exist where the divergence has a
-        corner: `TotalVariation` at P = Q, and ends of a support that coincide. There they leave out the corner.
+        flows to both arguments and is never NaN. The docstring of each kind states its gradient at the edges. Second
+        derivatives are correct in a second backward pass, in forward mode and in `torch.func`. They do not exist where
+        the divergence has a corner: `TotalVariation` at P = Q, and ends of a support that coincide. There the result
+        leaves out the contribution of the corner.
 
     Example:
         >>> import torch
@@ -195,28 +198,28 @@ def kl_estimate(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    r"""Compute a divergence from P to Q, KL by default, and say how it was obtained and how far it may be off.
+    r"""Compute a divergence from P to Q, KL by default, with its method and its error.
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
-    `Counts` of whole numbers, without a prior, are draws. Their value is the divergence of the proportions, as
-    `kl_divergence` and `divergence` return it, and is biased upwards; the interval is that of `Samples` with a row for
-    each draw, and is about the divergence of the distributions. ``method="coverage_adjusted"`` or another one for
-    categories takes the bias off the value.
+    Whole-number `Counts` without a prior count as samples. The value is the divergence of the proportions, as
+    `kl_divergence` and `divergence` return it; it is biased upwards. The interval is for the divergence of the
+    underlying distributions. It is the same as for `Samples` with one row for each counted sample.
+    ``method="coverage_adjusted"``, or another method for categories, corrects the bias of the value.
 
     Arguments:
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
-        kind: which divergence, or its name, as in `divergence`.
+        kind: the divergence or its name, as in `divergence`.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
-        confidence: how often the interval of an estimate from draws covers the truth.
+        confidence: the coverage probability of the confidence interval.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
     Returns:
-        an `Estimate`: ``value`` is what `divergence` returns, always computed in float64; ``error`` bounds how far
-        it may be off, given the inputs as they are; from draws there is ``standard_error`` instead. ``method`` names
-        the rule, as the argument takes it. From `Samples` and `Counts` there are also ``interval``, ``n`` and
-        ``notes``; a batch of counts has an interval for each row.
+        an `Estimate`. ``value`` is the result of `divergence`, always computed in float64. ``error`` bounds its
+        numerical error, for exact inputs; estimates from random draws have ``standard_error`` instead. ``method`` is
+        the name of the rule, which you can pass as `method`. Estimates from `Samples` and `Counts` also have
+        ``interval``, ``n`` and ``notes``; a batch of counts has one interval per row.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
@@ -252,10 +255,10 @@ def kl_estimate(
     from kullback.estimators.counted import with_interval
 
     in_nats = replace(answer, value=answer.value * unit, error=None)
-    found = with_interval(p, q, kind, in_nats, confidence)
-    if found.n is None:
-        return replace(answer, notes=found.notes)
-    return replace(_in_units(found, unit), value=answer.value, confidence=float(confidence))
+    counted = with_interval(p, q, kind, in_nats, confidence)
+    if counted.n is None:
+        return replace(answer, notes=counted.notes)
+    return replace(_in_units(counted, unit), value=answer.value, confidence=float(confidence))
 
 
 def _options(
@@ -287,11 +290,11 @@ def _options(
     return Options(method, rtol, atol, counts[0], counts[1], generator, wants_error)
 
 
-# The estimators are imported where there are draws: most calls have none, and they take as long as the rest.
+# The estimators are imported only for draws: most calls have none, and the import takes as long as all the others.
 
 
 def _check_estimator(call: str, method: object) -> None:
-    """Refuse a method that is not an estimator's name either."""
+    """Raise unless the method is the name of an estimator."""
     from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS
 
     if not isinstance(method, str) or method not in SAMPLE_METHODS:
@@ -303,7 +306,7 @@ def _check_estimator(call: str, method: object) -> None:
             + " and, for draws, "
             + ", ".join(map(repr, SAMPLE_METHODS[1:])),
             got=safe_repr(method),
-            instead="method='auto', which takes the most exact rule there is",
+            instead="method='auto', which uses the most exact rule available",
         )
 
 
@@ -339,21 +342,21 @@ def _answer(
 
 
 def _are_drawn(p: object, q: object, method: str) -> bool:
-    """Say whether two `Counts` are to be estimated from by a method for draws of categories."""
+    """Return whether both sides are `Counts` and the method is an estimator for samples of categories."""
     return isinstance(p, Counts) and isinstance(q, Counts) and method not in (*METHODS, _PLUGIN)
 
 
 def _adds(p: Representation, q: Representation, method: str) -> bool:
-    """Say whether a method adds over classes, as that of the proportions of counts does."""
+    """Return whether a method sums over classes, as the plug-in estimate from counts also does."""
     return method in _FINITE_METHODS or (
         method == _PLUGIN and (isinstance(p, Counts) or isinstance(q, Counts))
     )
 
 
 def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
-    """Return the error for two of a kind and a method that does not serve it, or for two of unlike kinds."""
+    """Return the error for a method that does not fit two representations, or for a pair of incompatible types."""
     if isinstance(p, Representation) and isinstance(q, Representation):
-        wanted, instead = "'auto' or 'summation', which add over classes", "method='summation'"
+        wanted, instead = "'auto' or 'summation', which sum over classes", "method='summation'"
         return NoRuleError(explain(call, "method", wanted=wanted, got=repr(method), instead=instead))
     return NoRuleError(
         explain(
@@ -367,7 +370,7 @@ def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
 
 
 def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
-    """Convert SciPy's distributions to torch's, and a Categorical beside a representation to one; refuse the rest."""
+    """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
     p, q = _operand(call, "p", p), _operand(call, "q", q)
     if isinstance(p, Representation) != isinstance(q, Representation):
         p, q = _of_classes(p), _of_classes(q)
@@ -375,7 +378,7 @@ def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
 
 
 def _operand(call: str, argument: str, x: object) -> Any:
-    """Return an operand, one of SciPy's as torch's; refuse an object that does not say what it holds."""
+    """Return an operand, converted from SciPy to torch if necessary; raise for any other type."""
     if not isinstance(x, Representation | Samples | Distribution):
         if not is_frozen(x):
             raise _bare(call, argument, x)
@@ -384,7 +387,7 @@ def _operand(call: str, argument: str, x: object) -> Any:
 
 
 def _of_classes(d: object) -> object:
-    """Return the logits or probabilities of a Categorical or OneHotCategorical; anything else as it is."""
+    """Return the logits or probabilities of a Categorical or OneHotCategorical; return other objects unchanged."""
     part = categorical_of(d)
     if part is None:
         return d
@@ -394,7 +397,7 @@ def _of_classes(d: object) -> object:
 
 
 def _in_units(answer: Estimate, unit: float) -> Estimate:
-    """Convert an answer in nats to a unit of so many nats."""
+    """Convert an estimate from nats to another unit; `unit` is the number of nats in it."""
 
     def converted(x: Tensor | None) -> Tensor | None:
         return None if x is None else x / unit
@@ -409,7 +412,7 @@ def _in_units(answer: Estimate, unit: float) -> Estimate:
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
-    """Return the value; where draws give no finite upper end of an interval, warn with the notes that say why."""
+    """Return the value; if an estimate from draws has no finite upper limit, warn with the notes that explain it."""
     if answer.n is not None and (answer.interval is None or not bool(answer.interval[1].isfinite().all())):
         from kullback.estimators import EstimateWarning
 
@@ -421,7 +424,7 @@ def _value_with_warnings(answer: Estimate) -> Tensor:
 def between_distributions(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
 ) -> Estimate:
-    """Return a divergence of two torch distributions, with its method and error."""
+    """Return the divergence of two torch distributions, with its method and error."""
     if kind is not _KL:
         kind = as_kl(kind)
     if kind is _KL or behaves_as(kind, KL):
@@ -434,7 +437,7 @@ def between_distributions(
 
 
 def _sum(a: Estimate, b: Estimate) -> Estimate:
-    """Add two estimates; the method is the less exact one of the two."""
+    """Add two estimates; the method is the less exact of the two methods."""
     error = None if a.error is None or b.error is None else a.error + b.error
     standard_error = None
     if a.standard_error is not None and b.standard_error is not None:
@@ -445,7 +448,7 @@ def _sum(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _bare(call: str, argument: str, operand: object) -> ArgumentTypeError:
-    """Return the error for an operand that does not say what it holds."""
+    """Return the error for a bare tensor, or for another object that is not a distribution."""
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
     if isinstance(operand, Tensor):
         return ArgumentTypeError(f"{call}({argument}=...): a tensor does not say what it holds; {wrap}")
@@ -456,7 +459,7 @@ def _bare(call: str, argument: str, operand: object) -> ArgumentTypeError:
 
 
 def _unit(call: str, kind: Divergence, base: float | None) -> float:
-    """Return the number of nats in the unit of the answer."""
+    """Return the number of nats in the unit of the result."""
     if base is None:
         return 1.0
     if not kind.logarithmic:
@@ -479,7 +482,7 @@ def _unit(call: str, kind: Divergence, base: float | None) -> float:
 
 
 def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
-    """Return KL between two representations of one type; None unless they have one shape, dtype and device."""
+    """Return KL between two representations of the same type; None unless shape, dtype, device and `dim` agree."""
     a, b = p.tensor, q.tensor
     if type(p) is Logits and p.dim == q.dim == -1:
         value = fused_divergence_of_logits(a, b)
@@ -491,7 +494,7 @@ def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
 
 
 def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Put labeled counts on the union of their classes; raise where devices, dtypes or shapes differ."""
+    """Align labeled counts on the union of their classes; raise if devices, dtypes or shapes do not match."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         p, q = p.aligned_with(q)
     _same_device(call, p, q)
@@ -529,8 +532,8 @@ def _same_device(call: str, p: Representation, q: Representation) -> None:
 
 
 def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Return both in one dtype: lists follow arrays and both follow tensors; two tensors have to agree."""
-    sides = [side for side in (p, q) if side.tensor.is_floating_point()]  # integer counts go with any
+    """Return both sides in one dtype: a tensor's dtype has priority over an array's, and an array's over a list's."""
+    sides = [side for side in (p, q) if side.tensor.is_floating_point()]  # integer counts fit any dtype
     dtypes = [side.tensor.dtype for side in sides]
     if len(set(dtypes)) < 2:
         return p, q

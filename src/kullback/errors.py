@@ -1,7 +1,7 @@
-"""The error family: every exception kullback raises on purpose is a `KullbackError`.
+"""Exception classes: every exception that kullback raises on purpose is a `KullbackError`.
 
-Each member is also the built-in exception a caller would expect (`ValueError`, `TypeError`, ...), so
-existing ``except`` clauses keep working.
+Each class also inherits from the usual built-in exception (`ValueError`, `TypeError`, ...), so existing ``except``
+clauses work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class KullbackError(Exception):
-    """Base class of every error that kullback raises on purpose.
+    """Base class of all errors that kullback raises on purpose.
 
     Example:
         >>> import kullback
@@ -40,7 +40,7 @@ class KullbackError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild without the constructor, whose arguments `args` lacks: the parent of a process pool would hang."""
+        """Unpickle without the constructor: `args` lacks some of its arguments, and a process pool would hang."""
         return _rebuilt, (type(self), self.args), self.__dict__
 
 
@@ -49,7 +49,7 @@ def _rebuilt(kind: type[KullbackError], args: tuple[Any, ...]) -> KullbackError:
 
 
 class ArgumentValueError(KullbackError, ValueError):
-    """An argument has the right type but a value, shape, dtype or device that cannot be used.
+    """An argument has the right type but an invalid value, shape, dtype or device.
 
     Example:
         >>> import kullback
@@ -61,7 +61,7 @@ class ArgumentValueError(KullbackError, ValueError):
 
 
 class ArgumentTypeError(KullbackError, TypeError):
-    """An argument has a type that cannot be used.
+    """An argument has an invalid type.
 
     Example:
         >>> import torch, kullback
@@ -73,7 +73,7 @@ class ArgumentTypeError(KullbackError, TypeError):
 
 
 class IncompatibleTensorError(ArgumentValueError, RuntimeError):
-    """A tensor's dtype, layout, shape or device rules it out in a drop-in; a RuntimeError too, which torch raises then.
+    """A drop-in function got a tensor of an invalid dtype, layout, shape or device; also a RuntimeError, as in torch.
 
     Example:
         >>> import torch, kullback
@@ -85,7 +85,7 @@ class IncompatibleTensorError(ArgumentValueError, RuntimeError):
 
 
 class NoRuleError(KullbackError, NotImplementedError):
-    """No rule answers for this pair of arguments.
+    """No rule exists for this pair of arguments.
 
     Example:
         >>> import torch
@@ -99,7 +99,7 @@ class NoRuleError(KullbackError, NotImplementedError):
 
 
 class RegistrationError(KullbackError, ValueError):
-    """A rule cannot be registered: one is there already, or the pair would be ambiguous.
+    """A rule cannot be registered: the pair already has a rule, or it would be ambiguous.
 
     Example:
         >>> from torch.distributions import Normal
@@ -115,7 +115,7 @@ class RegistrationError(KullbackError, ValueError):
 
 
 class ConvergenceError(KullbackError, ArithmeticError):
-    """A sum or an integral did not reach the error that was asked for; `estimate` holds how far it came.
+    """A sum or an integral did not reach the requested tolerance; `estimate` is the result so far.
 
     Example:
         >>> issubclass(ConvergenceError, ArithmeticError)
@@ -128,7 +128,7 @@ class ConvergenceError(KullbackError, ArithmeticError):
 
 
 class FileError(KullbackError, ValueError):
-    """A file is missing, truncated, of another format than claimed, or does not match its partner.
+    """A file is missing or truncated, has the wrong format, or does not match the other file.
 
     Example:
         >>> import kullback.io
@@ -140,7 +140,7 @@ class FileError(KullbackError, ValueError):
 
 
 class ModelError(KullbackError, RuntimeError):
-    """A language model cannot be loaded or run, or a server does not answer as it should.
+    """A language model cannot be loaded or run, or a server gives an invalid answer.
 
     Example:
         >>> from kullback.models import open_model
@@ -152,7 +152,7 @@ class ModelError(KullbackError, RuntimeError):
 
 
 class ColumnNotFoundError(KullbackError, KeyError):
-    """A comparison of tables has no such column.
+    """A comparison of tables does not contain this column.
 
     Example:
         >>> import pyarrow as pa
@@ -164,7 +164,7 @@ class ColumnNotFoundError(KullbackError, KeyError):
         kullback.errors.ColumnNotFoundError: no comparison of 'y': wanted one of 'x'
     """
 
-    __str__ = Exception.__str__  # KeyError's would show the repr
+    __str__ = Exception.__str__  # KeyError.__str__ would return the repr
 
 
 class OptionalDependencyError(KullbackError, ImportError):
@@ -177,7 +177,7 @@ class OptionalDependencyError(KullbackError, ImportError):
 
 
 def explain(call: str, argument: str, *, wanted: str, got: str, instead: str) -> str:
-    """Say what went wrong: the call, the argument (or several), what was wanted, what came and what to write instead.
+    """Return an error message: the call, its argument (or several), the wanted value, the actual one, and a correction.
 
     Example:
         >>> explain("Counts", "prior", wanted="a number", got="'half'", instead="prior=0.5")
@@ -188,23 +188,23 @@ def explain(call: str, argument: str, *, wanted: str, got: str, instead: str) ->
 
 
 def invalid_value(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
-    """Return the error for an argument of the right type and a value that cannot be used, in the words of `explain`."""
+    """Return the error for an argument of the right type with an invalid value; the message is from `explain`."""
     return ArgumentValueError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
 def invalid_type(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentTypeError:
-    """Return the error for an argument of the wrong type, in the words of `explain`."""
+    """Return the error for an argument of the wrong type; the message is from `explain`."""
     return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
-# A name in a message is cut to this many characters, what an argument was to so many, a message to that many.
+# The largest numbers of characters: of a name in a message, of the text after "got", and of a whole message.
 LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 
 
 def printable(text: object, longest: int | None = None) -> str:
-    r"""Escape the control characters and undecodable bytes of a name or sentence, and cut it in the middle.
+    r"""Escape control characters and undecodable bytes in a text, and cut a long text in the middle.
 
-    A terminal would execute control characters, line breaks could forge lines, and UTF-8 cannot encode undecodable
+    A terminal would execute control characters, and line breaks could forge lines. UTF-8 cannot encode the undecodable
     bytes of file names.
 
     Example:
@@ -221,7 +221,7 @@ def printable(text: object, longest: int | None = None) -> str:
 
 
 def safe_repr(value: object) -> str:
-    """Return the repr of a value of the user's, or its type where that fails: Python writes no integer of 4301 digits.
+    """Return the repr of a user's value, or its type if `repr` fails, as for integers of 4301 or more digits.
 
     Example:
         >>> safe_repr(0.5), safe_repr(10**5000)
@@ -229,13 +229,13 @@ def safe_repr(value: object) -> str:
     """
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - a class may have any
+    except Exception:  # noqa: BLE001 - a user's class may raise any exception
         name = type(value).__name__
         return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def quoted(name: object) -> str:
-    r"""Return a name that may come from anywhere in quotation marks: escaped, and cut where it is very long.
+    r"""Return an untrusted name in quotation marks, escaped and cut if it is very long.
 
     Example:
         >>> print(quoted("size\n"))

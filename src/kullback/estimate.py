@@ -1,4 +1,4 @@
-"""A value together with how it was obtained and how far it may be off."""
+"""An estimate: a value with its method and its error."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ _KINDS = {
     "chi2": "chi-squared divergence",
     "alpha": "alpha divergence",
 }
-# Kinds without a logarithm, and so without a unit.
+# Kinds without a logarithm have no unit.
 _PURE = ("tv", "hellinger", "chi2", "alpha")
 _UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
 
 
 @dataclass(frozen=True, repr=False)
 class Estimate(ShortRepr):
-    """A divergence, the method that gave it, and a bound or standard error for it.
+    """A divergence, its method, and an error bound or standard error.
 
     Arguments:
-        value: the divergence, one for each element of the batch, in nats unless a base was asked for.
-        error: a bound on how far `value` may be off, same shape and unit. None where there is none: for an estimate
-            from draws, and for a rule that states none, as third parties' do not.
-        method: how it was obtained, as the ``method=`` of the call takes it: ``"closed_form"``, ``"quadrature"`` ...
-        interval: for an estimate from draws, the two ends of its confidence interval; an end is infinite where it
-            bounds one side only. None for exact methods, and where none can be honest: then `notes` say why.
-        n: for an estimate from draws, how many there were of P and of Q: 0 of a side that is known, a tensor where the
-            rows of a batch differ.
-        notes: what a reader has to know about this value, one sentence each.
-        standard_error: for an estimate from draws, the standard error of `value`. None for exact methods, and where
-            there is none.
-        kind: the name of the divergence, as ``"kl"``.
+        value: the divergence, one for each element of the batch, in nats unless you pass a base.
+        error: a bound on the numerical error of `value`, in the same shape and unit. None for estimates from draws, and
+            for rules without a bound, such as third-party rules.
+        method: the name of the method, as in the ``method=`` of the call: ``"closed_form"``, ``"quadrature"`` ...
+        interval: for an estimate from draws, the lower and upper limits of its confidence interval. A one-sided
+            interval has an infinite limit. None for exact methods, and where no valid interval exists; then `notes`
+            explain the reason.
+        n: for an estimate from draws, the numbers of draws of P and of Q. It is 0 for a known distribution, and a
+            tensor if the rows of a batch differ.
+        notes: sentences that you should read together with the value.
+        standard_error: for an estimate from draws, the standard error of `value`. None for exact methods, and if it is
+            not available.
+        kind: the name of the divergence, such as ``"kl"``.
         base: the base of its logarithm; None for nats.
-        confidence: how often the interval covers; None where it is not known.
+        confidence: the coverage probability of the interval; None if unknown.
 
-    `print` writes one line, `float` returns the value, and a format such as ``f"{estimate:.3f}"`` is that of the value.
+    `print` writes one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value.
 
     Example:
         >>> import torch
@@ -90,20 +91,20 @@ class Estimate(ShortRepr):
         return format(float(self), spec) if spec else str(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for copies and other processes, without the graph that gradients go back through."""
+        """Return the fields for copies and other processes, without the autograd graph."""
         return {
             name: value.detach() if isinstance(value, Tensor) and not value.is_leaf else value
             for name, value in self.__dict__.items()
         }
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: a row for each element of the batch, 20 at most."""
+        """Return a table for notebooks, with one row per element of the batch and at most 20 rows."""
         return import_module("kullback.report.estimates").render_table(self)
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the value of each element of the batch, with its interval, standard error or bound.
 
-        An interval that is open above ends in an arrow, and an infinite value is written at the upper edge.
+        An interval without an upper limit ends in an arrow. An infinite value is a text at the upper edge.
 
         Arguments:
             ax: a matplotlib axis to draw on; by default a new one.
@@ -124,8 +125,8 @@ class Estimate(ShortRepr):
         return import_module("kullback.report.estimates").plot(self, ax)
 
 
-def sentence_of(found: Estimate) -> str:
-    """Return the estimate in one line: kind, value, how far it may be off, method and numbers of draws.
+def sentence_of(estimate: Estimate) -> str:
+    """Return the estimate in one line: kind, value, error, method and numbers of draws.
 
     Example:
         >>> import torch
@@ -133,35 +134,37 @@ def sentence_of(found: Estimate) -> str:
         >>> print(Estimate(torch.tensor(0.19), None, "nearest_neighbors", interval, (1000, 1000), confidence=0.95))
         KL = 0.19 nats (95 % 0.07 to 0.3), nearest neighbors, n = 1000 + 1000
     """
-    word, *parameters = found.kind.split(":")
-    name = _KINDS.get(word, found.kind) + (
+    word, *parameters = estimate.kind.split(":")
+    name = _KINDS.get(word, estimate.kind) + (
         f" ({', '.join(parameters)})" if parameters and word in _KINDS else ""
     )
     unit = (
-        "" if word in _PURE else " " + _UNITS.get(found.base, f"in base {found.base:g}" if found.base else "")
+        ""
+        if word in _PURE
+        else " " + _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
     )
-    value = found.value.detach().double()
+    value = estimate.value.detach().double()
     if value.numel() == 1:
-        said = f"{name} = {float(value):.4g}{unit}{_doubt(found)}"
+        sentence = f"{name} = {float(value):.4g}{unit}{_doubt(estimate)}"
     elif value.numel() == 0:
-        said = f"{name} of no rows"
+        sentence = f"{name} of no rows"
     else:
         shape = " x ".join(map(str, value.shape))
-        said = f"{name} of {shape} rows: {float(value.min()):.4g} to {float(value.max()):.4g}{unit}"
-        said += f", mean {float(value.mean()):.4g}"
-    return ", ".join([said, found.method.replace("_", " "), *_sizes(found.n)])
+        sentence = f"{name} of {shape} rows: {float(value.min()):.4g} to {float(value.max()):.4g}{unit}"
+        sentence += f", mean {float(value.mean()):.4g}"
+    return ", ".join([sentence, estimate.method.replace("_", " "), *_sizes(estimate.n)])
 
 
-def _doubt(found: Estimate) -> str:
-    if found.interval is not None:
-        low, high = (float(end) for end in found.interval)
-        level = "interval" if found.confidence is None else f"{100 * found.confidence:g} %"
+def _doubt(estimate: Estimate) -> str:
+    if estimate.interval is not None:
+        low, high = (float(end) for end in estimate.interval)
+        level = "interval" if estimate.confidence is None else f"{100 * estimate.confidence:g} %"
         return f" ({level} {low:.4g} to {high:.4g})"
-    if found.standard_error is not None:
-        return f" (standard error {float(found.standard_error):.2g})"
-    if found.n is not None:
+    if estimate.standard_error is not None:
+        return f" (standard error {float(estimate.standard_error):.2g})"
+    if estimate.n is not None:
         return " (no interval)"
-    return "" if found.error is None else f" (off by {float(found.error):.1g} at most)"
+    return "" if estimate.error is None else f" (off by {float(estimate.error):.1g} at most)"
 
 
 def _sizes(n: tuple[int | Tensor, int | Tensor] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Input and output files: identity, what can be read or written, and writing a file completely or not at all."""
+"""Input and output files: comparison of paths, checks before reading and writing, and atomic writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PathLike = str | os.PathLike[str]
 
 
 def same_file(a: PathLike, b: PathLike) -> bool:
-    """Return whether two paths lead to one file, by whatever links; files that do not exist are compared by path."""
+    """Return whether two paths lead to the same file, also through links; missing files are compared by path."""
     try:
         return Path(a).samefile(b)
     except OSError:
@@ -39,13 +39,13 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
-    """Refuse an output that is an input, of the files of one with ``*``, in an input folder, or another output.
+    """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or occurs twice.
 
     Raises:
         FileError: there is such an output.
     """
     taken: list[PathLike] = [each for path in inputs if path is not None for each in matched(path)]
-    folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for what is no path
+    folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
     for path in outputs:
         for folder in folders:
             if _lies_in(path, folder):
@@ -61,10 +61,10 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
 
 
 def check_input(path: PathLike, name: str) -> None:
-    """Refuse a path that is neither a file nor a folder: pipes and devices may block or never end.
+    """Raise if a path is neither a file nor a folder: pipes and devices may block or never end.
 
     Raises:
-        FileError: it is one; a path that does not exist passes, for whoever opens it to say.
+        FileError: the path is a pipe, a socket or a device. A missing path passes; opening it raises the error.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -85,16 +85,16 @@ def check_input(path: PathLike, name: str) -> None:
 
 
 def check_writable(path: PathLike) -> None:
-    """Refuse a path that `write` could not write to: to be called before a long computation.
+    """Raise if `write` could not write to a path. Call it before a long computation.
 
-    Nothing is left behind, and a file that is there stays as it is. A pipe stays open until it is written: its reader
-    would take a close for the end.
+    It leaves no file behind and does not change an existing file. A pipe stays open until `write`, because its reader
+    would take a close for the end of the data.
 
     Arguments:
-        path: the file that is to be written later.
+        path: the file to write later.
 
     Raises:
-        FileError: the directory is missing, the path is a directory or a pipe that nobody reads, or writing is not
+        FileError: the directory is missing, the path is a directory or a pipe without a reader, or writing is not
             permitted.
 
     Example:
@@ -113,7 +113,7 @@ def check_writable(path: PathLike) -> None:
         if mode is not None and stat.S_ISFIFO(mode):
             _waiting[_identity(path)] = _open_pipe(path)
         elif _is_replaced(mode):
-            # Only an attempt tells: a directory may be full, read-only, or forbidden by more than its mode.
+            # Create a file to find out: a directory may be full, read-only, or protected by more than its mode.
             target = _resolved(path)
             if len(os.fsencode(target.name)) > os.pathconf(target.parent, "PC_NAME_MAX"):
                 raise _os_error(errno.ENAMETOOLONG)
@@ -123,16 +123,16 @@ def check_writable(path: PathLike) -> None:
 def write(path: PathLike, text: str) -> None:
     r"""Write a text file in UTF-8, completely or not at all.
 
-    The text goes into an unnamed file in the same directory, which takes the name in one step when it is complete. A
-    link keeps pointing to its file, and a file that is replaced hands on its permissions. What is no ordinary file,
-    such as a pipe or ``/dev/stdout``, is written to directly.
+    The text goes into an unnamed file in the same directory. When the file is complete, it gets its name in one step.
+    A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces. Pipes
+    and devices, such as ``/dev/stdout``, are written to directly.
 
     Arguments:
         path: the file to write.
         text: its content.
 
     Raises:
-        FileError: it cannot be written; a file that was there is unchanged.
+        FileError: the file cannot be written; an existing file is unchanged.
 
     Example:
         >>> import pathlib, tempfile
@@ -145,10 +145,10 @@ def write(path: PathLike, text: str) -> None:
 
 
 def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files as `write` does, texts in UTF-8, all of them or none.
+    """Write several files as `write` does, texts in UTF-8, either all of them or none.
 
     Raises:
-        FileError: one cannot be written; then all files are as they were.
+        FileError: one file cannot be written; then all files are unchanged.
     """
     with ExitStack() as stack:
         outputs: list[_Output] = []
@@ -172,7 +172,7 @@ def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
 
 @contextmanager
 def open_output(path: PathLike) -> Generator[BinaryIO]:
-    """Open a file for writing bytes that takes its name at the end, if no error was raised."""
+    """Open a file for writing bytes; it gets its name at the end, if no error was raised."""
     output = _Output(path)
     try:
         yield output.file
@@ -183,7 +183,7 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 class _Output:
-    """A file being written: unnamed where the system has such files, and committed in one step."""
+    """A file during writing: it is unnamed, if the system supports that, until it is committed in one step."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = path
@@ -210,7 +210,7 @@ class _Output:
         self.file = os.fdopen(number, "wb")
 
     def finish(self) -> None:
-        """Make sure that the content is on the disk."""
+        """Write all content to the disk."""
         self.file.flush()
         if not self._direct:
             os.fsync(self.file.fileno())
@@ -218,7 +218,7 @@ class _Output:
                 os.fchmod(self.file.fileno(), stat.S_IMODE(self._mode))
 
     def commit(self, *, keep_old: bool = False) -> None:
-        """Give the file its name; with `keep_old` such that `undo` can bring the old one back."""
+        """Give the file its name; with `keep_old`, `undo` can restore the old file."""
         if self._direct:
             return
         if keep_old and not self._is_new:
@@ -236,7 +236,7 @@ class _Output:
         self._temporary = None
 
     def undo(self) -> None:
-        """Bring back what was there before `commit`."""
+        """Restore the state before `commit`."""
         if self._direct:
             return
         if self._old is not None:
@@ -246,7 +246,7 @@ class _Output:
             self._target.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Close the file and remove what has not been committed."""
+        """Close the file and remove uncommitted and temporary files."""
         with suppress(OSError):
             self.file.close()
         for name in (self._temporary, self._old):
@@ -254,7 +254,7 @@ class _Output:
                 name.unlink(missing_ok=True)
 
     def _link(self, unnamed: str, name: Path) -> None:
-        # Python follows the link that /proc gives only where it is told a folder, which an absolute path ignores.
+        # Python follows the /proc link only if a `dir_fd` is passed; the absolute path ignores its value.
         os.link(unnamed, name, src_dir_fd=self.file.fileno(), follow_symlinks=True)
 
     def _beside(self) -> Path:
@@ -262,9 +262,9 @@ class _Output:
 
 
 def matched(path: PathLike) -> list[Path]:
-    """Return the files that a path with ``*`` stands for, in their order.
+    """Return the files that match a path with ``*``, sorted.
 
-    A path that is there stands for itself, whatever is in its name, and so does one that matches nothing.
+    An existing path matches only itself, even if its name contains ``*``. A path without matches is returned unchanged.
 
     Example:
         >>> import os, tempfile
@@ -279,12 +279,12 @@ def matched(path: PathLike) -> list[Path]:
     text = os.fspath(path)
     if "*" not in text or os.path.lexists(text):
         return [Path(text)]
-    names = glob.glob(re.sub(r"[?[]", r"[\g<0>]", text), recursive=True)  # noqa: PTH207 - Path takes no "/*"
+    names = glob.glob(re.sub(r"[?[]", r"[\g<0>]", text), recursive=True)  # noqa: PTH207 - Path does not accept "/*"
     return [Path(name) for name in sorted(names)] or [Path(text)]
 
 
 def _lies_in(path: PathLike, folder: PathLike) -> bool:
-    """Return whether a path leads into a folder, or to a file elsewhere that a link in the folder leads to."""
+    """Return whether a path leads into a folder, or to a file that a link in the folder points to."""
     if _resolved(path).is_relative_to(_resolved(folder)):
         return True
     with suppress(OSError):
@@ -293,7 +293,7 @@ def _lies_in(path: PathLike, folder: PathLike) -> bool:
 
 
 def _mode(path: PathLike) -> int | None:
-    """Return the type and permissions of what the path leads to, or None where nothing is yet."""
+    """Return the type and permissions of the target of a path, or None if it does not exist."""
     try:
         return Path(path).stat().st_mode
     except FileNotFoundError:
@@ -301,14 +301,14 @@ def _mode(path: PathLike) -> int | None:
 
 
 def _resolved(path: PathLike) -> Path:
-    return Path(os.path.realpath(path))  # unlike Path.resolve, without an error for a loop of links
+    return Path(os.path.realpath(path))  # unlike Path.resolve, no error for a loop of links
 
 
 def _is_replaced(mode: int | None) -> bool:
     return mode is None or stat.S_ISREG(mode)
 
 
-# The pipes that `check_writable` opened and `write` has not taken yet, by their identity.
+# Open pipes from `check_writable` that `write` has not used yet, by device and inode.
 _waiting: dict[tuple[int, int], int] = {}
 
 
@@ -325,7 +325,7 @@ def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
 
 
 def _open_pipe(path: PathLike) -> int:
-    """Open a pipe for writing, which without a reader would block for ever."""
+    """Open a pipe for writing; raise if it has no reader, because opening would block forever."""
     number = _waiting.pop(_identity(path), None)
     if number is not None:
         return number
@@ -347,7 +347,7 @@ def _os_error(number: int) -> OSError:
 
 @contextmanager
 def write_errors(path: PathLike, more: str = "") -> Generator[None]:
-    """Turn an error of the system into a FileError that names the file; `more` is added to what it says to do."""
+    """Convert a system error into a FileError that names the file; `more` is appended to its advice."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A finding: something that a number does not say, with a code that scripts can rely on."""
+"""A finding: a message about a call or about data, with a stable code for scripts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ Level: TypeAlias = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or worth knowing, about a call or about data.
+    """A problem, or a useful fact, about a call or about data.
 
     Attributes:
-        code: a stable name for this sort of finding, such as ``"input-is-logits"``.
-        message: what was found, in a sentence, with numbers and the first place.
-        level: ``"error"``: there is no meaningful result; ``"warning"``: the result is not what it seems to be;
-            ``"note"``: nothing is wrong.
-        advice: what to do about it; empty where there is nothing to do.
-        column: the column of a table that it is about; None for everything else.
+        code: a stable name for this type of finding, such as ``"input-is-logits"``.
+        message: one sentence that describes the finding, with numbers and the first position.
+        level: ``"error"``: the result is meaningless; ``"warning"``: the result is misleading; ``"note"``: no problem.
+        advice: an action for the user; empty if none is necessary.
+        column: the affected column of a table; None for other findings.
 
     Example:
         >>> import torch, kullback

@@ -1,4 +1,4 @@
-"""Conversion of what users pass to tensors: arrays, lists, and counts with labels."""
+"""Conversion of arrays, lists and labeled counts to tensors, and checks of common arguments."""
 
 from __future__ import annotations
 
@@ -40,18 +40,13 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def as_tensor(call: str, argument: str, x: object) -> Tensor:
-    """Return `x` as a tensor; raise an error in the name of `call` where that is impossible."""
+    """Return `x` as a tensor, or raise an error whose message names `call`."""
     if isinstance(x, Tensor):
         return dense(call, argument, x)
     try:
         numbers = cast("Any", x).to_numpy() if _is_series(x) else x
         return torch.as_tensor(_sharable(numbers) if isinstance(numbers, np.ndarray) else numbers)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        LookupError,
-    ) as error:  # the last of a table, by its columns' names
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # a table raises LookupError
         made = tensor_remedy(argument, x, floating=False) or "torch.tensor(...)"
         raise invalid_type(
             call,
@@ -63,67 +58,67 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
 
 
 def _is_series(x: object) -> bool:
-    """Tell whether `x` is a column of pandas, polars or Arrow: all but tables, whose columns may be anything."""
+    """Return whether `x` is a column of pandas, polars or Arrow; False for tables."""
     return hasattr(x, "to_numpy") and not hasattr(x, "columns")
 
 
 def _sharable(x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an array or a copy that torch can share: writable, in native byte order, of no negative stride."""
+    """Return the array, or a copy that torch can share: writable, native byte order, no negative strides."""
     if not x.dtype.isnative:
         return x.astype(x.dtype.newbyteorder("="))
     return x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy()
 
 
 def number_from(x: object) -> float:
-    """Return a real number as a float; NaN, which no check of a range passes, for whatever is none.
+    """Return a real number as a float; NaN, which fails every range check, for other objects.
 
-    A tensor is none: it may require a gradient, which a number has not. Nor is True, which would count as 1.
+    A tensor gives NaN, because it may require a gradient. True gives NaN, because it would count as 1.
     """
     if type(x) is float:
         return x
     try:
         return float(x) if isinstance(x, Real) and not isinstance(x, bool) else math.nan
-    except OverflowError:  # an integer beyond floats
+    except OverflowError:  # an integer out of the range of floats
         return math.nan
 
 
 def whole_from(x: object) -> int | None:
-    """Return a whole number, NumPy's too, as an int; None for whatever is none, as True is."""
+    """Return an integer, including NumPy's, as an int; None for other objects, including True."""
     if type(x) is int:
         return x
-    # None is asked for first, as it is in every compiled loss: torch 2.11 compiles no attempt that fails.
+    # Check None first: every compiled loss passes it, and torch 2.11 cannot compile a `try` that raises.
     if x is None or isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype == torch.bool):
         return None
     try:
         return operator.index(cast("Any", x))
-    except (TypeError, ValueError, RuntimeError):  # torch raises the last for a tensor without values
+    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor without values
         return None
 
 
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return the expression that makes a tensor, maybe a floating-point one, of the data `name`; None if none does."""
+    """Return an expression that converts `x`, called `name`, to a tensor; None if there is no such expression."""
     if hasattr(x, "to_numpy") or isinstance(x, np.ndarray):
         return _array_remedy(name, x, floating=floating)
     if not isinstance(x, list | tuple | float):
         return None
     parts = cast("list[object]", list(x)) if isinstance(x, list | tuple) else []
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    if tensors and len(tensors) == len(parts):  # as the scores that models of Hugging Face generate with
+    if tensors and len(tensors) == len(parts):  # such as the scores from `generate` of Hugging Face models
         first = tensors[0]
         alike = all(each.shape == first.shape and each.device == first.device for each in tensors)
         cast_too = floating and not all(each.is_floating_point() for each in tensors)
         return f"torch.stack(tuple({name})){'.float()' if cast_too else ''}" if alike else None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a list of arrays takes long
-            found = torch.tensor(x)
+            warnings.simplefilter("ignore")  # torch warns that a list of arrays is slow
+            tensor = torch.tensor(x)
     except (TypeError, ValueError, RuntimeError):
         return None
-    return _made(name, found, floating=floating)
+    return _made(name, tensor, floating=floating)
 
 
 def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
-    """Return the expression for an array, or for a table that makes one; None if none makes numbers of it."""
+    """Return the expression for an array, or for an object with `to_numpy`; None if the data is not numeric."""
     try:
         array = x if isinstance(x, np.ndarray) else cast("Any", x).to_numpy()
     except (TypeError, ValueError):
@@ -131,8 +126,8 @@ def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
     name = name if array is x else f"{name}.to_numpy()"
     steps: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("", lambda: array),
-        (".copy()", array.copy),  # of negative strides
-        (".astype('float64')", lambda: array.astype("float64")),  # objects, long floats, swapped bytes
+        (".copy()", array.copy),  # for negative strides
+        (".astype('float64')", lambda: array.astype("float64")),  # for objects, long floats and swapped bytes
     )
     for step, change in steps:
         try:
@@ -142,15 +137,15 @@ def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
     return None
 
 
-def _made(name: str, found: Tensor, *, floating: bool) -> str | None:
-    if floating and found.is_complex():
+def _made(name: str, tensor: Tensor, *, floating: bool) -> str | None:
+    if floating and tensor.is_complex():
         return None
-    dtype = ", dtype=torch.float32" if floating and not found.is_floating_point() else ""
+    dtype = ", dtype=torch.float32" if floating and not tensor.is_floating_point() else ""
     return f"torch.tensor({name}{dtype})"
 
 
 def check_confidence(call: str, confidence: object) -> None:
-    """Refuse a confidence that is not strictly between 0 and 1."""
+    """Raise unless the confidence is strictly between 0 and 1."""
     if not 0 < number_from(confidence) < 1:
         raise invalid_value(
             call,
@@ -162,7 +157,7 @@ def check_confidence(call: str, confidence: object) -> None:
 
 
 def check_generator(call: str, generator: object) -> None:
-    """Refuse what is neither a generator of torch's nor None."""
+    """Raise unless `generator` is a torch generator or None."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise invalid_type(
             call,
@@ -174,7 +169,7 @@ def check_generator(call: str, generator: object) -> None:
 
 
 def check_independent(call: str, independent: object, cluster: object) -> bool:
-    """Return whether rows are said to be independent; refuse other values, and clusters beside them."""
+    """Return `independent`; raise unless it is a bool, and if it is combined with clusters."""
     check_flag(call, "independent", independent)
     if independent and cluster is not None:
         raise invalid_value(
@@ -182,13 +177,13 @@ def check_independent(call: str, independent: object, cluster: object) -> bool:
             "independent",
             wanted="independent=True or cluster=, not both",
             got="both",
-            instead="cluster= alone, by which rows of different clusters are independent",
+            instead="cluster= alone; rows of different clusters count as independent",
         )
     return bool(independent)
 
 
 def check_callback(call: str, argument: str, function: object, instead: str) -> None:
-    """Refuse what is neither a function, or the like, nor None."""
+    """Raise unless `function` is callable or None."""
     if function is not None and not callable(function):
         raise invalid_type(
             call, argument, wanted="a function or None", got=safe_repr(function), instead=instead
@@ -196,7 +191,7 @@ def check_callback(call: str, argument: str, function: object, instead: str) -> 
 
 
 def check_flag(call: str, argument: str, value: object) -> None:
-    """Refuse what is neither True nor False: an array has no truth value, and any other text than '' would be true."""
+    """Raise unless `value` is True or False: arrays have no truth value, and the text 'False' would count as true."""
     if not isinstance(value, bool):
         raise invalid_type(
             call, argument, wanted="True or False", got=safe_repr(value), instead=f"{argument}=True"
@@ -204,16 +199,15 @@ def check_flag(call: str, argument: str, value: object) -> None:
 
 
 def dense(call: str, argument: str, x: Tensor) -> Tensor:
-    """Return `x` or a copy that autograd can save; raise unless it is dense."""
+    """Return `x`, or a copy that autograd can save; raise unless it is dense."""
     check_dense(call, argument, x)
     return recordable(x)
 
 
 def recordable(x: Tensor) -> Tensor:
-    """Return `x`; if it was made under ``torch.inference_mode`` and a gradient may be recorded, a copy.
+    """Return `x`, or a copy if it was made under ``torch.inference_mode`` and autograd may record a gradient.
 
-    Autograd refuses to save tensors of inference mode, and nothing would notice if they changed before the backward
-    pass.
+    Autograd does not save tensors of inference mode, because it cannot detect changes before the backward pass.
     """
     if torch.compiler.is_compiling() or not x.is_inference():
         return x
@@ -221,18 +215,18 @@ def recordable(x: Tensor) -> Tensor:
 
 
 def check_dense(call: str, argument: str, x: Tensor) -> None:
-    """Raise unless `x` is a dense tensor of a dtype that torch computes with."""
+    """Raise unless `x` is a dense tensor with a dtype that supports arithmetic."""
     if torch.compiler.is_compiling() or _is_dense(x):
         return
-    found = _unusual(x)
-    if found is not None:
-        got, instead = found
+    unusual = _unusual(x)
+    if unusual is not None:
+        got, instead = unusual
         wanted = "a dense tensor of numbers"
         raise invalid_type(call, argument, wanted=wanted, got=got, instead=f"{argument}.{instead}")
 
 
 def are_ordinary(tensors: Iterable[Tensor]) -> bool:
-    """Tell whether all are dense tensors of real numbers, with values, that autograd can save."""
+    """Return whether all are dense tensors of real numbers that have values and that autograd can save."""
     for x in tensors:
         if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_nested:
             return False
@@ -244,7 +238,7 @@ def are_ordinary(tensors: Iterable[Tensor]) -> bool:
 
 
 def are_logits(*tensors: Any) -> bool:
-    """Tell whether all are ordinary tensors of logits, which need no further look."""
+    """Return whether all are plain dense floating-point tensors with dimensions, which need no further check."""
     for x in tensors:
         if type(x) not in _PLAIN or x.dtype not in _FLOATS or x.layout is not torch.strided:
             return False
@@ -263,9 +257,9 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def _unusual(x: Tensor) -> tuple[str, str] | None:
-    """Return what `x` is and the method that makes it dense; None where it is dense or of an unknown class."""
+    """Return a description of `x` and the method that makes it dense; None if it is dense or of an unknown class."""
     module, dtype = type(x).__module__, x.dtype
-    found = (
+    cases = (
         (module.startswith("torch.distributed.tensor"), "a DTensor", "full_tensor()"),
         (
             module.startswith("torch.masked"),
@@ -285,11 +279,11 @@ def _unusual(x: Tensor) -> tuple[str, str] | None:
             "float()",
         ),
     )
-    return next(((got, instead) for is_so, got, instead in found if is_so), None)
+    return next(((got, instead) for is_so, got, instead in cases if is_so), None)
 
 
 def is_fake(x: Tensor) -> bool:
-    """Tell whether `x` is a tensor of ``FakeTensorMode``, which has a shape and no values."""
+    """Return whether `x` is a tensor of ``FakeTensorMode``, which has a shape but no values."""
     if type(x) in _PLAIN:
         return False
     fake = sys.modules.get("torch._subclasses.fake_tensor")
@@ -297,7 +291,7 @@ def is_fake(x: Tensor) -> bool:
 
 
 def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:
-    """Split labeled counts of any supported type into labels and numbers; labels are None where there are none."""
+    """Split labeled counts of any supported type into labels and numbers; the labels are None if there are none."""
     if isinstance(x, Mapping):
         counts = cast("Mapping[Hashable, Any]", x)
         return tuple(counts), as_tensor("Counts", "x", list(counts.values()))

@@ -1,4 +1,4 @@
-"""The dtypes in which kullback computes, and numbers as strict JSON has them."""
+"""The dtypes of kullback's computations, and numbers in strict JSON."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["accurate_dtype", "json_safe", "tensor_of", "upcast"]
 
 
 def accurate_dtype(device: torch.device) -> torch.dtype:
-    """Return the most accurate dtype of a device: float64, or float32 on Apple's GPUs, which have no other."""
+    """Return the most accurate dtype of a device: float64, or float32 on Apple GPUs, which lack float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def tensor_of(x: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a tensor where it is, maybe in another dtype, and numbers as a tensor of the CPU.
+    """Convert to a tensor and a dtype; a tensor stays on its device, and numbers go to the CPU.
 
-    `torch.as_tensor` would move both to the default device, which need not be that of the data.
+    `torch.as_tensor` would move both to the default device, which can differ from the device of the data.
 
     Example:
         >>> with torch.device("meta"):
@@ -40,11 +40,13 @@ def upcast(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.float64:
         return x
-    return x.float() if x.device.type == "mps" else x.double()  # as `accurate_dtype`, without a call of it
+    return (
+        x.float() if x.device.type == "mps" else x.double()
+    )  # as `accurate_dtype`, without the cost of a call
 
 
 def json_safe(value: Any) -> Any:
-    """Replace the floats that JSON lacks by strings, at any depth, and tuples by lists.
+    """Replace NaN and infinities by strings and tuples by lists, at any depth.
 
     Example:
         >>> json_safe({"value": (1.5, float("inf"))})

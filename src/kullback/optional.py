@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are first used."""
+"""Optional packages, imported at their first use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kullback.errors import OptionalDependencyError
 
 __all__ = ["is_installed", "load"]
 
-# The name that a package is installed by, where it is imported by another.
+# Packages whose name for pip differs from their import name.
 _DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def load(module: str, feature: str) -> Any:
-    """Import the optional package that `feature` needs, or a module of it.
+    """Import an optional package, or a module of it, that `feature` needs.
 
     Raises:
-        OptionalDependencyError: it cannot be imported.
+        OptionalDependencyError: the package cannot be imported.
 
     Example:
         >>> load("scipy.special", "density_ratio").__name__
@@ -36,7 +36,7 @@ def load(module: str, feature: str) -> Any:
 
 
 def is_installed(*packages: str) -> bool:
-    """Tell whether all of these packages can be found, without importing them.
+    """Return whether all of these packages are installed, without importing them.
 
     Example:
         >>> is_installed("torch", "no_such_package")

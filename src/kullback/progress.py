@@ -1,4 +1,4 @@
-"""Progress on standard error, if that is a terminal."""
+"""Progress displays on standard error, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kullback.shown import open_console
 
 __all__ = ["Update", "progress_bar", "progress_text"]
 
-# Takes the amount done and the amount in all, None where that is not known yet.
+# A function of the completed amount and the total amount; the total is None while it is unknown.
 Update = Callable[[int, int | None], None]
 
 
 @contextmanager
 def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Generator[Update | None]:
-    """Give a function to call with the amount done and in all, which updates a bar; None where no bar can be shown.
+    """Show a progress bar; the context value is a function that updates it, or None where no bar can be shown.
 
     Arguments:
-        what: what is counted, in the plural.
-        show: whether it may be shown at all.
-        patience: after how many seconds the bar appears.
+        what: a plural noun for the counted items.
+        show: False hides the bar.
+        patience: the number of seconds before the bar appears.
 
     Example:
         >>> with progress_bar("rows") as update:
@@ -43,7 +43,7 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
     def update(done: int, total: int | None) -> None:
         bar.update(task, completed=done, total=total)
         if time.monotonic() - begun >= patience:
-            bar.start()  # which does nothing the second time
+            bar.start()  # later calls have no effect
 
     try:
         yield update
@@ -53,7 +53,7 @@ def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Gene
 
 @contextmanager
 def progress_text(*, show: bool = True) -> Generator[Callable[[str], object] | None]:
-    """Give a function to call with a text, which replaces the one shown; None where none can be shown."""
+    """Show a status text; the context value is a function that replaces it, or None where no text can be shown."""
     if not _can_show(show):
         yield None
         return

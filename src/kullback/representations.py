@@ -1,7 +1,7 @@
-"""What a tensor holds: `Logits`, `LogProbs`, `Probs` or `Counts`; draws are in `kullback.samples`.
+"""The meaning of a tensor's values: `Logits`, `LogProbs`, `Probs` or `Counts`; for draws see `kullback.samples`.
 
-A tensor may hold scores, log-probabilities, probabilities, counts or draws, and a divergence computed from the wrong
-reading is a plausible number that means nothing. The classes say which it is, and check the values.
+A tensor can contain scores, log-probabilities, probabilities, counts or draws. With the wrong interpretation, a
+divergence is a plausible but meaningless number. These classes declare the interpretation and check the values.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
     "first_of",
 ]
 
-# torch has no public way to ask whether a tensor stands for a batch, as it does under vmap and in batched gradients.
+# torch has no public function that detects the batched tensors of vmap and of batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 _is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 _is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 
-# How far a row's sum may be from one: the rounding that a softmax over a large vocabulary leaves in each dtype.
+# The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
@@ -45,12 +45,12 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def can_inspect(x: Tensor) -> bool:
-    """Tell whether Python can read the values of `x`: not while compiling, under ``vmap`` or where it has none."""
+    """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or if it has none."""
     return can_inspect_all((x,))
 
 
 def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
-    """Tell whether Python can read the values of all tensors."""
+    """Return whether Python can read the values of all tensors."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:
@@ -60,7 +60,7 @@ def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
 
 
 def first_of(mask: Tensor) -> str:
-    """Describe where a mask is true: how many entries, and the first index."""
+    """Describe the true entries of a mask: their number and the first index."""
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
 
@@ -69,8 +69,8 @@ class Representation(ABC):
     """The base class of `Logits`, `LogProbs`, `Probs` and `Counts`: finite distributions along one dimension.
 
     Attributes:
-        tensor: the values as given (converted to a tensor when they came as an array or a list).
-        dim: the dimension that holds the classes, negative.
+        tensor: the values (arrays and lists are converted to a tensor).
+        dim: the class dimension, as a negative number.
     """
 
     in_logs: ClassVar[bool] = True
@@ -95,37 +95,37 @@ class Representation(ABC):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The shape without the class dimension: one distribution for each of its elements."""
+        """The shape without the class dimension; each of its elements is one distribution."""
         return self.weights().shape[:-1]
 
     def weights(self) -> Tensor:
-        """The tensor with its classes moved to the last dimension: log-weights if `in_logs`, else weights."""
+        """The tensor with the class dimension moved to the end: log-weights if `in_logs`, else weights."""
         return self.tensor if self.dim == -1 else self.tensor.movedim(self.dim, -1)
 
     @property
     def dtype_rank(self) -> int:
-        """Whose dtype two sides take: 2 of a tensor, 1 of an array, 0 of numbers, which have none of their own."""
+        """The priority of this side's dtype: 2 for a tensor, 1 for an array, 0 for plain numbers without a dtype."""
         return 2 if self._given is None else 1 if hasattr(self._given, "dtype") else 0
 
     def in_dtype(self, dtype: torch.dtype) -> Self:
-        """Return the same values in a dtype; those of a list are read again, without rounding in between."""
-        found = copy.copy(self)
+        """Return a copy in another dtype; a list is converted again, to avoid intermediate rounding."""
+        converted = copy.copy(self)
         is_list = isinstance(self._given, list | tuple) and len(self._given) > 0
-        found.tensor = torch.as_tensor(self._given, dtype=dtype) if is_list else self.tensor.to(dtype)
-        return found
+        converted.tensor = torch.as_tensor(self._given, dtype=dtype) if is_list else self.tensor.to(dtype)
+        return converted
 
     @property
     def _call(self) -> str:
         return type(self).__name__
 
     def _read(self, x: object) -> Tensor:
-        """Return `x` as a tensor; whole numbers of a list or array are floating-point ones written without a point."""
-        found = as_tensor(self._call, "x", x)
-        if isinstance(x, Tensor) or not self.is_floating or found.is_floating_point():
-            return found
-        if found.dtype == torch.bool or found.is_complex():
-            return found
-        return found.to(torch.float64 if hasattr(x, "dtype") else torch.get_default_dtype())
+        """Return `x` as a tensor; except in `Counts`, integers of lists and arrays become floating-point numbers."""
+        tensor = as_tensor(self._call, "x", x)
+        if isinstance(x, Tensor) or not self.is_floating or tensor.is_floating_point():
+            return tensor
+        if tensor.dtype == torch.bool or tensor.is_complex():
+            return tensor
+        return tensor.to(torch.float64 if hasattr(x, "dtype") else torch.get_default_dtype())
 
     def _numbers(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
@@ -169,7 +169,7 @@ class Representation(ABC):
 
     @abstractmethod
     def _check(self, x: Tensor) -> None:
-        """Raise if the values are not what the class says."""
+        """Raise if the values are invalid for this class."""
 
     def _no_nan(self, x: Tensor) -> None:
         if bool(torch.isnan(x).any()):
@@ -216,19 +216,20 @@ class Representation(ABC):
 
 
 class Logits(Representation):
-    r"""Unnormalized log-probabilities: row :math:`x` stands for :math:`p_i = e^{x_i} / \sum_j e^{x_j}`.
+    r"""Unnormalized log-probabilities: row :math:`x` means :math:`p_i = e^{x_i} / \sum_j e^{x_j}`.
 
-    Any real values are valid, and adding a constant to a row changes nothing. ``-inf`` is a class with no mass;
-    NaN, ``+inf`` and rows of nothing but ``-inf`` are refused.
+    All real numbers are valid. Adding a constant to a row does not change its distribution. ``-inf`` is a class
+    without mass. NaN, ``+inf``, and rows that contain only ``-inf`` raise an error.
 
     Arguments:
         x: floating-point scores, shape (..., classes, ...), in nats.
-        dim: the dimension that holds the classes.
-        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+        dim: the class dimension.
+        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
+            ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
-        ArgumentValueError: a value or the shape cannot be scores.
+        ArgumentValueError: a value or the shape is invalid for scores.
 
     Gradient:
         flows to `x`; it is 0 at ``-inf`` wherever the divergence is finite.
@@ -243,10 +244,10 @@ class Logits(Representation):
     """
 
     def _check(self, x: Tensor) -> None:
-        # A finite sum says that every score is finite, at once for small batches, where every operation counts.
+        # A fast check for small batches: if the sum is finite, every score is finite.
         if x.numel() <= 4096 and x.dtype in _WIDE and math.isfinite(x.detach().sum().item()):
             return
-        # A row's largest score shows whatever is wrong: NaN, +inf, or nothing but -inf; their sum shows whether one is.
+        # A row is invalid exactly if its largest score is not finite: NaN, +inf, or -inf in every class.
         peaks = x.detach().amax(self.dim)
         if math.isfinite(peaks.sum(dtype=accurate_dtype(x.device)).item()) or bool(peaks.isfinite().all()):
             return
@@ -256,22 +257,23 @@ class Logits(Representation):
 
 
 class LogProbs(Representation):
-    r"""Log-probabilities: row :math:`x` stands for :math:`p_i = e^{x_i}`, and :math:`\sum_i e^{x_i} = 1`.
+    r"""Log-probabilities: row :math:`x` means :math:`p_i = e^{x_i}`, with :math:`\sum_i e^{x_i} = 1`.
 
-    The sum is checked (float64 1e-6, float32 1e-4, float16 5e-3, bfloat16 4e-2); the rounding that remains is
-    divided out, so that a divergence of two such rows is one of distributions.
+    The sum must be 1 within a tolerance: float64 1e-6, float32 1e-4, float16 5e-3, bfloat16 4e-2. Rows are then
+    normalized, so that rounding errors do not change the divergence.
 
     Arguments:
         x: floating-point log-probabilities, shape (..., classes, ...), in nats; ``-inf`` is probability 0.
-        dim: the dimension that holds the classes.
-        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+        dim: the class dimension.
+        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
+            ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
         ArgumentValueError: a row does not sum to one, a value is NaN, or the shape does not fit.
 
     Gradient:
-        flows to `x`, and is that of the normalized row, so its entries sum to zero along `dim`.
+        flows to `x` through the normalization, so its entries sum to zero along `dim`.
 
     Example:
         >>> import torch, kullback
@@ -290,22 +292,23 @@ class LogProbs(Representation):
 
 
 class Probs(Representation):
-    r"""Probabilities: row :math:`x` is :math:`p` itself, :math:`p_i \ge 0` and :math:`\sum_i p_i = 1`.
+    r"""Probabilities: row :math:`x` is :math:`p` itself, with :math:`p_i \ge 0` and :math:`\sum_i p_i = 1`.
 
-    The sum is checked (float64 1e-6, float32 1e-4, float16 5e-3, bfloat16 4e-2); the rounding that remains is
-    divided out, so that a divergence of two such rows is one of distributions.
+    The sum must be 1 within a tolerance: float64 1e-6, float32 1e-4, float16 5e-3, bfloat16 4e-2. Rows are then
+    normalized, so that rounding errors do not change the divergence.
 
     Arguments:
         x: floating-point probabilities, shape (..., classes, ...).
-        dim: the dimension that holds the classes.
-        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+        dim: the class dimension.
+        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
+            ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not floating-point numbers.
         ArgumentValueError: a row does not sum to one, a value is negative or NaN, or the shape does not fit.
 
     Gradient:
-        flows to `x` and is that of the normalized row; 0 at a probability that is exactly 0.
+        flows to `x` through the normalization; 0 at a probability that is exactly 0.
 
     Example:
         >>> import torch, kullback
@@ -335,24 +338,25 @@ class Probs(Representation):
 class Counts(Representation):
     r"""Counts, or other non-negative weights: :math:`p_i = (x_i + \text{prior}) / \sum_j (x_j + \text{prior})`.
 
-    Counts are normalized: that is what the name means. Two labeled `Counts` are compared on the union of
-    their labels; a label that one of them lacks has count 0 there (plus that side's `prior`).
+    Rows are normalized. Two labeled `Counts` are compared on the union of their labels. A label that is missing on one
+    side has count 0 there, plus the `prior` of that side.
 
     Arguments:
-        x: counts, shape (..., classes, ...), integer or floating; or labeled counts: a mapping from label to count
-            such as `collections.Counter`, a pandas Series (its index holds the labels), or a polars frame of two
-            columns, label and count, as ``value_counts()`` gives.
-        dim: the dimension that holds the classes.
+        x: counts, shape (..., classes, ...), integer or floating. Labeled counts are a mapping from label to count
+            such as `collections.Counter`, a pandas Series with the labels as its index, or a polars frame with two
+            columns, label and count, such as the result of ``value_counts()``.
+        dim: the class dimension.
         prior: a number added to each class before normalizing (0.5 is Jeffreys' prior, 1 is Laplace's).
-        labels: one label for each class, when `x` has none of its own.
-        validate: check the values (which waits for an accelerator). Never done while compiling or under ``vmap``.
+        labels: one label for each class, if `x` has no labels.
+        validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
+            ``vmap``.
 
     Raises:
         ArgumentTypeError: the values are not numbers.
         ArgumentValueError: a count is negative, NaN or infinite, a row is all zeros, or labels do not fit.
 
     Gradient:
-        flows to floating-point `x`, and is that of the normalized row; 0 at a weight that is exactly 0.
+        flows to floating-point `x` through the normalization; 0 at a weight that is exactly 0.
 
     Example:
         >>> import kullback
@@ -379,8 +383,8 @@ class Counts(Representation):
         labels: Sequence[Hashable] | None = None,
         validate: bool = True,
     ) -> None:
-        found, values = split_labels(x)
-        self.labels = found if labels is None else tuple(labels)
+        own_labels, values = split_labels(x)
+        self.labels = own_labels if labels is None else tuple(labels)
         self.prior = number_from(prior)
         if not 0 <= self.prior < float("inf"):
             raise invalid_value(
@@ -395,7 +399,7 @@ class Counts(Representation):
         self._check_labels()
 
     def aligned_with(self, other: Counts) -> tuple[Counts, Counts]:
-        """Return two labeled `Counts` on the union of their labels, in order of first appearance."""
+        """Return both `Counts` on the union of their labels, in order of first appearance."""
         if self.labels is None or other.labels is None:
             if self.labels is None and other.labels is None:
                 return self, other
@@ -410,19 +414,18 @@ class Counts(Representation):
         return self._on(union), other._on(union)
 
     def weights(self) -> Tensor:
-        """The counts with `prior` added and the classes moved to the last dimension."""
+        """The counts plus `prior`, with the class dimension moved to the end."""
         return super().weights() + self.prior if self.prior else super().weights()
 
     def _on(self, union: tuple[Hashable, ...]) -> Counts:
-        counts, known = super().weights(), cast("tuple[Hashable, ...]", self.labels)
-        place = {label: i for i, label in enumerate(known)}
-        padded = torch.nn.functional.pad(
-            counts, (0, 1)
-        )  # the last entry, 0, is the count of a label that is missing here
-        index = torch.tensor([place.get(label, len(known)) for label in union], device=counts.device)
-        found = Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
-        found._given = None if self._given is None else ()
-        return found
+        counts, labels = super().weights(), cast("tuple[Hashable, ...]", self.labels)
+        place = {label: i for i, label in enumerate(labels)}
+        # The last entry, 0, is the count of missing labels.
+        padded = torch.nn.functional.pad(counts, (0, 1))
+        index = torch.tensor([place.get(label, len(labels)) for label in union], device=counts.device)
+        aligned = Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
+        aligned._given = None if self._given is None else ()
+        return aligned
 
     def _numbers(self, x: Tensor) -> Tensor:
         if x.is_complex() or x.dtype == torch.bool:
@@ -436,7 +439,9 @@ class Counts(Representation):
         if x.dtype not in (torch.uint16, torch.uint32, torch.uint64):
             return x
         signed = x.to(torch.int64)
-        if x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any()):  # which wrapped around
+        if (
+            x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any())
+        ):  # values above the int64 range
             raise invalid_value(
                 "Counts",
                 "x",

@@ -1,4 +1,4 @@
-"""Draws, of which nothing is known but that one distribution made them: `Samples`."""
+"""`Samples`: draws from an unknown distribution."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Samples:
-    r"""Draws :math:`x_1, \dots, x_n` from a distribution of which nothing else is known.
+    r"""Draws :math:`x_1, \dots, x_n` from an unknown distribution.
 
-    Integers, booleans and strings are categories: only their equality counts. Floating-point numbers are coordinates in
-    a continuous space.
+    Integers, booleans and strings are categories: they are only compared for equality. Floating-point numbers are
+    coordinates in a continuous space.
 
     Arguments:
-        x: n draws of scalars, shape (n,), or of vectors, shape (n, d) or (d, n) as `dim` says; or n strings.
-        dim: the dimension that holds the components of a vector; the other one counts the draws.
-        weights: what each draw counts for, n numbers, none negative, not all zero; left out, each counts the same.
-        cluster: the name or number of the group that each draw came with, where draws of one group depend on each
-            other (the visits of one user, the windows of one document); intervals then treat groups as the draws.
-        independent: whether the draws are known not to depend on each other, whatever their order shows. By default
-            their order is examined, and where it shows dependence, intervals and tests treat blocks as the draws.
-        validate: check that no value is NaN (which waits for an accelerator).
+        x: n scalars, shape (n,); n vectors, shape (n, d), or (d, n) with ``dim=0``; or n strings.
+        dim: the dimension of the components of a vector; the other dimension counts the draws.
+        weights: the weights of the draws, n non-negative numbers, not all zero; by default all are equal.
+        cluster: the group of each draw, a name or number, if draws of one group depend on each other (the visits of
+            one user, the windows of one document). Intervals then treat each group as one independent draw.
+        independent: True if you know that the draws are independent. By default, their order is tested. If it shows
+            significant dependence, intervals and tests treat blocks of draws as independent.
+        validate: check that no value is NaN, which synchronizes with an accelerator.
 
     Raises:
         ArgumentTypeError: the values are neither numbers nor strings.
-        ArgumentValueError: more than two dimensions, no draw at all, or NaN; weights or clusters that do not fit.
+        ArgumentValueError: there are more than two dimensions, no draws, or NaN, or the weights or clusters do not fit.
 
     Example:
         >>> import torch, kullback
@@ -93,17 +93,16 @@ class Samples:
 
 
 def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
-    """Turn strings into their labels, in order, and each draw's index among them; leave numbers as they are."""
+    """Convert strings to sorted labels and the index of each draw's label; return numbers unchanged."""
     if isinstance(x, Tensor):
         return None, x
-    given: Any = (
-        cast("Any", x).to_numpy() if hasattr(x, "to_numpy") else x
-    )  # a series of pandas, polars or pyarrow
-    if isinstance(given, Sequence) and given and isinstance(given[0], str):
-        given = np.asarray(given, dtype=object)
-    if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "OUT":
-        return None, given
-    entries = cast("Array", given)
+    # A series of pandas, polars or pyarrow has `to_numpy`.
+    values: Any = cast("Any", x).to_numpy() if hasattr(x, "to_numpy") else x
+    if isinstance(values, Sequence) and values and isinstance(values[0], str):
+        values = np.asarray(values, dtype=object)
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "OUT":
+        return None, values
+    entries = cast("Array", values)
     if not all(isinstance(entry, str) for entry in entries):
         return None, entries
     labels, codes = np.unique(entries.astype(str), return_inverse=True)
@@ -149,28 +148,28 @@ def _check_shape(draws: Tensor, dim: int) -> None:
 
 
 def _checked_weights(weights: object, n: int) -> Tensor:
-    with torch.device("cpu"):  # where numbers stay, whatever the default device is
-        found = as_tensor("Samples", "weights", weights)
-    _check_present("weights", found)
-    # A list became float32, which large and small numbers are beyond.
-    found = (
-        torch.tensor(weights, dtype=torch.float64, device=found.device)
+    with torch.device("cpu"):  # lists stay on the CPU for every default device
+        w = as_tensor("Samples", "weights", weights)
+    _check_present("weights", w)
+    # Convert a list again, because the range of float32 is too small.
+    w = (
+        torch.tensor(weights, dtype=torch.float64, device=w.device)
         if isinstance(weights, list)
-        else found.to(torch.float64)
+        else w.to(torch.float64)
     )
-    bad = ~(found.isfinite() & (found >= 0))
-    if found.shape != (n,) or bool(bad.any()) or not bool((found > 0).any()):
+    bad = ~(w.isfinite() & (w >= 0))
+    if w.shape != (n,) or bool(bad.any()) or not bool((w > 0).any()):
         reason = f", not finite or negative: {first_of(bad)}" if bool(bad.any()) else ""
         raise invalid_value(
             "Samples",
             "weights",
             wanted=f"{n} finite numbers, one for each draw, none negative and not all zero",
-            got=f"shape {tuple(found.shape)}{reason}, sum {float(found.sum()):g}",
+            got=f"shape {tuple(w.shape)}{reason}, sum {float(w.sum()):g}",
             instead="weights=None where every draw counts the same",
         )
-    # Sums of the weights, and of their squares, must neither overflow nor lose digits.
-    peak = found.max()
-    return found if 1e-100 < peak < 1e100 else found / peak
+    # Rescale extreme weights: sums of the weights and of their squares must not overflow or underflow.
+    peak = w.max()
+    return w if 1e-100 < peak < 1e100 else w / peak
 
 
 def _cluster_codes(cluster: object, n: int) -> Tensor:
@@ -186,7 +185,7 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
     missing = np.array([name is None or name != name for name in names.tolist()])  # noqa: PLR0124  # NaN
     try:
         codes = np.unique(names, return_inverse=True)[1]
-    except TypeError:  # of names that have no order
+    except TypeError:  # the names cannot be sorted
         codes = None
     if codes is None or missing.any():
         first = int(missing.argmax()) if missing.any() else 0
@@ -196,16 +195,16 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
             "cluster",
             wanted=f"{n} names, or {n} numbers, one for each draw",
             got=others if missing.any() else "names of types that have no common order",
-            instead="cluster=[str(name) for name in cluster], by which all the missing ones are one cluster",
+            instead="cluster=[str(name) for name in cluster], which puts all missing names into one cluster",
         )
     return torch.from_numpy(codes.astype(np.int64))
 
 
 def _names_of(cluster: object) -> Array:
     if isinstance(cluster, Tensor):
-        found = as_tensor("Samples", "cluster", cluster)
-        _check_present("cluster", found)
-        return cast("Array", found.detach().cpu().numpy())
+        names = as_tensor("Samples", "cluster", cluster)
+        _check_present("cluster", names)
+        return cast("Array", names.detach().cpu().numpy())
     try:
         return cast("Array", np.asarray(cluster))
     except ValueError:  # lists of unequal lengths

@@ -1,4 +1,4 @@
-"""Reprs that stay short, however large the values are."""
+"""Short reprs of objects with large values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["ShortRepr", "short_repr"]
 
-MOST_NUMBERS = 6  # of a tensor that is shown
+MOST_NUMBERS = 6  # larger tensors are shown by their shape
 
 
 class _Short(reprlib.Repr):
@@ -32,7 +32,7 @@ _SHORT = _Short()
 
 
 def short_repr(made: object, values: Mapping[str, object]) -> str:
-    """Return the repr of an object that was made with these values, each cut where it is long.
+    """Return a repr of `made` with these values, each cut if it is long.
 
     Example:
         >>> short_repr(1, {"a": list(range(9)), "b": "text"})

@@ -1,4 +1,4 @@
-"""What results can do: be printed, shown in a notebook, written as HTML, JSON or a data frame."""
+"""The display of results: as text, in a notebook, and as HTML, JSON or a data frame."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shown", "html_table", "open_console", "shown_options", "without_commands"]
 
-# GitHub Actions takes a line that begins with two colons as a command; other servers look for marks anywhere.
+# GitHub Actions runs a line that begins with two colons as a command. Other servers look for `##[` and `##vso[`.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
 
@@ -27,13 +27,13 @@ _MARK = re.compile(r"##(?=\[|vso\[)")
 class Shown:
     """A result with reports.
 
-    The reports import the results; they are imported here by name, when one is asked for.
+    The report modules import the results. Therefore this class imports them by name, at their first use.
     """
 
     _reports: ClassVar[str]  # the package of the reports
 
     def to_html(self) -> str:
-        """Return one self-contained page with plots.
+        """Return a self-contained HTML page with plots.
 
         Raises:
             OptionalDependencyError: jinja2 or matplotlib is not installed.
@@ -54,7 +54,7 @@ class Shown:
         return self._report("frame").to_pandas(self)
 
     def __str__(self) -> str:
-        """Return the report of the terminal, as wide as the terminal is; the repr where rich is not installed."""
+        """Return the text report, as wide as the terminal; without rich, return the repr."""
         if not is_installed("rich"):
             return repr(self)
         text = io.StringIO()
@@ -63,7 +63,7 @@ class Shown:
         return without_commands(lines)
 
     def _repr_html_(self) -> str | None:
-        """Return the main table of the page, for notebooks; None, for the repr, where jinja2 is not installed."""
+        """Return the main table of the page for notebooks; None without jinja2, so that notebooks show the repr."""
         return str(self._report("html").render_table(self)) if is_installed("jinja2") else None
 
     def _report(self, medium: str) -> Any:
@@ -71,7 +71,7 @@ class Shown:
 
 
 def without_commands(text: str) -> str:
-    r"""Escape whatever a build server would execute: names of columns and files can come from anywhere.
+    r"""Escape text that a build server would execute, because names of columns and files are untrusted.
 
     Example:
         >>> print(without_commands("::error::boom, ##[group]x, a::b"))
@@ -81,15 +81,15 @@ def without_commands(text: str) -> str:
 
 
 def open_console(**options: Any) -> Console:
-    """Return a console of rich as wide as ``COLUMNS`` says, or the terminal where that is no width.
+    """Return a rich console with the width in ``COLUMNS``; if that is not a positive number, the terminal's width.
 
-    With a width of 0, rich prints nothing at all.
+    With a width of 0, rich would print nothing.
     """
     from rich.console import Console
 
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - rich calls it while it handles the error, and would end the process with status 1
+            raise  # noqa: PLE0704 - rich calls this in its error handler and would exit the process with status 1
 
     sizes = {name: os.environ.get(name, "") for name in ("COLUMNS", "LINES")}
     useless = [name for name, text in sizes.items() if not (text.isdecimal() and int(text) > 0)]
@@ -101,13 +101,13 @@ def open_console(**options: Any) -> Console:
 def shown_options(
     made: object, owner: type, given: Mapping[str, object] | None = None, always: Collection[str] = ()
 ) -> str:
-    """Return the options that an object was made with, as it would be written: those that differ from their defaults.
+    """Return the constructor options of an object as source text, without options that equal their defaults.
 
     Arguments:
         made: the object.
         owner: the class whose constructor takes the options.
-        given: the options that are no attributes of the object by their names.
-        always: the options that are shown at their defaults too.
+        given: options that are not attributes of the object.
+        always: options to show even if they equal their defaults.
     """
     options = inspect.signature(owner).parameters
     values = {name: (given or {})[name] if name in (given or {}) else getattr(made, name) for name in options}
@@ -119,7 +119,7 @@ def shown_options(
 
 
 def html_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for notebooks, every text escaped.
+    """Return an HTML table for notebooks, with all text escaped.
 
     Example:
         >>> print(html_table(["value"], [["a < b"]]))

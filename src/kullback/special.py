@@ -1,10 +1,11 @@
-"""Special functions and constants, to full precision where the textbook's formula subtracts nearly equal numbers.
+"""Special functions and constants with full precision, also where the plain formula subtracts nearly equal numbers.
 
-Bregman's divergence of a convex f from a to b is f(b) - f(a) - (b - a) f'(a). Closed forms of KL between members of an
-exponential family are such differences, and are written here as sums of terms that are not negative.
+The Bregman divergence of a convex f from a to b is f(b) - f(a) - (b - a) f'(a). Closed forms of KL within an
+exponential family are such differences. These functions compute them as sums of non-negative terms.
 
-Most functions have two branches: a short series or rule for near arguments, the plain formula for others. Neither
-branch may overflow where the other is taken, or the gradient would be 0 times infinity: hence the clamped arguments.
+Most functions have two branches: a short series or quadrature rule for nearby arguments, and the plain formula for
+others. A branch must not overflow where the other one is used, because its gradient would be 0 times infinity.
+Therefore the arguments of both branches are clamped.
 """
 
 from __future__ import annotations
@@ -61,22 +62,22 @@ _EXPM1MX = (1 / 2, 1 / 6, 1 / 24, 1 / 120)
 # 2 atanh(u) - 2u = u^3 (2/3 + 2 u^2/5 + 2 u^4/7 + ...)
 _ATANH_NEAR = 0.02
 _ATANH = (2 / 3, 2 / 5, 2 / 7)
-# Stirling: lgamma(x) = (x - 1/2) log x - x + log(2 pi) / 2 + sum_k c_k x^-(2k - 1), for x beyond _FAR
+# Stirling: lgamma(x) = (x - 1/2) log x - x + log(2 pi) / 2 + sum_k c_k x^-(2k - 1), for x above _FAR
 _FAR = 10.0
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _STIRLING_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_STIRLING))
 _STIRLING_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_STIRLING_DERIVATIVE))
-# Gauss' rule of four nodes on [0, 1] for the weight 1 - t.
+# Gaussian quadrature with four nodes on [0, 1] for the weight function 1 - t.
 _NODES = (0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448)
 _WEIGHTS = (0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822)
-# Gauss' rule of four nodes on [0, 1].
+# Gaussian quadrature with four nodes on [0, 1].
 _EVEN_NODES = (0.0694318442029737124, 0.330009478207571868, 0.669990521792428132, 0.930568155797026288)
 _EVEN_WEIGHTS = (0.173927422568726929, 0.326072577431273071, 0.326072577431273071, 0.173927422568726929)
-# How near a and b are, in |b - a| / (a + b), for that rule to have thirteen digits.
+# If |b - a| / (a + b) is below this, quadrature gives thirteen digits.
 _RULE_NEAR = 0.05
-# -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x, to float64's last digits for x beyond _FAR
+# -trigamma'(x) = (1 + y (1 + y (1/2 + ...))) y^2 at y = 1 / x, to float64's last digits for x above _FAR
 _TETRAGAMMA = (1, 1, 1 / 2, 0, -1 / 6, 0, 1 / 6, 0, -3 / 10, 0, 5 / 6)
-# Below this x log x is nothing beside log x, and 1 / x^2 may overflow.
+# Below this, x log x is negligible compared to log x, and 1 / x^2 may overflow.
 _TINY = 1e-75
 # Ein(y) = y - y^2 / (2 2!) + y^3 / (3 3!) - ..., to float64's last digit for y up to 2.
 _EIN = tuple((-1) ** k / ((k + 1) * math.factorial(k + 1)) for k in range(26))
@@ -84,7 +85,7 @@ _E1_DEPTH = 50
 
 
 def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Return c_0 + c_1 x + c_2 x^2 + ... by Horner's rule; at least two coefficients."""
+    """Return c_0 + c_1 x + c_2 x^2 + ... by Horner's rule, for at least two coefficients."""
     total = x * coefficients[-1] + coefficients[-2]
     for c in reversed(coefficients[:-2]):
         total = total * x + c
@@ -92,9 +93,9 @@ def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def expm1mx(d: Tensor) -> Tensor:
-    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; not negative, and 0 at 0.
+    """Return e^d - 1 - d, which is x - 1 - log x at x = e^d; non-negative, and 0 at 0.
 
-    It is +inf, with derivative 0, beyond e^709.
+    For d above 709 it is +inf with derivative 0.
     """
     small = d.clamp(-_EXPM1MX_NEAR, _EXPM1MX_NEAR)
     large = d.clamp(max=LARGEST_EXPONENT)
@@ -103,14 +104,14 @@ def expm1mx(d: Tensor) -> Tensor:
 
 
 def scaled_expm1mx(c: Tensor, d: Tensor, log_scaled: Tensor | None = None) -> Tensor:
-    """Return c (e^d - 1 - d) for c > 0; +inf, with derivative 0, beyond e^709.
+    """Return c (e^d - 1 - d) for c > 0; where the result is above e^709, it is +inf with derivative 0.
 
-    `log_scaled` is log(c e^d) where that is known better than from c and d.
+    `log_scaled` is log(c e^d), if the caller knows it more accurately.
     """
     if log_scaled is None:
         large = d > LARGEST_EXPONENT
         beyond = bounded_exp(torch.where(large, d + torch.log(c), 0))
-    else:  # and whose derivatives by c do not cancel
+    else:  # the derivatives by c avoid cancellation
         large = d > _FAR
         beyond = bounded_exp(torch.where(large, log_scaled, 0)) - c * (1 + torch.where(large, d, 0))
     return torch.where(large, beyond, c * expm1mx(torch.where(large, 0, d)))
@@ -125,35 +126,35 @@ def expm1_ratio(k: Tensor, x: Tensor) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """Return e^x; +inf, with derivative 0, beyond e^709."""
+    """Return e^x; for x above 709, it is +inf with derivative 0."""
     return torch.where(x > LARGEST_EXPONENT, torch.inf, torch.exp(x.clamp(max=LARGEST_EXPONENT)))
 
 
 def within_floats(x: Tensor) -> Tensor:
-    """Return x, or the largest numbers where it overflows, so that infinite terms of a sum do not cancel."""
+    """Clamp x to the range from -1e308 to 1e308, so that infinite terms of a sum do not give NaN."""
     return x.clamp(-1e308, 1e308)
 
 
 def clamped_quotient(a: Tensor, b: Tensor, limit: float) -> Tensor:
-    """Return a / b for positive b, within the limit and its negative, at which the derivative is 0."""
+    """Return a / b for positive b, clamped between -limit and limit, with derivative 0 where it is clamped."""
     inside = a.abs() <= limit * b
     return torch.where(inside, torch.where(inside, a, 0) / b, limit * torch.sign(a))
 
 
 def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
-    """Return a value with the derivatives, of any order, of a formula for it that is less exact.
+    """Return `value` with the derivatives of `formula`, a less exact formula for it, of any order.
 
-    Where the formula is not finite the value has no derivative.
+    Where the formula is not finite, the derivative is 0.
     """
     formula = torch.where(formula.isfinite(), formula, 0)
     return value.detach() + (formula - formula.detach())
 
 
 def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
-    """Return log(a / b) for positive a and b, to full precision also where they are nearly equal.
+    """Return log(a / b) for positive a and b, with full precision even where they are nearly equal.
 
-    `difference` is a - b where that is known better than from a and b. Neither the quotient nor a derivative, which is
-    that of log a - log b, can leave the range of floats where the result does not.
+    `difference` is a - b, if the caller knows it more accurately. If a / b is out of the range of floats, the value is
+    log a - log b. The derivatives are always the derivatives of log a - log b.
     """
     logs = torch.log(a) - torch.log(b)
     with torch.no_grad():
@@ -165,7 +166,7 @@ def log_ratio(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
 
 
 def log1p_quotient(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(1 + a / b) for positive numbers, also where the quotient leaves the range of floats."""
+    """Return log(1 + a / b) for positive numbers, even where the quotient is out of the range of floats."""
     small = a <= b
     near = torch.log1p(torch.where(small, a, 0) / torch.where(small, b, 1))
     far = log_ratio(torch.where(small, 1, a) + torch.where(small, 0, b), torch.where(small, 1, b))
@@ -173,7 +174,7 @@ def log1p_quotient(a: Tensor, b: Tensor) -> Tensor:
 
 
 def log_product(a: Tensor, b: Tensor, divisor: Tensor | None = None) -> Tensor:
-    """Return log(a b / divisor) for positive numbers, also where the product leaves the range of floats."""
+    """Return log(a b / divisor) for positive numbers, even where the product is out of the range of floats."""
     c = torch.ones_like(a) if divisor is None else divisor
     logs = torch.log(a) + torch.log(b) - torch.log(c)
     with torch.no_grad():
@@ -186,10 +187,10 @@ def log_product(a: Tensor, b: Tensor, divisor: Tensor | None = None) -> Tensor:
 def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Tensor:
     """Return x - 1 - log x at x = a / b, the term of the Itakura-Saito divergence.
 
-    `difference` is a - b where that is known better than from a and b.
+    `difference` is a - b, if the caller knows it more accurately.
 
-    With z = x - 1 and u = z / (z + 2), log x = 2 atanh(u) and z - 2u = z u: the value is z u - (2 atanh(u) - 2u). The
-    derivatives are those of e^d - 1 - d at d = log x.
+    With z = x - 1 and u = z / (z + 2), log x = 2 atanh(u) and z - 2u = z u. So the value is z u - (2 atanh(u) - 2u).
+    The derivatives come from e^d - 1 - d at d = log x.
     """
     log = log_ratio(a, b, difference)
     with torch.no_grad():
@@ -204,20 +205,20 @@ def itakura_saito(a: Tensor, b: Tensor, difference: Tensor | None = None) -> Ten
 
 
 def log1pmx(z: Tensor) -> Tensor:
-    """Return log(1 + z) - z; not positive, and 0 at 0."""
+    """Return log(1 + z) - z, which is at most 0, and 0 at z = 0."""
     return -itakura_saito(1 + z, torch.ones_like(z), z)
 
 
 def logit_difference(p: Tensor, q: Tensor) -> Tensor:
-    """Return logit(p) - logit(q) of two probabilities, to full precision also where they are nearly equal."""
+    """Return logit(p) - logit(q) for two probabilities, with full precision even where they are nearly equal."""
     return log_ratio(p, q) - log_ratio(1 - p, 1 - q, q - p)
 
 
 def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distance: Tensor) -> Tensor:
-    """Return Bregman's divergence from a to a + distance of the function with this second derivative.
+    """Return the Bregman divergence from a to a + distance of the function f with second derivative `second`.
 
-    By Taylor's formula it is distance^2 times the integral of (1 - t) f''(a + t distance), a smooth one where the
-    distance is small beside that to f's singularities.
+    By Taylor's formula it is distance^2 times the integral of (1 - t) f''(a + t distance). The integrand is smooth if
+    the distance is small compared to the distance from a to the singularities of f.
     """
     values = second(torch.stack([a + t * distance for t in _NODES]))
     mean = sum((values[i] * w for i, w in enumerate(_WEIGHTS)), torch.zeros_like(a))
@@ -225,7 +226,10 @@ def bregman_by_quadrature(second: Callable[[Tensor], Tensor], a: Tensor, distanc
 
 
 def stirling_remainder(x: Tensor) -> Tensor:
-    """Return lgamma(x) - x log x + x, the remainder of Stirling's formula; for large x it is near -log(x) / 2."""
+    """Return lgamma(x) - x log x + x, the remainder of Stirling's formula.
+
+    For large x it is close to (log(2 pi) - log x) / 2.
+    """
     tiny, low, inverse = x < _TINY, x.clamp(_TINY, _FAR), 1 / x.clamp(min=_FAR)
     series = HALF_LOG_2PI + torch.log(inverse) / 2 + inverse * polynomial(_STIRLING, inverse * inverse)
     near = torch.where(x < _FAR, torch.lgamma(low) - low * torch.log(low) + low, series)
@@ -233,9 +237,11 @@ def stirling_remainder(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return where x is small, x there, the numbers x, x + 1 ... by which it is moved up, and 1 / x after that move.
+    """Prepare the recurrence that shifts small x into the range of Stirling's series.
 
-    torch's trigamma has nine digits, and its derivative is slow: those of lgamma are made of Stirling's series here.
+    Return whether x is small, x where it is small, the numbers x, x + 1, ... of the recurrence, and 1 / x after the
+    shift. The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine digits and its
+    derivative is slow.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)
@@ -255,7 +261,7 @@ def digamma_minus_log(x: Tensor) -> Tensor:
 
 
 def digamma(x: Tensor) -> Tensor:
-    """Return the derivative of lgamma, which has all its digits in its own derivative too."""
+    """Return the derivative of lgamma; unlike in torch, its own derivative also has full precision."""
     tiny = x < _TINY
     y, z = torch.where(tiny, x, 1), torch.where(tiny, 1, x)
     return torch.where(tiny, -torch.ones_like(y) / y - EULER_GAMMA, torch.log(z) + digamma_minus_log(z))
@@ -276,12 +282,12 @@ def trigamma_minus_inverse(x: Tensor) -> Tensor:
 
 
 def harmonic_number(b: Tensor) -> Tensor:
-    """Return digamma(1 + b) - digamma(1) for b >= 0, to full precision also where b is tiny."""
+    """Return digamma(1 + b) - digamma(1) for b >= 0, with full precision even where b is tiny."""
     return _since_one(b, lambda k, c: c / (k * (k + c)), trigamma, digamma(1 + b) + EULER_GAMMA)
 
 
 def trigamma_decrease(b: Tensor) -> Tensor:
-    """Return trigamma(1) - trigamma(1 + b) for b >= 0, to full precision also where b is tiny."""
+    """Return trigamma(1) - trigamma(1 + b) for b >= 0, with full precision even where b is tiny."""
 
     def term(k: Tensor, c: Tensor) -> Tensor:
         return c * (2 * k + c) / (k * (k + c)) ** 2
@@ -295,7 +301,10 @@ def trigamma_decrease(b: Tensor) -> Tensor:
 def _since_one(
     b: Tensor, term: Callable[[Tensor, Tensor], Tensor], derivative: Callable[[Tensor], Tensor], far: Tensor
 ) -> Tensor:
-    """Return f(1 + b) - f(1): where b is small the recurrence's terms, and the mean derivative beyond, else `far`."""
+    """Return f(1 + b) - f(1): `far`, except for small b.
+
+    For small b, add the terms of the recurrence and the integral of the derivative from 11 to 11 + b.
+    """
     near = b < 0.5
     c = torch.where(near, b, 0)
     start = int(_FAR) + 1
@@ -307,12 +316,12 @@ def _since_one(
 
 
 def stirling_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tensor:
-    """Return Bregman's divergence, from a to b, of lgamma(x) - x log x + x: not negative.
+    """Return the Bregman divergence of lgamma(x) - x log x + x from a to b, which is non-negative.
 
-    `distance` is b - a where that is known better than from a and b.
+    `distance` is b - a, if the caller knows it more accurately.
     """
     distance = b - a if distance is None else distance
-    # Where both are tiny the function is -log x, whose second derivative may overflow.
+    # Where both are tiny, the function is -log x, and its second derivative may overflow.
     tiny = (a < _TINY) & (b < _TINY)
     of_logs = itakura_saito(torch.where(tiny, b, 1), torch.where(tiny, a, 1), torch.where(tiny, distance, 0))
     a, b, distance = torch.where(tiny, 1, a), torch.where(tiny, 1, b), torch.where(tiny, 0, distance)
@@ -331,13 +340,13 @@ def lgamma_bregman(a: Tensor, b: Tensor, distance: Tensor | None = None) -> Tens
 
 
 def safe_log(x: Tensor) -> Tensor:
-    """Return log x with derivative 0, not infinity, at x = 0."""
+    """Return log x, with derivative 0 instead of infinity at x = 0."""
     empty = x == 0
     return torch.where(empty, -torch.inf, torch.log(torch.where(empty, 1, x)))
 
 
 def safe_logsumexp(x: Tensor, dim: int) -> Tensor:
-    """Return log sum e^x along a dimension: -inf, without derivative, where there are only -inf."""
+    """Return log sum e^x along a dimension; where all x are -inf, the result is -inf with derivative 0."""
     empty = (x == -torch.inf).all(dim, keepdim=True)
     return torch.where(empty.squeeze(dim), -torch.inf, torch.where(empty, 0, x).logsumexp(dim))
 
@@ -348,14 +357,14 @@ def ein(y: Tensor) -> Tensor:
 
 
 def scaled_e1(y: Tensor) -> Tensor:
-    """Return e^y E1(y) for y > 0, with E1 the exponential integral, the integral of e^-t / t from y on."""
+    """Return e^y E1(y) for y > 0, where the exponential integral E1 is the integral of e^-t / t from y to infinity."""
     small = y.clamp(max=2)
     near = torch.exp(small) * (ein(small) - torch.log(small) - EULER_GAMMA)
     return torch.where(y < 2, near, scaled_e1_from_2(y.clamp(min=2)))
 
 
 def scaled_e1_from_2(y: Tensor) -> Tensor:
-    """Return e^y E1(y) = 1 / (y + 1 - 1 / (y + 3 - 4 / (y + 5 - ...))) for y of 2 or more."""
+    """Return e^y E1(y) = 1 / (y + 1 - 1 / (y + 3 - 4 / (y + 5 - ...))) for y >= 2."""
     tail = y + (2 * _E1_DEPTH + 1)
     for k in range(_E1_DEPTH, 0, -1):
         tail = y + (2 * k - 1) - k * k / tail

@@ -1,7 +1,7 @@
 """Mergeable statistics of a stream of values: mean and standard error (`Moments`) and quantiles (`QuantileSketch`).
 
-Each keeps a state of fixed size, made of tensors. Merging the states of blocks, processes or machines gives the
-statistics of all their values.
+Each has a state of fixed size that consists of tensors. Merging the states of blocks, processes or machines gives the
+statistics of all values.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["Moments", "QuantileSketch", "SketchState", "merge_moments", "on_devi
 
 
 def on_device(state: Tensor, device: torch.device) -> Tensor:
-    """Move a state to a device, a floating-point one in the most accurate dtype there."""
+    """Move a state to a device; a floating-point state gets the most accurate dtype of that device."""
     return state.to(device, accurate_dtype(device) if state.is_floating_point() else state.dtype)
 
 
 def merge_moments(states: Tensor) -> Tensor:
-    r"""Merge the states of several `Moments`, shape (how many, 3), into one, shape (3,).
+    r"""Merge the states of several `Moments`, shape (states, 3), into one, shape (3,).
 
     .. math:: M_2 = \sum_k M_{2,k} + \sum_k n_k (\bar x_k - \bar x)^2
 
@@ -34,7 +34,7 @@ def merge_moments(states: Tensor) -> Tensor:
         states: rows of count, sum and sum of squared deviations from the mean.
 
     Returns:
-        the row that all values together have.
+        the row for all values together.
 
     Gradient:
         flows through the sum; the squared deviations are constants.
@@ -50,21 +50,21 @@ def merge_moments(states: Tensor) -> Tensor:
     counts, sums, deviations = states.detach().unbind(-1)
     means, mean = sums / counts.clamp(min=1), sums.sum() / counts.sum().clamp(min=1)
     between = torch.where(counts > 0, counts * (means - mean) ** 2, 0)
-    # From an infinite mean every deviation is infinite, though it computes as NaN.
+    # Deviations from an infinite mean are infinite, but would be computed as NaN.
     deviation = torch.where(mean.isinf(), torch.inf, (deviations + between).sum())
     return torch.stack([counts.sum(), states[:, 1].sum(), deviation])
 
 
 class Moments:
-    r"""Count, mean and standard error of values that come block by block, in float64.
+    r"""Count, mean and standard error of a stream of values, in float64.
 
     .. math:: \bar x = \frac1n \sum_i x_i, \quad \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
 
-    The squared deviations are gathered about the mean, so values that differ little keep their spread.
+    The deviations are taken from the mean before they are squared, so the variance of nearly equal values is accurate.
 
     Arguments:
-        state: the `state` of another one to go on from; by default an empty one.
-        device: where an empty state shall live.
+        state: the `state` of another instance, to continue from; by default an empty state.
+        device: the device of an empty state.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ class Moments:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return int(self.state[0])
 
     @property
@@ -97,17 +97,17 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """The mean of the values; NaN if there were none."""
+        """The mean of the values; NaN if there are none."""
         return self.state[1] / self.state[0]
 
     @property
     def variance(self) -> Tensor:
-        """The unbiased estimate of their variance; NaN for fewer than two values, inf with an infinite one."""
+        """The unbiased estimate of the variance; NaN for fewer than two values, inf if a value is infinite."""
         return self.state[2] / (self.state[0] - 1)
 
     @property
     def standard_error(self) -> Tensor:
-        """The standard error of the mean, for independent values; NaN and inf where the variance is."""
+        """The standard error of the mean of independent values; NaN or inf if the variance is NaN or inf."""
         return (self.variance / self.state[0]).sqrt()
 
     def add(self, values: Tensor) -> None:
@@ -120,12 +120,12 @@ class Moments:
         self.state = merge_moments(torch.stack([self.state, block]))
 
     def merge(self, other: Moments) -> None:
-        """Add all the values that another one has seen."""
+        """Add all values of another instance."""
         self.state = merge_moments(torch.stack([self.state, other.state]))
 
 
 class SketchState(NamedTuple):
-    """The state of a `QuantileSketch`; states merge by adding `counts` and by the extremes of the other two."""
+    """The state of a `QuantileSketch`; a merge adds `counts`, and takes the extremes of `minimum` and `maximum`."""
 
     counts: Tensor
     minimum: Tensor
@@ -133,20 +133,21 @@ class SketchState(NamedTuple):
 
 
 class QuantileSketch:
-    r"""Quantiles of non-negative values that come block by block, to a given relative error.
+    r"""Quantiles of a stream of non-negative values, with a bounded relative error.
 
-    Values are counted on a geometric grid: bucket :math:`i` holds :math:`l \gamma^i \le x < l \gamma^{i+1}` with
-    :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)`, and answers with the value that is within a factor
-    :math:`1 \pm \epsilon` of all of it. The smallest and the largest value are kept exactly.
+    Values are counted on a geometric grid. Bucket :math:`i` counts the values with
+    :math:`l \gamma^i \le x < l \gamma^{i+1}`, where :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)`. A quantile in it
+    is the value that is within a factor :math:`1 \pm \epsilon` of the whole bucket. The smallest and the largest value
+    are exact.
 
     Arguments:
         relative_error: :math:`\epsilon`, the largest relative error of a quantile between `lowest` and `highest`.
-        lowest: the end of the grid, :math:`l`. A quantile below it is answered with 0, or the minimum if
-            that is larger.
-        highest: the other end; divergences of float32 rows are all below 1e39. A finite quantile above it is NaN,
-            unless it is the minimum or the maximum. ``+inf`` is counted apart, and answered with ``+inf``.
-        state: the `state` of another sketch with the same grid to go on from; by default an empty one.
-        device: where an empty state shall live.
+        lowest: the lower end of the grid, :math:`l`. A quantile below it is returned as 0, or as the minimum if that is
+            larger.
+        highest: the upper end of the grid; divergences of float32 rows are always below 1e39. A finite quantile above
+            it is NaN, unless it is the minimum or the maximum. ``+inf`` has its own bucket and is returned as ``+inf``.
+        state: the `state` of another sketch with the same grid, to continue from; by default an empty state.
+        device: the device of an empty state.
 
     Raises:
         ArgumentValueError: the relative error is not between 0 and 1, or the ends of the grid are not in order.
@@ -195,31 +196,31 @@ class QuantileSketch:
 
     @property
     def counts(self) -> Tensor:
-        """How many values each bucket holds, int64: first those below the grid, last the infinite ones."""
+        """The number of values in each bucket, int64: the first is below the grid, the last is for ``+inf``."""
         return self.state.counts
 
     @property
     def minimum(self) -> Tensor:
-        """The smallest value; +inf if there was none."""
+        """The smallest value; +inf if there is none."""
         return self.state.minimum
 
     @property
     def maximum(self) -> Tensor:
-        """The largest value; -inf if there was none."""
+        """The largest value; -inf if there is none."""
         return self.state.maximum
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return int(self.counts.sum())
 
     @property
     def infinite(self) -> int:
-        """How many of them were +inf."""
+        """The number of values that are +inf."""
         return int(self.counts[-1])
 
     def add(self, values: Tensor) -> None:
-        """Add the values of a tensor of any shape; a negative one or NaN is an error."""
+        """Add the values of a tensor of any shape; negative values and NaN raise an error."""
         values = values.detach().to(self.minimum.dtype).flatten()
         if values.numel() == 0:
             return
@@ -237,7 +238,7 @@ class QuantileSketch:
         )
 
     def merge(self, other: QuantileSketch) -> None:
-        """Add all the values that another sketch has seen; another grid is an error."""
+        """Add all values of another sketch; a different grid raises an error."""
         if self._grid != other._grid:
             wanted, got, instead = f"a sketch like {self!r}", safe_repr(other), "the same grid for both"
             raise invalid_value("QuantileSketch.merge", "other", wanted=wanted, got=got, instead=instead)
@@ -248,13 +249,13 @@ class QuantileSketch:
         )
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
-        """Return the quantiles at `probabilities`, interpolated linearly between the values next to them.
+        """Return the quantiles at `probabilities`, interpolated linearly between neighboring values.
 
         Arguments:
-            probabilities: numbers from 0 to 1, in any shape; 0 asks for the minimum, 1 for the maximum.
+            probabilities: numbers from 0 to 1, in any shape; 0 gives the minimum, 1 the maximum.
 
         Returns:
-            the quantiles in the shape of `probabilities`, float64; NaN if there was no value, and above the grid.
+            the quantiles in the shape of `probabilities`, float64; NaN if there are no values, and above the grid.
 
         Raises:
             ArgumentValueError: a probability is not between 0 and 1.
@@ -285,11 +286,11 @@ class QuantileSketch:
         return torch.where((share == 0) | (low == high), low, between)
 
     def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
-        """Return the values of the given ranks, counted from 0 in increasing order; `filled` accumulates the counts."""
+        """Return the values of the given ranks, from 0 for the smallest; `filled` is the cumulative sum of counts."""
         bucket = torch.searchsorted(filled, rank, right=True)
         edges = self._edges(rank.device)
         grid = edges[:-1]
-        # The harmonic mean of a bucket's ends halves the relative error.
+        # The harmonic mean of the ends of a bucket minimizes the largest relative error.
         inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
         answers = torch.cat([edges.new_zeros(1), inner, edges.new_tensor([torch.nan]), edges[-1:]])
         value = answers[bucket].clamp(self.minimum, self.maximum)
@@ -302,7 +303,7 @@ class QuantileSketch:
 
 @lru_cache(maxsize=16)
 def _grid_edges(relative_error: float, lowest: float, highest: float, device: torch.device) -> Tensor:
-    """Return the lower ends of all buckets but the first: the grid's, that of larger values, and +inf."""
+    """Return the lower ends of all buckets except the first: the grid, the bucket of larger values, and +inf."""
     step = math.log1p(relative_error) - math.log1p(-relative_error)
     buckets = math.ceil(math.log(highest / lowest) / step)
     grid = lowest * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))

@@ -1,4 +1,4 @@
-"""The words that files, options and reports name things by; importing them takes no time."""
+"""Names in files, options and reports; this module is fast to import."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = [
 
 RepresentationName = Literal["logits", "log-probs", "probs", "counts"]
 REPRESENTATION_NAMES: tuple[RepresentationName, ...] = get_args(RepresentationName)
-# The divergences of a row that a comparison of predictions reports.
+# The divergences of each row in a comparison of predictions.
 DIVERGENCE_NAMES = ("kl_pq", "kl_qp", "js", "tv")
-# Those of a column that a comparison of tables reports.
+# The divergences of each column in a comparison of tables.
 TABLE_DIVERGENCE_NAMES = ("psi", *DIVERGENCE_NAMES)
-# The label of a row whose true class is not known, which torch's cross_entropy ignores.
+# The label of a row whose true class is unknown; torch's cross_entropy ignores it.
 NO_LABEL = -100
