@@ -136,7 +136,7 @@ def test_base_changes_the_unit() -> None:
         (
             lambda: kl_divergence(Logits(torch.zeros(3)), Logits(torch.zeros(3, device="meta"))),
             ValueError,
-            ["one device", "cpu and meta"],
+            ["same device", "cpu and meta"],
         ),
         (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=1), ValueError, ["above 1"]),
         (lambda: kl_divergence(Probs([1.0]), Probs([1.0]), base=-2), ValueError, ["above 1"]),

@@ -210,7 +210,10 @@ def test_a_single_probability_gives_a_single_quantile():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda s: s.add(torch.tensor([1.0, -0.5, math.nan])), "2 others of 3, first -0.5 at position 1"),
+        (
+            lambda s: s.add(torch.tensor([1.0, -0.5, math.nan])),
+            "2 of 3 that are negative or NaN, first -0.5 at position 1",
+        ),
         (lambda s: s.quantile([0.5, 1.5]), r"numbers from 0 to 1; got \[0.5, 1.5\]"),
         (lambda s: s.quantile(math.nan), "numbers from 0 to 1"),
         (

@@ -278,12 +278,12 @@ def _options(
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not number_from(number) >= 0:
             got = safe_repr(number)
-            raise invalid_value(call, name, wanted="a number from 0 on", got=got, instead=without)
+            raise invalid_value(call, name, wanted="a non-negative number", got=got, instead=without)
     counts: list[int] = []
     for name, count, least in (("max_evaluations", max_evaluations, 1), ("draws", draws, FEWEST_DRAWS)):
         whole = whole_from(count)
         if whole is None or not least <= whole < 2**63:
-            wanted = f"a whole number from {least} on"
+            wanted = f"an integer of at least {least}"
             raise invalid_value(call, name, wanted=wanted, got=safe_repr(count), instead=without)
         counts.append(whole)
     check_generator(call, generator)
@@ -443,7 +443,9 @@ def _sum(a: Estimate, b: Estimate) -> Estimate:
     if a.standard_error is not None and b.standard_error is not None:
         standard_error = (a.standard_error**2 + b.standard_error**2).sqrt()
     method = max(a.method, b.method, key=METHODS.index)
-    notes = () if a.method == b.method else (f"KL(P || Q) is by {a.method}, KL(Q || P) by {b.method}.",)
+    notes = (
+        () if a.method == b.method else (f"KL(P || Q) was computed by {a.method}, KL(Q || P) by {b.method}.",)
+    )
     return Estimate(a.value + b.value, error, method, notes=notes, standard_error=standard_error)
 
 
@@ -503,7 +505,7 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
         raise invalid_value(
             call,
             "p, q",
-            wanted="as many classes in q as in p",
+            wanted="the same number of classes in p and q",
             got=f"{p.classes} in p of shape {tuple(p.tensor.shape)}, {q.classes} in q of shape {tuple(q.tensor.shape)}",
             instead="cut both to the classes they share, or name the class dimension with dim=",
         )
@@ -514,7 +516,7 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
             call,
             "p, q",
             wanted="batch shapes that broadcast",
-            got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q, classes left out",
+            got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q, without the class dimension",
             instead="x[:, None] on one side to compare all with all",
         ) from None
     return p, q
@@ -525,7 +527,7 @@ def _same_device(call: str, p: Representation, q: Representation) -> None:
         raise invalid_value(
             call,
             "p, q",
-            wanted="both on one device",
+            wanted="p and q on the same device",
             got=f"{p.tensor.device} and {q.tensor.device}",
             instead=f"{call}(p, {type(q).__name__}(x.to({str(p.tensor.device)!r})))",
         )
@@ -543,7 +545,7 @@ def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Repr
             "p, q",
             wanted="one dtype",
             got=f"{dtypes[0]} in p and {dtypes[1]} in q",
-            instead=f"{call}({type(p).__name__}(x.to({dtypes[1]})), q), or the other way round",
+            instead=f"{call}({type(p).__name__}(x.to({dtypes[1]})), q), or convert q instead",
         )
     is_even = p.dtype_rank == q.dtype_rank
     dtype = torch.promote_types(*dtypes) if is_even else dtypes[p.dtype_rank < q.dtype_rank]

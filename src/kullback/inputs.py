@@ -275,7 +275,7 @@ def _unusual(x: Tensor) -> tuple[str, str] | None:
         (x.layout is not torch.strided, f"a tensor of layout {x.layout}", "to_dense()"),
         (
             dtype.is_floating_point and dtype not in _FLOATS,
-            f"dtype {dtype}, which has no arithmetic",
+            f"dtype {dtype}, which does not support arithmetic",
             "float()",
         ),
     )

@@ -201,7 +201,7 @@ class Representation(ABC):
                 "x",
                 wanted=f"rows along dim={self.dim} that sum to 1 within {tolerance:g} ({self.tensor.dtype})",
                 got=f"{int(off.sum())} of {off.numel()} rows that do not; row {row} sums to {float(sums[row]):.6g}",
-                instead=f"{normalize}, or {self._call}(x, dim=...) if the classes lie along another dimension",
+                instead=f"{normalize}, or {self._call}(x, dim=...) if another dimension holds the classes",
             )
 
     def _some_mass(self, empty: Tensor, got: str) -> None:
@@ -210,7 +210,7 @@ class Representation(ABC):
                 self._call,
                 "x",
                 wanted="some mass in every row",
-                got=f"{got} in {first_of(empty)} of the rows",
+                got=f"{got} in a row ({first_of(empty)})",
                 instead="leave those rows out; no distribution can be made of them",
             )
 
@@ -253,7 +253,7 @@ class Logits(Representation):
             return
         self._no_nan(x)
         self._no_infinity(x, "scores below +inf", x == torch.inf)
-        self._some_mass((x == -torch.inf).all(self.dim), "nothing but -inf")
+        self._some_mass((x == -torch.inf).all(self.dim), "only -inf")
 
 
 class LogProbs(Representation):
@@ -390,7 +390,7 @@ class Counts(Representation):
             raise invalid_value(
                 "Counts",
                 "prior",
-                wanted="a finite number, not negative",
+                wanted="a finite non-negative number",
                 got=safe_repr(prior),
                 instead="prior=0.5",
             )
@@ -445,7 +445,7 @@ class Counts(Representation):
             raise invalid_value(
                 "Counts",
                 "x",
-                wanted=f"integer counts up to {torch.iinfo(torch.int64).max}, the most that int64 holds",
+                wanted=f"integer counts up to {torch.iinfo(torch.int64).max}, the largest int64",
                 got=f"larger ones ({first_of(signed < 0)})",
                 instead="Counts(torch.as_tensor(x).double()), which rounds them",
             )

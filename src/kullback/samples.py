@@ -115,7 +115,7 @@ def _check_present(argument: str, x: Tensor) -> None:
             "Samples",
             argument,
             wanted="a tensor with values",
-            got="one that has a shape only",
+            got="a tensor without values",
             instead="real tensors, outside of FakeTensorMode and of the meta device",
         )
 

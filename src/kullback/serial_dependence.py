@@ -43,10 +43,11 @@ Kind = Literal["blocks", "period", "pattern", "repeats"]
 FEWEST_BLOCKS = 10
 # The smallest number of rows to test, and the largest number of rows in the search for a period.
 _FEWEST_ROWS, _MOST_ROWS_FOR_PERIOD = 20, 1 << 16
-# The smallest block length in autocorrelation times; the factor by which blocks may be longer; and the number of blocks
-# that longer blocks must leave. The variance of block means is 10 % too small for 5 times, and 4 % for 12.
+# The smallest block length in autocorrelation times; the largest multiple of it; and the number of blocks that must
+# remain if blocks are longer than the smallest length. The variance of block means is 10 % too small for blocks of 5
+# autocorrelation times, and 4 % for 12.
 _FEWEST_TIMES_IN_A_BLOCK, _MOST_TIMES, _USUAL_BLOCKS = 5.0, 2.4, 20
-# The smallest number of blocks of a length for which V_L is measured.
+# V_L is measured only for lengths with at least this many blocks.
 _FEWEST_COMPARED = 8
 # The probability of a false alarm for independent rows; the search for a period has the same probability in addition.
 _FALSE_ALARMS = 1e-4
@@ -99,7 +100,7 @@ class SerialDependence:
 
 
 def number_scores(x: Array) -> Array:
-    """Return the scores from which the dependence of numbers is measured, shape (n, c), from numbers of shape (n, d).
+    """Convert numbers of shape (n, d) to scores of shape (n, c), for the measurement of their dependence.
 
     The scores are the ranks of each unsorted column (or of random directions, if there are many columns), and the
     distances of the ranks from the middle. Sorted columns are left out: any column can be sorted, so their order says
@@ -115,7 +116,7 @@ def number_scores(x: Array) -> Array:
 
 
 def category_scores(codes: Integers) -> Array:
-    """Return the scores from which the dependence of categories 0, 1, ... is measured, shape (n, c); c = 0 if sorted.
+    """Convert categories 0, 1, ... to scores of shape (n, c), for the measurement of their dependence; c = 0 if sorted.
 
     The scores are indicators of the most frequent categories, and of random halves of all categories.
     """

@@ -227,7 +227,8 @@ class QuantileSketch:
         bad = ~(values >= 0)
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
-            got = f"{int(bad.sum())} others of {values.numel()}, first {float(values[first])} at position {first}"
+            count = f"{int(bad.sum())} of {values.numel()} that are negative or NaN"
+            got = f"{count}, first {float(values[first])} at position {first}"
             wanted, instead = "values of 0 or more", "sketch.add(values[values >= 0])"
             raise invalid_value("QuantileSketch.add", "values", wanted=wanted, got=got, instead=instead)
         bucket = torch.bucketize(values, self._edges(values.device), right=True)

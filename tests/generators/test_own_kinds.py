@@ -270,7 +270,7 @@ def test_second_derivatives_of_a_hockey_stick() -> None:
     ("arguments", "message"),
     [
         ({"f": lambda r: r * torch.log(r) + 1}, r"f\(1\) = 1"),
-        ({"f": lambda r: -((r - 1) ** 2)}, "slope falls"),
+        ({"f": lambda r: -((r - 1) ** 2)}, "decreasing slope"),
         ({"f": lambda r: -torch.log(r), "f_at_zero": 3.0}, "f_at_zero"),
         ({"f": lambda r: r * torch.log(r), "slope_at_infinity": 2.0}, "slope_at_infinity"),
         ({"f": lambda r: (r - 1) ** 2 / (r + 1), "f_at_zero": INF}, "f_at_zero"),

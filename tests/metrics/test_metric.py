@@ -448,7 +448,7 @@ REFUSED = [
         ArgumentValueError,
         "row .0,. sums to 2.*representation='logits' for scores, 'log-probs'",
     ),
-    ({"representation": "logits", "p": torch.full((1, 2), -INF)}, ArgumentValueError, "nothing but -inf"),
+    ({"representation": "logits", "p": torch.full((1, 2), -INF)}, ArgumentValueError, "only -inf"),
     (
         {"representation": "scores"},
         ArgumentValueError,

@@ -244,8 +244,8 @@ def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None
             type(kind).__name__,
             "terms",
             wanted="terms q f(p / q) of a convex function f with f(1) = 0",
-            got=f"{terms[0].item():.4g} at p = q = 1, and less the tangent there {terms.min().item():.4g} or more",
-            instead="terms less f(1) q, or FDivergence(lambda r: f(r) - f(1))",
+            got=f"{terms[0].item():.4g} at p = q = 1, and a minimum of {terms.min().item():.4g} without the tangent",
+            instead="terms minus f(1) q, or FDivergence(lambda r: f(r) - f(1))",
         )
 
 

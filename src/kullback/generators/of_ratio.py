@@ -203,7 +203,7 @@ class FDivergence(OfRatio):
                 "FDivergence",
                 "f",
                 wanted="a convex function that is finite at positive numbers",
-                got="one whose slope falls, or that is infinite",
+                got="a function with a decreasing slope or infinite values",
                 instead=_EXAMPLE,
             )
         self._check_limit("f_at_zero", self.f_at_zero, self.growth.near.limit, self._tangent)
