@@ -43,14 +43,14 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
     counted = share**2 / (share**2).sum()
     mean = (share * ratio).sum(0)
     variance = (share**2 * (ratio - mean) ** 2).sum(0)
-    usable = (variance > 0) & variance.isfinite() & (mean.abs() <= 3 * variance.sqrt())
-    usable = usable & (tail_index(ratio) < LARGEST_TAIL_INDEX)
+    reliable = (variance > 0) & variance.isfinite() & (mean.abs() <= 3 * variance.sqrt())
+    reliable = reliable & (tail_index(ratio) < LARGEST_TAIL_INDEX)
     centered = ratio - (counted * ratio).sum(0)
     spread = (counted * centered**2).sum(0)
     rest = d - (counted * d).sum(0)
-    regression = (counted * rest * centered).sum(0) / torch.where(usable, spread, 1)
+    regression = (counted * rest * centered).sum(0) / torch.where(reliable, spread, 1)
     explained = regression.square() * spread >= _LEAST_EXPLAINED * (counted * rest.square()).sum(0)
-    return torch.where(usable & explained & regression.isfinite(), -regression, 0)
+    return torch.where(reliable & explained & regression.isfinite(), -regression, 0)
 
 
 def tail_index(ratio: Tensor) -> Tensor:

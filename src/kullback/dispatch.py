@@ -67,7 +67,7 @@ def kl_divergence(
             For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the one that suits the
             samples.
         rtol: the relative error that a sum or an integral must reach. By default, it aims at 1e-10 in float64.
-        atol: the sufficient absolute error of a sum or an integral.
+        atol: an absolute error that is accepted even if `rtol` is not reached.
         max_evaluations: the largest number of terms of a sum, or nodes of an integral, per element of the batch.
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
         generator: the random generator of these draws; by default, torch's global one.

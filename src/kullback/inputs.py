@@ -169,7 +169,7 @@ def check_generator(call: str, generator: object) -> None:
 
 
 def check_independent(call: str, independent: object, cluster: object) -> bool:
-    """Return `independent`; raise unless it is a bool, and if it is combined with clusters."""
+    """Return `independent`; raise if it is not a bool, or if it is True and clusters are given."""
     check_flag(call, "independent", independent)
     if independent and cluster is not None:
         raise invalid_value(

@@ -439,9 +439,8 @@ class Counts(Representation):
         if x.dtype not in (torch.uint16, torch.uint32, torch.uint64):
             return x
         signed = x.to(torch.int64)
-        if (
-            x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any())
-        ):  # values above the int64 range
+        # Values above the int64 range have become negative.
+        if x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any()):
             raise invalid_value(
                 "Counts",
                 "x",

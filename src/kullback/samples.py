@@ -28,8 +28,8 @@ class Samples:
         x: n scalars, shape (n,); n vectors, shape (n, d), or (d, n) with ``dim=0``; or n strings.
         dim: the dimension of the components of a vector; the other dimension counts the draws.
         weights: the weights of the draws, n non-negative numbers, not all zero; by default all are equal.
-        cluster: the group of each draw, a name or number, if draws of one group depend on each other (the visits of
-            one user, the windows of one document). Intervals then treat each group as one independent draw.
+        cluster: the group of each draw, as a name or number. Use it if draws of one group depend on each other, such
+            as the visits of one user or the windows of one document. Intervals then treat groups as independent.
         independent: True if you know that the draws are independent. By default, their order is tested. If it shows
             significant dependence, intervals and tests treat blocks of draws as independent.
         validate: check that no value is NaN, which synchronizes with an accelerator.

@@ -5,10 +5,10 @@ Let :math:`V_L` be the variance of the means of blocks of L rows, relative to in
 .. math:: V_L = \frac{L \operatorname{Var}(\bar x_L)}{\operatorname{Var}(x)}
     = 1 + 2 \sum_{k < L} \Bigl(1 - \frac kL\Bigr) \rho_k.
 
-It rises with L to the integrated autocorrelation time :math:`\tau`. Then n rows have the information of
-:math:`n / \tau` independent rows. It is measured for L = 1, 2, 4, ... on ranks, and on the distances of the ranks from
-the middle rank, which detect a changing spread. Blocks of :math:`5 \tau` to :math:`12 \tau` rows have nearly
-uncorrelated means.
+It rises with L to the integrated autocorrelation time :math:`\tau`. Then n rows have as much information as
+:math:`n / \tau` independent rows. :math:`V_L` is measured for L = 1, 2, 4, ... on ranks, and on the distances of the
+ranks from the middle rank. These distances detect a changing spread. Blocks of :math:`5 \tau` to :math:`12 \tau` rows
+have nearly uncorrelated means.
 
 References:
     Error estimates on averages of correlated data (Flyvbjerg and Petersen, 1989)
@@ -69,7 +69,7 @@ class SerialDependence:
             for example because sources take turns. ``"pattern"``: the period is shorter than `FEWEST_BLOCKS` rows; it
             may be a design, and rows count as independent. ``"repeats"``: whole rows are equal.
         rows: the number of rows.
-        time: the number of rows with the information of one independent row.
+        time: the number of rows with as much information as one independent row.
         length: the number of rows in a block or in a period; 0 for repeats.
         labels: the number of the block, phase or repeated row of each row, from 0, shape (rows,). None for a pattern,
             if there are too few blocks, or if blocks do not help.
@@ -306,13 +306,12 @@ def _period(scores: Array) -> _Period | None:
     for column, bound in zip(scores.T, limits, strict=True):
         spectrum = np.fft.rfft(column, size)
         correlation = np.fft.irfft(np.square(np.abs(spectrum)), size)[: lags + 1] / pairs
-        near = int(
-            np.argmax(correlation < 2 / math.sqrt(n))
-        )  # the lag at which neighbors are no longer correlated
+        # The lag from which rows are no longer correlated.
+        near = int(np.argmax(correlation < 2 / math.sqrt(n)))
         # The standard error of an autocorrelation of dependent rows (On the theoretical specification and sampling
         # properties of autocorrelated time-series, Bartlett, 1946).
         error = np.sqrt((1 + 2 * float(np.square(correlation[1:near]).sum())) / pairs)
-        # Long-range dependence raises the correlations at all lags. A period is above the lags around it.
+        # Long-range dependence raises the correlations at all lags, a period only around its own lag.
         around = _sums_around(correlation) / _sums_around(np.ones(lags + 1))
         clear = (correlation - np.maximum(around, 0) > bound * error) & (np.arange(lags + 1) >= near)
         if near and clear.any() and correlation[clear].max() > highest:

@@ -136,9 +136,9 @@ class QuantileSketch:
     r"""Quantiles of a stream of non-negative values, with a bounded relative error.
 
     Values are counted on a geometric grid. Bucket :math:`i` counts the values with
-    :math:`l \gamma^i \le x < l \gamma^{i+1}`, where :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)`. A quantile in it
-    is the value that is within a factor :math:`1 \pm \epsilon` of the whole bucket. The smallest and the largest value
-    are exact.
+    :math:`l \gamma^i \le x < l \gamma^{i+1}`, where :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)`. A quantile in
+    this bucket is returned as one value, within a factor :math:`1 \pm \epsilon` of all values in the bucket. The
+    smallest and the largest value are exact.
 
     Arguments:
         relative_error: :math:`\epsilon`, the largest relative error of a quantile between `lowest` and `highest`.

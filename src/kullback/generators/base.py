@@ -149,9 +149,8 @@ class Divergence(ABC):
 
     def _require(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        if isinstance(
-            value, torch.fx.Proxy
-        ):  # torch.compile builds a copy of an object that was already checked
+        # torch.compile builds a copy of an object that was already checked.
+        if isinstance(value, torch.fx.Proxy):
             return
         if not low <= number_from(value) <= high:
             error = invalid_value if isinstance(value, Real) else invalid_type

@@ -189,7 +189,7 @@ class SkewKL(Divergence):
 
 @dataclass(frozen=True)
 class JensenShannon(WeightedSum):
-    r"""The Jensen-Shannon divergence: the mean KL divergence of P and Q from their mixture, always finite.
+    r"""The Jensen-Shannon divergence: the weighted mean of KL from P and from Q to their mixture, always finite.
 
     .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
 

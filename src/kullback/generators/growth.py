@@ -1,7 +1,7 @@
 """How a divergence behaves where p / q goes to 0 or to infinity, and where its terms have corners.
 
 This decides where a divergence of distributions is infinite. For kullback's own kinds it is known. For a user's kind it
-is measured from the terms q f(p / q): at extreme ratios, f goes to a limit, or grows as a power of the ratio or of its
+is measured from the terms q f(p / q). At extreme ratios, f goes to a limit, or grows as a power of the ratio or of its
 logarithm.
 """
 

@@ -217,19 +217,19 @@ class FDivergence(OfRatio):
         ]
         return f"FDivergence({', '.join([getattr(self.f, '__qualname__', safe_repr(self.f)), *limits])})"
 
-    def _check_limit(self, name: str, given: float | None, limit: float, tangent: float) -> None:
-        if given is None:
+    def _check_limit(self, name: str, claimed: float | None, limit: float, tangent: float) -> None:
+        if claimed is None:
             return
         measured = limit - tangent  # undo the subtraction of the tangent
-        is_near = math.isfinite(measured) and abs(number_from(given) - measured) <= _AGREE * (
+        is_near = math.isfinite(measured) and abs(number_from(claimed) - measured) <= _AGREE * (
             1 + abs(measured)
         )
-        if not (is_near or given == measured):
+        if not (is_near or claimed == measured):
             raise invalid_value(
                 "FDivergence",
                 name,
                 wanted=f"the limit of f, which is {measured:g} in float64",
-                got=safe_repr(given),
+                got=safe_repr(claimed),
                 instead=f"FDivergence(f) without {name}, or another f",
             )
 

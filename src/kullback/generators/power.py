@@ -216,9 +216,9 @@ class Renyi(Divergence):
     def total(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
         if alpha == 0:
-            lost, covered = _support_of_p(pair)
-            lost = lost.sum(-1)
-            return torch.where(lost < 0.5, -torch.log1p(-lost), -covered.logsumexp(-1))
+            outside, covered = _support_of_p(pair)
+            outside = outside.sum(-1)
+            return torch.where(outside < 0.5, -torch.log1p(-outside), -covered.logsumexp(-1))
         if alpha == 1:
             return KL().total(pair)
         if alpha == math.inf:
@@ -231,10 +231,10 @@ class Renyi(Divergence):
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         alpha = self.alpha
         if alpha == 0:
-            lost, covered = _support_of_p(pair)
+            outside, covered = _support_of_p(pair)
             shares = torch.softmax(torch.where(covered.isinf().all(-1, keepdim=True), 0, covered), -1)
             # Up to a multiple of q, which the normalization of Q removes.
-            return torch.zeros_like(pair.p), lost - lost.sum(-1, keepdim=True) * shares
+            return torch.zeros_like(pair.p), outside - outside.sum(-1, keepdim=True) * shares
         if alpha == 1:
             return KL().derivatives(pair)
         if alpha == math.inf:
