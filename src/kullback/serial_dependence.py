@@ -306,7 +306,7 @@ def _period(scores: Array) -> _Period | None:
     for column, bound in zip(scores.T, limits, strict=True):
         spectrum = np.fft.rfft(column, size)
         correlation = np.fft.irfft(np.square(np.abs(spectrum)), size)[: lags + 1] / pairs
-        # The lag from which rows are no longer correlated.
+        # The first lag at which rows are no longer correlated.
         near = int(np.argmax(correlation < 2 / math.sqrt(n)))
         # The standard error of an autocorrelation of dependent rows (On the theoretical specification and sampling
         # properties of autocorrelated time-series, Bartlett, 1946).
