@@ -604,7 +604,7 @@ def test_an_expression_that_is_no_distribution_is_refused_with_what_is_allowed(t
     ("arguments", "words"),
     [
         (("Normal(0, 1)", "Normal(0, 1)", "--base", "1"), "base"),
-        (("Probs([1, 0])", "Probs([1, 0, 0])"), "as many classes"),
+        (("Probs([1, 0])", "Probs([1, 0, 0])"), "same number of classes"),
         (("Normal(0, 1)",), "Missing argument 'Q'"),
         (("Probs([0.5, 0.6])", "Probs([1, 0])"), "sum to 1"),
     ],
