@@ -128,10 +128,16 @@ def test_reverse_and_jeffreys_follow_from_both_directions() -> None:
 
 @pytest.mark.parametrize("kind", [TotalVariation(), "chi2", "renyi:2", "js"])
 @pytest.mark.parametrize(
-    ("p", "q"), [(Samples(draws(0, N, 2)), Samples(draws(1, N, 2))), (Samples(X), Normal(1.0, 1.5))]
+    ("p", "q", "remedy"),
+    [
+        (Samples(draws(0, N, 2)), Samples(draws(1, N, 2)), r"divergence\(Counts\(torch.histogramdd\("),
+        (Samples(X), Normal(1.0, 1.5), r"divergence\(p, Samples\(q.sample\("),
+    ],
 )
-def test_other_kinds_of_vectors_and_of_a_known_q_say_to_count(p: Samples, q: object, kind: object) -> None:
-    with pytest.raises(NoRuleError, match=r"Write: divergence\(Counts\("):
+def test_other_kinds_of_vectors_and_of_a_known_q_name_a_remedy(
+    p: Samples, q: object, remedy: str, kind: object
+) -> None:
+    with pytest.raises(NoRuleError, match=f"Write: {remedy}"):
         divergence(p, q, kind)  # pyright: ignore[reportArgumentType]
 
 

@@ -356,6 +356,9 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
         return None
     parameters = pair.read_p(p) + pair.read_q(q)
     required = required_gradients(parameters)
+    if required is None and any(isinstance(x, Tensor) and x.is_inference() for x in parameters):
+        parameters = tuple(map(recordable, parameters))  # autograd saves no tensor of inference mode
+        required = required_gradients(parameters)
     if required is None or not _is_comparable(pair.form, parameters):
         return None
     is_long = pair.types == _DIRICHLETS and parameters[0].shape[-1] > _LONGEST_ROW
