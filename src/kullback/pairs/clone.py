@@ -1,4 +1,4 @@
-"""Copies of distributions with other parameters, for classes of which no more is known than that they have some."""
+"""Copies of distributions with changed parameters, for any class of distribution."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
     "zero_of_parameters",
 ]
 
-# Gets the distribution or transform that has the tensor, the attribute's name and the tensor.
+# Its arguments are the distribution or transform with the tensor, the attribute's name, and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
 
 
 def with_tensors(thing: Any, change: Change) -> Any:
-    """Return a copy of a distribution or transform with every tensor in it changed, each once."""
+    """Return a copy of a distribution or transform with `change` applied once to every tensor in it."""
     return _copied(thing, change, {})
 
 
@@ -46,17 +46,17 @@ def _copied(thing: Any, change: Change, seen: dict[int, Any]) -> Any:
         return thing
     new = seen[id(thing)] = copy.copy(
         thing
-    )  # before what is in it: a transform and its inverse know each other
+    )  # before its contents: a transform and its inverse refer to each other
     for name, value in vars(thing).items():
         if isinstance(value, Tensor) and id(value) not in seen:
             seen[id(value)] = change(thing, name, value)
-        # A transform's weak reference to its inverse is to that of the original; torch makes another when asked.
+        # A weak reference points to the inverse of the original transform; torch makes a new inverse on demand.
         new.__dict__[name] = None if isinstance(value, weakref.ref) else _copied(value, change, seen)
     return new
 
 
 def usable(call: str, argument: str, d: Distribution) -> Distribution:
-    """Return a distribution, or a copy with parameters that autograd can save; raise if they are no dense numbers."""
+    """Return a distribution, or a copy with parameters that autograd can save; raise if they are not dense numbers."""
     if torch.compiler.is_compiling() or are_ordinary(_tensors_in(d)):
         return d
 
@@ -85,11 +85,11 @@ def usable(call: str, argument: str, d: Distribution) -> Distribution:
 def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
     """Return the tensors in distributions, in the distributions inside them and in their transforms.
 
-    With `of_parameters`, only the floating-point parameters: not the numbers that torch computes from them.
+    With `of_parameters`, return only the floating-point parameters, without the tensors that torch derives from them.
     """
     tensors: list[Tensor] = []
     waiting = list(things)
-    seen: set[int] = set()  # a transform and its inverse may hold each other
+    seen: set[int] = set()  # a transform and its inverse may refer to each other
     while waiting:
         thing = waiting.pop(0)
         if isinstance(thing, Tensor):
@@ -105,7 +105,7 @@ def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
 
 
 def are_valid(d: Distribution) -> bool:
-    """Tell whether the parameters of a distribution, and of those in it, are finite numbers in their range."""
+    """Return whether all parameters of a distribution, and of the distributions in it, are finite and in range."""
     ranges = d.arg_constraints
     for name, x in vars(d).items():
         if isinstance(x, Distribution):
@@ -120,7 +120,7 @@ def are_valid(d: Distribution) -> bool:
 
 
 def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
-    """Tell which numbers, or whole tensors of them, keep to a constraint."""
+    """Return which numbers, or which events, satisfy a constraint."""
     inside = constraint.check(x)
     return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside
 
@@ -136,37 +136,37 @@ def zero_of_parameters(*distributions: Distribution) -> Tensor:
 
 
 def parameters_of(*things: Any) -> list[Tensor]:
-    """Return the parameters; not the numbers that torch computes from them, whose derivatives may be infinite."""
+    """Return the parameters, without the tensors that torch derives from them: their derivatives may be infinite."""
     return _tensors_in(*things, of_parameters=True)
 
 
 def _parameters_among(thing: Distribution | Transform, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes that are parameters, or all of them where none of the parameters is a tensor."""
+    """Return the attributes that are parameters, or all attributes if no parameter is a tensor."""
     try:
         names = thing.arg_constraints if isinstance(thing, Distribution) else ()
     except NotImplementedError:  # a user's distribution that does not list its parameters
         return attributes
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     has_tensor = False
     for name in names:
         if name in attributes:
-            given[name] = attributes[name]
-            has_tensor = has_tensor or isinstance(given[name], Tensor)
-    return given if has_tensor else attributes
+            parameters[name] = attributes[name]
+            has_tensor = has_tensor or isinstance(parameters[name], Tensor)
+    return parameters if has_tensor else attributes
 
 
 def detached(d: Distribution) -> Any:
-    """Return a copy without gradient to its parameters."""
+    """Return a copy with detached parameters."""
     return with_tensors(d, lambda _owner, _name, x: x.detach())
 
 
 def upcast_copy(d: Distribution) -> Any:
-    """Return a copy with parameters of float64."""
+    """Return a copy with float64 parameters."""
     return with_tensors(d, lambda _owner, _name, x: upcast(x) if x.is_floating_point() else x)
 
 
 def unvalidated(d: Distribution) -> Any:
-    """Return a copy that does not check the values it is asked for, nor do the distributions in it."""
+    """Return a copy without validation of values, also in the distributions inside it."""
     new = with_tensors(d, lambda _owner, _name, x: x)
     for part in (new, *_parts(new)):
         part._validate_args = False  # noqa: SLF001
@@ -174,7 +174,7 @@ def unvalidated(d: Distribution) -> Any:
 
 
 def expanded(d: Distribution, shape: torch.Size) -> Any:
-    """Return a distribution of a larger batch shape; torch's `expand` forgets a `log_prob` that is an attribute."""
+    """Return a distribution with a larger batch shape; torch's `expand` alone drops a `log_prob` attribute."""
     if d.batch_shape == shape:
         return d
     new = d.expand(shape)
@@ -184,7 +184,7 @@ def expanded(d: Distribution, shape: torch.Size) -> Any:
 
 
 def with_dimension(d: Distribution, axis: int) -> Any:
-    """Return a copy with one more batch dimension, of size 1, at an axis counted from the end: -1 or -2."""
+    """Return a copy with an additional batch dimension of size 1, at axis -1 or -2."""
     if any("log_prob" in vars(part) for part in (d, *_parts(d))):
         raise NoRuleError(
             explain(
@@ -216,7 +216,7 @@ def _unsqueezed(owner: Any, name: str, x: Tensor, batch: torch.Size, place: int)
                 explain(
                     "kl_bounds",
                     "p, q",
-                    wanted="components whose transforms have numbers for parameters",
+                    wanted="components whose transforms have scalar parameters",
                     got=f"{type(owner).__name__} with a tensor of shape {tuple(x.shape)}",
                     instead="the parameters in the base distribution, as Normal(loc, scale) has them",
                 )

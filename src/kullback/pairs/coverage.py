@@ -137,7 +137,7 @@ def _in_float64(value: object) -> object:
 
 
 def is_univariate(kind: type[Distribution]) -> bool:
-    """Tell whether a class is one of distributions of single numbers, whatever its parameters."""
+    """Return whether a class is one of distributions of single numbers, whatever its parameters."""
     return kind not in WRAPPERS and not families()[kind].event_shape
 
 

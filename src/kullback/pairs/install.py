@@ -167,7 +167,7 @@ on_registration(_enter_while_installed)
 
 @functools.cache
 def _is_served(type_p: type, type_q: type) -> bool:
-    """Tell whether two types are torch's classes, or their subclasses, with a deterministic rule."""
+    """Return whether two types are torch's classes, or their subclasses, with a deterministic rule."""
     kinds = [next((kind for kind in each.__mro__ if kind in families()), None) for each in (type_p, type_q)]
     if None in kinds:
         return False

@@ -28,7 +28,7 @@ class Target(NamedTuple):
     max_evaluations: int
 
     def is_met(self, value: Tensor, error: Tensor) -> Tensor:
-        """Tell where an error is small enough."""
+        """Return where an error is small enough."""
         return error <= (self.rtol * value.detach().abs()).clamp(min=self.atol)
 
 
@@ -55,7 +55,7 @@ class Options(NamedTuple):
         return _REQUIRED[0] if self.rtol is None else self.rtol
 
     def is_accepted(self, value: Tensor, error: Tensor) -> Tensor:
-        """Tell which answers are exact enough to be given; rounding to their dtype is allowed."""
+        """Return which answers are exact enough to be given; rounding to their dtype is allowed."""
         rounding = 0.0 if value.dtype == torch.float64 else torch.finfo(value.dtype).eps
         allowed = (self.required() + rounding) * value.detach().abs()
         return (error <= allowed.clamp(min=max(self.atol, _REQUIRED[1]))) & (error < torch.inf)

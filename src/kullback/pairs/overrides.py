@@ -1,6 +1,6 @@
-"""Subclasses and instances that override `log_prob`, or the draws, of a family of torch's: its rules do not serve them.
+"""Subclasses and instances that override `log_prob`, or the draws, of a family of torch.
 
-Such a distribution is one that only its own methods know: it is integrated or summed by its own `log_prob`.
+The rules of the family do not serve such a distribution. It is integrated or summed by its own `log_prob`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from torch.distributions import Distribution, ExponentialFamily
 
 __all__ = ["class_overrides_density", "overrides", "overrides_density"]
 
-# Classes of other libraries that override `log_prob` and give the same density as the family, unless the attribute
-# named is set: Pyro's take further shapes, GPyTorch's are faster.
+# Classes of other libraries that override `log_prob` with the same density as the family, unless the named attribute
+# is set. Pyro's accept further shapes, and GPyTorch's are faster.
 _SAME_DENSITY = {
     "pyro.distributions.torch.Binomial": "approx_log_prob_tol",
     "pyro.distributions.torch.Categorical": "",
@@ -22,19 +22,19 @@ _SAME_DENSITY = {
 }
 _TORCH = "torch.distributions."
 _BASES = (Distribution, ExponentialFamily)
-# The class that a type takes a method from, where that overrides a family's; None where it does not.
+# The class whose method overrides the method of a family; None if there is no such class.
 _OVERRIDING: dict[tuple[type, str], type | None] = {}
 
 
 def overrides_density(d: Distribution) -> bool:
-    """Tell whether a distribution has a `log_prob` that is not its family's."""
+    """Return whether a distribution overrides the `log_prob` of its family."""
     if type(d).__module__.startswith(_TORCH) and "log_prob" not in vars(d):
         return False
     return overrides(d, "log_prob")
 
 
 def overrides(d: Distribution, method: str) -> bool:
-    """Tell whether a distribution has a method that is not its family's, by its class or as an attribute of its own."""
+    """Return whether a distribution overrides a method of its family, in its class or as an instance attribute."""
     kind = type(d)
     if method in vars(d):
         return True
@@ -46,7 +46,7 @@ def overrides(d: Distribution, method: str) -> bool:
 
 
 def class_overrides_density(kind: type) -> bool:
-    """Tell whether the class alone has a `log_prob` that is not its family's."""
+    """Return whether a class overrides the `log_prob` of its family."""
     owner = _overriding_class(kind, "log_prob")
     return owner is not None and f"{owner.__module__}.{owner.__qualname__}" not in _SAME_DENSITY
 
@@ -57,10 +57,10 @@ def _overriding_class(kind: type, method: str) -> type | None:
         return _OVERRIDING[key]
     owner = next((each for each in kind.__mro__ if method in vars(each)), None)
     families = (each for each in kind.__mro__ if _is_of_torch(each) and each not in _BASES)
-    found = None if owner is None or _is_of_torch(owner) or next(families, None) is None else owner
-    if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
-        _OVERRIDING[key] = found
-    return found
+    overriding = None if owner is None or _is_of_torch(owner) or next(families, None) is None else owner
+    if not torch.compiler.is_compiling():  # a graph that changes an object that it has read is traced again
+        _OVERRIDING[key] = overriding
+    return overriding
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -1,4 +1,4 @@
-"""The rules by pairs of types: closed forms, reductions and those of users; a plan has the ones for a pair."""
+"""The rules for pairs of types: closed forms, reductions and the rules of users. A plan lists the rules of one pair."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Rule = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=Rule)
 _WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 
-# A formula of kullback's; returns None where it does not hold for the parameters.
+# A formula of kullback. It returns None if it does not apply to the parameters.
 Form = Callable[..., Tensor | None]
 FormT = TypeVar("FormT", bound=Form)
 
@@ -47,7 +47,7 @@ FormT = TypeVar("FormT", bound=Form)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    The bound is a function of P, Q and the value; None for the one that all others have.
+    The bound is a function of P, Q and the value. None means the common bound, `kullback.pairs.rounding`.
     """
 
     function: Form
@@ -56,13 +56,13 @@ class ClosedForm(NamedTuple):
 
 
 class UserRule(NamedTuple):
-    """A rule of `register_kl`, and the types that it is registered for."""
+    """A rule of `register_kl`, and the types for which it is registered."""
 
     function: Rule
     pair: TypePair
 
 
-# A reduction turns a pair into others: it gets the pair and a function that answers for any other.
+# A reduction turns a pair into other pairs. Its arguments are the pair and a function that solves any other pair.
 Reduction = Callable[..., Estimate | None]
 ReductionT = TypeVar("ReductionT", bound=Reduction)
 
@@ -79,11 +79,11 @@ def closed_form(
     method: str = "closed_form",
     error: Callable[..., Tensor] | None = None,
 ) -> Callable[[FormT], FormT]:
-    """Enter a closed form for a pair of types; it serves their subclasses too, unless those have their own.
+    """Register a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
-    The function takes the two distributions, reads their parameters through `upcast` and returns a float64 tensor that
-    broadcasts to the batch shape, or None where it does not hold for the parameters. Supports, event shapes and dtypes
-    are checked for all pairs, not here.
+    The function takes the two distributions and reads their parameters through `upcast`. It returns a float64 tensor
+    that broadcasts to the batch shape, or None if it does not apply to the parameters. The caller checks supports,
+    event shapes and dtypes.
     """
 
     def enter(function: FormT) -> FormT:
@@ -97,7 +97,7 @@ def closed_form(
 
 
 def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
-    """Enter a function f(p, q, kl) that turns a pair into others, for which kl(p, q) returns the `Estimate`."""
+    """Register a function f(p, q, kl) that turns a pair into other pairs, whose `Estimate` kl(p, q) returns."""
 
     def enter(function: ReductionT) -> ReductionT:
         _REDUCTIONS[type_p, type_q] = function
@@ -118,26 +118,26 @@ def user_pairs() -> Iterator[TypePair]:
 
 
 def on_registration(listener: Callable[[TypePair], None]) -> None:
-    """Have a function called with every pair of types that `register_kl` gets a rule for from now on."""
+    """Call `listener` with every pair of types that `register_kl` registers from now on."""
     _LISTENERS.append(listener)
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """The rules that serve a pair of types, found once, and what the types alone have shown about the pair.
+    """The rules that serve a pair of types, and the properties that follow from the types alone.
 
     Attributes:
-        user_rules: the most specific rules of `register_kl`: one, none, or several as specific as each other.
-        third_party: the rule that torch would call without kullback, if it is not one of torch's own for torch's types.
-        third_party_first: whether that rule is more specific than those of `register_kl`.
-        closed_form: the formula; None too for a class that overrides the `log_prob` of its family.
-        reduction: the function that turns the pair into others.
-        families: the types that the formula is registered for, if subclasses of these keep their supports and no other
-            package has a rule for the subclasses: the compiled kernel of these serves the pair.
-        is_plain: whether both are classes of torch's that wrap no other distribution: only of these do the types decide
-            the next two.
-        is_comparable: whether a pair of these types was found to be of densities over one space.
-        is_finite: whether no parameters make the divergence infinite, as was found for a pair of these types.
+        user_rules: the most specific rules of `register_kl`: one, none, or several that are equally specific.
+        third_party: the rule that torch would call without kullback, unless it is torch's own rule for torch's types.
+        third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
+        closed_form: the formula. It is also None for a class that overrides the `log_prob` of its family.
+        reduction: the function that turns the pair into other pairs.
+        families: the types for which the formula is registered; their compiled kernel serves the pair. None if a
+            subclass changes the support, or if another package has a rule for a subclass.
+        is_plain: whether both are classes of torch that wrap no other distribution. Only then do the types decide the
+            next two.
+        is_comparable: whether a pair of these types has passed the check that both are densities over one space.
+        is_finite: whether the divergence is finite for all parameters, as an earlier pair of these types showed.
     """
 
     user_rules: tuple[UserRule, ...]
@@ -151,7 +151,7 @@ class Plan:
     is_finite: bool = False
 
     def user_rule(self, call: str, types: TypePair) -> UserRule | None:
-        """Return the rule of `register_kl`; raise where several are the most specific."""
+        """Return the rule of `register_kl`; raise if several are equally specific."""
         if len(self.user_rules) > 1:
             raise NoRuleError(
                 explain(
@@ -167,12 +167,12 @@ class Plan:
 
 
 def plan_for(type_p: type, type_q: type) -> Plan:
-    """Return the plan of two types. It is kept until a rule is registered, here or with torch."""
+    """Return the plan of two types. It is cached until a rule is registered, here or with torch."""
     key = ("kullback", type_p, type_q)
     if key in PLANS:
         return PLANS[key]
     plan = _made_plan((type_p, type_q))
-    if not torch.compiler.is_compiling():  # a graph that changed what it read would be traced again
+    if not torch.compiler.is_compiling():  # a graph that changes an object that it has read is traced again
         PLANS[key] = plan
     return plan
 
@@ -199,21 +199,21 @@ def _keeps_support(kind: type, family: type) -> bool:
 
 
 def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:
-    """Tell whether a rule in torch's table is for closer types than those of `register_kl`."""
+    """Return whether a rule in torch's table is more specific than the rules of `register_kl`."""
     if len(own) != 1:
         return not own and rule.for_own_class
     return not rule.is_of_torch and rule.pair != own[0].pair and _is_narrower(rule.pair, own[0].pair)
 
 
 def _most_specific(rules: Mapping[TypePair, object], type_p: type, type_q: type) -> list[TypePair]:
-    """Return the most specific of the matching pairs alone, or all of them where none is the most specific."""
+    """Return the most specific matching pair alone, or all matching pairs if none is the most specific."""
     matches = [(a, b) for a, b in rules if issubclass(type_p, a) and issubclass(type_q, b)]
     best = [pair for pair in matches if all(_is_narrower(pair, other) for other in matches)]
     return best or matches
 
 
 def _is_narrower(pair: TypePair, other: TypePair) -> bool:
-    """Tell whether a pair of types is the same as another or more specific."""
+    """Return whether a pair of types is equal to another pair or more specific."""
     return issubclass(pair[0], other[0]) and issubclass(pair[1], other[1])
 
 
@@ -222,24 +222,24 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
     .. math:: \text{rule}(p, q) = KL(P \| Q)
 
-    The most specific rule wins: one for (A, B) serves all subclasses of A and B, unless another is registered for
-    types closer to theirs, here or with `torch.distributions.register_kl`. Of two for the same types, that of this
-    function wins. Torch's registry is not touched, unless `install` is in force: then torch gives the rule's value too.
+    The most specific rule wins: a rule for (A, B) serves all subclasses of A and B, unless another rule is registered
+    for closer types, here or with `torch.distributions.register_kl`. A rule of this function precedes a rule of torch
+    for the same types. Torch's registry does not change, except after `install`: then torch uses the rule too.
 
     Arguments:
         type_p: the type of P, a subclass of `torch.distributions.Distribution`.
         type_q: the type of Q, likewise.
 
     Returns:
-        a decorator that registers a function of two distributions, which returns a tensor of the broadcast batch
-        shape in nats, and hands it back unchanged.
+        a decorator that registers a function of two distributions and returns it unchanged. The function returns a
+        tensor of the broadcast batch shape, in nats.
 
     Raises:
         ArgumentTypeError: a type is not a subclass of `torch.distributions.Distribution`.
-        RegistrationError: there is a rule for exactly this pair, or the pair would make another one ambiguous.
+        RegistrationError: there is a rule for exactly this pair, or the new rule would make another pair ambiguous.
 
     Gradient:
-        what the rule's own operations give.
+        the gradient of the operations in the rule.
 
     Example:
         >>> import torch
@@ -256,13 +256,13 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     References:
         TensorFlow Distributions (Dillon et al., 2017)
     """
-    for argument, given in (("type_p", type_p), ("type_q", type_q)):
-        if not (isinstance(given, type) and issubclass(given, Distribution)):
+    for argument, kind in (("type_p", type_p), ("type_q", type_q)):
+        if not (isinstance(kind, type) and issubclass(kind, Distribution)):
             raise invalid_type(
                 "register_kl",
                 argument,
                 wanted="a subclass of torch.distributions.Distribution",
-                got=safe_repr(given),
+                got=safe_repr(kind),
                 instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
             )
     if (type_p, type_q) in _USER_RULES:
@@ -296,7 +296,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
 
 def _refuse_ambiguity(type_p: type, type_q: type) -> None:
-    """Refuse a pair if some types would match it and a registered pair, and neither of these is more specific."""
+    """Raise if some types would match both this pair and a registered pair, and neither pair is more specific."""
     for known_p, known_q in _USER_RULES:
         first, second = _narrower(type_p, known_p), _narrower(type_q, known_q)
         if (
@@ -319,7 +319,7 @@ def _refuse_ambiguity(type_p: type, type_q: type) -> None:
 
 
 def is_plain(family: type) -> bool:
-    """Tell whether a class is one of torch's that wraps no other distribution."""
+    """Return whether a class is one of torch's classes that wrap no other distribution."""
     return is_of_torch(family) and family not in _WRAPPERS
 
 

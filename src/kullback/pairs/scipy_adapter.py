@@ -72,7 +72,7 @@ class Frozen(Protocol):
 
 
 def is_frozen(thing: object) -> bool:
-    """Tell whether an object is a frozen distribution of SciPy's."""
+    """Return whether an object is a frozen distribution of SciPy's."""
     return any(
         kind.__module__.startswith("scipy.stats.") and kind.__name__.endswith(("_frozen", "rv_sample"))
         for kind in type(thing).__mro__
@@ -216,7 +216,7 @@ class ScipyDensity(Distribution):
         return torch.where(rounded_to_zero, UNDERFLOWED, found)
 
     def _takes_logarithm(self) -> bool:
-        """Tell whether SciPy has no formula for the logarithm of the density; a histogram's may well be 0."""
+        """Return whether SciPy has no formula for the logarithm of the density; a histogram's may well be 0."""
         *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last are SciPy's own base classes
         has_formula = any("_logpdf" in vars(kind) for kind in kinds)
         return not has_formula and not hasattr(self.frozen.dist, "_hpdf")

@@ -1,4 +1,4 @@
-"""From two distributions to their divergence: the rules in their order, and what holds for all of them."""
+"""The divergence of two distributions: the rules in their order, and the steps that all rules share."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from kullback.special import LARGEST_EXPONENT
 
 __all__ = ["as_kl", "estimate"]
 
-# Formulas with an exponential saturate at e^709, the power of `LARGEST_EXPONENT`.
+# Formulas with an exponential saturate at e^709, the exponential of `LARGEST_EXPONENT`.
 _OVERFLOW = 8e307
 _KL = KL()
 
 
 class Pair(NamedTuple):
-    """P and Q of a call, the plan of their types, and the parameters of both, none while compiling."""
+    """P and Q of a call, the plan of their types, and their parameters; while compiling, the parameters are empty."""
 
     call: str
     p: Distribution
@@ -75,35 +75,35 @@ class Pair(NamedTuple):
         return f"({type(self.p).__name__}, {type(self.q).__name__})"
 
 
-# Answers for a pair by one rule, None where the rule does not serve the pair.
+# Computes the divergence of a pair by one rule; returns None if the rule does not serve the pair.
 Rule = Callable[[Pair, Divergence, Options], Estimate | None]
 
 
 def as_kl(kind: Divergence) -> Divergence:
-    """Return `KL()` or `ReverseKL()` for a kind that is one of them under another name, else the kind."""
+    """Return `KL()` or `ReverseKL()` for a kind that is equal to one of them; otherwise return the kind."""
     if type(kind) is KL:
         return kind
-    given: Any = kind
-    if (behaves_as(kind, Alpha) or behaves_as(kind, Renyi)) and given.alpha in (0.0, 1.0):
-        return KL() if given.alpha == 1 else ReverseKL() if behaves_as(kind, Alpha) else kind
-    if behaves_as(kind, SkewKL) and given.alpha == 0:
+    settings: Any = kind
+    if (behaves_as(kind, Alpha) or behaves_as(kind, Renyi)) and settings.alpha in (0.0, 1.0):
+        return KL() if settings.alpha == 1 else ReverseKL() if behaves_as(kind, Alpha) else kind
+    if behaves_as(kind, SkewKL) and settings.alpha == 0:
         return KL()
-    if behaves_as(kind, JensenShannon) and given.scaled and given.beta in (0.0, 1.0):
-        return ReverseKL() if given.beta == 1 else KL()
+    if behaves_as(kind, JensenShannon) and settings.scaled and settings.beta in (0.0, 1.0):
+        return ReverseKL() if settings.beta == 1 else KL()
     return kind
 
 
 def estimate(
     call: str, p: Distribution, q: Distribution, options: Options, kind: Divergence | None = None
 ) -> Estimate:
-    """Return a divergence by the first rule that serves the pair, or by the method that the caller names.
+    """Return a divergence by the first rule that serves the pair, or by the method in `options`.
 
     Arguments:
         call: the name of the function that the user called, for messages.
         p: P.
         q: Q.
         options: method, tolerances and the generator for random draws.
-        kind: which divergence; left out, `KL()`.
+        kind: the divergence; the default is `KL()`.
     """
     kind = _KL if kind is None else kind
     is_kl = kind is _KL or behaves_as(kind, KL)
@@ -132,7 +132,7 @@ def estimate(
 
 
 def _by_mask(pair: Pair, kind: Divergence, options: Options) -> Estimate:
-    """Answer for masked distributions of Pyro: 0 where either side is masked, as their log-densities are there."""
+    """Compute the divergence of Pyro's masked distributions: 0 where P or Q is masked, like their log-densities."""
     p, q = pair.p, pair.q
     kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool, device="cpu")
     bases: list[Any] = []
@@ -161,7 +161,7 @@ def _is_masked(d: Distribution) -> bool:
 
 
 def _by_rule_of_users(pair: Pair, options: Options) -> Estimate | None:
-    """Use the most specific rule that the user registered, here or with torch for a class of their own."""
+    """Use the most specific rule that was registered with kullback, or with torch for a class that is not torch's."""
     if options.method not in ("auto", "closed_form"):
         return None
     p, q, plan = pair.p, pair.q, pair.plan
@@ -198,7 +198,7 @@ def _by_native(pair: Pair, kind: Divergence, options: Options) -> Estimate | Non
 
 
 def _by_nan(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
-    """Answer NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
+    """Return NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
     if not can_inspect_all([*pair.parameters_p, *pair.parameters_q]):
         return None
     lost: Tensor | None = None
@@ -216,8 +216,8 @@ def _by_nan(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     shape = batch_shape_of(p, q)
     lost = lost.expand(shape)
     if bool(lost.all()):
-        nothing = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=lost.device)
-        return Estimate(nothing, nothing, "closed_form")
+        nans = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=lost.device)
+        return Estimate(nans, nans, "closed_form")
     found = estimate(pair.call, *_with_elements_replaced(p, q, lost), options, kind)
     error = None if found.error is None else torch.where(lost, math.nan, found.error)
     return replace(found, value=torch.where(lost, math.nan, found.value), error=error)
@@ -231,7 +231,7 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: Options) -> Estimate 
     value = form.function(p, q)
     if value is None:
         return None
-    value = value.clamp(min=0) + 0.0  # which makes 0 of -0
+    value = value.clamp(min=0) + 0.0  # turns -0 into 0
     if not pair.plan.is_finite:
         value = _with_infinities(pair.plan, p, q, value)
     value = _without_overflow(form, p, q, value)
@@ -248,7 +248,7 @@ def _with_error(form: ClosedForm, pair: Pair, value: Tensor, options: Options) -
 
 
 def _with_infinities(plan: Plan, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Put +inf where P has mass that Q has not, or falls too slowly for Q."""
+    """Set +inf where P has mass but Q has none, or where P's tail falls too slowly for Q."""
     densities = density_of(p), density_of(q)
     if densities[0] is None or densities[1] is None:
         return value
@@ -261,7 +261,7 @@ def _with_infinities(plan: Plan, p: Distribution, q: Distribution, value: Tensor
 
 
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
-    """Put +inf, without a gradient, where a formula overflowed; None if it gave no number, for other rules to try."""
+    """Set +inf, without a gradient, where a formula overflowed; None if another rule has to replace a NaN."""
     if not can_inspect_all((value,)):
         return torch.where(value >= _OVERFLOW, torch.inf, value)
     lost = ~(value.detach() < _OVERFLOW)
@@ -274,14 +274,14 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
         return torch.where(lost, torch.inf, value)
     if bool(lost.all()):
         return torch.full_like(value.detach(), torch.inf) + zero_of_parameters(p, q)
-    # The derivatives of what overflowed may be NaN, so other elements of the batch take its place.
+    # The derivatives of an overflow may be NaN, so another element of the batch replaces it.
     replaced = _with_elements_replaced(p, q, lost)
     computed = form.function(replaced[0], replaced[1])
     return None if computed is None else torch.where(lost, torch.inf, computed)
 
 
 def _with_elements_replaced(p: Distribution, q: Distribution, lost: Tensor) -> tuple[Any, Any]:
-    """Return two distributions with another element of the batch in the place of some."""
+    """Return two distributions in which another element of the batch replaces the `lost` elements."""
     shape = lost.shape
     other = int((~lost).flatten().nonzero()[0])
 
@@ -302,7 +302,7 @@ def _by_reduction(pair: Pair, kind: Divergence, options: Options) -> Estimate | 
 
 
 def _by_rule_of_torch(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
-    """Use a rule that a third party registered with torch for torch's classes; torch's own have better ones here."""
+    """Use a rule that a third party registered with torch for torch's classes."""
     rule = pair.plan.third_party if options.method in ("auto", "closed_form") else None
     if rule is None or rule.for_own_class or any(map(overrides_density, _parts_of(pair.p, pair.q))):
         return None
@@ -312,7 +312,7 @@ def _by_rule_of_torch(pair: Pair, kind: Divergence, options: Options) -> Estimat
 def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> Estimate | None:
     try:
         return Estimate(rule.function(p, q), None, "closed_form")
-    except NotImplementedError:  # how a rule of torch says that it does not serve these two after all
+    except NotImplementedError:  # a rule of torch raises this for a pair that it does not serve
         return None
 
 
@@ -320,7 +320,7 @@ def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> E
 
 
 def _by_equal_maps(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
-    """Return the divergence of variables of which P and Q are the images under equal maps, which change none."""
+    """Return the divergence of the base distributions if P and Q apply equal maps, which do not change it."""
     p, q = pair.p, pair.q
     if not (isinstance(p, TransformedDistribution) and isinstance(q, TransformedDistribution)):
         return None
@@ -344,7 +344,7 @@ def _by_classes(pair: Pair, kind: Divergence, options: Options) -> Estimate | No
 
 
 def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
-    """Compute powers of p / q from Renyi's divergence in closed form."""
+    """Compute Renyi's divergence, or a power divergence, from the closed form of Renyi's divergence."""
     power = power_of(kind)
     alpha: float | None = (
         power[0] if power else getattr(kind, "alpha", None) if behaves_as(kind, Renyi) else None
@@ -354,7 +354,7 @@ def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None
     if options.method not in ("auto", "closed_form"):
         return None
     p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
-    if is_small:  # what P and Q exchanged have at order 1 - alpha
+    if is_small:  # equal to the divergence of (Q, P) at order 1 - alpha
         p, q, alpha, rest = q, p, rest, alpha
     found = _renyi(pair.call, p, q, alpha, rest, options)
     if found is None:
@@ -370,7 +370,7 @@ def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None
 def _power_of_renyi(
     renyi: Tensor, error: Tensor | None, alpha: float, rest: float, times: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return so many times (1 - e^(-rest R)) / (alpha rest), or +inf without a gradient where too large; its error."""
+    """Return `times` (1 - e^(-rest R)) / (alpha rest), and its error; an overflow is +inf without a gradient."""
     exponent = -rest * renyi
     beyond = exponent > LARGEST_EXPONENT
     value = -times / (alpha * rest) * torch.expm1(torch.where(beyond, 0, exponent))
@@ -382,7 +382,10 @@ def _power_of_renyi(
 def _renyi(
     call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: Options
 ) -> tuple[Tensor, Tensor | None, str] | None:
-    """Return Renyi's divergence of order alpha = 1 - rest, its error, if wanted, and method; dimensions add theirs."""
+    """Return Renyi's divergence of order alpha = 1 - rest, its error if requested, and its method.
+
+    The divergence of `Independent` distributions is the sum over their dimensions.
+    """
     if not (isinstance(p, Independent) and isinstance(q, Independent)):
         found = renyi_in_closed_form(*in_common_unit(p, q), alpha, rest, wants_error=options.wants_error)
         return None if found is None else (*found, "closed_form")
@@ -394,7 +397,7 @@ def _renyi(
     if each is None:
         try:
             other = estimate(call, *bases, options, as_kl(Renyi(alpha)))
-        except NoRuleError:  # which would name an order and a pair that the user did not give
+        except NoRuleError:  # its message would name an order and a pair that the user did not pass
             return None
         error = torch.full_like(other.value, math.inf) if other.error is None else other.error
         each = other.value, error, other.method
@@ -406,7 +409,7 @@ def _renyi(
 
 
 def _rounding(value: Tensor, relative: float) -> Tensor:
-    """Return what a value may lose to rounding; nothing where it is infinite."""
+    """Return the rounding error of a value; 0 where the value is infinite."""
     return torch.where(value.isinf(), 0, relative * (1 + value.detach().abs()))
 
 
@@ -417,8 +420,8 @@ def _by_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | 
     if not torch.compiler.is_compiling():
         return _of_densities(pair, kind, options)
     torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
-        msg=f"{pair.call} of {pair.names()} is an integral or a sum, which looks at its parameters to decide where to "
-        "look next. It is no graph. Write: torch.compile(...) without fullgraph=True, or call it outside"
+        msg=f"{pair.call} of {pair.names()} is an integral or a sum, which chooses its nodes from the values of the "
+        "parameters. A graph cannot do that. Write: torch.compile(...) without fullgraph=True, or call it outside"
     )
     of_densities: Rule = torch.compiler.disable(_of_densities)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
     return of_densities(pair, kind, options)
@@ -426,7 +429,7 @@ def _by_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | 
 
 def _of_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     from kullback.pairs.integration.mass import check_mass
-    from kullback.pairs.univariate import divergence_of_densities, method_for  # what closed forms do without
+    from kullback.pairs.univariate import divergence_of_densities, method_for  # not for closed forms
 
     if not pair.p.event_shape:
         check_integrable(pair.call, pair.p, pair.q)
@@ -454,19 +457,19 @@ _KL_RULES: tuple[Rule, ...] = (
     _by_densities,
 )
 _OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_equal_maps, _by_classes, _by_renyi, _by_densities)
-# Of a distribution that overrides the `log_prob` of its family.
+# The rules for a distribution that overrides the `log_prob` of its family.
 _RULES_BY_DENSITY: tuple[Rule, ...] = (_by_nan, _by_densities)
 
 
 def _parts_of(*distributions: Distribution) -> Iterator[Distribution]:
-    """Yield distributions and those that they are made of."""
+    """Yield distributions and the distributions inside them."""
     for d in distributions:
         yield d
         yield from _parts_of(*(x for x in vars(d).values() if isinstance(x, Distribution)))
 
 
 def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
-    """Round to the dtype of the parameters, and give every element of the batch its number."""
+    """Round to the dtype of the parameters, and expand to the batch shape."""
     p, q = pair.p, pair.q
     dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
     if error is not None:
@@ -479,7 +482,7 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
         and not value.requires_grad
         and _requires_grad([*pair.parameters_p, *pair.parameters_q] or parameters_of(p, q))
     ):
-        value = value + zero_of_parameters(p, q).to(dtype)  # an infinite one has a gradient of 0
+        value = value + zero_of_parameters(p, q).to(dtype)  # an infinite value has a gradient of 0
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 
@@ -488,9 +491,9 @@ def _requires_grad(tensors: list[Tensor]) -> bool:
 
 
 def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) -> Estimate:
-    """Raise if a sum or an integral did not reach the error that it has to reach."""
+    """Raise if a sum or an integral did not reach the required error."""
     error = cast("Tensor", found.error)
-    is_nan = found.value.isnan() & error.isnan()  # as the parameters are
+    is_nan = found.value.isnan() & error.isnan()  # because a parameter is NaN
     short = ~(options.is_accepted(found.value, error) | is_nan)
     if not bool(short.any()):
         return found

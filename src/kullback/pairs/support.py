@@ -1,4 +1,4 @@
-"""Where P's mass lies outside Q's support, or falls too slowly for Q: the divergence is +inf there, for every pair."""
+"""Tests for an infinite divergence: P has mass outside Q's support, or P's tail falls too slowly for Q."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 
-# Terms that grow by at least this power of log(p / q) are infinite wherever those of KL are.
+# If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
 _NO_LESS_THAN_KL = 0.95
-# Coefficients of tails that differ by less are taken to be equal.
+# Coefficients of tails with a smaller relative difference count as equal.
 _ROUNDING = 1e-12
-# Sets of events whose densities are by measures of their own, and what to call them.
+# Event spaces whose densities are with respect to a measure of their own, and their names.
 _SURFACES: dict[type, str] = {
     type(constraints.simplex): "vectors of probabilities",
     type(constraints.corr_cholesky): "Cholesky factors of correlation matrices",
@@ -37,7 +37,7 @@ _SURFACES: dict[type, str] = {
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise unless P and Q are distributions of the same kind of thing, with batch shapes that broadcast."""
+    """Raise unless P and Q are distributions over the same space, with batch shapes that broadcast."""
     if isinstance(p, Categorical) and isinstance(q, Categorical):
         classes = [d.param_shape[-1] for d in (p, q)]
         if classes[0] != classes[1]:
@@ -78,7 +78,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )
-    if plan.is_plain and not torch.compiler.is_compiling():  # which would guard what the plan held before
+    if plan.is_plain and not torch.compiler.is_compiling():  # the graph would guard the old value
         plan.is_comparable = True
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
@@ -111,7 +111,7 @@ def _space(d: Distribution) -> str:
 
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
-    """Tell for which elements of the batch KL is +inf for certain; None where it never is."""
+    """Return for which elements of the batch KL is certainly +inf; None if there are none."""
     low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
     return _any(
         None if low_q is None else _reaches_out(low_p, low_q, below=True),
@@ -122,15 +122,15 @@ def is_infinite(p: Density, q: Density) -> Tensor | None:
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:
-    """Tell where one of the tests holds; None where none ever does."""
-    found = [test for test in tests if test is not None]
-    return functools.reduce(torch.logical_or, found) if found else None
+    """Return where at least one test is true; None if all tests are None."""
+    masks = [test for test in tests if test is not None]
+    return functools.reduce(torch.logical_or, masks) if masks else None
 
 
 def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
-    """Return by what power of the distance P's tail outruns -log q at the lower and the upper end of both supports.
+    """Return the power of the distance by which P's tail outruns -log q, at the lower and upper ends of both supports.
 
-    Infinite where the tail is no power, or -log q of no power; None where that is so for all.
+    It is infinite where P's tail or -log q is not a power of the distance, and None if this holds for all elements.
     """
     return (
         _margin(p.low(), q.low(), p.lower_tail(), q.lower_tail()),
@@ -155,7 +155,7 @@ def _may_be(x: Tensor | float, value: float) -> bool:
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
-    """Tell where P's support extends beyond an end of Q's."""
+    """Return where P's support extends beyond an end of Q's."""
     if end_q is None:
         return None
     if end_p is None:
@@ -164,7 +164,7 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
 
 
 def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    """Tell where both supports end at the same place and E_P[-log q] diverges there."""
+    """Return where both supports have the same end and E_P[-log q] diverges there."""
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     if end_p is end_q is None:
@@ -174,7 +174,7 @@ def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: 
 
 
 def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
-    """Tell where two ends are the same, None being an infinite one; None where they never are."""
+    """Return where two ends are equal; a None end is infinite. The result is None if they are never equal."""
     if end_p is None and end_q is None:
         return torch.ones((), dtype=torch.bool, device="cpu")
     if end_p is None or end_q is None:
@@ -184,7 +184,7 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 
 
 def _diverges(tail: Tail, other: Tail) -> Tensor:
-    """Tell where the mean of -log q over P's tail is infinite: where it outgrows 1 / P's mass beyond."""
+    """Return where the mean of -log q over P's tail is infinite: -log q outgrows 1 / (P's mass in the tail)."""
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
     diverges = (
@@ -196,12 +196,12 @@ def _diverges(tail: Tail, other: Tail) -> Tensor:
 
 
 def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:
-    """Tell for which elements of the batch a divergence is +inf for certain; None where it never is."""
+    """Return for which elements of the batch a divergence is certainly +inf; None if there are none."""
     return _any(_is_infinite_as(p, q, growth.far), _is_infinite_as(q, p, growth.near))
 
 
 def _is_infinite_as(p: Density, q: Density, end: End) -> Tensor | None:
-    """Tell where terms that grow so where q is the smaller mass have an infinite sum."""
+    """Return where the sum of terms is infinite, if they grow as `end` says where q is much smaller than p."""
     if end.limit < math.inf:
         return None
     if 0 < end.rate < math.inf:
@@ -212,7 +212,7 @@ def _is_infinite_as(p: Density, q: Density, end: End) -> Tensor | None:
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
-    """Tell for which elements of the batch the integral of p^alpha q^(1 - alpha) is +inf for certain; None for none."""
+    """Return where in the batch the integral of p^alpha q^(1 - alpha) is certainly +inf; None if nowhere."""
     if 0 <= alpha <= 1:
         return None
     if alpha < 0:
@@ -228,7 +228,7 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
 def _power_diverges_at(
     end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail, alpha: float
 ) -> Tensor | None:
-    """Tell where the integral of p^alpha q^(1 - alpha), of an order above 1, diverges next to an end of P."""
+    """Return where the integral of p^alpha q^(1 - alpha), for an order above 1, diverges at an end of P."""
     together = _same_end(end_p, end_q)
     diverges = None if together is None else _outgrows(tail, other, alpha) & together
     if end_p is None:
@@ -236,20 +236,20 @@ def _power_diverges_at(
     inside = end_p.isfinite() if together is None else end_p.isfinite() & ~together
     return _any(
         diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha)
-    )  # where q is some positive number
+    )  # where q is positive and finite
 
 
 def _outgrows(tail: Tail, other: Tail, alpha: float) -> Tensor:
-    """Tell where (alpha - 1) times -log of Q's mass beyond outgrows alpha times that of P's."""
+    """Return where (alpha - 1) times -log of Q's tail mass outgrows alpha times -log of P's tail mass."""
     level, power = (tensor_of(x, torch.float64) for x in tail[:2])
-    tie = (level >= 1) & (power == 1)  # the integrand stays as it is; at other ties what is left out decides
+    tie = (level >= 1) & (power == 1)  # the integrand is constant; at other ties lower-order parts decide
     larger, smaller = (alpha - 1) * tensor_of(other.coefficient), alpha * tensor_of(tail.coefficient)
     same = (level == other.level) & (power == other.power)
     return (_order(tail, other, alpha) < 0) | (tie & same & (larger == smaller))
 
 
 def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
-    """Return the sign of alpha times P's -log minus (alpha - 1) times Q's, far out; 0 where it is not known."""
+    """Return the sign of alpha (-log of P's tail) - (alpha - 1) (-log of Q's tail), far out; 0 if it is unknown."""
     level, power, coefficient, level_q, power_q, coefficient_q = (
         tensor_of(x, torch.float64) for x in (*tail, *other)
     )
@@ -262,7 +262,7 @@ def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
 
 
 def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
-    """Tell where the terms of a divergence, which grow as powers, have a finite sum for certain at both ends."""
+    """Return where the terms of a divergence, which grow as powers, have a certainly finite sum at both ends."""
     result = torch.tensor(p.is_splittable() and q.is_splittable(), device="cpu")
     for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
         if end.limit < math.inf:

@@ -1,4 +1,4 @@
-"""Torch's registry of rules: access to it, and the rules that third parties such as Pyro or GPyTorch put there."""
+"""Access to torch's registry of rules, and to the rules of third parties such as Pyro or GPyTorch in it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = [
 Rule = Callable[[Any, Any], Tensor]
 TypePair = tuple[type, type]
 
-# Torch's cache of the rules for pairs of types, which it clears with every rule that is registered. Kullback keeps its
-# plans there, under keys of its own.
+# Torch's cache of the rules for pairs of types. Torch clears it when a rule is registered. Kullback keeps its plans in
+# it, under its own keys.
 PLANS: dict[Any, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
 
-# The rules of torch's table that kullback's replaced; None for pairs that had none.
+# The rules in torch's table that kullback has replaced; None for pairs that had no rule.
 REPLACED: dict[TypePair, Rule | None] = {}
 _OURS: set[Rule] = set()
 
 
 class ThirdPartyRule(NamedTuple):
-    """A rule of torch's table that serves a pair of types: a third party's, or torch's for exponential families.
+    """A rule in torch's table that serves a pair of types: from a third party, or torch's own for exponential families.
 
     Attributes:
         function: the rule.
-        pair: the types that it is registered for.
+        pair: the types for which it is registered.
     """
 
     function: Rule
@@ -48,12 +48,12 @@ class ThirdPartyRule(NamedTuple):
 
     @property
     def is_of_torch(self) -> bool:
-        """Whether torch wrote it."""
+        """Whether the rule is torch's own."""
         return self.function.__module__ == kl.__name__
 
     @property
     def for_own_class(self) -> bool:
-        """Whether it is registered for a class that is not torch's."""
+        """Whether the rule is registered for a class that is not torch's."""
         return not all(map(is_of_torch, self.pair))
 
 
@@ -63,40 +63,40 @@ def registry() -> dict[TypePair, Rule]:
 
 
 def forget_plans() -> None:
-    """Clear torch's cache of the rules for pairs of types, with kullback's plans."""
+    """Clear torch's cache of the rules for pairs of types, which contains kullback's plans."""
     PLANS.clear()
 
 
 def mark_as_ours(rule: Rule) -> Rule:
-    """Mark a rule as kullback's own, so that kullback does not take it for a third party's."""
+    """Mark a rule as kullback's own, so that it does not count as a third party's rule."""
     _OURS.add(rule)
     return rule
 
 
 def is_ours(rule: object) -> bool:
-    """Tell whether kullback put a rule into torch's table."""
+    """Return whether a rule in torch's table is kullback's own."""
     return rule in _OURS
 
 
 def is_of_torch(thing: type | Rule) -> bool:
-    """Tell whether torch defines a class or a rule."""
+    """Return whether torch defines a class or a rule."""
     return thing.__module__.startswith(Distribution.__module__.rpartition(".")[0] + ".")
 
 
 def third_party_rule(types: TypePair) -> ThirdPartyRule | None:
-    """Return the rule that torch would call for two types without kullback; None if it is one of torch's own.
+    """Return the rule that torch would call for two types without kullback; None if it is torch's own rule.
 
-    Torch's generic rule for exponential families counts for classes that are not torch's.
+    Torch's generic rule for exponential families is returned too, for classes that are not torch's.
     """
-    found = rule_without_kullback(*types)
-    if found is not None and found.is_of_torch:
-        is_generic = found.function.__name__ == "_kl_expfamily_expfamily"
-        return found if is_generic and not is_of_torch(types[0]) else None
-    return found
+    rule = rule_without_kullback(*types)
+    if rule is not None and rule.is_of_torch:
+        is_generic = rule.function.__name__ == "_kl_expfamily_expfamily"
+        return rule if is_generic and not is_of_torch(types[0]) else None
+    return rule
 
 
 def _distances(type_p: type, type_q: type, pair: tuple[type, type]) -> tuple[int, int]:
-    """Return how far up the base classes of two types those of a rule are."""
+    """Return the positions of a rule's types among the base classes of two types."""
     return type_p.__mro__.index(pair[0]), type_q.__mro__.index(pair[1])
 
 
@@ -108,9 +108,9 @@ def rule_without_kullback(type_p: type, type_q: type) -> ThirdPartyRule | None:
     ]
     if not matches:
         return None
-    # Torch's order: the closest type of P decides, then that of Q.
+    # Torch's order: the closest type of P decides first, then the closest type of Q.
     pair = matches[0]
-    for match in matches[1:]:  # the compiler of torch 2.10 takes no `min` of these
+    for match in matches[1:]:  # torch 2.10 cannot compile a `min` of these
         if _distances(type_p, type_q, match) < _distances(type_p, type_q, pair):
             pair = match
     rule = rules[pair]

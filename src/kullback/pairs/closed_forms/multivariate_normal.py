@@ -1,8 +1,8 @@
 r"""Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
 
-Covariances W W^T + D of many dimensions and few factors are never formed: all is done in the small matrices of
-Woodbury's identity. With U = D^(-1/2) W and M = 1 + U^T U, the precision is D^(-1/2) (1 - B B^T) D^(-1/2) for
-B = U M^(-1/2), and v^T (1 - B B^T) v is the least |v - U z|^2 + |z|^2 over z, which loses no digits to cancellation.
+Covariances W W^T + D of many dimensions and few factors are never formed: Woodbury's identity reduces them to small
+matrices. With U = D^(-1/2) W and M = 1 + U^T U, the precision is D^(-1/2) (1 - B B^T) D^(-1/2) for
+B = U M^(-1/2). The minimum of |v - U z|^2 + |z|^2 over z is v^T (1 - B B^T) v, without cancellation.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ __all__ = [
     "roots_suffice",
 ]
 
-# From so many dimensions on, low-rank covariances are not formed.
+# The smallest number of dimensions at which low-rank covariances are not formed.
 _MANY = 64
-# Columns of W, in deviations of the noise, by which products with the precision lose five digits.
+# Products with the precision lose five digits if the columns of W are this many deviations of the noise.
 _LARGE = 300
-# Below this, KL of the covariances is integrated from differences, where four nodes have thirteen digits.
+# Below this, KL of the covariances is an integral of differences, which four nodes give to thirteen digits.
 _NEAR = 0.00125
-# By how much rounding may grow per dimension in KL of Cholesky factors of rounded matrices, and how far KL is from 0.
+# The largest growth of rounding per dimension, and the smallest KL, for which rounded Cholesky factors suffice.
 _LARGEST_GROWTH, _FAR_APART = 200.0, 0.01
-# How much less than the norm three images may show.
+# The norm may exceed its estimate from three images by this factor.
 _SPREAD_OF_ESTIMATE = 8.0
 
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
 
 
 def rounding_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Bound the rounding error of KL between multivariate normals by the condition numbers of their covariances."""
+    """Bound the rounding error of KL between multivariate normals, from the condition numbers of their covariances."""
     spreads = [moments(d) for d in (p, q)]
     if spreads[0] is None or spreads[1] is None:
         return torch.full_like(value, torch.inf)
     relative_error = sum((x[1].rounding_error() for x in spreads if x is not None), torch.zeros_like(value))
-    # Nearly equal covariances are compared by their difference, whose error is relative to that.
+    # Nearly equal covariances are compared by their difference, whose error is relative to the difference.
     dimensions = torch.where(value < 0.002, 0, p.event_shape.numel() or 1)
     return 4 * (relative_error + 1e-13) * (value + dimensions) + 1e-15
 
@@ -90,7 +90,7 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
 
 
 class RoundedRoot(NamedTuple):
-    """The Cholesky factor of a covariance that another matrix was given for, and the variances."""
+    """The Cholesky factor of a covariance, computed from the matrix that the user passed, and the variances."""
 
     root: Tensor
     variances: Tensor
@@ -114,15 +114,16 @@ def root_of_matrix(d: MultivariateNormal) -> RoundedRoot | None:
         return None
     fixed = root.detach()
     variances = matrix.detach().diagonal(dim1=-2, dim2=-1) if is_covariance else (fixed * fixed).sum(-1)
-    # The kernel is several times faster on rows than on the columns that LAPACK writes.
+    # The kernel is several times faster on row-major matrices; LAPACK returns column-major ones.
     return RoundedRoot(root.contiguous(), variances)
 
 
 def roots_suffice(p: RoundedRoot, q: RoundedRoot, shift: Tensor, value: Tensor) -> bool:
-    """Tell whether rounded Cholesky factors give KL with all digits but the last few, throughout a batch.
+    """Return whether rounded Cholesky factors give KL with all but the last few digits, for the whole batch.
 
-    Rounding changes a covariance by a part of its variances D^2, and KL by that times the squared norms of L^-1 D and
-    K^-1 D, which the images of random vectors estimate. Nearly equal covariances are compared by their difference.
+    Rounding changes a covariance by a small multiple of its variances D^2. It changes KL by this multiple of the
+    squared norms of L^-1 D and K^-1 D, which the images of random vectors estimate. Nearly equal covariances do not
+    qualify: they are compared by their difference.
     """
     with torch.no_grad():
         size = shift.shape[-1]
@@ -138,7 +139,7 @@ def roots_suffice(p: RoundedRoot, q: RoundedRoot, shift: Tensor, value: Tensor) 
 
 @functools.cache
 def _random_vectors(size: int) -> Tensor:
-    """Return three normal vectors, always the same: vectors of signs miss the difference of two equal variables."""
+    """Return three fixed normal vectors; vectors of signs can miss the difference of two equal variables."""
     generator = torch.Generator(device="cpu").manual_seed(size)
     return torch.randn(size, 3, generator=generator, dtype=torch.float64, device="cpu")
 
@@ -151,12 +152,12 @@ def _root_of_precision(matrix: Tensor) -> Tensor:
 
 @closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal)
 def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNormal) -> Tensor | None:
-    """Return KL for covariances W W^T + D, without forming them where that saves work."""
+    """Return KL for covariances W W^T + D, which are not formed if that saves work."""
     return low_rank_divergence((*factor_model_of(p), *factor_model_of(q)))
 
 
 def low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
-    """Return the same for means, factors and variances of P and of Q."""
+    """Return KL for the means, factors and variances of P and of Q."""
     p, q = FactorModel(*map(upcast, parameters[:3])), FactorModel(*map(upcast, parameters[3:]))
     if _is_formed(p, q):
         return _divergence_of_moments(*((x.mean, of_low_rank(x.factors, x.variances)) for x in (p, q)))
@@ -187,7 +188,7 @@ def _is_formed(*sides: FactorModel) -> bool:
 @closed_form(Independent, LowRankMultivariateNormal, error=rounding_error)
 @closed_form(LowRankMultivariateNormal, Independent, error=rounding_error)
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
-    """Return KL for covariances of any form; None where the dimensions are independent but not normal."""
+    """Return KL for covariances of any form; None if the dimensions are independent but not normal."""
     left, right = moments(p), moments(q)
     return None if left is None or right is None else _divergence_of_moments(left, right)
 
@@ -198,9 +199,9 @@ def _divergence_of_moments(left: tuple[Tensor, Covariance], right: tuple[Tensor,
 
 
 def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
-    """Return the mean and the covariance of a multivariate normal, or of a Normal as one of a single dimension.
+    """Return the mean and the covariance of a multivariate normal; a Normal counts as one with a single dimension.
 
-    None for any other distribution.
+    Any other distribution gives None.
     """
     if overrides_density(d) or (isinstance(d, Independent) and overrides_density(d.base_dist)):
         return None
@@ -235,7 +236,7 @@ class _Whitened(NamedTuple):
         return torch.linalg.solve_triangular(self.root, self.u.mT, upper=False)
 
     def residual(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return v - U z, which is (1 - B B^T) v, and z."""
+        """Return v - U z = (1 - B B^T) v, and z."""
         z = torch.cholesky_solve(self.u.mT @ v, self.root)
         return v - self.u @ z, z
 
@@ -245,7 +246,7 @@ class _Whitened(NamedTuple):
 
 
 def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Return the parameters, without the batch dimensions that the covariance was expanded to."""
+    """Return the parameters, without the batch dimensions to which the covariance was expanded."""
     factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
@@ -285,7 +286,7 @@ def _far(p: FactorModel, q: FactorModel) -> Tensor:
 
 
 def _from_difference(p: FactorModel, q: FactorModel) -> Tensor:
-    """Return the same as `_far`: the integral of (1 - t) |L_t^-1 (L - K)|^2 over L_t = K + t (L - K)."""
+    """Return the value of `_far` as the integral of (1 - t) |L_t^-1 (L - K)|^2 over L_t = K + t (L - K)."""
     one = torch.ones((), dtype=q.variances.dtype, device=q.variances.device)
     return bregman_by_quadrature(lambda ts: torch.stack([_square(p, q, t) for t in ts]), 0 * one, one)
 
@@ -310,12 +311,12 @@ def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
 
 
 def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
-    r"""Return the gradients of KL by the mean, the factors and the variances of P, and by those of Q, times `grad`.
+    r"""Return the gradients of KL by the means, the factors and the variances of P and Q, times `grad`.
 
     With the covariances L of P and K of Q, their difference C = L - K and s = K^-1 (m_p - m_q), the derivatives are
-    s by m_p, K^-1 C L^-1 / 2 by L and -(K^-1 C K^-1 + s s^T) / 2 by K. C is taken from the differences of factors and
-    of variances, so that they keep their digits where P and Q are nearly equal. None where factors are so much larger
-    than deviations that matrices which are formed have more digits.
+    s by m_p, K^-1 C L^-1 / 2 by L and -(K^-1 C K^-1 + s s^T) / 2 by K. C is computed from the differences of factors
+    and of variances, which is accurate if P and Q are nearly equal. The result is None if the factors are so much
+    larger than the deviations that formed covariances are more accurate.
     """
     if not can_inspect(grad):
         return None
@@ -352,7 +353,7 @@ def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Te
 
 
 class _Precision(NamedTuple):
-    """The inverse of W W^T + D, D^(-1/2) (1 - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U M^-1."""
+    """The inverse of W W^T + D: D^(-1/2) (1 - U Z^T) D^(-1/2) for U = D^(-1/2) W and Z = U M^-1."""
 
     inverse: Tensor  # of the square roots of D
     root: Tensor
@@ -366,7 +367,7 @@ class _Precision(NamedTuple):
         return cls(1 / deviations, root, u, torch.cholesky_solve(u.mT, root).mT)
 
     def loses_digits(self) -> bool:
-        """Tell whether factors are so much larger than deviations that products lose more than five digits."""
+        """Return whether products lose more than five digits, because factors are much larger than deviations."""
         return bool((self.root.diagonal(dim1=-2, dim2=-1) > _LARGE).any())
 
     def times(self, v: Tensor) -> Tensor:
@@ -394,7 +395,7 @@ class _Precision(NamedTuple):
 
 
 def low_rank_to_full_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
-    """Return those by the mean, the factors and the variances of P, and by the mean and the Cholesky factor of Q."""
+    """Return the gradients by the mean, factors and variances of P, and by the mean and the Cholesky factor of Q."""
     if not can_inspect(grad):
         return None
     mean_p, w, d, mean_q, root = map(upcast, parameters)
@@ -414,7 +415,7 @@ def low_rank_to_full_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> 
 
 
 def full_to_low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
-    """Return those by the mean and the Cholesky factor of P, and by the mean, the factors and the variances of Q."""
+    """Return the gradients by the mean and the Cholesky factor of P, and by the mean, factors and variances of Q."""
     if not can_inspect(grad):
         return None
     mean_p, root, mean_q, w, d = map(upcast, parameters)
@@ -431,7 +432,7 @@ def full_to_low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> 
 
 
 def _sum_of_columns(x: Tensor) -> Tensor:
-    """Return x.sum(-1), as a product, since torch sums a few numbers slowly."""
+    """Return x.sum(-1) as a product, because torch is slow at sums of a few numbers."""
     return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
 
 

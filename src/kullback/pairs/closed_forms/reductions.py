@@ -105,7 +105,7 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
 
 
 def _same(a: object, b: object) -> bool:
-    """Tell whether two transforms are equal, also those of torch's classes that define no comparison."""
+    """Return whether two transforms are equal, also those of torch's classes that define no comparison."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(a, Transform) or type(a) is not type(b) or a == b:
@@ -116,7 +116,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _move_apart(a: object, b: object) -> bool:
-    """Tell whether two transforms that are equal have different parameters by which a derivative is taken."""
+    """Return whether two transforms that are equal have different parameters by which a derivative is taken."""
     if a is b or not torch.is_grad_enabled():
         return False
     if isinstance(a, Tensor) and isinstance(b, Tensor):

@@ -51,7 +51,7 @@ def _logit_difference(p: Probabilities, q: Probabilities) -> Tensor:
 
 
 def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
-    """Tell where one of the two has all its mass at an end of the line, and the other has not."""
+    """Return where one of the two has all its mass at an end of the line, and the other has not."""
     return ((p.log_success == -torch.inf) != (q.log_success == -torch.inf)) | (
         (p.log_failure == -torch.inf) != (q.log_failure == -torch.inf)
     )

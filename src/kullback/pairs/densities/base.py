@@ -1,7 +1,7 @@
-"""What the generic rules know of a univariate family: where it lives, its density, and how its tails fall.
+"""Univariate densities for the generic rules: their supports, log-densities and tails.
 
-A density is given at `Points`, which know their distance from the ends of P's support in logarithms: near a singular
-end a number alone is not enough, as most of the mass of Beta(0.01, 0.01) lies closer to 1 than a float64 can say.
+A density is evaluated at `Points`, which also contain the logarithms of the distances from the ends of P's support.
+These are necessary near a singular end: most of the mass of Beta(0.01, 0.01) is closer to 1 than float64 can resolve.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b), also with its second derivatives, which `torch.logaddexp` has as NaN far out."""
+    """Return log(e^a + e^b) with finite second derivatives far out, where `torch.logaddexp` has NaN."""
     is_first = a >= b
     high, low = torch.where(is_first, a, b), torch.where(is_first, b, a)
     return high - logsigmoid(torch.where(high.isinf(), 0, high - low))
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b), which is b, in value and derivative, where a is -inf."""
+    """Return log(e^a + e^b); where a is -inf this is b, in value and derivative."""
     alone = a == -torch.inf
     return torch.where(alone, b, _log_add_exp(torch.where(alone, b, a), b))
 
 
 def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
-    """Return log(rest + weight e^u) for weights that sum to one, to full precision also where that is near 0."""
+    """Return log(rest + weight e^u) with rest + weight = 1, to full precision even where the result is near 0."""
     near = (u.abs() < 1) | ((weight < 0.5) & (u < 0)) | ((u > 0) & (u < 700))
     close = torch.log1p(weight * torch.expm1(torch.where(near, u, 0)))
     far = torch.where(near, 0, u)
@@ -55,13 +55,13 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the breakpoints of a density that may be wide in its coordinate, yet bends within a few units."""
+    """Return the breakpoints of a density that may be wide in its coordinate, but bends within a few units."""
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
 
 class Points(NamedTuple):
-    """Points of P's support: x, and the logarithms of x - low and high - x where it has such ends."""
+    """Points of P's support: x, and the logarithms of x - low and high - x for finite ends."""
 
     x: Tensor
     low: Tensor | None = None
@@ -70,7 +70,7 @@ class Points(NamedTuple):
     log_below_high: Tensor | None = None
 
     def is_extreme(self) -> Tensor:
-        """Tell where x, or the inverse of its distance from an end, has no square in float64."""
+        """Return where the square of x, or of the inverse of its distance from an end, overflows float64."""
         extreme = ~(self.x.abs() < 1e150)
         for log_distance in (self.log_above_low, self.log_below_high):
             if log_distance is not None:
@@ -78,23 +78,22 @@ class Points(NamedTuple):
         return extreme
 
     def log_above(self, edge: Tensor | float) -> Tensor:
-        """Return log(x - edge) for an edge that is not above the lower end of the support."""
+        """Return log(x - edge) for an edge at or below the lower end of the support."""
         if self.low is None or self.log_above_low is None:
             return torch.log(self.x - edge)
         return _log_further(self.low - edge, self.log_above_low)
 
     def log_below(self, edge: Tensor | float) -> Tensor:
-        """Return log(edge - x) for an edge that is not below the upper end of the support."""
+        """Return log(edge - x) for an edge at or above the upper end of the support."""
         if self.high is None or self.log_below_high is None:
             return torch.log(edge - self.x)
         return _log_further(edge - self.high, self.log_below_high)
 
 
 def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
-    """Return log(distance + more), also with its second derivatives where the one is far less than the other."""
+    """Return log(distance + more) with correct second derivatives, even if one is much smaller than the other."""
     none = ~(more > 0) | more.isinf()
-    known = torch.where(none, 1, more)
-    log_more = torch.log(known)
+    log_more = torch.log(torch.where(none, 1, more))
     less = none | (log_more < log_distance)
     ratio = torch.where(none, 0, more) * torch.exp(
         -torch.where(less & ~none, log_distance, 0).clamp(min=-700)
@@ -107,7 +106,7 @@ def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """The variable t that runs over all reals: x, log(x - low), -log(high - x), or the logit between both ends."""
+    """A variable t that runs over all reals: x, log(x - low), -log(high - x), or the logit between two finite ends."""
 
     low: Tensor | None
     high: Tensor | None
@@ -154,7 +153,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, and where high is infinite, as it may be for some elements of a batch only."""
+        """Return high - low, and where high is infinite; None if it is finite for the whole batch."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -164,9 +163,10 @@ class Coordinate:
 class Tail(NamedTuple):
     """How -log of the mass beyond u grows at an end, where u is |x| at infinity and 1 / distance at a finite end.
 
-    As coefficient y^power, where y is the logarithm of u taken so many times as the level: u itself at level 0, log u
-    at 1, e^u at -1. Tails u^-a have level 1, tails e^(-a u) level 0. A map of x changes the level, no more, so that two
-    tails compare alike in every variable. NaN is what is not known.
+    It grows as coefficient y^power, where y is the logarithm of u, taken `level` times: u at level 0, log u at level 1,
+    e^u at level -1. Tails u^-a have level 1, and tails e^(-a u) have level 0. A map of x such as exp adds
+    the same number to all levels, so the comparison of two tails does not depend on the variable. Unknown fields are
+    NaN.
     """
 
     level: Tensor | float = math.nan
@@ -194,33 +194,33 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True)
 class Density(ABC):
-    """A univariate family of distributions at its parameters, float64 tensors that broadcast."""
+    """A univariate density with its parameters, which are float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
-        """Return the density with every parameter changed, such as in shape."""
+        """Return the density with `change` applied to every parameter, for example to its shape."""
         parameters = {
             name: change(x) if isinstance(x, Tensor) else _mapped(x, change) for name, x in vars(self).items()
         }
         return replace(self, **parameters)
 
     def tensors(self) -> list[Tensor]:
-        """Return the parameters that `mapped` changes, whole."""
+        """Return the parameters that `mapped` changes."""
         tensors: list[Tensor] = []
         for x in vars(self).values():
             tensors += [x] if isinstance(x, Tensor) else _tensors_of(x)
         return tensors
 
     def detached(self) -> Density:
-        """Return the density at the same numbers, without a derivative by any parameter, forward or backward."""
+        """Return the density with the same values, without derivatives by the parameters, forward or backward."""
         parameters = {
             name: x.detach() if isinstance(x, Tensor) else _detached(x) for name, x in vars(self).items()
         }
         return replace(self, **parameters)
 
     def is_splittable(self) -> bool:
-        """Tell whether `mapped` may cut the batch into parts."""
+        """Return whether `mapped` may cut the batch into parts."""
         parts = [part for part in vars(self).values() if isinstance(part, Density)]
         return not parts or all(part.is_splittable() for part in parts)
 
@@ -238,12 +238,12 @@ class Density(ABC):
 
     @abstractmethod
     def center_and_width(self) -> tuple[Tensor, Tensor]:
-        """Return about where the middle of the density lies, and its width, in the density's own coordinate."""
+        """Return the approximate center of the density and its width, in the density's own coordinate."""
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        """Return, for each peak of the density, the points so many widths from its center, in the own coordinate.
+        """Return, for each peak of the density, the points `steps` widths from its center, in the density's coordinate.
 
-        The last dimension of the parameters has size 1, and becomes that of the steps.
+        The last dimension of the parameters has size 1 and becomes the dimension of the steps.
         """
         center, width = self.center_and_width()
         return [center + steps * width]
@@ -257,11 +257,11 @@ class Density(ABC):
         return Coordinate(self.low(), self.high())
 
     def lower_tail(self) -> Tail:
-        """Return how the mass falls towards the lower end."""
+        """Return the decay of the mass towards the lower end."""
         return Tail()
 
     def upper_tail(self) -> Tail:
-        """Return how the mass falls towards the upper end."""
+        """Return the decay of the mass towards the upper end."""
         return Tail()
 
 
@@ -293,13 +293,13 @@ def _detached(value: object) -> object:
     return value
 
 
-# A function that reads the density of a distribution, None where it is not known for this one.
+# Returns the density of a distribution, or None if it is not known.
 DensityReader = Callable[..., "Density | None"]
 _READERS: dict[type, DensityReader] = {}
 
 
 def register_density(family: type) -> Callable[[DensityReader], DensityReader]:
-    """Enter the function that reads the density of a distribution of this type."""
+    """Register the function that returns the density of a distribution of this type."""
 
     def enter(read: DensityReader) -> DensityReader:
         _READERS[family] = read
@@ -309,9 +309,9 @@ def register_density(family: type) -> Callable[[DensityReader], DensityReader]:
 
 
 def density_of(distribution: Distribution) -> Density | None:
-    """Return the density of a distribution, None if its family is not known.
+    """Return the density of a distribution; None if its family is not known.
 
-    One that overrides its family's `log_prob` is known by that alone.
+    For a distribution that overrides its family's `log_prob`, the density uses only its own methods.
     """
     if overrides_density(distribution):
         return _READERS[Distribution](distribution)

@@ -1,7 +1,7 @@
-"""The density of any continuous distribution on the line that has log_prob, sample and support, as users' own classes.
+"""The density of any continuous distribution on the line with log_prob, sample and support, such as users' classes.
 
-Its center and width are those of draws, made once; how its tails fall is read from the density itself, far out. The
-quadrature checks that its mass is met.
+Draws, made once, give its center and width. The density itself, evaluated far out, gives the decay of its tails. The
+quadrature checks that its mass is 1.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from kullback.pairs.sampling.generator import DrawsFrom
 __all__ = ["UNDERFLOWED", "BlackBoxDensity", "black_box"]
 
 UNDERFLOWED = -746.0
-"""What a distribution may give as the logarithm of a density that is positive but rounded to 0."""
+"""The logarithm that a distribution may return for a positive density that rounds to 0."""
 
 _DRAWS = 257
-# The log-distances from the middle at which tails are read, in units of its width, and from a finite end.
+# The log-distances at which tails are read: from the middle, in units of the width, and from a finite end.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
-# How far out, in logarithms, the density itself is asked: as far as it can say, which in float32 is less.
+# The largest log-distances at which the density is evaluated; the second is for float32.
 _REACHES = (200.0, 40.0)
-# How near to an end other than 0, relative to it.
+# The smallest distance from an end other than 0, relative to the end.
 _RESOLUTION = 1e-8
-# A tail that falls by more than this power of the distance is not a power.
+# A tail that falls faster than this power of the distance does not count as a power.
 _STEEPEST = 1e4
-# How many times a distance is doubled where the density is followed until it is 0.
+# The number of doublings of a distance in the search for the point where the density is 0.
 _STEPS = 40
-# Digits of a power that two logarithms give.
+# The number of correct digits of a power that two logarithms give.
 _DIGITS = 8
 
 
 class _Edge(NamedTuple):
-    """The point at distance e^log_u from `middle`, in the direction of `sign`; away from P is `outwards` in log_u."""
+    """The point at distance e^log_u from `middle`, in the direction of `sign`.
+
+    `outwards` is 1 if log_u grows away from the middle of P, and -1 if it falls.
+    """
 
     sign: int
     middle: Tensor
@@ -56,7 +59,7 @@ class _Edge(NamedTuple):
 
 
 class Quartiles(NamedTuple):
-    """The quartiles of draws, in the coordinate of the support, and the width that they show."""
+    """The quartiles of draws, in the coordinate of the support, and the width between them."""
 
     first: Tensor
     middle: Tensor
@@ -65,10 +68,10 @@ class Quartiles(NamedTuple):
 
 
 def black_box(distribution: Distribution) -> BlackBoxDensity:
-    """Return the density of a distribution, after some draws that are always the same."""
+    """Return the density of a distribution, from draws with a fixed seed."""
     with DrawsFrom(0), torch.no_grad():
         draws = distribution.sample(torch.Size([_DRAWS]))
-        distribution.log_prob(draws[0])  # a class that has none says so here
+        distribution.log_prob(draws[0])  # raises for a class without log_prob
         draws = upcast(draws)
     low, high = (_end_of(distribution, name) for name in ("lower_bound", "upper_bound"))
     t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
@@ -78,7 +81,7 @@ def black_box(distribution: Distribution) -> BlackBoxDensity:
 
 
 def _end_of(distribution: Distribution, name: str) -> Tensor | None:
-    """Return the `lower_bound` or `upper_bound` of a support, None where it is infinite."""
+    """Return the `lower_bound` or `upper_bound` of a support; None if it is infinite."""
     constraint = distribution.support
     bound = getattr(getattr(constraint, "base_constraint", constraint), name, None)
     if bound is None:
@@ -89,13 +92,13 @@ def _end_of(distribution: Distribution, name: str) -> Tensor | None:
 
 @dataclass(frozen=True)
 class BlackBoxDensity(Density):
-    """A distribution of which no more is known than its density, its support and its draws."""
+    """A distribution that is known only by its density, its support and its draws."""
 
     distribution: Distribution
     quartiles: Quartiles
     changes: tuple[Callable[[Tensor], Tensor], ...] = ()
     is_fixed: bool = False
-    """Whether no derivative is wanted, not even by the ends of the support."""
+    """Whether the density is detached, including the ends of its support."""
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, changes=(*self.changes, change))
@@ -124,7 +127,7 @@ class BlackBoxDensity(Density):
         return result
 
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
-        """Continue the density as a power of the distance where float64 no longer tells points, or squares, apart."""
+        """Extrapolate the density as a power of the distance where points or their squares exceed float64."""
         end = self.low() if side < 0 else self.high()
         edge, inner, outer = self._outermost(side)
         middle, log_edge, inner, outer = map(self._changed, (edge.middle, edge.log_u, inner, outer))
@@ -136,7 +139,7 @@ class BlackBoxDensity(Density):
         return torch.where(beyond > 0, outer + (outer - inner) * beyond, log_density)
 
     def _outermost(self, side: int) -> tuple[_Edge, Tensor, Tensor]:
-        """Return the last point that the density is asked at, and its logarithm just before and there."""
+        """Return the last point at which the density is evaluated, and its logarithm just before and at that point."""
         edge, inner, outer = self._asked(side, _REACHES[0])
         return (
             (edge, inner, outer) if bool((outer - inner).isfinite().all()) else self._asked(side, _REACHES[1])
@@ -147,7 +150,7 @@ class BlackBoxDensity(Density):
         return edge, self._log_prob(edge.at(edge.log_u - edge.outwards)), self._log_prob(edge.at(edge.log_u))
 
     def _edge(self, side: int, reach: float) -> _Edge:
-        """Return the point towards an end up to which the density is asked."""
+        """Return the last point towards an end at which the density is evaluated."""
         end = _end_of(self.distribution, "lower_bound" if side < 0 else "upper_bound")
         first, middle, last, width = self.quartiles
         if end is None:
@@ -192,14 +195,12 @@ class BlackBoxDensity(Density):
         with torch.no_grad():
             end = _end_of(self.distribution, "lower_bound" if side < 0 else "upper_bound")
             _, middle, _, width = self.quartiles
-            # The middle is in the coordinate of the support; where that is bounded on one side, it is a logarithm.
+            # The middle is in the coordinate of the support: a logarithm for a support with one finite end.
             scale = (
                 torch.exp(width.clamp(max=300) + middle.clamp(-300, 300)) if self._is_half_line() else width
             )
-            found = (
-                self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
-            )
-            return [tensor_of(x).expand(self.distribution.batch_shape) for x in found]
+            tail = self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
+            return [tensor_of(x).expand(self.distribution.batch_shape) for x in tail]
 
     def _is_half_line(self) -> bool:
         ends = [_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound")]
@@ -218,9 +219,9 @@ class BlackBoxDensity(Density):
         return _instead(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, end), read)
 
     def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
-        """Read a tail where the density is soon 0 in float64: from the last points at which it is not.
+        """Read a tail whose density soon rounds to 0 in float64, from the last points at which it does not.
 
-        -log density is a power of u where its derivative in log-log is constant, and e^u where that doubles with u.
+        -log density is a power of u if its slope in log-log is constant, and e^u if the slope doubles with u.
         """
         index = torch.arange(_STEPS, device="cpu").reshape(-1, *[1] * len(self.distribution.batch_shape))
         f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])
@@ -238,23 +239,24 @@ class BlackBoxDensity(Density):
 
     def _log_prob(self, x: Tensor) -> Tensor:
         low, high = (_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound"))
-        found = upcast(
+        log_density = upcast(
             self.distribution.log_prob(_inside(x, low, high).expand(self.distribution.batch_shape))
         )
-        return torch.where(found == UNDERFLOWED, -torch.inf, found)
+        return torch.where(log_density == UNDERFLOWED, -torch.inf, log_density)
 
 
 def _instead(where: Tensor, read: Tail, otherwise: Tail) -> Tail:
-    """Return one reading where it serves, else the other."""
+    """Return the first tail where the mask is true, and the second elsewhere."""
     return Tail(*(torch.where(where, a, b) for a, b in zip(read, otherwise, strict=True)))
 
 
 def _tail(
     logs: list[Tensor], log_u: tuple[float, ...], jacobian: int, rate: Tensor, steepest: float, digits: int
 ) -> Tail:
-    """Read a tail from log densities at three distances: of powers of u, of its logarithm, or of neither.
+    """Read a tail from log-densities at three distances: a power of u, a power of log u, or neither.
 
-    As log u grows by the same twice, powers of u fall by the same, those of log u by more, about twice their power.
+    log u grows by the same amount twice. For a power of u, the log-density then falls by the same amount twice; for a
+    power of log u it falls faster the second time, from which its power follows.
     """
     first, last = ((a - b) / (log_u[1] - log_u[0]) for a, b in itertools.pairwise(logs))
     mean = (first + last) / 2
@@ -274,7 +276,7 @@ def _tail(
 
 
 def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """Return x moved off the ends: a point next to one may have been rounded onto it, where no density need be."""
+    """Return x moved off the ends: rounding may put a point on an end, where the density may not be defined."""
     if low is not None:
         x = torch.where(x <= low, torch.nextafter(low.detach(), torch.full_like(low, torch.inf)), x)
     if high is not None:
@@ -284,9 +286,9 @@ def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
 
 @register_density(Distribution)
 def _any(d: Distribution) -> Density | None:
-    """Read the density of any other distribution, None where it is not a number or cannot be asked.
+    """Return the density of any other distribution; None if it is not univariate, or has no log_prob or support.
 
-    Integers have to be finitely many, from 0 on. Angles are not numbers: torch gives the line for their support.
+    Only finitely many integers from 0 on are supported. Angles are excluded: torch declares the line as their support.
     """
     if (
         isinstance(d, VonMises)
@@ -303,7 +305,7 @@ def _any(d: Distribution) -> Density | None:
 
 
 def _table(d: Distribution) -> Density | None:
-    """Return the probabilities of all values, None unless these are the integers from 0 to some other."""
+    """Return the probabilities of all values; None unless the values are the integers from 0 to a largest one."""
     values = upcast(d.enumerate_support(expand=False)).flatten()
     if not bool((values == torch.arange(len(values), device=values.device)).all()):
         return None

@@ -110,7 +110,7 @@ class MixtureDensity(Density):
         return Tail(-slowest[0], *slowest[1:])
 
     def _moves_ends(self) -> bool:
-        """Tell whether components have ends of their own."""
+        """Return whether components have ends of their own."""
         low, high = self.part.low(), self.part.high()
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
@@ -131,7 +131,7 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
     @property
     def smooth(self) -> bool:
-        """Tell whether the probabilities of the components are those of smooth functions."""
+        """Return whether the probabilities of the components are those of smooth functions."""
         return getattr(self.part, "smooth", True)
 
     def coordinate(self) -> Coordinate:

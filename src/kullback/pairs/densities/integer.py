@@ -104,7 +104,7 @@ class _Trials(IntegerDensity):
     log_failure: Tensor
 
     def certain(self) -> Tensor:
-        """Tell where one of the two outcomes is impossible."""
+        """Return where one of the two outcomes is impossible."""
         return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
 
     def uncertain(self) -> _Trials:

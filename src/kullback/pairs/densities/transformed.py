@@ -146,7 +146,7 @@ class _MappedDensity(Density):
         return torch.where(own.high.isinf(), log_above, log_above - log_below)
 
     def _keeps_coordinate(self) -> bool:
-        """Tell whether the coordinate of the part, which lives on the whole line, is that of the image."""
+        """Return whether the coordinate of the part, which lives on the whole line, is that of the image."""
         return self.part.low() is None and self.part.high() is None
 
     def lower_tail(self) -> Tail:

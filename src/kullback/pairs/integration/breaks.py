@@ -1,9 +1,8 @@
-"""Where an integrand has corners or jumps that move with the parameters, and what they add to derivatives.
+"""Corners and jumps of an integrand that move with the parameters, and their contributions to derivatives.
 
-The nodes of an integral are constants, and its derivatives are those of a sum over them. A place where the integrand
-jumps has to take the nodes with it: the edges of the panels there move. A place where it only has a corner adds
-nothing to the first derivatives. To the second ones it adds the change of the integrand's slope there, times the
-derivatives of the place.
+The nodes of an integral are constants, and its derivatives are the derivatives of a sum over them. Where the integrand
+jumps, the edges of the panels move with the jump. A corner does not affect the first derivatives. Its contribution to
+the second derivatives is the change of the integrand's slope times the derivatives of the corner's place.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from kullback.pairs.numerics.parameters import is_tracked
 
 __all__ = ["Break", "corner_terms", "find_breaks", "moving"]
 
-# Where the logarithm of a density is asked next to a break, in distances to the next edge.
+# The step from a break at which the logarithm of a density is evaluated, in distances to the next edge.
 _STEP = 1e-4
-# By how much a logarithm changes at least where it jumps, rather than its slope.
+# The smallest relative change of a logarithm that counts as a jump, not as a corner.
 _JUMP = 1e-6
 
 # Returns log p and log q, per unit of the variable of integration.
@@ -30,15 +29,15 @@ LogDensities = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Break(NamedTuple):
-    """A place, of shape (..., 1), at which the logarithm of a density has a corner or jumps."""
+    """A place, of shape (..., 1), at which the logarithm of a density has a corner or a jump."""
 
     side: int
-    """0 where it is P's, 1 where it is Q's."""
+    """0 for the density of P, 1 for the density of Q."""
     place: Tensor
-    """In the variable of integration, with its derivatives."""
+    """The place in the variable of integration, with its derivatives."""
     jumps: Tensor
     bend: Tensor
-    """How much the slope of the logarithm changes; 0 where it jumps and where there is no break."""
+    """The change of the slope of the logarithm; 0 at jumps and where there is no break."""
 
 
 def find_breaks(
@@ -48,8 +47,8 @@ def find_breaks(
 
     Arguments:
         densities: P and Q, with the derivatives of their parameters.
-        line: that of the panels, likewise.
-        log_densities: those of P and Q without derivatives.
+        line: the line of the panels, with derivatives too.
+        log_densities: returns the log-densities of P and Q, without derivatives.
         lower: where the panels begin.
         upper: where they end.
     """
@@ -79,7 +78,7 @@ def find_breaks(
 
 
 def _place(point: Tensor, line: Line, inside: Tensor) -> Tensor:
-    """Return where a point is on a line; at ends of the support, where that has infinite derivatives, a constant."""
+    """Return the place of a point on a line; a constant outside `inside`, where derivatives may be infinite."""
     low, high = line.coordinate.low, line.coordinate.high
     low = low if low is None else torch.where(inside, low, 0.0)
     high = high if high is None else torch.where(inside, high, 1.0)
@@ -94,24 +93,24 @@ def _beside(log_densities: LogDensities, side: int, place: Tensor, step: Tensor)
 
 
 def moving(edges: Tensor, breaks: list[Break]) -> Tensor:
-    """Return the edges of panels with the derivatives of the places of jumps that they are at."""
+    """Return the edges of panels; an edge at a jump has the derivatives of the jump's place."""
     moved = torch.zeros_like(edges, dtype=torch.bool)
     result = edges
     for each in breaks:
         if not bool(each.jumps.any()):
             continue
-        here = each.jumps & (edges == each.place.detach()) & ~moved
-        result = result + torch.where(here, each.place - each.place.detach(), 0)
-        moved = moved | here
+        at_jump = each.jumps & (edges == each.place.detach()) & ~moved
+        result = result + torch.where(at_jump, each.place - each.place.detach(), 0)
+        moved = moved | at_jump
     return result
 
 
 def corner_terms(breaks: list[Break], derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """Return a sum that is 0, as its first derivatives are; the second ones are what the corners add.
+    """Return a sum that is 0 and has first derivatives of 0; its second derivatives come from the corners.
 
     Arguments:
-        breaks: those of both densities.
-        derivatives: returns those of the integrand at places, by log p and by log q.
+        breaks: the breaks of both densities.
+        derivatives: returns the derivatives of the integrand at given places, by log p and by log q.
     """
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for each in breaks:

@@ -1,7 +1,7 @@
 """The integrands of the divergences other than KL: q f(p / q), homogeneous in p and q.
 
-With p and q times the weights of nodes these are the terms that a pair of finite distributions has, and a kind's
-`total` and `derivatives` serve as they do there.
+If p and q are multiplied by the weights of the nodes, these are the terms of a pair of finite distributions. So a
+kind's `total` and `derivatives` apply to them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 __all__ = ["DivergenceTerms", "total_of_masses", "with_derivatives"]
 
 
-# The logarithm of a mass that rounds to 0, as does its square root.
+# The logarithm of a mass that rounds to 0, and whose square root does too.
 _NO_MASS = -2000.0
-# The largest logarithm of a derivative: sums of such derivatives are finite.
+# The largest logarithm of a derivative; sums of such derivatives are finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
 
 class DivergenceTerms(NamedTuple):
-    """The terms of a kind, and about how large they are where they would over- or underflow."""
+    """The terms of a kind, and their approximate size where they overflow or underflow."""
 
     kind: Divergence
 
     @property
     def order(self) -> float:
-        """The order of a power divergence or of Renyi's; 1 for every other kind."""
+        """The order of a power divergence or a Renyi divergence; 1 for every other kind."""
         power = power_of(self.kind)
         if power:
             return power[0]
@@ -53,26 +53,26 @@ class DivergenceTerms(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether the terms are known by their ratio alone, as a user's own are."""
+        """Whether the terms are known only as a function of p / q, like the terms of a user's own kind."""
         return isinstance(self._additive(), OfRatio)
 
     def _additive(self) -> Divergence:
-        """Return a kind with the terms to integrate: for Renyi's at order 0, which has none, those of its masses."""
+        """Return a kind with the terms to integrate; Renyi's divergence of order 0 has none and uses its masses."""
         if is_own(self.kind):
             return self.kind if isinstance(self.kind, OfRatio) else OwnTerms(self.kind)
         is_renyi_0 = behaves_as(self.kind, Renyi) and self.order == 0
         return TotalVariation() if is_renyi_0 else self.kind
 
     def _whole(self) -> Divergence:
-        """Return the kind that has the total and its derivatives: own sums of terms are safe from overflow."""
+        """Return the kind that computes the total and its derivatives; plain sums of terms do not overflow."""
         return self._additive() if type(self.kind).total is Divergence.total else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return the terms of masses given by their logarithms."""
+        """Return the terms from the logarithms of the masses."""
         return self._additive().terms(_pair(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
 
     def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return about how large a term is, as a logarithm, also where it would over- or underflow."""
+        """Return the logarithm of the approximate size of a term, also where the term overflows or underflows."""
         either = torch.maximum(log_p, log_q)
         growth = self.growth
         if growth.is_bounded:
@@ -94,16 +94,16 @@ class DivergenceTerms(NamedTuple):
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass.
 
-        Each has all its digits beside its own mass, however large the other mass is: far out on a tail the derivative
-        of a logarithm of a density is huge. They have derivatives of their own.
+        Each is exact relative to its own mass, however large the other mass is: far out on a tail the derivative of
+        the logarithm of a density is huge. The derivatives are differentiable.
         """
         if 0 != self.order != 1:
-            found = self._power_derivatives(log_p, log_q)
-        elif behaves_as(self.kind, Renyi):  # of order 0, where it matters which masses are none
-            found = self.kind.derivatives(_pair(log_p, log_q))
-        else:  # no mass is one too small to count, which has a derivative
-            found = self._whole().derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
-        both = zip(found, (log_p, log_q), strict=True)
+            derivatives = self._power_derivatives(log_p, log_q)
+        elif behaves_as(self.kind, Renyi):  # of order 0, which depends on the masses that are 0
+            derivatives = self.kind.derivatives(_pair(log_p, log_q))
+        else:  # a mass of 0 is replaced by a negligible one, which has a derivative
+            derivatives = self._whole().derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
+        both = zip(derivatives, (log_p, log_q), strict=True)
         by_p, by_q = (_less_mean(torch.where(log.isfinite() & by.isfinite(), by, 0), log) for by, log in both)
         return by_p, by_q
 
@@ -134,16 +134,16 @@ class DivergenceTerms(NamedTuple):
             power = power_of(self.kind)
             log_scale = torch.full_like(log_p[..., :1], math.log(power[1] if power else 1.0))
         power = torch.exp((log_power + log_scale).clamp(max=_LARGEST_LOG_DERIVATIVE))
-        found: list[Tensor] = []
+        sides: list[Tensor] = []
         for log_mass, exponent in ((log_p, (alpha - 1) * (a - b)), (log_q, alpha * (a - b))):
             mass = torch.exp(log_mass + log_scale)
             near = exponent.abs() < 1
             close = mass * torch.expm1(torch.where(near, exponent, 0))
-            found.append(torch.where(near & there, close, power - mass))
-        return found[0] / (alpha - 1), -found[1] / alpha
+            sides.append(torch.where(near & there, close, power - mass))
+        return sides[0] / (alpha - 1), -sides[1] / alpha
 
     def error(self, value: Tensor, error: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Turn the error of the sum of terms into that of the divergence, which may be a function of it."""
+        """Turn the error of the sum of terms into the error of the divergence, which may be a function of the sum."""
         if type(self.kind).total is Divergence.total:
             return error
         if not behaves_as(self.kind, Renyi):
@@ -152,7 +152,7 @@ class DivergenceTerms(NamedTuple):
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
 
     def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return by how much a user's own function of a sum of terms changes with that sum, with a margin."""
+        """Return how much a user's own function of a sum of terms changes with the sum, with a safety factor."""
         by_total = self.kind.derivatives(_pair(log_p, log_q))
         by_terms = self._additive().derivatives(_pair(log_p, log_q))
         sizes = [
@@ -164,7 +164,7 @@ class DivergenceTerms(NamedTuple):
 
 
 def _less_mean(derivative: Tensor, log_mass: Tensor) -> Tensor:
-    """Subtract the multiple of the mass that leaves a sum of 0: as the mass is 1 it has no derivative but rounding."""
+    """Subtract the multiple of the mass that makes the sum 0: the mass is 1, so its derivative is only rounding."""
     mass = torch.exp(log_mass)
     return derivative - mass * (
         derivative.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -172,7 +172,7 @@ def _less_mean(derivative: Tensor, log_mass: Tensor) -> Tensor:
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return the divergence of masses along the last dimension; its gradient is that of the kind's derivatives."""
+    """Return the divergence of masses along the last dimension; its gradient uses the kind's derivatives."""
     terms = DivergenceTerms(kind)
     value = terms.total(log_p.detach(), log_q.detach())
     if not (torch.is_grad_enabled() and (is_tracked(log_p) or is_tracked(log_q))):
@@ -186,11 +186,11 @@ def with_derivatives(
     log_p: Tensor,
     log_q: Tensor,
 ) -> Tensor:
-    """Return a value whose derivatives by the logarithms of masses are these, which may be differentiated again."""
+    """Return a value with these derivatives by the logarithms of masses; they may be differentiated again."""
     if not (is_transformed() or forward_ad._current_level >= 0):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return _WithDerivatives.apply(value, derivatives, log_p, log_q)  # pyright: ignore[reportReturnType]
-    # Forward derivatives of forward ones are those of expressions alone: the step from where the logarithms are, which
-    # is 0, times the derivatives on the way. Radau's rule for their mean is exact to the third derivatives.
+    # Nested forward derivatives need a plain expression: the step of the logarithms, which is 0, times the mean of the
+    # derivatives along the step. Radau's rule for this mean is exact to the third derivatives.
     fixed = log_p.detach(), log_q.detach()
     steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (log_p, log_q), strict=True)]
     there = derivatives(*fixed)
@@ -201,7 +201,7 @@ def with_derivatives(
 
 
 class _WithDerivatives(torch.autograd.Function):
-    """A value, and derivatives by logarithms of masses as functions of these."""
+    """A value, and its derivatives by the logarithms of masses, as functions of these logarithms."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, derivatives: Any, log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The divergences other than KL of two densities: an integral over both supports, or a sum over their integers.
+"""Divergences other than KL of two densities: an integral over both supports, or a sum over their integers.
 
-The line is cut where a support begins or ends; on each piece every density lives throughout or not at all, and the
-variable of integration runs over all reals.
+The line is cut where a support begins or ends. A piece lies entirely inside or entirely outside each support. On each
+piece the variable of integration runs over all reals.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from kullback.pairs.support import is_divergence_finite
 
 __all__ = ["Shares", "integrate_divergence", "sum_divergence"]
 
-# Below this, in logarithms, a mass is rounded to 0 or nearly so.
+# Below this logarithm a mass rounds to 0 or nearly to 0.
 _UNDERFLOW = -700.0
-# A node with e to minus this of a density's mass adds nothing.
+# A node with this fraction, e^-60, of a density's mass is negligible.
 _FEW = 60.0
 _FIRST_PANELS = 12
 _FARTHEST = 1e14
-# Crossings of the densities that are looked for, and halvings that find one.
+# The largest number of crossings of the densities, and of bisection steps for each.
 _CROSSINGS = 8
 _BISECTIONS = 55
-# Logarithms of densities that differ by less than this cross nowhere else.
+# Differences of log-densities below this are rounding, not crossings.
 _SAME = 1e-11
-# How many times wider than a density the line may be measured.
+# The scale of the line may exceed the width of a density by at most this factor.
 _NARROW = 1e4
-# What part of the sum over a panel its nodes may miss by if |p - q| has its corner there.
+# The relative error of a panel in which |p - q| has its corner.
 _OF_A_CORNER = 0.03
 
-# Where each density is asked; everywhere if None.
+# Where each density has to be evaluated; everywhere if None.
 _Needed = tuple[Tensor, Tensor] | None
 # P and Q.
 _Both = tuple[Density, Density]
@@ -76,7 +76,7 @@ def _integral(
     diverges: Tensor,
     second_order: Callable[[Tensor, Tensor], Tensor],
 ) -> Integral:
-    """Return the divergence of the masses at the nodes found, with its gradient."""
+    """Return the divergence of the masses at the nodes, with its gradient."""
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)
         value = terms.total(*logs)
@@ -100,7 +100,7 @@ def _integral(
 
 
 def _needed(by: Tensor, log: Tensor) -> Tensor:
-    """Tell at which nodes a mass has first or second derivatives that count."""
+    """Return the nodes at which a mass has first or second derivatives that are not negligible."""
     return log.isfinite() & ((by != 0) | (log > _UNDERFLOW))
 
 
@@ -119,7 +119,7 @@ def _zero_of_parameters(*densities: Density) -> Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of the line on which each density lives throughout or not at all, and its variable of integration."""
+    """A part of the line that is inside or outside each support as a whole, and its variable of integration."""
 
     share: int
     number: int
@@ -155,9 +155,9 @@ class _Piece:
             _density_on(density, low, high, at, self.exists if needed is None else self.exists & needed[side])
             for side, density in enumerate((p, q))
         )
-        # Beyond, a density of log x, which log p and log dx/dv nearly cancel to, is lost to rounding.
-        is_told = log_jacobian.abs() < _FARTHEST
-        log_p, log_q = (torch.where(is_told, x + log_jacobian, -torch.inf) for x in (log_p, log_q))
+        # Farther out, log p and log dx/dv nearly cancel, and rounding destroys their sum.
+        is_accurate = log_jacobian.abs() < _FARTHEST
+        log_p, log_q = (torch.where(is_accurate, x + log_jacobian, -torch.inf) for x in (log_p, log_q))
         return log_p, log_q, log_jacobian
 
 
@@ -171,7 +171,7 @@ def _pieces(p: Density, q: Density, shape: torch.Size) -> list[tuple[Tensor | No
 
 
 def _ends(density: Density) -> tuple[Tensor | None, Tensor | None]:
-    """Return the ends of a support; a high one may be infinite, for some elements of a batch or for all."""
+    """Return the ends of a support; the upper end may be infinite for some elements of a batch. None means no end."""
     high = density.high()
     return density.low(), None if high is None or bool(high.isinf().all()) else high
 
@@ -179,7 +179,7 @@ def _ends(density: Density) -> tuple[Tensor | None, Tensor | None]:
 def _density_on(
     density: Density, low: Tensor | None, high: Tensor | None, at: Points, needed: Tensor
 ) -> Tensor:
-    """Return the logarithm of a density at points of a piece that are needed; -inf elsewhere, and without gradient."""
+    """Return the logarithm of a density at the needed points of a piece; -inf without a gradient at the others."""
     begins, ends = _ends(density)
     lives = needed
     if begins is not None:
@@ -190,12 +190,12 @@ def _density_on(
         return torch.full_like(at.x, -torch.inf)
     if not bool(lives.all()):
         at = _elsewhere_at_center(density, at, lives)
-    found = density.log_density(at)
-    return torch.where(lives & ~found.detach().isnan(), found, -torch.inf)
+    log_density = density.log_density(at)
+    return torch.where(lives & ~log_density.detach().isnan(), log_density, -torch.inf)
 
 
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
-    """Replace points by the center of a density, where it has a logarithm and derivatives."""
+    """Replace the points outside `lives` by the center of a density, where it has a logarithm and derivatives."""
     center = density.coordinate().points(density.center_and_width()[0]).x.detach()
 
     def replaced(x: Tensor | None, otherwise: Tensor | float) -> Tensor | None:
@@ -221,12 +221,12 @@ def integrate_divergence(
     """Integrate the terms of a divergence over the supports of two densities on the line.
 
     Arguments:
-        p: the density of P, its parameters of shape (..., 1): nodes go along the last dimension.
+        p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
         q: the density of Q, likewise.
-        terms: those of the divergence.
-        batch_shape: what the parameters broadcast to, without the last dimension.
-        target: the error wanted, and the limit on nodes.
-        shares: cuts them into pairs that are integrated each along a line of its own; None leaves them whole.
+        terms: the terms of the divergence.
+        batch_shape: the broadcast shape of the parameters, without the last dimension.
+        target: the required error, and the limit on nodes.
+        shares: cuts the densities into pairs, each integrated along a line of its own; None leaves them whole.
     """
     shape = torch.Size([*batch_shape, 1])
     shares = shares or (lambda p, q: [(p, q)])
@@ -313,13 +313,13 @@ def _of_breaks(
     terms: DivergenceTerms,
     logs: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Return 0 with the second derivatives that corners of the densities and of the terms add."""
+    """Return 0 with the second derivatives that the corners of the densities and of the terms contribute."""
     total = torch.zeros(logs[0].shape[:-1], dtype=torch.float64, device="cpu")
     for piece, part in zip(pieces, parts, strict=True):
         densities, fixed = tracked[piece.share], all_fixed[piece.share]
 
         def derivatives(place: Tensor, piece: _Piece = piece, fixed: _Both = fixed) -> tuple[Tensor, Tensor]:
-            # As those of one more node with so little mass that it changes nothing.
+            # The derivatives at an additional node whose mass is negligible.
             at = (log - _FEW for log in piece.log_densities(*fixed, place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))
@@ -332,13 +332,14 @@ def _of_breaks(
 
 
 def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels, corner: Corner) -> Tensor:
-    """Return what a corner of the terms adds to second derivatives where it is crossed; see `corner_terms`.
+    """Return 0 with the second derivatives from the crossings of a corner of the terms; see `corner_terms`.
 
-    With a slope s of log p - log q at a crossing, it is p / s times the change of f' and the square of its derivative.
+    If log p - log q has the slope s at a crossing, these are p / s times the change of f' times the square of the
+    derivative of log p - log q.
     """
     v = panel_nodes(part.lower, part.upper)[0].flatten(-2).sort(-1).values
     d = _log_ratio(piece, fixed, v) - corner.at
-    known = (d.abs() > _SAME) & d.isfinite()  # at a crossing the sign is that of rounding
+    known = (d.abs() > _SAME) & d.isfinite()  # at a crossing rounding decides the sign
     last = torch.where(known, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
     crosses = known & known.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
@@ -364,14 +365,14 @@ def _log_ratio(piece: _Piece, densities: _Both, v: Tensor) -> Tensor:
 
 
 def _sums(parts: list[Panels]) -> Tensor:
-    """Return the value, its error, that of the masses, and what rounding may change, over all panels of all pieces."""
+    """Return the value, its error, the error of the masses and the rounding error, over all panels of all pieces."""
     return torch.stack([torch.stack([x.sum(-1) for x in part.columns]) for part in parts]).sum(0)
 
 
 def _placed(
     share: int, number: int, p: Density, q: Density, coordinate: Coordinate, exists: Tensor
 ) -> tuple[_Piece, list[Tensor]]:
-    """Return a piece whose variable has the center and scale of the breakpoints on it, and these in that variable."""
+    """Return a piece whose variable is centered and scaled by its breakpoints, and the breakpoints in that variable."""
     found = breakpoints_on(coordinate, (p, q), exists.shape)
     marks = torch.cat(without_ladders(found), -1)
     marks = torch.where(marks.abs() < 1e300, marks, torch.nan)
@@ -380,7 +381,7 @@ def _placed(
     width = torch.where(reach > 0, reach / 2, 1.0)
     if (
         coordinate.low is None and coordinate.high is None
-    ):  # nodes near a far narrower density keep its digits
+    ):  # so that rounding does not move the nodes near a far narrower density
         (center_p, width_p), (center_q, width_q) = (
             [x.expand_as(center) for x in density.center_and_width()] for density in (p, q)
         )
@@ -394,14 +395,14 @@ def _placed(
 
 
 class _FirstPanels(NamedTuple):
-    """Panels over all that is not negligible, where the terms do not fall, or are lost to underflow, and the rest."""
+    """Panels over the part that is not negligible, and flags for terms that diverge or underflow."""
 
     lower: Tensor
     upper: Tensor
     diverges: Tensor
     is_lost: Tensor
     rest: Tensor
-    """About the integral of the terms beyond the last points at which float64 has the densities."""
+    """The approximate integral of the terms beyond the last points at which float64 can represent the densities."""
 
 
 def _first_panels(
@@ -413,20 +414,20 @@ def _first_panels(
     ends_inside = known & (torch.maximum(log_p, log_q) > -torch.inf)
     if not growth.is_bounded and not bool(
         ends_inside.all()
-    ):  # up to where the densities are known, the scan may be far too coarse
+    ):  # the scan may be far too coarse near the last point where the densities are known
         v = _with_points_to_the_end(piece, (p, q), v, ends_inside, growth)
         log_p, log_q, known = _known_logs(piece, (p, q), v, growth)
     either = torch.maximum(log_p, log_q)
     there = known & (either > -torch.inf)
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
     diverges = _runs_away(log_size, there) | _runs_away(log_size.flip(-1), there.flip(-1))
-    if bool(diverges.any()):  # by rounding far out, maybe
+    if bool(diverges.any()):  # possibly by rounding far out
         diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
     kept = _matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     lost = (not terms.is_own) & (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges
-    if not (p.is_splittable() and q.is_splittable()):  # far out their densities are continued by guesses
+    if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
         lost, diverges = lost | diverges, torch.zeros_like(diverges)
     start, stop = span(v, kept)
     rest = torch.zeros_like(diverges, dtype=v.dtype)
@@ -443,7 +444,7 @@ def _first_panels(
 
 
 def _known_logs(piece: _Piece, densities: _Both, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, Tensor]:
-    """Return both logarithms, and where they give the terms: not where one underflows that makes the terms grow."""
+    """Return both logarithms, and where they give the terms: not where an underflow would make the terms infinite."""
     log_p, log_q, _ = piece.log_densities(*densities, v)
     both = (log_p > -torch.inf).any(-1, keepdim=True) & (log_q > -torch.inf).any(-1, keepdim=True)
     return log_p, log_q, ~(_is_lost(log_p, log_q, growth) & both)
@@ -460,12 +461,12 @@ def _is_lost(log_p: Tensor, log_q: Tensor, growth: Growth) -> Tensor:
 def _with_points_to_the_end(
     piece: _Piece, densities: _Both, v: Tensor, known: Tensor, growth: Growth
 ) -> Tensor:
-    """Add points to a scan, on both sides between the last one at which the terms are known and where they end."""
+    """Add points to a scan, on both sides, from the last point with known terms to the place where they end."""
     more = [v]
     for side in (1, -1):
-        ordered, usable = (v, known) if side > 0 else (v.flip(-1), known.flip(-1))
+        ordered, is_known_at = (v, known) if side > 0 else (v.flip(-1), known.flip(-1))
         count = v.shape[-1]
-        last = count - 1 - usable.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+        last = count - 1 - is_known_at.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
         inner, outer = ordered.gather(-1, last), ordered.gather(-1, (last + 1).clamp(max=count - 1))
         end = inner
         for _ in range(_BISECTIONS):
@@ -480,7 +481,7 @@ def _with_points_to_the_end(
 
 
 def _beyond(v: Tensor, there: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last of the points at which the terms are known, and about the integral of the terms beyond."""
+    """Return the last point at which the terms are known, and the approximate integral of the terms beyond it."""
     last = there.shape[-1] - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
     before = (last - 12).clamp(min=0)
     end, size = v.gather(-1, last), log_size.gather(-1, last)
@@ -490,7 +491,7 @@ def _beyond(v: Tensor, there: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _crossings(piece: _Piece, densities: _Both, v: Tensor, above: Tensor, level: float) -> Tensor:
-    """Return where log p - log q crosses a level between points of a grid, by bisection; any point elsewhere."""
+    """Return where log p - log q crosses a level between points of a grid, by bisection; unused ones are arbitrary."""
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
     index = changes.topk(min(_CROSSINGS, int(changes.sum(-1).max())), dim=-1).indices
     ends = v.gather(-1, index), v.gather(-1, index + 1)
@@ -535,12 +536,12 @@ def _bisected(
 
 
 def _matters(log_size: Tensor, either: Tensor) -> Tensor:
-    """Tell which terms, or masses of one of the two, are not negligible."""
+    """Return which terms, or masses of P or Q, are not negligible."""
     return (log_size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE) | (either > -NEGLIGIBLE)
 
 
 def _runs_away(log_size: Tensor, there: Tensor) -> Tensor:
-    """Tell where the terms do not fall up to the last point at which a density can be told."""
+    """Return where the terms do not fall up to the last point at which a density is known."""
     log_size = torch.where(there, log_size, -torch.inf)
     count = there.shape[-1]
     last = count - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
@@ -551,13 +552,13 @@ def _runs_away(log_size: Tensor, there: Tensor) -> Tensor:
 def _measured(
     piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor, terms: DivergenceTerms
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the integral of the terms over panels, its error, that of both masses, and what rounding may change."""
+    """Return the integral of the terms over panels, its error, the error of both masses, and the rounding error."""
     v, half = panel_nodes(lower, upper)
-    found = piece.log_densities(p, q, v.flatten(-2))
-    log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in found)
+    logs = piece.log_densities(p, q, v.flatten(-2))
+    log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in logs)
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
-    for corner in terms.corners:  # a corner at a crossing may deceive both rules alike
+    for corner in terms.corners:  # both rules may miss a corner at a crossing
         at_ends = piece.log_densities(p, q, torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack((at_ends[0] - at_ends[1]).chunk(2, -1), -1)], -1)
         crosses = (d > corner.at + _SAME).any(-1) & (d < corner.at - _SAME).any(-1)
@@ -577,14 +578,14 @@ def _measured(
 def sum_divergence(
     p: Density, q: Density, terms: DivergenceTerms, batch_shape: torch.Size, target: Target
 ) -> Integral:
-    """Sum the terms of a divergence over every integer that matters; arguments as of `integrate_divergence`."""
+    """Sum the terms of a divergence over every integer that matters; for the arguments see `integrate_divergence`."""
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
         n, after, most, diverges, cut_off = _window(fixed_p, fixed_q, batch_shape, terms, target)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
-        found = _log_masses_at(density_p, density_q, torch.minimum(n, most), needed)
-        return torch.where(n <= after, found[0], -torch.inf), torch.where(n <= after, found[1], -torch.inf)
+        logs = _log_masses_at(density_p, density_q, torch.minimum(n, most), needed)
+        return torch.where(n <= after, logs[0], -torch.inf), torch.where(n <= after, logs[1], -torch.inf)
 
     with torch.no_grad():
         sizes = terms.terms(*log_masses(fixed_p, fixed_q, None)).abs().sum(-1)
@@ -595,7 +596,7 @@ def sum_divergence(
 def _window(
     p: Density, q: Density, batch_shape: torch.Size, terms: DivergenceTerms, target: Target
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the integers to sum, the last that matters and the last of all, and where the sum diverges or is cut."""
+    """Return the integers to sum, the last that matters, the last of all, and where the sum diverges or is cut off."""
     shape = torch.Size([*batch_shape, 1])
     doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64, device="cpu")
     offsets = torch.cat([-doubling.flip(0), torch.zeros(1, dtype=torch.float64, device="cpu"), doubling])

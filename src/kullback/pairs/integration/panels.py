@@ -1,8 +1,9 @@
-"""Panels of the line for adaptive quadrature: where they lie at first, what a rule gives on them, how they are split.
+"""Panels of the line for adaptive quadrature: their first positions, the rule on a panel, and how panels are split.
 
-The variable of integration v runs over all reals, with the line's own coordinate t = center + width sinh(v): a straight
-line near the center, and far out fast enough to reach the end of any tail. Every panel has the 15 nodes of Gauss and
-Kronrod. All elements of a batch have as many panels; each splits those where its own error is largest.
+The variable of integration v runs over all reals, and the line's own coordinate is t = center + width sinh(v). This is
+linear near the center, and grows fast enough far out to reach the end of any tail. Every panel has the 15 nodes of
+Gauss and Kronrod. All elements of a batch have the same number of panels. Each element splits the panels where its own
+error is largest.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ __all__ = [
 ]
 
 NEGLIGIBLE = 46.0
-"""An integrand that is this much below its largest value, in logarithms, is left out."""
+"""An integrand that is this much below its largest value, in logarithms, is ignored."""
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
 SAFETY = 4.0
-"""How much larger the error given is than the estimate: on some panels the rules agree by chance."""
+"""The reported error is this many times the estimate: on some panels the rules agree by chance."""
 _SPLITS = 4
 _EPS = 8 * torch.finfo(torch.float64).eps
-# Breakpoints of a density, in widths from its center. Those far out are for the logarithm of a mixture, which has a
-# corner wherever another part becomes the largest.
+# Breakpoints of a density, in widths from its center. The far ones are for the logarithm of a mixture, which has a
+# corner wherever another component becomes the largest.
 _LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
 _STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64, device="cpu")
-# Those that suffice where a density is no narrow peak: the center and two widths from it.
+# The breakpoints that suffice unless a density is a narrow peak: the center and the points two widths from it.
 _MIDDLE = len(_LADDER)
 _COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
-# Those where a peak has mass.
+# The breakpoints where a peak has mass.
 _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
-# From more peaks on, their breakpoints are shared.
+# With more peaks than this, peaks share breakpoints.
 _MANY_PEAKS = 16
-# A peak is narrow if its width is less than this part of a panel.
+# A peak is narrow if its width is less than this fraction of a panel.
 _NARROW = 0.25
 
 
@@ -75,7 +76,7 @@ class Line(NamedTuple):
         return torch.asinh((t - self.center) / self.width)
 
     def resolution(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Return how far rounding moves nodes of panels in v, in units of the machine's epsilon."""
+        """Return how far rounding moves the nodes of panels in v, in units of machine epsilon."""
         nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
         farthest = torch.maximum(lower.abs(), upper.abs())
         return 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
@@ -89,14 +90,14 @@ class Line(NamedTuple):
 
 
 class Panels(NamedTuple):
-    """Panels from `lower` to `upper`, along the last dimension, and per panel whatever is measured on it."""
+    """Panels from `lower` to `upper`, along the last dimension, and columns with the measurements of each panel."""
 
     lower: Tensor
     upper: Tensor
     columns: tuple[Tensor, ...]
 
     def split(self, priorities: Tensor, measure: Measure) -> Panels:
-        """Halve the panels of each element that have the largest priorities."""
+        """Halve the panels with the largest priorities of each element."""
         count = min(_SPLITS, priorities.shape[-1])
         worst = priorities.topk(count, dim=-1).indices
         left, right = self.lower.gather(-1, worst), self.upper.gather(-1, worst)
@@ -113,12 +114,12 @@ class Panels(NamedTuple):
 
 # Measures the panels between these edges.
 Measure = Callable[[Tensor, Tensor], Panels]
-# Tells which elements of the batch are exact enough, and which panels of each part are to be split first.
+# Returns which elements of the batch are exact enough, and the priorities of the panels of each part.
 Assess = Callable[[list[Panels]], tuple[Tensor, list[Tensor]]]
 
 
 def refine(parts: list[Panels], measures: list[Measure], assess: Assess, max_evaluations: int) -> None:
-    """Split panels of all parts, in place, until every element is exact enough or has as many nodes as it may."""
+    """Split panels of all parts, in place, until every element is exact enough or has the maximum number of nodes."""
     while True:
         enough, priorities = assess(parts)
         panels = sum(part.lower.shape[-1] for part in parts) + _SPLITS * len(parts)
@@ -128,7 +129,7 @@ def refine(parts: list[Panels], measures: list[Measure], assess: Assess, max_eva
             parts[index] = parts[index].split(priority, measure)
 
 
-# ---- Where panels lie at first.
+# ---- The first panels.
 
 
 def breakpoints_on(coordinate: Coordinate, densities: tuple[Density, ...], shape: torch.Size) -> list[Tensor]:
@@ -145,7 +146,7 @@ def breakpoints_on(coordinate: Coordinate, densities: tuple[Density, ...], shape
 
 
 def same_coordinate(a: Coordinate, b: Coordinate) -> bool:
-    """Tell whether two coordinates are the same variable."""
+    """Return whether two coordinates are the same variable."""
     if a.low is b.low and a.high is b.high:
         return True
     return all(
@@ -155,7 +156,7 @@ def same_coordinate(a: Coordinate, b: Coordinate) -> bool:
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
-    """Return a grid over all v, sorted, on which it is looked for where the integrand is not negligible."""
+    """Return a sorted grid over all v, on which to search for the span where the integrand is not negligible."""
     near = torch.arange(0.0, 10.0, 0.125, dtype=torch.float64, device="cpu")
     far = torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64, device="cpu")
     positive = torch.cat([near[1:], far])
@@ -172,9 +173,9 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
 
 
 def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
-    """Return the breakpoints of many peaks on grids of the size of each peak, where those of near peaks coincide.
+    """Round the breakpoints of many peaks to grids of the size of each peak, so that near peaks share breakpoints.
 
-    So there are as many panels as the narrowest peaks need side by side, not some for each component of a mixture.
+    The number of panels then depends on the widths of the peaks, not on the number of components of a mixture.
     """
     if len(breakpoints) <= _MANY_PEAKS:
         return breakpoints
@@ -192,17 +193,17 @@ def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
 
 
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
-    """Return breakpoints with no more of each peak than its center and two widths from it."""
+    """Return the breakpoints; a peak keeps only its center and the points two widths from it."""
     return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
 
 
 def matters(log_f: Tensor) -> Tensor:
-    """Tell where f is not negligible beside its largest value, both in logarithms."""
+    """Return where f is not negligible relative to its largest value, from log f."""
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 
 def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the points of a sorted grid just outside those that are kept."""
+    """Return the last point before the kept points of a sorted grid, and the first point after them."""
     last = v.shape[-1] - 1
     first_kept = kept.to(torch.uint8).argmax(-1, keepdim=True)
     last_kept = last - kept.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
@@ -210,10 +211,10 @@ def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> tuple[Tensor, Tensor]:
-    """Return the ends of the first panels: equal ones from `start` to `stop`, cut at breakpoints between.
+    """Return the ends of the first panels: equal panels from `start` to `stop`, cut at the breakpoints between.
 
-    A peak much narrower than a panel is cut at its whole ladder of breakpoints, on its own scale: the nodes of a panel
-    that begins next to a peak may all miss it.
+    A peak that is much narrower than a panel is cut at all its breakpoints, on its own scale. Otherwise all nodes of a
+    panel that begins next to the peak could miss it.
     """
     size = (stop - start) / panels
     edges = [
@@ -227,7 +228,7 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
             is_narrow = inside & (width < _NARROW * size)
             if bool(is_narrow.any()):
                 ladder = torch.where((marks - center).abs() > size, center, marks)
-                coarse = torch.full_like(marks, torch.nan)  # as elements without a narrow peak have alone
+                coarse = torch.full_like(marks, torch.nan)  # for elements without a narrow peak
                 coarse[..., _COARSE] = marks[..., _COARSE]
                 marks = torch.where(is_narrow, ladder, torch.where(coarse.isnan(), center, coarse))  # noqa: PLW2901
             else:
@@ -254,9 +255,9 @@ def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Return Kronrod's integrals over the panels and their errors.
 
-    These are QUADPACK's power of the distance to Gauss's rule, which falls as fast as the error of a smooth integrand.
-    Where that distance is no smaller than that to a third rule, of lower degree, the integrand has a corner, and the
-    error is as large as the distance.
+    The error is QUADPACK's power of the difference from Gauss's rule, which falls as fast as the error of a smooth
+    integrand. If this difference is not smaller than the difference from a third rule of lower degree, the integrand
+    has a corner. Then the error is the difference itself.
     """
     weights = WEIGHTS.to(f.device)
     fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)
@@ -270,12 +271,12 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 def rounding_error(
     line: Line, f: Tensor, changes: list[tuple[Tensor, Tensor]], lower: Tensor, upper: Tensor
 ) -> Tensor:
-    """Return what rounding may change in the integral of f over panels: of logarithms, and of where the nodes lie.
+    """Bound the rounding error of the integral of f over panels: from logarithms, and from the places of the nodes.
 
     Arguments:
-        line: where the panels are.
+        line: the line of the panels.
         f: the integrand at the nodes.
-        changes: how much it changes with a logarithm, and that logarithm, for each that it is made of.
+        changes: the derivative of f by a logarithm, and that logarithm, for each logarithm in f.
         lower: where the panels begin.
         upper: where they end.
     """

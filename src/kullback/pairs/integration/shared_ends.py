@@ -56,7 +56,7 @@ def _power(tail: Tail) -> Tensor:
 
 
 def _has_slope(at_p: Tensor, at_q: Tensor, kind: Divergence) -> Tensor:
-    """Tell whether the derivative by an end is finite, from the powers of both tails there.
+    """Return whether the derivative by an end is finite, from the powers of both tails there.
 
     There p is about d^(a - 1) and q about d^(b - 1), at the distance d. Where b is 1, log q has a derivative by d.
     """

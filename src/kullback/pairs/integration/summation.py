@@ -1,10 +1,10 @@
 """The divergence of two densities on the integers by summation, with an error for each element of the batch.
 
-The window holds all integers that matter: beyond it the terms fall at least geometrically, which bounds the rest.
-It is cut into panels of 16 2^k integers. Sixteen are added one by one. From a larger panel 16 nodes are taken, with
-the weights of Gauss's rule for sums (the orthogonal polynomials of Chebyshev on equidistant points), which adds
-polynomials of degree 31 exactly; panels with a large error are halved, down to 16 integers, where there is none.
-The nodes are constants, and one differentiable sum over them gives the value.
+The window contains all integers that matter. Beyond it the terms fall at least geometrically, which bounds the rest.
+The window is cut into panels of 16 2^k integers. A panel of 16 integers is summed term by term. A larger panel is
+summed at 16 nodes, with the weights of Gauss's rule for sums (Chebyshev's orthogonal polynomials on equidistant
+points), which is exact for polynomials of degree 31. Panels with a large error are halved, down to 16 integers, which
+have no error. The nodes are constants, and one differentiable sum over them gives the value.
 
 Calculation of Gauss Quadrature Rules (Golub and Welsch, 1969)
 Orthogonal Polynomials: Computation and Approximation (Gautschi, 2004), on discrete Chebyshev polynomials
@@ -27,11 +27,11 @@ from kullback.pairs.options import Target
 __all__ = ["sum_terms"]
 
 _NODES = 16
-# Terms are left out where p (1 + |log p / q|), times P's width, is less than e to this power.
+# Terms are ignored where p (1 + |log p / q|), times P's width, is less than e to this power.
 _NEGLIGIBLE = -140.0
 # A window is cut into up to about this many panels before any is halved.
 _PANELS = 32
-# Stands for log 0: a number e^-700 too small to count, but not so small that it rounds to 0.
+# Replaces log 0: the number e^-700 is negligible, but does not round to 0.
 _LOG_ZERO = -700.0
 _HUGE = 1e60
 # Breakpoints of a density, in widths from its center.
@@ -42,12 +42,12 @@ _LogSize = Callable[[Tensor], Tensor]
 
 
 class _Rules(NamedTuple):
-    """The rules by kind: kind 0 is an empty panel, kind k one of 16 2^(k - 1) integers."""
+    """The rules by kind: kind 0 is an empty panel, kind k is a panel of 16 2^(k - 1) integers."""
 
     sizes: Tensor
     nodes: Tensor
     weights: Tensor
-    details: Tensor  # these times the terms are the coefficients of the two highest polynomials that the nodes tell
+    details: Tensor  # times the terms, the coefficients of the two polynomials of highest degree
 
 
 @functools.cache
@@ -60,8 +60,8 @@ def _rules() -> _Rules:
     for size in sizes[1:]:
         # The recurrence of the monic polynomials that are orthogonal on size equidistant points, in units of size.
         beta = torch.sqrt(k**2 * (1 - (k / size) ** 2) / (4 * (4 * k**2 - 1)))
-        found, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
-        nodes.append((size - 1) / 2 + size * found)
+        eigenvalues, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
+        nodes.append((size - 1) / 2 + size * eigenvalues)
         weights.append(size * vectors[0] ** 2)
         details.append(vectors[-2:] * vectors[0] * size**0.5)
     table = torch.tensor([0.0, *sizes], dtype=torch.float64, device="cpu")
@@ -69,12 +69,12 @@ def _rules() -> _Rules:
 
 
 def _size(kinds: Tensor) -> Tensor:
-    """Return how many integers panels of these kinds hold."""
+    """Return the number of integers in panels of these kinds."""
     return _rules().sizes.to(kinds.device)[kinds]
 
 
 class _Panels(NamedTuple):
-    """Where the panels begin, of which kind they are, and what they give in both forms of the terms."""
+    """The starts and kinds of the panels, and their sums in both forms of the terms."""
 
     starts: Tensor
     kinds: Tensor
@@ -89,11 +89,11 @@ def sum_terms(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
     """Sum `terms` of two densities over the integers where P has mass.
 
     Arguments:
-        p: the density of P, its parameters of shape (..., 1): nodes go along the last dimension.
+        p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
         q: the density of Q, likewise.
         terms: the summand.
-        batch_shape: what the parameters broadcast to, without the last dimension.
-        target: the error wanted, and the limit on nodes, which holds unless one by one is the only way.
+        batch_shape: the broadcast shape of the parameters, without the last dimension.
+        target: the required error, and the limit on nodes, which may be exceeded where every term has to be summed.
     """
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
@@ -123,7 +123,7 @@ def _is_smooth(density: Density) -> bool:
 
 
 def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log p and log q, finite also where there is no mass, and where P has mass and Q none."""
+    """Return log p and log q, finite even where there is no mass, and where P has mass but Q has none."""
     log_p, log_q = p.log_density(Points(x)), q.log_density(Points(x))
     outside = (torch.exp(log_p) > 0) & (log_q == -torch.inf)
     replaced = (log_p < _LOG_ZERO) | (log_q == -torch.inf)
@@ -131,7 +131,7 @@ def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first and the last integer that matter, (..., 1), and a bound on the sum of |terms| elsewhere."""
+    """Return the first and last integers that matter, (..., 1), and a bound on the sum of |terms| outside them."""
     shape = (*batch_shape, 1)
     found = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
     marks = torch.floor(torch.cat(found, -1))
@@ -148,7 +148,7 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
     width = torch.ceil(p.center_and_width()[1].expand(shape).clamp(1, _HUGE))
     low, high = _reach(log_size, bottom, -width, least), _reach(log_size, top, width, most)
     rate = _rate_of(p)
-    # |log p / q| is at most of the order of x^2, which slows the fall of the terms by this much.
+    # |log p / q| is at most of order x^2, and slows the fall of the terms by this factor.
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
     if not _is_smooth(q):
@@ -157,12 +157,12 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
 
 
 def _rate_of(density: Density) -> Tensor:
-    """Return the rate at which a tail falls, infinite for those that fall faster than every exponential."""
+    """Return the rate at which a tail falls; it is infinite for tails that fall faster than every exponential."""
     return tensor_of(density.upper_tail().coefficient, torch.float64).nan_to_num(nan=torch.inf)
 
 
 def _ends(density: Density, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest integer of a density, in the shape of `like`."""
+    """Return the smallest and the largest integer of a density, in the shape of `like`."""
     low, high = density.low(), density.high()
     least = torch.full_like(like, -torch.inf) if low is None else low.expand_as(like)
     most = torch.full_like(like, torch.inf) if high is None else high.expand_as(like)
@@ -170,34 +170,34 @@ def _ends(density: Density, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tensor:
-    """Return an integer, reached from `start` by steps, from which on all is negligible; `end` if that is nearer."""
+    """Return an integer, in direction `step` from `start`, beyond which all is negligible; `end` if that is nearer."""
     doubling = 2.0 ** torch.arange(0, 63, dtype=start.dtype, device=start.device)
     negligible = _NEGLIGIBLE - torch.log(step.abs())
     kept = log_size(start + step * doubling) > negligible
     last = torch.where(kept, doubling, 0).amax(-1, keepdim=True)
-    # Between the last one kept and its double there may be a nearer one.
+    # There may be a nearer integer between the last distance that is kept and its double.
     linear = torch.ceil(last * torch.linspace(1, 2, 33, dtype=start.dtype, device=start.device))
     kept = log_size(start + step * linear) > negligible
     distance = torch.where(kept, linear + torch.ceil(last / 32), 0).amax(-1, keepdim=True)
-    found = start + step * torch.where(last > 0, distance, 1)
-    return torch.where(step > 0, torch.minimum(found, end), torch.maximum(found, end))
+    reached = start + step * torch.where(last > 0, distance, 1)
+    return torch.where(step > 0, torch.minimum(reached, end), torch.maximum(reached, end))
 
 
 def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | float) -> Tensor:
-    """Bound the sum beyond an edge by a geometric series, as the ratio of successive terms does not grow."""
-    # Far out terms change little from one to the next, and integers are no floats: whole blocks take their place.
+    """Bound the sum beyond an edge by a geometric series: the ratio of successive terms does not grow."""
+    # Far out, successive terms differ little and integers exceed the precision of floats: blocks replace single terms.
     block = 2.0 ** torch.floor(torch.log2(edge.abs().clamp(min=1)) - 20).clamp(min=0)
     first, second = log_size(edge + sign * block), log_size(edge + 2 * sign * block)
     empty = first == -torch.inf
     log_ratio = (second - torch.where(empty, 0, first)).clamp(min=log_slowest * block)
-    # A block holds terms up to one over the ratio larger than that at its end.
+    # A term of a block exceeds the term at its end by a factor of at most one over the ratio.
     largest = torch.exp(first - torch.where(block > 1, log_ratio.clamp(min=_LOG_ZERO), 0))
     bound = block * largest / -torch.expm1(log_ratio)
     return torch.where(empty, 0, torch.where(log_ratio < 0, bound, torch.inf))
 
 
 def _cut(low: Tensor, high: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
-    """Return starts and kinds of panels that hold all integers from `low` to `high`."""
+    """Return the starts and kinds of panels that contain all integers from `low` to `high`."""
     kind = torch.ones_like(low, dtype=torch.long)
     if smooth:
         halvings = torch.ceil(torch.log2((high - low + 1) / (_PANELS * _NODES)))
@@ -205,11 +205,11 @@ def _cut(low: Tensor, high: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
     size = _size(kind)
     first = torch.floor(low / size)
     count = torch.floor(high / size) - first + 1
-    if smooth:  # a window that is too wide even for the largest panels is known by the mass that it misses
+    if smooth:  # the missing mass shows a window that is too wide even for the largest panels
         count = count.clamp(max=_PANELS + 2)
     index = torch.arange(int(count.max()) if count.numel() else 1, dtype=low.dtype, device=low.device)
     starts = (first + index) * size
-    # Towards 0, where the probabilities may have a corner, the panels become smaller.
+    # The panels become smaller towards 0, where the probabilities may have a corner.
     kinds = torch.where(starts == 0, 1, kind)
     kinds = torch.where(index < count, kinds, 0)
     smaller = torch.arange(1, int(kind.max()) if count.numel() else 1, device=low.device)
@@ -218,14 +218,14 @@ def _cut(low: Tensor, high: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
 
 
 def _breakpoints(p: Density, q: Density, batch_shape: torch.Size) -> Tensor:
-    """Return where the probabilities of both densities rise and fall, shape (..., breakpoints); NaN where nowhere."""
+    """Return the places where both densities rise and fall, shape (..., breakpoints); NaN if there is none."""
     found = [marks for density in (p, q) for marks in density.breakpoints(_STEPS)]
     marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in found], -1)
     return torch.where(marks.isfinite(), marks, torch.nan)
 
 
 def _resolved(starts: Tensor, kinds: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
-    """Halve the panels that are too wide to see what is between a breakpoint in them and the next one."""
+    """Halve the panels that are too wide to resolve the distance from a breakpoint in them to the next one."""
     distances = (marks.unsqueeze(-1) - marks.unsqueeze(-2)).abs()
     distances = torch.where(distances > 0, distances, torch.inf).amin(-1)
     while True:
@@ -241,9 +241,10 @@ def _resolved(starts: Tensor, kinds: Tensor, marks: Tensor) -> tuple[Tensor, Ten
 
 
 def _halved(starts: Tensor, kinds: Tensor, priority: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Halve the `count` panels of the highest priority; those without, and those of 16 integers, stay as they are.
+    """Halve the `count` panels of the highest priority; panels of priority 0 or of 16 integers do not change.
 
-    Returns their places, and starts and kinds with the left halves in these and the right ones at the end.
+    Returns the indices of the halved panels, and all starts and kinds. The left halves stay at these indices, and the
+    right halves are appended.
     """
     top = priority.topk(count, dim=-1)
     first, kind = starts.gather(-1, top.indices), kinds.gather(-1, top.indices)
@@ -270,12 +271,12 @@ def _measure(p: Density, q: Density, terms: Terms, starts: Tensor, kinds: Tensor
     infinite = f.isinf()
     values = (f * rules.weights).sum(-1)
     f = torch.where(infinite, 0, f)
-    # Coefficients fall geometrically: the power of QUADPACK tells that of degree 32, the first that the rule misses.
+    # Coefficients fall geometrically: the power of QUADPACK estimates the coefficient of degree 32, the first missing.
     norm = torch.sqrt((f * f * rules.weights).sum(-1))
     detail = torch.sqrt(((rules.details * f.unsqueeze(-2)).sum(-1) ** 2).sum(-1))
     fraction = torch.where(norm > 0, detail / torch.where(norm > 0, norm, 1), 0)
     errors = torch.sqrt(rules.weights.sum(-1)) * norm * fraction**1.5
-    # A rounded logarithm changes a term by |p - q| with Q's mass in it, by p without.
+    # The rounding of a logarithm changes a term by |p - q| if the term includes Q's mass, and by p otherwise.
     logs = 1 + log_p.abs() + log_q.abs() + _drift(p, x) + _drift(q, x)
     changes = torch.stack([(torch.exp(log_p) - torch.exp(log_q)).abs(), torch.exp(log_p)]) * logs
     sizes = ((f.abs() + changes.unflatten(-1, shape)) * rules.weights).sum(-1)
@@ -283,23 +284,23 @@ def _measure(p: Density, q: Density, terms: Terms, starts: Tensor, kinds: Tensor
 
 
 def _drift(density: Density, x: Tensor) -> Tensor:
-    """Return how the logarithm at x changes with the mean, relative to it: by (x - mean) mean / variance.
+    """Return (x - mean) mean / variance, the change of the logarithm at x by a relative change of the mean.
 
-    No family's mean exceeds the variance but the Binomial's, which keeps the probability of failure as well.
+    Only the Binomial's mean exceeds its variance; it stores the probability of failure too.
     """
     mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _totals(panels: _Panels, is_whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return value, error of the rules and bound on the rounding, in the form of the terms that serves."""
+    """Return the value, the error of the rules and a bound on the rounding, for the chosen form of the terms."""
     totals = (x.sum(-1) for x in (panels.values, panels.errors, panels.sizes))
     value, error, size = (torch.where(is_whole, x[0], x[1]) for x in totals)
     return value, error, 4 * torch.finfo(value.dtype).eps * size
 
 
 def _mass_outside(q: Density, panels: _Panels) -> Tensor:
-    """Bound Q's mass outside the panels; infinite where Q is not known to fall there."""
+    """Bound Q's mass outside the panels; the bound is infinite if Q is not known to fall there."""
     used = panels.kinds > 0
     first = torch.where(used, panels.starts, torch.inf).amin(-1, keepdim=True)
     ends = panels.starts + _size(panels.kinds) - 1
@@ -314,13 +315,13 @@ def _mass_outside(q: Density, panels: _Panels) -> Tensor:
 
 
 def _is_whole(panels: _Panels, rest_of_q: Tensor) -> Tensor:
-    """Tell where Q's mass outside the panels is nothing next to the sum, so that - p + q may join the terms."""
+    """Return where Q's mass outside the panels is negligible in the sum, so that the terms may include - p + q."""
     with_q = panels.values[0].sum(-1)
     return (rest_of_q <= (1e-13 * with_q).clamp(min=1e-40)) & ((panels.mass_q.sum(-1) - 1).abs() < 1e-8)
 
 
 def _split(p: Density, q: Density, terms: Terms, panels: _Panels, is_whole: Tensor, count: int) -> _Panels:
-    """Halve the panels of each element that have its largest errors."""
+    """Halve the panels with the largest errors of each element."""
     errors = torch.where(is_whole.unsqueeze(-1), panels.errors[0], panels.errors[1])
     count = min(count, errors.shape[-1])
     places, starts, kinds = _halved(panels.starts, panels.kinds, errors, count)

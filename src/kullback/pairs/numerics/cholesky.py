@@ -1,8 +1,8 @@
-r"""Covariance matrices by their Cholesky factors, and one factor relative to another.
+r"""Covariance matrices as Cholesky factors, and one factor relative to another.
 
-With L L^T the covariance of P and K K^T that of Q, M = K^-1 L is lower triangular, and all that a divergence needs is
+If the covariances of P and Q are L L^T and K K^T, then M = K^-1 L is lower triangular. A divergence needs only
 tr(M M^T) - d - log det(M M^T) = sum_i (m_ii^2 - 1 - log m_ii^2) + sum_{i > j} m_ij^2,
-of which no term is negative. Where P and Q are close, M comes from the difference of what was given.
+where no term is negative. If P and Q are close, M is computed from the difference of the matrices that the user passed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
     "whitened",
 ]
 
-# Nearer than this, by the squared norm of the whitened difference, M is made from that difference.
+# If the squared norm of the whitened difference is below this, M is computed from that difference.
 _NEAR = 0.02
-# Columns that are solved at once, at least.
+# The smallest number of columns in a block of `solve_lower`.
 _LEAST_WIDTH = 128
-# Ratios whose squares are normal floats.
+# The range of ratios whose squares are normal floats.
 _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
 class Covariance(NamedTuple):
-    """The Cholesky factor L of a covariance, and what it was made from, if not from that."""
+    """The Cholesky factor L of a covariance, and the matrices from which L was computed, if any."""
 
     root: Tensor
     matrix: Tensor | None = None
@@ -50,9 +50,9 @@ class Covariance(NamedTuple):
     from_matrix: bool = False
 
     def rounding_error(self) -> Tensor:
-        """Bound the relative error of L: rounding times its condition number, and for a matrix what a step leaves.
+        """Bound the relative error of L by rounding times its condition number, plus the error of its correction.
 
-        The correction of a factor of a matrix (see `of_matrix`) leaves the third power of its first error.
+        The correction of the factor of a matrix (see `of_matrix`) leaves the third power of the initial error.
         """
         root = self.root.detach()
         one = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
@@ -64,14 +64,14 @@ class Covariance(NamedTuple):
 
 
 class Relative(NamedTuple):
-    """M: its diagonal, the squares of that minus 1 to full precision, and the entries below the diagonal."""
+    """M: its diagonal, the squares of the diagonal minus 1 to full precision, and the entries below the diagonal."""
 
     diagonal: Tensor
     squares_minus_one: Tensor
     below: Tensor
 
     def itakura_saito_terms(self) -> Tensor:
-        """Return m_ii^2 - 1 - log m_ii^2, also where the square leaves the range of floats."""
+        """Return m_ii^2 - 1 - log m_ii^2, also if the square overflows or underflows."""
         small = self.diagonal < _LEAST_RATIO
         usual = (self.diagonal >= _LEAST_RATIO) & (self.diagonal <= _MOST_RATIO)
         squares = torch.where(usual, self.diagonal, 1) ** 2
@@ -82,7 +82,7 @@ class Relative(NamedTuple):
         return torch.where(usual, terms, far)
 
     def divergence(self) -> Tensor:
-        """Return KL of two normal distributions of the same mean."""
+        """Return KL of two normal distributions with equal means."""
         huge = (self.diagonal > _MOST_RATIO).any(-1)
         below = torch.where(huge[..., None, None], 0, self.below)
         return torch.where(
@@ -91,7 +91,7 @@ class Relative(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """The Cholesky factor T of a matrix, what it is relative to 1, log det of the matrix, and where T exists."""
+    """The Cholesky factor T of a matrix, T relative to the identity, log det of the matrix, and where T exists."""
 
     root: Tensor
     relative: Relative
@@ -105,10 +105,11 @@ def of_root(root: Tensor) -> Covariance:
 
 
 def of_matrix(matrix: Tensor) -> Covariance:
-    """Return a covariance from the matrix, its factor corrected by a residual of twice the precision.
+    """Return a covariance from its matrix, with a factor that is corrected by a residual to twice the precision.
 
-    So the factor is off by the rounding times the square root of the matrix's condition number, not times all of it;
-    and the gradient flows through the correction alone, free of what Cholesky's own derivative would add.
+    The relative error of the factor is then the rounding times the square root of the matrix's condition number, not
+    times the condition number. The gradient flows through the correction alone, without the error of Cholesky's own
+    derivative.
     """
     matrix = (matrix + matrix.mT) / 2
     fixed = matrix.detach()
@@ -118,7 +119,7 @@ def of_matrix(matrix: Tensor) -> Covariance:
 
 
 def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
-    """Return the covariance W W^T + D, whose matrix is never formed, as small D would drown in it."""
+    """Return the covariance W W^T + D without forming its matrix, in which rounding would destroy a small D."""
     wide_root = torch.cat([factor, torch.diag_embed(torch.sqrt(diagonal))], -1)
     upper = torch.linalg.qr(wide_root.detach().mT)[1]
     root = upper.mT * torch.sign(upper.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
@@ -128,7 +129,7 @@ def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
 
 
 def _corrected(root: Tensor, change: Tensor) -> Tensor:
-    """Return the factor of root (1 + change) root^T for a small change, right up to its second derivative."""
+    """Return the factor of root (1 + change) root^T for a small change, exact up to its second derivative."""
     first = _lower_half(change)
     return root + root @ _lower_half(change - first @ first.mT)
 
@@ -138,7 +139,7 @@ def _lower_half(x: Tensor) -> Tensor:
 
 
 def _residual(matrix: Tensor, root: Tensor) -> Tensor:
-    """Return matrix - root root^T to twice the precision: leading digits are split off, whose products are exact."""
+    """Return matrix - root root^T to twice the precision, by splitting off leading digits whose products are exact."""
     size = root.shape[-1]
     digits = torch.finfo(root.dtype).bits - (12 if root.dtype == torch.float64 else 9) + 1
     kept = (digits - size.bit_length()) // 2 - 1
@@ -161,7 +162,7 @@ def whitened(x: Tensor, by: Covariance) -> Tensor:
 
 
 def solve_lower(root: Tensor, x: Tensor) -> Tensor:
-    """Return root^-1 x for lower triangular matrices: in blocks of columns, without the zeros above."""
+    """Return root^-1 x for lower triangular matrices, in blocks of columns that skip the zeros above the diagonal."""
     size = x.shape[-1]
     width = max(_LEAST_WIDTH, -(-size // 8))
     columns = [
@@ -179,7 +180,7 @@ def _plus_one(x: Tensor) -> Tensor:
 
 
 def relative(p: Covariance, q: Covariance) -> Relative:
-    """Return M = K^-1 L, for L of P and K of Q."""
+    """Return M = K^-1 L for the factors L of P and K of Q."""
     step = p.root - q.root
     diagonal_p, diagonal_q, shift = (x.diagonal(dim1=-2, dim2=-1) for x in (p.root, q.root, step))
     ratio = diagonal_p / diagonal_q
@@ -189,7 +190,7 @@ def relative(p: Covariance, q: Covariance) -> Relative:
 
 
 def _whitened_difference(p: Covariance, q: Covariance) -> Tensor | None:
-    """Return K^-1 (L L^T - K K^T) K^-T from the difference of what was given; None where that is L and K."""
+    """Return K^-1 (L L^T - K K^T) K^-T from differences of the original matrices; None if these are L and K."""
     if p.matrix is not None and q.matrix is not None:
         return _both_sides(q.root, p.matrix - q.matrix)
     if p.low_rank is None or q.low_rank is None:
@@ -203,7 +204,7 @@ def _whitened_difference(p: Covariance, q: Covariance) -> Tensor | None:
 
 
 def _nearer(far: Relative, change: Tensor) -> Relative:
-    """Replace M by the Cholesky factor of 1 + change, less 1, where the change is small."""
+    """Replace M by the Cholesky factor of 1 + change where the change is small."""
     near = (change.detach() ** 2).sum((-2, -1)) < _NEAR
     change = torch.where(near[..., None, None], change, 0)
     first = torch.linalg.cholesky(_plus_one(change)) - torch.eye(
@@ -211,7 +212,7 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
     )
     small = _lower_half(
         change - first @ first.mT
-    )  # one step of Newton's method gives the digits that 1 + N lost
+    )  # one step of Newton's method restores the digits that 1 + change lost
     shift = small.diagonal(dim1=-2, dim2=-1)
     close = Relative(1 + shift, shift * (2 + shift), small.tril(-1))
     marks = (near[..., None], near[..., None], near[..., None, None])
@@ -219,24 +220,24 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
 
 
 def mixed_with_one(m: Relative, share: float) -> Mixed:
-    """Return 1 - share times the identity plus share M M^T; where that is not positive, the identity."""
+    """Return (1 - share) times the identity plus share M M^T; the identity where this is not positive definite."""
     step = torch.diag_embed(m.squares_minus_one / (1 + m.diagonal)) + m.below
     change = share * (step + step.mT + step @ step.mT)
     exists = torch.linalg.cholesky_ex(_plus_one(change.detach())).info == 0
     change = torch.where(exists[..., None, None], change, 0)
     root = torch.linalg.cholesky(_plus_one(change))
     diagonal = root.diagonal(dim1=-2, dim2=-1)
-    found = _nearer(Relative(diagonal, diagonal**2 - 1, root.tril(-1)), change)
-    return Mixed(root, found, torch.log1p(found.squares_minus_one).sum(-1), exists)
+    factor = _nearer(Relative(diagonal, diagonal**2 - 1, root.tril(-1)), change)
+    return Mixed(root, factor, torch.log1p(factor.squares_minus_one).sum(-1), exists)
 
 
 def factors_of(
     p: Distribution, q: Distribution, change: Callable[[Tensor], Tensor] = lambda matrix: matrix
 ) -> tuple[Covariance, Covariance, bool]:
-    """Return the covariances of two distributions made from a covariance, a precision or a Cholesky factor.
+    """Return the covariances of two distributions that were made from covariances, precisions or Cholesky factors.
 
-    Two that were made from precisions give these instead, that of Q first, and True: relative to P's, it has the
-    eigenvalues of P's covariance relative to Q's. The matrices may be changed first, such as in their batch.
+    If both were made from precisions, the result is Q's precision, P's precision and True: Q's precision relative to
+    P's has the eigenvalues of P's covariance relative to Q's. `change` is applied to the matrices first.
     """
     (name_p, matrix_p), (name_q, matrix_q) = ((name, change(matrix)) for name, matrix in map(_given, (p, q)))
     if name_p == name_q == "precision_matrix":
@@ -245,11 +246,11 @@ def factors_of(
 
 
 def _given(d: Distribution) -> tuple[str, Tensor]:
-    """Return the matrix that a distribution was made from, without the batch dimensions that it was expanded to."""
+    """Return the matrix from which a distribution was made, without the batch dimensions of its expansion."""
     attributes = vars(d)
     name = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")) or "covariance_matrix"
     matrix: Tensor = getattr(d, name)
-    own: Tensor | None = attributes.get("_unbroadcasted_scale_tril")  # GPyTorch's have none
+    own: Tensor | None = attributes.get("_unbroadcasted_scale_tril")  # GPyTorch's distributions have none
     if own is not None and matrix.numel():
         matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
         for axis, size in enumerate(own.shape[:-2]):
@@ -258,7 +259,7 @@ def _given(d: Distribution) -> tuple[str, Tensor]:
 
 
 def covariance_of(d: Distribution) -> Covariance:
-    """Return the covariance of a distribution made from one of the three matrices."""
+    """Return the covariance of a distribution that was made from one of the three matrices."""
     return _covariance(*_given(d))
 
 

@@ -1,4 +1,4 @@
-"""How the parameters of distributions are read: in float64, from what the user gave."""
+"""Read the parameters of distributions in float64, from the arguments that the user passed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "log_probs_of",
 ]
 
-# Where torch's distributions keep others that they are made from.
+# The attributes in which torch's distributions keep the distributions that they are built from.
 _PARTS = (
     "base_dist",
     "_categorical",
@@ -41,7 +41,7 @@ _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: i
 
 
 def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
-    """Tell whether a parameter of both agrees throughout; a graph that is being compiled is checked when it runs."""
+    """Return whether all elements of a parameter agree; a compiled graph checks this when it runs."""
     equal = (a == b).all()
     if torch.compiler.is_compiling():
         torch._assert_async(equal, f"different {name} have no closed form")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -50,17 +50,17 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
 
 
 def is_transformed() -> bool:
-    """Tell whether this runs inside a transform of torch.func, such as vmap."""
+    """Return whether the call is inside a transform of torch.func, such as vmap."""
     return _functorch.peek_interpreter_stack() is not None
 
 
 def is_tracked(x: Tensor) -> bool:
-    """Tell whether a derivative by this tensor may be wanted: by a backward pass, a forward one or torch.func."""
+    """Return whether this tensor may need a derivative: by backward mode, forward mode or torch.func."""
     return x.requires_grad or is_transformed() or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def is_batched(x: Tensor) -> bool:
-    """Tell whether a tensor stands for a batch of `torch.func.vmap`, on whatever level of transforms."""
+    """Return whether a tensor represents a batch of `torch.func.vmap`, at any level of nested transforms."""
     while _functorch.is_functorch_wrapped_tensor(x):
         if _functorch.is_batchedtensor(x):
             return True
@@ -69,7 +69,7 @@ def is_batched(x: Tensor) -> bool:
 
 
 def is_differentiated(x: Tensor) -> bool:
-    """Tell whether a derivative is taken by this very tensor, inside a transform of torch.func too."""
+    """Return whether a derivative is taken with respect to this tensor, also inside a transform of torch.func."""
     if torch.compiler.is_compiling():
         return x.requires_grad
     while True:
@@ -86,7 +86,7 @@ def _has_tangent(x: Tensor) -> bool:
 
 
 def dtype_of(*distributions: Distribution) -> torch.dtype:
-    """Return the dtype that the parameters of distributions promote to."""
+    """Return the dtype to which the parameters of distributions promote."""
     dtype: torch.dtype | None = None
     is_compiling = torch.compiler.is_compiling()
     waiting = list(distributions)
@@ -101,31 +101,31 @@ def dtype_of(*distributions: Distribution) -> torch.dtype:
 
 
 def _known(distribution: Distribution) -> list[object]:
-    """Return the attributes whose names are known beforehand: torch 2.10 does not compile a loop over all."""
+    """Return the attributes with known names: torch 2.10 does not compile a loop over all attributes."""
     attributes = vars(distribution)
     names = (*distribution.arg_constraints, *_PARTS)
     return [attributes[name] for name in names if name in attributes] or list(attributes.values())
 
 
 def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | None:
-    """Return which of these attributes a distribution got first, at its construction; others follow when asked for."""
+    """Return which of these attributes was set first, at construction; torch computes the others on demand."""
     attributes = vars(distribution)
     if torch.compiler.is_compiling():  # torch 2.10 compiles a loop over names, not over attributes
-        found = [name for name in names if name in attributes]
-        if len(found) <= 1:
-            return found[0] if found else None
+        present = [name for name in names if name in attributes]
+        if len(present) <= 1:
+            return present[0] if present else None
     return next((name for name in attributes if name in names), None)
 
 
 def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:
-    """Return the shape that the batch shapes of two distributions broadcast to."""
+    """Return the broadcast batch shape of two distributions."""
     if p.batch_shape == q.batch_shape:
         return p.batch_shape
     return torch.broadcast_shapes(p.batch_shape, q.batch_shape)
 
 
 def given_logits(distribution: Distribution) -> bool:
-    """Tell whether a distribution was made from logits: the probabilities are then derived, and less exact."""
+    """Return whether a distribution was made from logits; its probabilities are then derived and less exact."""
     attributes = vars(distribution)
     probs, logits = attributes.get("probs"), attributes.get("logits")
     if probs is None or logits is None:
@@ -134,7 +134,7 @@ def given_logits(distribution: Distribution) -> bool:
         return False
     if "_param" in attributes and not can_inspect(probs):  # torch 2.10 compiles no loop over attributes
         return True
-    # torch's `expand` puts the logits last and takes them, also those that it clamped from probabilities.
+    # torch's `expand` sets the logits last and uses them, even logits that it made from clamped probabilities.
     first = first_given(distribution, ("probs", "logits"))
     if first == "logits" or not can_inspect(probs):
         return first == "logits"
@@ -148,9 +148,9 @@ def given_logits(distribution: Distribution) -> bool:
 
 
 def categorical_of(d: object) -> Categorical | None:
-    """Return a Categorical, or the one that a OneHotCategorical is made of; None for anything else.
+    """Return a Categorical, or the Categorical inside a OneHotCategorical; None for anything else.
 
-    None too for one with a `log_prob` of its own.
+    A distribution that overrides `log_prob` also gives None.
     """
     if isinstance(d, Distribution) and overrides_density(d):
         return None
@@ -162,5 +162,5 @@ def log_probs_of(d: Categorical) -> Tensor:
     """Return the log-probabilities of the classes."""
     if given_logits(d):
         return upcast(d.logits).log_softmax(-1)
-    probs = upcast(d.probs)  # which sum to one but for the rounding of their dtype
+    probs = upcast(d.probs)  # their sum differs from one by the rounding of their dtype
     return safe_log(probs) - torch.log(probs.sum(-1, keepdim=True))

@@ -1,12 +1,13 @@
-r"""The divergence from random draws, with its standard error: only for those who ask for it.
+r"""Monte Carlo estimates of KL with a standard error, for `method="monte_carlo"` only.
 
 With d = log p - log q at draws from P, the mean of d estimates KL, and so does the mean of d + c (q / p - 1) for any c,
-as E_P[q / p] = 1. The c of least variance is fitted, each half of the draws with that of the other half, so that the
-estimate stays unbiased; where q / p has no finite variance, or another mean, c is 0. A mixture P is drawn from
-component by component. Draws made from normal numbers are quasi-random.
+because E_P[q / p] = 1. The c of least variance is fitted: each half of the draws uses the c of the other half, which
+keeps the estimate unbiased. If q / p has no finite variance, or a mean other than 1, c is 0. A mixture P is sampled
+component by component. Draws that are made from normal numbers are quasi-random.
 
-Gradients: where P can be reparameterized, through the draws alone, the parameters inside log p held fixed, as their
-score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017); elsewhere by the score with a baseline.
+Gradients: if P can be reparameterized, they flow through the draws alone. The parameters inside log p are constants
+there, because their score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). Otherwise they are score
+gradients with a baseline.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
                     call,
                     "method",
                     wanted="distributions with sample and log_prob for method='monte_carlo'",
-                    got=f"({type(p).__name__}, {type(q).__name__}), of which one has not",
+                    got=f"({type(p).__name__}, {type(q).__name__}), one of which lacks them",
                     instead="log_prob in the class, or @register_kl for the pair",
                 )
             ) from failure
@@ -68,7 +69,7 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
 
 
 def _drawing_from(generator: torch.Generator | None) -> AbstractContextManager[object]:
-    """Return a context in which draws come from a generator's seed; from torch's own generator without one."""
+    """Return a context that seeds the draws from a generator; without one, torch's own generator makes the draws."""
     return (
         nullcontext()
         if generator is None
@@ -77,9 +78,9 @@ def _drawing_from(generator: torch.Generator | None) -> AbstractContextManager[o
 
 
 def _terms(p: Distribution, q: Distribution, draws: int) -> tuple[Tensor, int]:
-    """Return d at draws of P, shape (draws, ...), and how many of these are independent sequences; 0: all are.
+    """Return d at draws of P, shape (draws, ...), and the number of independent sequences among the draws.
 
-    The gradient is in the mean that of KL.
+    The number is 0 if all draws are independent. The mean of d has the gradient of KL as its expectation.
     """
     x = quasi_draws(p, draws)
     if x is not None:
@@ -93,9 +94,9 @@ def _terms(p: Distribution, q: Distribution, draws: int) -> tuple[Tensor, int]:
 
 
 def _with_right_draws(p: Distribution) -> Distribution:
-    """Return P, or for LKJCholesky, whose draws in torch do not follow its density, one that draws as it should.
+    """Return P, or a corrected copy for LKJCholesky, whose draws in torch do not follow its density.
 
-    Row i of the factor has a squared norm before the diagonal of Beta(i / 2, ...), where torch has i - 1 / 2.
+    The squared norm of row i of the factor, without the diagonal, follows Beta(i / 2, ...); torch uses i - 1 / 2.
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """
     if not isinstance(p, LKJCholesky):
@@ -107,7 +108,7 @@ def _with_right_draws(p: Distribution) -> Distribution:
 
 
 def _log_prob(q: Distribution, x: Tensor) -> Tensor:
-    """Return Q's log-density at draws of P, -inf at those that Q cannot give."""
+    """Return Q's log-density at draws of P; it is -inf at draws outside the support of Q."""
     try:
         support = q.support
     except NotImplementedError:
@@ -122,7 +123,7 @@ def _log_prob(q: Distribution, x: Tensor) -> Tensor:
 
 
 def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
-    """Add, to the gradient alone, what a change of P's parameters does to the draws."""
+    """Add the effect of P's parameters on the draws to the gradient; the value stays the same."""
     fixed = d.detach()
     fixed = torch.where(fixed.isinf(), 0, fixed)
     others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
@@ -130,7 +131,7 @@ def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
 
 
 def _stratified(p: MixtureSameFamily, q: Distribution, draws: int) -> tuple[Tensor, Tensor]:
-    """Draw from every component alike, and add what they give with the weights of the mixture."""
+    """Draw equally often from every component, and sum the results with the weights of the mixture."""
     components, weights = p.component_distribution, p.mixture_distribution.probs
     each = max(draws // weights.shape[-1], 4)
     x = components.rsample((each,)) if components.has_rsample else components.sample((each,))
@@ -140,7 +141,7 @@ def _stratified(p: MixtureSameFamily, q: Distribution, draws: int) -> tuple[Tens
         own = components.log_prob(x).movedim(-1, 1)
         d = _with_score(d, own)
     # The i-th draws of all components make one draw of the mixture's integrand. The weights inside log p have a score
-    # of mean 0; those outside say how often a component is drawn.
+    # of mean 0; the weights outside are the frequencies of the components.
     weights = weights.movedim(-1, 0)
     used = weights > 0
     ratio = torch.where(used, weights.detach() * ratio_minus_one(d), 0).sum(1) * _shares_support(p, q)
@@ -148,7 +149,7 @@ def _stratified(p: MixtureSameFamily, q: Distribution, draws: int) -> tuple[Tens
 
 
 def _shares_support(p: Distribution, q: Distribution) -> bool:
-    """Tell whether P and Q state the same support, without which the mean of q / p under P need not be 1."""
+    """Return whether P and Q have the same support; otherwise the mean of q / p under P need not be 1."""
     try:
         return _same(p.support, q.support)
     except NotImplementedError:
@@ -168,9 +169,9 @@ def _same(a: object, b: object) -> bool:
 
 
 def _mean(d: Tensor, ratio: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the mean of d with a fitted multiple of q / p - 1, whose mean is 0, and its standard error.
+    """Return the mean of d plus a fitted multiple of q / p - 1, whose mean is 0, and its standard error.
 
-    Draw i belongs to the sequence i % sequences, where there are such: an even number of them.
+    Draw i belongs to the sequence i % sequences, unless `sequences` is 0. Their number is even.
     """
     infinite = d.isinf().any(0)
     d = torch.where(infinite, 0, d)
