@@ -24,7 +24,7 @@ from kullback.special import safe_logsumexp
 __all__ = ["Bounds", "kl_bounds"]
 
 _ITERATIONS = 100
-# The powers of a component whose product with another is integrated; any of them gives a bound, the best is taken.
+# The powers t of the integrals of f^t g. Each power gives a bound, and the best bound is used.
 _POWERS = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 2.0)
 
 
@@ -53,26 +53,27 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
     .. math:: KL(P \| Q) \le \sum_{ab} \phi_{ab} \left(\log \frac{\phi_{ab}}{\psi_{ab}} + KL(f_a \| g_b)\right)
 
-    for all :math:`\phi, \psi \ge 0` with :math:`\sum_b \phi_{ab}` and :math:`\sum_a \psi_{ab}` the weights of P and Q;
-    the least value over both is the variational upper bound. With normal components there is a lower bound, by
-    Jensen's inequality and integrals of powers :math:`f_a^t g_b`, and a second upper bound. For others `lower` is 0.
+    for all :math:`\phi, \psi \ge 0` where :math:`\sum_b \phi_{ab}` are the weights of P, and
+    :math:`\sum_a \psi_{ab}` the weights of Q. The variational upper bound is the minimum over both. Normal components
+    also have a lower bound, from Jensen's inequality and integrals of :math:`f_a^t g_b`, and a second upper bound. For
+    other components `lower` is 0.
 
     Arguments:
-        p: P, a mixture: a `MixtureSameFamily` of any components whose own divergences are known. A distribution that
-            is no mixture counts as one of a single component.
+        p: P, a `MixtureSameFamily` whose components have a known divergence. A distribution that is not a mixture
+            counts as a mixture with a single component.
         q: Q, likewise; its components may be of another type. Batch shapes broadcast.
 
     Returns:
-        a pair (lower, upper) of tensors, shape: the broadcast batch shape; dtype: that of the arguments; in nats.
+        a pair (lower, upper) of tensors of the broadcast batch shape, in the dtype of the arguments, in nats.
 
     Raises:
         ArgumentTypeError: an argument is not a distribution.
         ArgumentValueError: events or batch shapes do not match.
-        NoRuleError: nothing is known for the components.
+        NoRuleError: no rule serves the components.
 
     Gradient:
-        flows to weights and components of both, that of the bound at the :math:`\phi, \psi` and the power that were
-        found best. Where a bound is 0 or infinite, it is 0.
+        the gradient of the bound at the best :math:`\phi, \psi` and power flows to the weights and components of P and
+        Q. It is 0 where a bound is 0 or infinite.
 
     Example:
         >>> import torch
@@ -120,7 +121,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
 
 def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distribution]:
-    """Return the logarithms of the weights and the components in float64, these along the last batch dimension."""
+    """Return the log-weights, and the components along the last batch dimension, in float64."""
     d = upcast_copy(expanded(d, shape))
     if isinstance(d, MixtureSameFamily):
         return log_weights_of(d), d.component_distribution
@@ -129,7 +130,7 @@ def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distributio
 
 
 def _divergences(f: Distribution, g: Distribution) -> Tensor:
-    """Return KL of all pairs of components, shape (..., a, b)."""
+    """Return KL for all pairs of components, shape (..., a, b)."""
     return estimate("kl_bounds", with_dimension(f, -1), with_dimension(g, -2), Options()).value
 
 
@@ -145,7 +146,7 @@ def _weighted(log_weights: Tensor, x: Tensor) -> Tensor:
 
 
 def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tensor) -> Tensor:
-    """Return the upper bound at psi_ab = w_b r_ab, the best phi put in; r by alternating between both."""
+    """Return the upper bound at psi_ab = w_b r_ab and the best phi; r and phi are optimized in turn."""
     with torch.no_grad():
         proportions = torch.full_like(divergences, 1 / divergences.shape[-2])
         for _ in range(_ITERATIONS):
@@ -162,8 +163,8 @@ def _variational(log_weights_p: Tensor, log_weights_q: Tensor, divergences: Tens
 def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
     """Return t H(f_a) + log int f_a^t g_b for normal components, shape (powers, ..., a, b); H is the entropy.
 
-    That is (t d - log det(1 + t G) - t |C^-1 z|^2) / 2 with L the Cholesky factor of f_a's covariance, S the covariance
-    of g_b, G = L^-1 S L^-T, C C^T = 1 + t G and z = L^-1 (m_a - m_b).
+    It is (t d - log det(1 + t G) - t |C^-1 z|^2) / 2 with G = L^-1 S L^-T, C C^T = 1 + t G and z = L^-1 (m_a - m_b).
+    L is the Cholesky factor of f_a's covariance, and S is the covariance of g_b.
     """
     first, second = moments(f), moments(g)
     if first is None or second is None:
@@ -174,15 +175,15 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
     gram = half @ half.mT
     size = z.shape[-2]
     one = torch.eye(size, dtype=z.dtype, device=z.device)
-    found: list[Tensor] = []
+    logs: list[Tensor] = []
     for power in _POWERS:
         c = torch.linalg.cholesky(one + power * gram)
         distance = power * (torch.linalg.solve_triangular(c, z, upper=False) ** 2).sum((-2, -1))
         log_det = 2 * torch.log(c.diagonal(dim1=-2, dim2=-1)).sum(-1)
-        found.append((power * size - log_det - distance) / 2)
-    return torch.stack(found)
+        logs.append((power * size - log_det - distance) / 2)
+    return torch.stack(logs)
 
 
 def _least(log_weights: Tensor, products: Tensor) -> Tensor:
-    """Return the least of log sum_b w_b e^x_ab over the powers; power 0 gives 0."""
+    """Return the minimum of log sum_b w_b e^x_ab over the powers; power 0 gives 0."""
     return _log_sums(log_weights, products).amin(0).clamp(max=0)

@@ -1,4 +1,4 @@
-"""Refusals of distributions that no rule can serve: maps outside of their domain, parameters that are no numbers."""
+"""Errors for distributions that no rule can serve: maps outside their domain, and parameters that are not finite."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kullback.representations import can_inspect, can_inspect_all
 
 __all__ = ["check_domains", "check_integrable", "invalid_parameter"]
 
-# How far below the domain of a map rounding may put the end of a support, beside the numbers that it comes from.
+# How far outside the domain of a map rounding may move the end of a support, relative to the end of the domain.
 _ROUNDING = 1e-6
-# Parameters that have to be finite and, but for the location, positive.
+# Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise if a transform gets mass from outside of its domain, as the logarithm of a Normal does."""
+    """Raise if a transform is applied to mass outside its domain, such as the logarithm to a Normal."""
     for argument, d in (("p", p), ("q", q)):
         inner = _unwrapped(d)
         if isinstance(inner, TransformedDistribution):
@@ -45,7 +45,7 @@ def _unwrapped(d: Distribution) -> Distribution:
 
 
 def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
-    """Return the ends of where a distribution has mass, None where they are not known, after the check."""
+    """Check all transforms in a distribution, and return the ends of its support; None if they are not known."""
     d = _unwrapped(d)
     if not isinstance(d, TransformedDistribution):
         return _ends_of(_support_of(d))
@@ -79,7 +79,7 @@ def _support_of(d: Distribution) -> object:
 
 
 def _ends_of(constraint: object) -> Ends | None:
-    """Return the ends of an interval, None for an infinite one; None alone for any other set."""
+    """Return the ends of an interval, None for an infinite end; for any other set, return None."""
     while hasattr(constraint, "base_constraint"):
         constraint = getattr(constraint, "base_constraint")  # noqa: B009
     ends = (getattr(constraint, name, None) for name in ("lower_bound", "upper_bound"))
@@ -111,7 +111,7 @@ def _name(step: Transform) -> str:
 
 
 def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise where a sum or an integral cannot look at the parameters, or where one of these is no number."""
+    """Raise if a sum or an integral cannot read the values of the parameters, or if a parameter is invalid."""
     parameters = [x for d in (p, q) for _, _, x in _parameters(d)]
     if not can_inspect_all(parameters) and any(not can_inspect(x) and is_batched(x) for x in parameters):
         raise NoRuleError(
@@ -129,7 +129,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
 
 
 def invalid_parameter(call: str, p: Distribution, q: Distribution) -> KullbackError | None:
-    """Return the error for a location or a scale that is infinite, or a scale that is not positive; None without."""
+    """Return the error for an infinite location or scale, or a scale that is not positive; None if all are valid."""
     for argument, d in (("p", p), ("q", q)):
         for owner, name, x in _parameters(d):
             if name not in _NUMBERS or not can_inspect(x):
@@ -155,14 +155,14 @@ def invalid_parameter(call: str, p: Distribution, q: Distribution) -> KullbackEr
 
 
 def _parameters(d: Distribution) -> list[tuple[Distribution, str, Tensor]]:
-    """Return the parameters by name, also those of the distributions inside."""
-    found: list[tuple[Distribution, str, Tensor]] = []
+    """Return the parameters with their owners and names, also from the distributions inside."""
+    parameters: list[tuple[Distribution, str, Tensor]] = []
     for name, x in vars(d).items():
         if isinstance(x, Tensor) and x.is_floating_point():
-            found.append((d, name, x))
+            parameters.append((d, name, x))
         elif isinstance(x, Distribution):
-            found += _parameters(x)
-    return found
+            parameters += _parameters(x)
+    return parameters
 
 
 def _names(p: Distribution, q: Distribution) -> str:

@@ -1,6 +1,6 @@
-"""Which rule serves each ordered pair of torch's classes, found as `solve` finds it but without computing anything.
+"""The rule that serves each ordered pair of torch's classes, selected like in `solve` but without a computation.
 
-Where a rule depends on the parameters, the entry is that for typical ones.
+If the rule depends on the parameters, the entry is the rule for typical parameters.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ MEANING = {
     "monte_carlo": 'only by method="monte_carlo", from draws',
     "not_comparable": "an error: only one is discrete, or their events are of different shapes or spaces",
 }
-"""What the rules of the matrix mean, from the most to the least exact."""
+"""The meaning of each rule in the matrix, from the most to the least exact."""
 
-# What these are depends on what they wrap.
+# The rules of these classes depend on the distributions that they wrap.
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 
 _CLASSES = 3
-# Typical parameters by the names that torch's constructors give them.
+# Typical parameters by their names in torch's constructors.
 _TYPICAL: dict[str, object] = {
     "alpha": 2.5,
     "base_distribution": Normal(torch.zeros(_CLASSES, device="cpu"), 1.0),
@@ -73,7 +73,7 @@ _TYPICAL: dict[str, object] = {
     "total_count": 2,
     "transforms": [AffineTransform(0.5, 2.0)],
 }
-# And where the same name means something else.
+# Typical parameters of classes that use a name with another meaning.
 _TYPICAL_OF: dict[str, dict[str, object]] = {
     "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
     "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], device="cpu")},
@@ -94,7 +94,7 @@ _TYPICAL_OF: dict[str, dict[str, object]] = {
 
 
 class Entry(NamedTuple):
-    """An ordered pair of torch's classes by their names, and the rule that serves it, a key of `MEANING`."""
+    """An ordered pair of torch's classes, by name, and the rule that serves it, a key of `MEANING`."""
 
     p: str
     q: str
@@ -115,15 +115,15 @@ def families() -> dict[type[Distribution], Distribution]:
 
 
 def typical(kind: type[Distribution]) -> Distribution:
-    """Return a member of a class of torch's with parameters such as are usual, in float64."""
-    known = _TYPICAL | _TYPICAL_OF.get(kind.__name__, {})
-    wanted = [
+    """Return a distribution of a class of torch with typical parameters, in float64."""
+    values = _TYPICAL | _TYPICAL_OF.get(kind.__name__, {})
+    names = [
         name
         for name, parameter in inspect.signature(kind).parameters.items()
         if parameter.default is inspect.Parameter.empty
         or name in ("covariance_matrix", "probs", "total_count")
     ]
-    return cast(Callable[..., Distribution], kind)(**{name: _in_float64(known[name]) for name in wanted})
+    return cast(Callable[..., Distribution], kind)(**{name: _in_float64(values[name]) for name in names})
 
 
 def _in_float64(value: object) -> object:
@@ -137,7 +137,7 @@ def _in_float64(value: object) -> object:
 
 
 def is_univariate(kind: type[Distribution]) -> bool:
-    """Return whether a class is one of distributions of single numbers, whatever its parameters."""
+    """Return whether all distributions of a class are univariate, for any parameters."""
     return kind not in WRAPPERS and not families()[kind].event_shape
 
 
@@ -149,7 +149,7 @@ def matrix() -> Iterator[Entry]:
 
 
 def rule_of(p: Distribution, q: Distribution) -> str:
-    """Return which rule answers for two distributions, a key of `MEANING`."""
+    """Return the rule that serves two distributions, a key of `MEANING`."""
     try:
         check_comparable("kl_divergence", p, q)
     except ArgumentValueError:

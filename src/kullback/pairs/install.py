@@ -1,4 +1,4 @@
-"""`install` and `uninstall`: whether `torch.distributions.kl_divergence` is answered by kullback."""
+"""`install` and `uninstall`: make `torch.distributions.kl_divergence` use kullback's rules, or stop it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OPTIONS = Options(wants_error=False, try_native=False)
 
 @mark_as_ours
 def _serve(p: Distribution, q: Distribution) -> Tensor:
-    """Answer a call of torch's; a divergence without a rule is a NotImplementedError, on which callers fall back."""
+    """Answer a call from torch. Without a rule, raise a NotImplementedError, as callers with a fallback expect."""
     value = fused_divergence(p, q)
     if value is not None:
         return value
@@ -58,7 +58,7 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
 
 
 class Installation:
-    """The result of `install`; at the end of a ``with`` block over it, torch is as it was before."""
+    """The result of `install`. As a context manager, it restores torch's previous rules at the end of the block."""
 
     def __init__(self, *, was_installed: bool) -> None:
         self._was_installed = was_installed
@@ -78,17 +78,17 @@ def install() -> Installation:
 
     .. math:: \text{torch.distributions.kl\_divergence}(p, q) = \text{kullback.kl\_divergence}(p, q)
 
-    It serves every pair of torch's classes and their subclasses, also those that torch has no rule for, and the pairs
-    of `register_kl`, whenever they are registered. Rules that other packages, such as Pyro or GPyTorch, register with
-    torch stay in force: the most specific rule for two types answers, whoever registered it. Draws are never used:
-    where no deterministic rule reaches its tolerance, the error is a NotImplementedError, as from torch for a pair it
-    does not know. To install twice is to install once.
+    It serves every pair of torch's classes and their subclasses, also pairs without a rule in torch. It also serves the
+    pairs of `register_kl`, registered before or after the call. Rules of other packages, such as Pyro or GPyTorch, stay
+    in force: the most specific rule for two types is used, whoever registered it. Random draws are never used. If no
+    deterministic rule reaches its tolerance, the error is a NotImplementedError, like torch's error for an unknown
+    pair. A second call has no effect.
 
     Returns:
-        an object for ``with``: at the end of the block torch is as it was before.
+        a context manager that restores torch's previous rules at the end of the block.
 
     Gradient:
-        that of `kl_divergence`.
+        the gradient of `kl_divergence`.
 
     Example:
         >>> import kullback, torch
@@ -115,9 +115,9 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """Give `torch.distributions.kl_divergence` its own rules back; without an installation, do nothing.
+    """Restore the rules of `torch.distributions.kl_divergence`; do nothing if kullback is not installed there.
 
-    Rules that other packages registered with torch in the meantime stay.
+    Rules that other packages have registered with torch since `install` stay.
 
     Returns:
         nothing.
@@ -172,6 +172,6 @@ def _is_served(type_p: type, type_q: type) -> bool:
     if None in kinds:
         return False
     p, q = (families()[kind] for kind in kinds if kind is not None)
-    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # depends on the distributions they wrap
+    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # this depends on the distributions that they wrap
         return True
     return rule_of(p, q) not in ("monte_carlo", "not_comparable")

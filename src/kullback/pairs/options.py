@@ -1,4 +1,4 @@
-"""How the caller wants a divergence computed, and how exact the answers of sums and integrals are."""
+"""The caller's options for the computation of a divergence, and the tolerances of sums and integrals."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["FEWEST_DRAWS", "MASS_ERROR", "METHODS", "Options", "Target"]
 
 METHODS = ("auto", "closed_form", "series", "summation", "quadrature", "monte_carlo")
 FEWEST_DRAWS = 4
-"""How many draws of each element of the batch a standard error takes."""
+"""The smallest number of draws, for each element of the batch, that gives a standard error."""
 MASS_ERROR = 1e-10
-"""How well the mass of a density has to be integrated, whatever the value: nodes that miss it may miss the value."""
+"""The required error of the mass of a density, for any value: nodes that miss mass may miss the value."""
 
-# What sums and integrals aim at, and what they have to reach, relatively and absolutely: for every kind of divergence.
+# The target and the required errors of sums and integrals, relative and absolute, for every kind of divergence.
 _AIM = (1e-10, 1e-15)
 _REQUIRED = (1e-6, 1e-9)
 
 
 class Target(NamedTuple):
-    """The error that a sum or an integral aims at, and how many evaluations an element of the batch may take."""
+    """The target error of a sum or an integral, and the maximum number of evaluations for an element of the batch."""
 
     rtol: float
     atol: float
@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The method, how exact a sum or an integral has to be, and how draws are made."""
+    """The method, the tolerances of sums and integrals, and the settings of random draws."""
 
     method: str = "auto"
     rtol: float | None = None
@@ -43,19 +43,19 @@ class Options(NamedTuple):
     generator: torch.Generator | None = None
     wants_error: bool = True
     confidence: float = 0.95
-    try_native: bool = True  # False where the closed forms in C++ have declined this pair already
+    try_native: bool = True  # False if the closed forms in C++ have already declined this pair
 
     def target(self) -> Target:
-        """Return what sums and integrals aim at."""
+        """Return the target of sums and integrals."""
         rtol = _AIM[0] if self.rtol is None else self.rtol
         return Target(rtol, max(self.atol, _AIM[1]), self.max_evaluations)
 
     def required(self) -> float:
-        """Return the relative error that an answer has to reach."""
+        """Return the relative error that a result has to reach."""
         return _REQUIRED[0] if self.rtol is None else self.rtol
 
     def is_accepted(self, value: Tensor, error: Tensor) -> Tensor:
-        """Return which answers are exact enough to be given; rounding to their dtype is allowed."""
+        """Return which results are accurate enough to return, with an allowance for rounding to their dtype."""
         rounding = 0.0 if value.dtype == torch.float64 else torch.finfo(value.dtype).eps
         allowed = (self.required() + rounding) * value.detach().abs()
         return (error <= allowed.clamp(min=max(self.atol, _REQUIRED[1]))) & (error < torch.inf)

@@ -56,7 +56,7 @@ class ClosedForm(NamedTuple):
 
 
 class UserRule(NamedTuple):
-    """A rule of `register_kl`, and the types for which it is registered."""
+    """A rule of `register_kl`, and the types of its registration."""
 
     function: Rule
     pair: TypePair
@@ -132,7 +132,7 @@ class Plan:
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
         closed_form: the formula. It is also None for a class that overrides the `log_prob` of its family.
         reduction: the function that turns the pair into other pairs.
-        families: the types for which the formula is registered; their compiled kernel serves the pair. None if a
+        families: the types of the registered formula; their compiled kernel serves the pair. None if a
             subclass changes the support, or if another package has a rule for a subclass.
         is_plain: whether both are classes of torch that wrap no other distribution. Only then do the types decide the
             next two.

@@ -1,4 +1,4 @@
-"""What rounding may change in the value of a closed form that states no bound of its own."""
+"""The rounding error of a closed form that has no error bound of its own."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from kullback.special import safe_log
 
 __all__ = ["rounding_error"]
 
-# What a closed form may lose to rounding, relatively and in all: the audit holds it to this.
+# The relative and absolute rounding error that the audit allows a closed form.
 _ROUNDING, _TINY = 1e-12, 1e-15
-# How often a closed form between two families is computed again to see its rounding, and how much larger that may be.
+# The number of perturbed evaluations of a closed form between two families, and the safety factor of their spread.
 _MOVES, _SAFETY = 8, 32.0
-# The logarithms of floats are nearer to 0 than this.
+# The largest |log x| of a float x.
 _FARTHEST_LOG = 745.0
 
 
 def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Return what rounding may change in the value of a closed form.
+    """Return the rounding error of the value of a closed form.
 
-    Between two members of one family no term is negative. Between two families large terms may cancel: by how much is
-    seen in the values at parameters that are moved as rounding moves their logarithms (stochastic arithmetic).
+    Between two members of one family no term is negative. Between two families large terms may cancel. The values at
+    parameters that are perturbed by the rounding of their logarithms show by how much (stochastic arithmetic).
 
     A stochastic arithmetic for reliable scientific computation (Vignes, 1993)
     """
@@ -44,7 +44,7 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
             return x
         x = upcast(x.detach())
         signs = _signs(next(patterns), x)
-        if isinstance(owner, Uniform) and name in ("low", "high"):  # P stays where Q is
+        if isinstance(owner, Uniform) and name in ("low", "high"):  # P stays inside Q
             signs = (high if name == "high" else -high) * signs.abs() * x.sign()
         distance = safe_log(x.abs()).clamp(min=-_FARTHEST_LOG).abs()
         return x * (1 + signs * torch.finfo(x.dtype).eps * (1 + distance))
@@ -53,14 +53,14 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
     with torch.no_grad():
         for _ in range(_MOVES):
             near_p, near_q = with_tensors(p, partial(moved, high=-1)), with_tensors(q, partial(moved, high=1))
-            found = form.function(*in_common_unit(near_p, near_q))
-            if found is not None:
-                spread = torch.maximum(spread, (found - value).abs().nan_to_num(nan=0.0))
+            near_value = form.function(*in_common_unit(near_p, near_q))
+            if near_value is not None:
+                spread = torch.maximum(spread, (near_value - value).abs().nan_to_num(nan=0.0))
     return _ROUNDING * (1 + value) + _SAFETY * spread
 
 
 def _signs(pattern: int, x: Tensor) -> Tensor:
-    """Return numbers of -1, 0 and 1 for each element, which look random: drawing some is refused under `torch.vmap`."""
+    """Return pseudorandom numbers -1, 0 and 1 for each element; `torch.vmap` refuses random draws."""
     places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
     mixed = (places + 40_503 * (pattern + 1)) * 2_654_435_761 % (1 << 32)
     return ((mixed >> 15) % 3 - 1).to(x.dtype)

@@ -1,6 +1,7 @@
-"""SciPy's frozen distributions as torch's: the same family where torch has it, else one that asks SciPy for densities.
+"""SciPy's frozen distributions as torch distributions.
 
-SciPy is not imported: who passes its objects has done so.
+The result is torch's own family if there is one; otherwise it calls SciPy for the density. This module does not import
+SciPy, because a caller who passes its objects has imported it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from kullback.pairs.densities.integer import IntegerDensity
 
 __all__ = ["Frozen", "ScipyDensity", "ShiftedCounts", "is_frozen", "to_torch"]
 
-# More outcomes than this are not written out as a list of probabilities.
+# The maximum number of outcomes in a list of probabilities.
 _MOST_OUTCOMES = 1_000_000
 
 
@@ -64,7 +65,7 @@ _ONE = torch.Size()
 
 
 class Frozen(Protocol):
-    """A distribution of SciPy's with its parameters, such as ``scipy.stats.norm(0, 1)``."""
+    """A distribution of SciPy with its parameters, such as ``scipy.stats.norm(0, 1)``."""
 
     def rvs(self, *arguments: Any, **options: Any) -> Any:
         """Draw from the distribution."""
@@ -72,7 +73,7 @@ class Frozen(Protocol):
 
 
 def is_frozen(thing: object) -> bool:
-    """Return whether an object is a frozen distribution of SciPy's."""
+    """Return whether an object is a frozen distribution of SciPy."""
     return any(
         kind.__module__.startswith("scipy.stats.") and kind.__name__.endswith(("_frozen", "rv_sample"))
         for kind in type(thing).__mro__
@@ -80,12 +81,12 @@ def is_frozen(thing: object) -> bool:
 
 
 def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
-    """Return a torch distribution, in float64, with the density of one of SciPy's.
+    """Return a torch distribution, in float64, with the density of a SciPy distribution.
 
     Arguments:
         call: the name of the function that the user called, for messages.
         argument: the name of its argument.
-        frozen: what the user passed.
+        frozen: the argument.
     """
     kind = type(frozen).__name__
     found = None
@@ -112,12 +113,12 @@ def _upcast(x: Any) -> Tensor:
 
 
 def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the shape parameters, loc and scale of a univariate distribution, however they were passed."""
+    """Return the shape parameters, loc and scale of a univariate distribution, from positional or keyword arguments."""
     shapes, loc, scale = frozen.dist._parse_args(*frozen.args, **frozen.kwds)  # noqa: SLF001
     return [_upcast(x) for x in shapes], _upcast(loc), _upcast(scale)
 
 
-# ---- On the line: from shape parameters and the scale, with loc 0.
+# ---- On the line: families from shape parameters and the scale, with loc 0.
 
 _SCALED: dict[str, Callable[..., Distribution]] = {
     "beta": lambda a, b, scale: _stretched(Beta(a, b), scale),
@@ -135,7 +136,7 @@ _SCALED: dict[str, Callable[..., Distribution]] = {
     "rayleigh": lambda scale: Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0)),
     "weibull_min": lambda c, scale: Weibull(scale, c),
 }
-# ---- Those where torch takes loc as well.
+# ---- Families that have a loc in torch too.
 _LOCATED: dict[str, Callable[..., Distribution]] = {
     "cauchy": Cauchy,
     "genpareto": lambda c, loc, scale: GeneralizedPareto(loc, scale, c),
@@ -159,7 +160,7 @@ def _continuous(frozen: Any) -> Distribution | None:
         return TransformedDistribution(found, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else found
     if (
         name == "vonmises"
-    ):  # on a circle of another length it is no density of torch's, and none of the line's
+    ):  # a circle of another length has no density in torch, nor on the line
         return VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])
 
@@ -178,7 +179,7 @@ def _stretched(d: Distribution, scale: Tensor) -> Distribution:
 
 
 class ScipyDensity(Distribution):
-    """A distribution on the line that asks SciPy for its density, its ends and draws."""
+    """A distribution on the line whose density, support and draws come from SciPy."""
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]
 
@@ -190,7 +191,7 @@ class ScipyDensity(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The ends, from SciPy."""
+        """The support, from SciPy."""
         low, high = (_upcast(end).expand(self.batch_shape) for end in self.frozen.support())
         if bool(low.isinf().all()) and bool(high.isinf().all()):
             return constraints.real
@@ -199,7 +200,7 @@ class ScipyDensity(Distribution):
         return constraints.less_than(high) if bool(low.isinf().all()) else constraints.interval(low, high)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return SciPy's logpdf, a constant to torch."""
+        """Return SciPy's logpdf, without a gradient."""
         if value.requires_grad:
             raise invalid_type(
                 "kl_divergence",
@@ -210,19 +211,19 @@ class ScipyDensity(Distribution):
             )
         with np.errstate(
             all="ignore"
-        ):  # far out, some of SciPy's formulas overflow; that is seen in the result
-            found = _upcast(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
-        rounded_to_zero = (found == -torch.inf) & self.support.check(value) & self._takes_logarithm()
-        return torch.where(rounded_to_zero, UNDERFLOWED, found)
+        ):  # far out, some of SciPy's formulas overflow, which the result shows
+            log_pdf = _upcast(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
+        rounded_to_zero = (log_pdf == -torch.inf) & self.support.check(value) & self._takes_logarithm()
+        return torch.where(rounded_to_zero, UNDERFLOWED, log_pdf)
 
     def _takes_logarithm(self) -> bool:
-        """Return whether SciPy has no formula for the logarithm of the density; a histogram's may well be 0."""
-        *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last are SciPy's own base classes
+        """Return whether SciPy computes logpdf from pdf, which may round to 0; a histogram may be exactly 0."""
+        *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last classes are SciPy's own base classes
         has_formula = any("_logpdf" in vars(kind) for kind in kinds)
         return not has_formula and not hasattr(self.frozen.dist, "_hpdf")
 
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
-        """Draw by SciPy, from a seed that is torch's."""
+        """Draw with SciPy, with a seed from torch's generator."""
         seed = int(torch.randint(2**31, (), device="cpu"))
         return _upcast(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
 
@@ -236,7 +237,7 @@ def _scipy_density(d: ScipyDensity) -> Density | None:
 
 
 class ShiftedCounts(TransformedDistribution):
-    """A distribution on the integers, moved by a whole number."""
+    """A distribution on the integers, shifted by an integer."""
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -246,20 +247,20 @@ class ShiftedCounts(TransformedDistribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The integers; which of them have mass is for the density to say."""
+        """The integers; the density determines which of them have mass."""
         return constraints.nonnegative_integer
 
 
 @dataclass(frozen=True)
 class ShiftedDensity(IntegerDensity):
-    """The density of y + shift, for y of another density on the integers."""
+    """The density of y + shift, where y has another density on the integers."""
 
     part: Density
     shift: Tensor
 
     @property
     def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As the density that is shifted."""
+        """Whether the density before the shift is smooth."""
         return cast(IntegerDensity, self.part).smooth
 
     def low(self) -> Tensor | None:
@@ -291,7 +292,7 @@ _COUNTS: dict[str, Callable[..., Distribution]] = {
     "bernoulli": Bernoulli,
     "binom": Binomial,
     "geom": Geometric,
-    # SciPy counts failures and takes the probability of success; torch counts successes and takes theirs.
+    # SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
     "nbinom": lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)),
     "poisson": Poisson,
 }

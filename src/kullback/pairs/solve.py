@@ -281,7 +281,7 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
 
 
 def _with_elements_replaced(p: Distribution, q: Distribution, lost: Tensor) -> tuple[Any, Any]:
-    """Return two distributions in which another element of the batch replaces the `lost` elements."""
+    """Return P and Q after replacing the `lost` elements of the batch by another element."""
     shape = lost.shape
     other = int((~lost).flatten().nonzero()[0])
 

@@ -111,7 +111,7 @@ def _space(d: Distribution) -> str:
 
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
-    """Return for which elements of the batch KL is certainly +inf; None if there are none."""
+    """Return a mask of the batch elements where KL is certainly +inf; None if there are none."""
     low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
     return _any(
         None if low_q is None else _reaches_out(low_p, low_q, below=True),
@@ -128,7 +128,7 @@ def _any(*tests: Tensor | None) -> Tensor | None:
 
 
 def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
-    """Return the power of the distance by which P's tail outruns -log q, at the lower and upper ends of both supports.
+    """Return P's tail power minus the power of -log q, at the lower and upper ends of both supports.
 
     It is infinite where P's tail or -log q is not a power of the distance, and None if this holds for all elements.
     """
@@ -196,7 +196,7 @@ def _diverges(tail: Tail, other: Tail) -> Tensor:
 
 
 def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:
-    """Return for which elements of the batch a divergence is certainly +inf; None if there are none."""
+    """Return a mask of the batch elements where a divergence is certainly +inf; None if there are none."""
     return _any(_is_infinite_as(p, q, growth.far), _is_infinite_as(q, p, growth.near))
 
 

@@ -40,7 +40,7 @@ class ThirdPartyRule(NamedTuple):
 
     Attributes:
         function: the rule.
-        pair: the types for which it is registered.
+        pair: the types of its registration.
     """
 
     function: Rule
@@ -68,7 +68,7 @@ def forget_plans() -> None:
 
 
 def mark_as_ours(rule: Rule) -> Rule:
-    """Mark a rule as kullback's own, so that it does not count as a third party's rule."""
+    """Mark a rule as kullback's own; it then never counts as a third party's rule."""
     _OURS.add(rule)
     return rule
 

@@ -1,4 +1,4 @@
-"""The probabilities of success and failure, from probs or logits as they were given, and their log-ratios."""
+"""The probabilities of success and failure from the given probs or logits, and their log-ratios."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = [
     "rate_of",
 ]
 
-# Two logits closer than this give their log-ratios from the difference, which keeps its digits.
+# The log-ratio of two logits closer than this is computed from their difference, without cancellation.
 _CLOSE = 1.0
 _NEAR = 0.3
 _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x, with derivative 0 where `edge` holds: at an end of its range the derivative of KL may be infinite."""
+    """Return x with derivative 0 where `edge` is true: at an end of the range the derivative of KL may be infinite."""
     return torch.where(edge, x.detach(), x)
 
 
 class Probabilities(NamedTuple):
-    """The probabilities of success and failure, their logarithms, and the logit if that is what was given."""
+    """The probabilities of success and failure, their logarithms, and the logits if the user passed logits."""
 
     success: Tensor
     failure: Tensor
@@ -46,11 +46,11 @@ class Probabilities(NamedTuple):
 
 
 def probabilities_of(distribution: Any) -> Probabilities:
-    """Return the probabilities of a Bernoulli distribution, or of another that has probs and logits."""
+    """Return the probabilities of a Bernoulli distribution, or of another distribution with probs and logits."""
     if given_logits(distribution):
         logits = upcast(distribution.logits)
         success, failure = logsigmoid(logits), logsigmoid(-logits)
-        # The derivative of torch.sigmoid is 0 where it rounds to 1, that of the logarithm is not.
+        # torch.sigmoid has derivative 0 where it rounds to 1, but exp(logsigmoid) does not.
         return Probabilities(torch.exp(success), torch.exp(failure), success, failure, logits)
     success = upcast(distribution.probs)
     success = stop_gradient_where((success == 0) | (success == 1), success)
@@ -66,10 +66,10 @@ def rate_of(distribution: Poisson) -> Tensor:
 
 
 def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
-    """Return log p / q of success and of failure; 0 where one of the two has no mass.
+    """Return log(p / q) of success and of failure; 0 where P or Q has no mass.
 
-    Nearly equal probabilities keep their digits: with d the difference of the logits, the ratio of the successes is
-    1 / (1 + (1 - q) (e^-d - 1)); with probabilities p and q it is 1 + (p - q) / q.
+    Nearly equal probabilities do not lose digits. From logits with the difference d, the ratio of the successes is
+    1 / (1 + (1 - q) (e^-d - 1)). From probabilities p and q it is 1 + (p - q) / q.
     """
     success = _difference(p.log_success, q.log_success)
     failure = _difference(p.log_failure, q.log_failure)
@@ -110,8 +110,8 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
 def generalized_kl_of(p: Tensor, q: Tensor, log_ratio: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Return `generalized_kl` from the function for log(p / q).
 
-    It grows as p and q do, and its derivatives are those of p and q in any unit: numbers near the smallest of all take
-    theirs in a larger one.
+    It is proportional to the unit of p and q, and its derivatives do not depend on the unit. Numbers near the smallest
+    float are computed in a larger unit.
     """
     tiny = (p < _LEAST) & (q < _LEAST)
     p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))

@@ -42,7 +42,7 @@ _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
 class Covariance(NamedTuple):
-    """The Cholesky factor L of a covariance, and the matrices from which L was computed, if any."""
+    """The Cholesky factor L of a covariance, and the source of L if L was computed."""
 
     root: Tensor
     matrix: Tensor | None = None
@@ -119,7 +119,7 @@ def of_matrix(matrix: Tensor) -> Covariance:
 
 
 def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
-    """Return the covariance W W^T + D without forming its matrix, in which rounding would destroy a small D."""
+    """Return the covariance W W^T + D without forming its matrix, whose rounding would destroy a small D."""
     wide_root = torch.cat([factor, torch.diag_embed(torch.sqrt(diagonal))], -1)
     upper = torch.linalg.qr(wide_root.detach().mT)[1]
     root = upper.mT * torch.sign(upper.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
@@ -246,7 +246,7 @@ def factors_of(
 
 
 def _given(d: Distribution) -> tuple[str, Tensor]:
-    """Return the matrix from which a distribution was made, without the batch dimensions of its expansion."""
+    """Return the matrix parameter that the user passed, without the batch dimensions of an expansion."""
     attributes = vars(d)
     name = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")) or "covariance_matrix"
     matrix: Tensor = getattr(d, name)

@@ -27,7 +27,7 @@ __all__ = [
     "log_probs_of",
 ]
 
-# The attributes in which torch's distributions keep the distributions that they are built from.
+# The names of the attributes that contain the inner distributions of torch's distributions.
 _PARTS = (
     "base_dist",
     "_categorical",
@@ -86,7 +86,7 @@ def _has_tangent(x: Tensor) -> bool:
 
 
 def dtype_of(*distributions: Distribution) -> torch.dtype:
-    """Return the dtype to which the parameters of distributions promote."""
+    """Return the common dtype of the parameters of distributions, after type promotion."""
     dtype: torch.dtype | None = None
     is_compiling = torch.compiler.is_compiling()
     waiting = list(distributions)

@@ -1,7 +1,7 @@
-"""Two distributions in a common unit, where their own is so large or small that squares would leave float64.
+"""Two distributions in a common unit, if their own unit is so large or small that squares leave the range of float64.
 
-A divergence of any kind is the same in any unit. Divided by a power of two, parameters keep all their digits, and the
-derivatives, which are multiplied by it, leave float64 only where those by the parameters themselves do.
+A divergence does not depend on the unit. Dividing parameters by a power of two is exact. The derivatives are multiplied
+by this power, and leave the range of float64 only where the derivatives by the original parameters do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kullback.representations import can_inspect
 
 __all__ = ["in_common_unit"]
 
-# The parameters of each family, and the power of the unit that each is measured in.
+# The parameters of each family, and the power of the unit of each.
 _LOC_SCALE = {"loc": 1, "scale": 1}
 _POWERS: dict[type[Distribution], dict[str, int]] = {
     Normal: _LOC_SCALE,
@@ -55,12 +55,12 @@ _POWERS: dict[type[Distribution], dict[str, int]] = {
     GeneralizedPareto: {**_LOC_SCALE, "concentration": 0},
     Uniform: {"low": 1, "high": 1},
 }
-# Binary orders of magnitude: beyond the first a unit is sought; no unit serves what spans more than the second.
+# In binary orders of magnitude: the size that needs another unit, and the largest span that one unit can cover.
 _MILD, _WIDEST = 250, 1990
 
 
 def in_common_unit(p: Distribution, q: Distribution) -> tuple[Any, Any]:
-    """Return two distributions, with parameters of some extreme size, in a unit in between; others as they are."""
+    """Return two distributions in an intermediate unit if a parameter is extremely large or small, else unchanged."""
     if dtype_of(p, q) is not torch.float64:
         return p, q
     sizes = _sizes(p), _sizes(q)
@@ -69,8 +69,8 @@ def in_common_unit(p: Distribution, q: Distribution) -> tuple[Any, Any]:
     both = [*sizes[0], *sizes[1]]
     if not all(map(can_inspect, both)) or not any(bool((x.abs() > _MILD).any()) for x in both):
         return p, q
-    known = torch.stack(torch.broadcast_tensors(*both))
-    lowest, highest = known.nan_to_num(math.inf).amin(0), known.nan_to_num(-math.inf).amax(0)
+    orders = torch.stack(torch.broadcast_tensors(*both))
+    lowest, highest = orders.nan_to_num(math.inf).amin(0), orders.nan_to_num(-math.inf).amax(0)
     middle = torch.floor((lowest + highest) / 2)
     power = torch.where(highest - lowest < _WIDEST, middle, 0).nan_to_num(0)
     return _divided(p, power), _divided(q, power)
@@ -81,16 +81,16 @@ def _powers(d: Distribution) -> dict[str, int] | None:
     if overrides_density(d):
         return None
     if type(d) is MultivariateNormal:
-        given = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix"))
-        return {"loc": 1, "scale_tril": 1} if given == "scale_tril" else None
+        name = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix"))
+        return {"loc": 1, "scale_tril": 1} if name == "scale_tril" else None
     return _POWERS.get(type(d))
 
 
 def _sizes(d: Distribution) -> list[Tensor] | None:
-    """Return the binary orders of magnitude of the parameters in a unit, NaN for 0; None without a common unit."""
+    """Return the binary orders of magnitude of the parameters with a unit, NaN for 0; None if there is no unit."""
     if type(d) is MixtureSameFamily and not overrides_density(d):
-        found = _sizes(d.component_distribution)
-        return None if found is None else [part for x in found for part in x.unbind(-1)]
+        sizes = _sizes(d.component_distribution)
+        return None if sizes is None else [part for x in sizes for part in x.unbind(-1)]
     powers = _powers(d)
     if powers is None:
         return None
@@ -112,7 +112,7 @@ def _divided(d: Any, power: Tensor) -> Distribution:
     if isinstance(d, MixtureSameFamily):
         components = _divided(d.component_distribution, power.unsqueeze(-1))
         return MixtureSameFamily(d.mixture_distribution, components, validate_args=False)
-    half = torch.floor(power / 2)  # as 2^-power may overflow where the product does not
+    half = torch.floor(power / 2)  # 2^-power may overflow where the product does not
 
     def changed(x: Tensor, times: int) -> Tensor:
         if times == 0:
