@@ -1,6 +1,6 @@
 """Pairs of distributions: closed forms by family, and generic rules for every other pair."""
 
-from kullback.pairs import closed_forms as closed_forms, densities as densities  # each enters its rules
+from kullback.pairs import closed_forms as closed_forms, densities as densities  # they register their rules
 from kullback.pairs.options import FEWEST_DRAWS, METHODS, Options
 from kullback.pairs.registry import register_kl
 from kullback.pairs.solve import estimate

@@ -158,9 +158,7 @@ def _continuous(frozen: Any) -> Distribution | None:
     if name in _SCALED:
         found = _SCALED[name](*shapes, scale)
         return TransformedDistribution(found, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else found
-    if (
-        name == "vonmises"
-    ):  # a circle of another length has no density in torch, nor on the line
+    if name == "vonmises":  # a circle of another length has no density in torch, nor on the line
         return VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])
 
@@ -209,9 +207,7 @@ class ScipyDensity(Distribution):
                 got=f"ends that require one, and {self.frozen.dist.name} of SciPy's",
                 instead="torch.no_grad() around the call, or detached parameters",
             )
-        with np.errstate(
-            all="ignore"
-        ):  # far out, some of SciPy's formulas overflow, which the result shows
+        with np.errstate(all="ignore"):  # far out, some of SciPy's formulas overflow, which the result shows
             log_pdf = _upcast(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
         rounded_to_zero = (log_pdf == -torch.inf) & self.support.check(value) & self._takes_logarithm()
         return torch.where(rounded_to_zero, UNDERFLOWED, log_pdf)

@@ -1,4 +1,4 @@
-"""Closed forms by family; each module enters its rules."""
+"""Closed forms by family; each module registers its rules."""
 
 from kullback.pairs.closed_forms import (
     bounded as bounded,

@@ -20,7 +20,7 @@ __all__: list[str] = []
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     """Return log(1 + room / width), with P's width and the room between its ends and Q's.
 
-    At P = Q, where the one-sided derivatives differ from 0, the gradient is 0.
+    At P = Q the gradient is 0, although the one-sided derivatives are not.
     """
     low, high = upcast(p.low), upcast(p.high)
     room = (low - upcast(q.low)) + (upcast(q.high) - high)
@@ -42,7 +42,7 @@ def kl_continuous_bernoulli(p: ContinuousBernoulli, q: ContinuousBernoulli) -> T
 
 
 def logits_of(d: ContinuousBernoulli) -> Tensor:
-    """Return the logits of a ContinuousBernoulli, from what the user gave."""
+    """Return the logits of a ContinuousBernoulli, from its logits or probs as the user passed them."""
     if given_logits(d):
         return upcast(d.logits)
     probs = upcast(d.probs)
@@ -52,11 +52,11 @@ def logits_of(d: ContinuousBernoulli) -> Tensor:
 def continuous_bernoulli_divergence(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
     """Return Bregman's divergence of A from a to b = a + distance.
 
-    A(l) is l / 2 plus an even function, which for large |l| is |l| / 2 - log |l|. The divergence of |l| is 2 |b| where
-    the signs differ, and 0 where they do not; that of the rest has no large terms.
+    A(l) is l / 2 plus an even function, which for large |l| is |l| / 2 - log |l|. The divergence of |l| is 2 |b| if the
+    signs differ, and 0 otherwise. The divergence of the remainder has no large terms.
     """
     down_a, down_b = a < 0, b < 0
-    # Not abs(), whose derivative at 0 is neither of its one-sided ones.
+    # Not abs(), whose derivative at 0 is not a one-sided derivative.
     size_a, size_b = torch.where(down_a, -a, a), torch.where(down_b, -b, b)
     near = distance.abs() < 0.05 * (size_a + size_b + 6)
     close = bregman_by_quadrature(continuous_bernoulli_variance, a, torch.where(near, distance, 0))
@@ -74,7 +74,7 @@ def log_mean_decay(x: Tensor) -> Tensor:
 
 
 def mean_from_end(x: Tensor) -> Tensor:
-    """Return 1 / x - 1 / (e^x - 1) for x >= 0: how far from the higher end of [0, 1] the mean of e^xt lies."""
+    """Return 1 / x - 1 / (e^x - 1) for x >= 0: 1 minus the mean of t on [0, 1] with a density proportional to e^xt."""
     series = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000)
     small = x.clamp(max=0.5)
     large = x.clamp(min=0.5)

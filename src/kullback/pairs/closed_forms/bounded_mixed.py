@@ -52,7 +52,7 @@ def _log_room(q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval; where it is not within the bounds, those of another one that is."""
+    """Return the ends of P's interval, or of an arbitrary interval within the bounds where P exceeds them."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
@@ -61,8 +61,8 @@ def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tu
 def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
     """Return E log(X / E X) for X uniform on an interval from 1 - t = `start` to 1 + t in units of its middle.
 
-    That is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. Its derivative at t = 1, where the interval begins at
-    0, is infinite; the finite part is returned there.
+    It is ((1 + t) log(1 + t) - (1 - t) log(1 - t)) / (2 t) - 1. Its derivative is infinite at t = 1, where the interval
+    begins at 0; there the gradient is the finite part.
     """
     series = (-1 / 6, -1 / 20, -1 / 42, -1 / 72, -1 / 110)
     small = t.clamp(max=0.05)
@@ -75,7 +75,7 @@ def _log_deficit(t: Tensor, start: Tensor) -> Tensor:
 
 def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return twice the middle of an interval above 0, and half its width and its start in units of the middle."""
-    twice = 2 * low + width  # not the middle, which may round
+    twice = 2 * low + width  # not the middle, which may be rounded
     start = 2 * low / twice
     from_end = start < 0.5
     t = torch.where(from_end, 1, width) / torch.where(from_end, 1, twice)
@@ -168,7 +168,7 @@ def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
 def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     """Return log B(a, b) - log w - (a - 1) E log X - (b - 1) E log(1 - X).
 
-    The large parts of it are (a + b) KL(mean_Q || mean_P), between probabilities of two classes.
+    Its large terms are (a + b) KL(mean_Q || mean_P), between the probabilities of two classes.
     """
     low, high = _ends(p, least=0.0, most=1.0)
     a, b = upcast(q.concentration1), upcast(q.concentration0)

@@ -1,4 +1,4 @@
-"""Closed forms of two Dirichlet or two Beta distributions, and the blocks in which large batches are computed."""
+"""Closed forms of two Dirichlet or two Beta distributions; large batches are computed in blocks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kullback.special import log_ratio, scaled_expm1mx, stirling_bregman
 
 __all__ = ["concentrations", "dirichlet_divergence"]
 
-# Concentrations in a block: the series for lgamma takes hundreds of numbers for each.
+# The number of concentrations in a block: the series for lgamma needs hundreds of numbers for each.
 _BLOCK = 2**15
 
 
 def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
     """Bound the rounding error of KL by the only term that is subtracted."""
     totals = [concentrations(d).detach() for d in (p, q)]
-    # Of huge totals that term depends on their ratio alone: smaller ones do not overflow.
+    # For huge totals the term depends only on their ratio, so smaller totals replace them and do not overflow.
     shrunk = torch.where(torch.maximum(*(x.amax(-1) for x in totals)) > 1e290, 1e-10, 1.0)
     p_total, q_total = ((x * shrunk.unsqueeze(-1)).sum(-1) for x in totals)
     return 1e-12 * value + 1e-14 * stirling_bregman(p_total, q_total) + 1e-15
 
 
 def concentrations(d: Any) -> Tensor:
-    """Return the concentrations of a Dirichlet distribution, or of a Beta as one over two parts."""
+    """Return the concentrations of a Dirichlet distribution; a Beta counts as one over two classes."""
     if hasattr(d, "concentration0"):
         return torch.stack(torch.broadcast_tensors(upcast(d.concentration1), upcast(d.concentration0)), -1)
     return upcast(d.concentration)
@@ -38,7 +38,7 @@ def concentrations(d: Any) -> Tensor:
 
 @closed_form(Beta, Beta, error=rounding_error)
 def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
-    """Return KL of Dirichlet distributions over two parts."""
+    """Return KL of Dirichlet distributions over two classes."""
     return dirichlet_divergence(concentrations(p), concentrations(q))
 
 
@@ -54,7 +54,7 @@ def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
 def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -> Tensor:
     """Return KL between Dirichlet distributions with concentrations p and q; large batches are computed in blocks.
 
-    `distance` is q - p where that is known better than from p and q.
+    `distance` is q - p, if the caller knows it more exactly than p and q.
     """
     distance = q - p if distance is None else distance
     if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:

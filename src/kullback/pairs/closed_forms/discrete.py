@@ -64,7 +64,7 @@ def kl_bernoulli_bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
 
 @closed_form(Binomial, Binomial)
 def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
-    """Return n times KL of one trial where the counts are equal; other counts have no closed form."""
+    """Return n times KL of one trial if the counts are equal; otherwise there is no closed form."""
     counts = upcast(p.total_count), upcast(q.total_count)
     if not all_equal(*counts, "total_count"):
         return None
@@ -75,7 +75,7 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
-    # Of tiny probabilities, whose odds may overflow, the other outcome adds nothing. Logits know their ratio better.
+    # For tiny probabilities, whose odds may overflow, the other outcome is negligible. Logits give a more exact ratio.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     tiny = tiny & (a.logits is None or b.logits is None)
     left, right = (
@@ -94,7 +94,7 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
 
 @closed_form(NegativeBinomial, NegativeBinomial)
 def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinomial) -> Tensor | None:
-    """Return KL of one trial times the mean number of trials, r / (1 - p), where r is the same and a constant."""
+    """Return KL of one trial times the mean number of trials, r / (1 - p), for equal and constant r."""
     counts = upcast(p.total_count), upcast(q.total_count)
     if not torch.compiler.is_compiling() and any(map(is_batched, counts)):
         return None
@@ -108,10 +108,13 @@ def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinom
 
 
 def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
-    """Return KL of the number of trials until the last outcome: that of one trial, over P's probability of the last.
+    """Return KL of the number of trials until an outcome: KL of one trial over P's probability of this outcome.
 
-    The arguments are log(p / q) for the last outcome and for the other, and the logarithms of P's and Q's probability
-    of the other outcome, each divided by P's probability of the last one.
+    Arguments:
+        last: log(p / q) of the last outcome.
+        others: log(p / q) of the other outcome.
+        log_odds: the logarithm of P's probability of the other outcome over P's probability of the last outcome.
+        log_odds_of_q: the logarithm of Q's probability of the other outcome over P's probability of the last outcome.
     """
     # The second term is proportional to the odds, which may overflow where it does not.
     beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
@@ -149,7 +152,7 @@ def _series(x: Tensor) -> Tensor:
 
 
 def _log_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(a / b); 0 where one of them is 0."""
+    """Return log(a / b); 0 where a or b is 0."""
     near = ((a - b).abs() < b / 2) & (b > 0)
     fraction = torch.where(near, a - b, 0) / torch.where(near, b, 1)
     empty = (a == 0) | (b == 0)
@@ -166,7 +169,7 @@ def kl_categorical_categorical(p: Classes, q: Classes) -> Tensor:
 
 @closed_form(Multinomial, Multinomial)
 def kl_multinomial_multinomial(p: Multinomial, q: Multinomial) -> Tensor:
-    """Return n times KL of one draw; +inf for different n, as no outcome is then common."""
+    """Return n times KL of one draw; +inf for different n, because no outcome is then common."""
     rows = _rows(p, q)
     if p.total_count != q.total_count:
         return torch.where(rows >= 0, torch.inf, rows)
@@ -174,7 +177,7 @@ def kl_multinomial_multinomial(p: Multinomial, q: Multinomial) -> Tensor:
 
 
 def _rows(p: Classes, q: Classes) -> Tensor:
-    """Return KL of one draw, from logits or probabilities as they were given."""
+    """Return KL of one draw, from the logits or probabilities that the user passed."""
     (left, left_in_logs), (right, right_in_logs) = _weights(p), _weights(q)
     left, right = torch.broadcast_tensors(left, right)
     shape, classes, rows = left.shape[:-1], left.shape[-1], Rows(left_in_logs, right_in_logs)
@@ -183,6 +186,6 @@ def _rows(p: Classes, q: Classes) -> Tensor:
 
 
 def _weights(d: Classes) -> tuple[Tensor, bool]:
-    given = cast(Categorical, vars(d).get("_categorical", d))
-    in_logs = given_logits(given)
-    return upcast(given.logits if in_logs else given.probs), in_logs
+    classes = cast(Categorical, vars(d).get("_categorical", d))
+    in_logs = given_logits(classes)
+    return upcast(classes.logits if in_logs else classes.probs), in_logs

@@ -1,4 +1,4 @@
-"""Pairs of families that have an infinite divergence for all parameters, as P's support always reaches beyond Q's."""
+"""Pairs of families with an infinite divergence for all parameters: P's support always exceeds Q's."""
 
 from __future__ import annotations
 
@@ -50,13 +50,16 @@ _POSITIVE = {
     **dict.fromkeys((HalfNormal, HalfCauchy), _reader("base_dist.scale")),
 }
 _UNIT = {Beta: _reader("concentration1", "concentration0"), ContinuousBernoulli: _reader("_param")}
-_UNIT_OF_Q = {**_UNIT, Beta: _reader("_dirichlet.concentration")}  # both, without a view of each
-_LATER = {Pareto: _reader("scale", "alpha")}  # begins above 0
+_UNIT_OF_Q = {
+    **_UNIT,
+    Beta: _reader("_dirichlet.concentration"),
+}  # both parameters at once, without a view of each
+_LATER = {Pareto: _reader("scale", "alpha")}  # its support begins above 0
 _FINITE = {Uniform: _reader("low", "high")}
 _COUNTS = {Poisson: _reader("rate")}
 _AT_MOST = {Bernoulli: _reader("_param"), Binomial: _reader("total_count", "_param")}
 
-# How the parameters of both are read. A Poisson distribution of rate 0 has no mass beyond any number.
+# The readers of the parameters of P and Q. A Poisson distribution of rate 0 has no mass above 0.
 ALWAYS_INFINITE: dict[TypePair, tuple[Read, Read]] = {
     (p, q): (read_p, read_q)
     for these, those in (
@@ -71,8 +74,8 @@ ALWAYS_INFINITE: dict[TypePair, tuple[Read, Read]] = {
 
 
 def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
-    """Return +inf, with a gradient of 0, for a pair of `ALWAYS_INFINITE`; None where it has to be looked at longer."""
-    # What follows is written to be short: torch looks up a constant in the time of ten such lines.
+    """Return +inf, with a gradient of 0, for a pair of `ALWAYS_INFINITE`; None if other rules have to decide."""
+    # These lines are written for speed: ten of them take the time of one lookup of a constant in torch.
     read_p, read_q = ALWAYS_INFINITE[types]
     parameters = read_p(p) + read_q(q)
     first = parameters[0]
@@ -89,7 +92,7 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
         return None
     if types[0] is Poisson and not (can_inspect(first) and _least(first) > 0):
         return None
-    # Parameters that torch has checked are no NaN.
+    # Parameters that torch has validated are not NaN.
     if (
         not (p._validate_args and q._validate_args)  # noqa: SLF001 - torch has no public name for it
         and can_inspect(first)
@@ -104,13 +107,13 @@ def _least(x: Tensor) -> float:
     size = x.numel()
     if size < 2:
         return x.item() if size else 0.0
-    # `amin` takes a third of the time of `min`, but begins later.
+    # `amin` takes a third of the time of `min`, but has a larger overhead.
     return (x.amin() if size > 10_000 else x.min()).item()
 
 
 def _with_gradients_of_0(value: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
     for x in parameters:
         if x.requires_grad:
-            beside = x if x.shape == value.shape else x[..., 0]  # Beta's are in one tensor
-            value = torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, beside)
+            unused = x if x.shape == value.shape else x[..., 0]  # both parameters of a Beta are in one tensor
+            value = torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, unused)
     return value

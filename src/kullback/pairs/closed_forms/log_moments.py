@@ -1,4 +1,4 @@
-"""Moments of log X for positive variables X: products of powers of Gamma variables, normal and Kumaraswamy ones."""
+"""Moments of log X for positive X: products of powers of Gamma variables, log-normal and Kumaraswamy variables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WIDE = 40.0
 class LogMoments(ABC):
     """Entropy, mean, variance and Jensen gaps of log X for a positive variable X.
 
-    Where an expectation is infinite a finite number is returned: such divergences are found infinite before.
+    If an expectation is infinite, the result is an arbitrary finite number: the caller sets these divergences to +inf.
     """
 
     entropy: Tensor  # of log X, which is the entropy of X minus the mean of log X
@@ -50,7 +50,7 @@ class LogMoments(ABC):
         """Return log E X^k - k E log X, which is not negative by Jensen's inequality."""
 
     def first_two(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E X / scale, and the variance of X / scale, which is infinite where one of them overflows."""
+        """Return E X / scale and the variance of X / scale; the variance is infinite if one of them overflows."""
         gap = self.jensen_gap(1.0)
         log_mean, log_square = self.log_mean() - torch.log(scale), self.jensen_gap(2.0) - 2 * gap
         return _mean_and_variance(log_mean, log_square)
@@ -69,7 +69,7 @@ class LogMoments(ABC):
 
 
 class Factor(NamedTuple):
-    """G^power for a Gamma variable G of this concentration and rate 1; with sign -1 a divisor, as in a Beta."""
+    """G^power for a Gamma variable G with this concentration and rate 1; a divisor if sign is -1, as in a Beta."""
 
     concentration: Tensor
     power: Tensor | float = 1.0
@@ -77,7 +77,7 @@ class Factor(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """E X and the variance of X / E X, each a quotient of two numbers, which may leave the range of floats."""
+    """E X and the variance of X / E X, each as a dividend and a divisor, because the quotient may overflow."""
 
     mean: tuple[Tensor, Tensor]
     variance: tuple[Tensor, Tensor]
@@ -102,7 +102,7 @@ class GammaProduct(LogMoments):
         trigammas = sum((sign * trigamma(a) for a, _, sign in self.factors), torch.zeros_like(self.shift))
         relative = (torch.ones_like(scale) / scale).clamp(
             max=1e308
-        ) / self.root  # as all powers are, up to the sign
+        ) / self.root  # all powers are 1 / root, up to the sign
         return relative * trigammas * relative
 
     def jensen_gap(self, k: Tensor | float) -> Tensor:
@@ -118,7 +118,7 @@ class GammaProduct(LogMoments):
         total = k * self.shift
         for a, power, sign in self.factors:
             step = torch.zeros_like(a) + power * k
-            small = (a < 1) & (a + step > 0)  # where E log G is large, and would cancel
+            small = (a < 1) & (a + step > 0)  # where a large E log G would cancel
             b, c = torch.where(small, a, 1), torch.where(small, step, 0)
             near = torch.lgamma(b + c) - torch.lgamma(b)
             b, c = torch.where(small, 1, a), torch.where((a + step > 0) & ~small, step, 0)
@@ -165,7 +165,7 @@ class NormalLog(LogMoments):
 
 @dataclass(frozen=True)
 class KumaraswamyLog(LogMoments):
-    """X^a is Beta(1, b), so that E X^k = b B(1 + k/a, b), of which k/a may be tiny or huge."""
+    """X^a is Beta(1, b), so E X^k = b B(1 + k/a, b), where k/a may be tiny or huge."""
 
     a: Tensor
     b: Tensor
@@ -206,7 +206,7 @@ class KumaraswamyLog(LogMoments):
 
 
 def _mean_and_variance(log_mean: Tensor, log_square: Tensor) -> tuple[Tensor, Tensor]:
-    """Return E X and Var X from log E X and log E X^2 - 2 log E X; infinity where one of them overflows."""
+    """Return E X and Var X from log E X and log E X^2 - 2 log E X; an overflow is infinite."""
     wide = log_square > _WIDE
     mean = bounded_exp(log_mean)
     finite = torch.where(mean.isinf(), 0, mean)

@@ -58,7 +58,7 @@ _MANY = 64
 _LARGE = 300
 # Below this, KL of the covariances is an integral of differences, which four nodes give to thirteen digits.
 _NEAR = 0.00125
-# The largest growth of rounding per dimension, and the smallest KL, for which rounded Cholesky factors suffice.
+# Rounded Cholesky factors suffice up to this growth of rounding per dimension, and from this KL on.
 _LARGEST_GROWTH, _FAR_APART = 200.0, 0.01
 # The norm may exceed its estimate from three images by this factor.
 _SPREAD_OF_ESTIMATE = 8.0
@@ -246,7 +246,7 @@ class _Whitened(NamedTuple):
 
 
 def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Return the parameters, without the batch dimensions to which the covariance was expanded."""
+    """Return the parameters, without the batch dimensions of an expanded covariance."""
     factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
@@ -386,7 +386,7 @@ class _Precision(NamedTuple):
         return _sum_of_columns(self.u * self.z)
 
     def diagonal_of_product(self, noise: Tensor, other: _Precision) -> Tensor:
-        """Return the diagonal of this precision times that of `noise` times the other precision."""
+        """Return the diagonal of this precision times diag(`noise`) times the other precision."""
         weights = self.inverse * other.inverse
         scaled = weights * noise
         both = self.u.mT @ (scaled.unsqueeze(-1) * other.u)

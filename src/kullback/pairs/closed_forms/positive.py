@@ -81,7 +81,7 @@ def gamma_divergence(
 ) -> Tensor:
     """Return KL between Gamma distributions with concentrations a.
 
-    `more` is a_p - a_q and `faster` is rate_p - rate_q where those are known better than from the parameters.
+    `more` is a_p - a_q and `faster` is rate_p - rate_q, if the caller knows them more exactly than the parameters.
     """
     log_rates = log_ratio(rate_p, rate_q, faster)
     log_means = log_ratio(a_p, a_q, more) - log_rates
@@ -106,15 +106,15 @@ def kl_exponential_weibull(p: Exponential, q: Weibull) -> Tensor:
 
 @closed_form(Weibull, Gamma)
 def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
-    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a part of the shapes that is 0 at k = a = 1.
+    """Return a (x - 1 - log x) at x = mean_P / mean_Q, plus a term of the shapes that is 0 at k = a = 1.
 
-    With y = 1 / k: a B(1 -> y) + R(1 -> a) + (a - 1) log y, with B and R the Bregman divergences of lgamma and of its
-    Stirling remainder; for large k it is a B(1 -> 1 + y) + R(a) + log k - 1 - gamma, where no large terms cancel.
+    With y = 1 / k this term is a B(1 -> y) + R(1 -> a) + (a - 1) log y. B and R are the Bregman divergences of lgamma
+    and of its Stirling remainder. For large k it is a B(1 -> 1 + y) + R(a) + log k - 1 - gamma, without cancellation.
     Computing the Kullback-Leibler Divergence between two Generalized Gamma Distributions (Bauckhage, 2014)
     """
     a, k, scale, rate = upcast(q.concentration), upcast(p.concentration), upcast(p.scale), upcast(q.rate)
     one = torch.ones_like(k)
-    k = k.clamp(min=1e-300)  # of which E X overflows as well
+    k = k.clamp(min=1e-300)  # for a smaller k, E X overflows
     y = one / k
     sharp = k > 2
     near, z, few = torch.where(sharp, 1, k), torch.where(sharp, 1, y), torch.where(sharp, y, 0)
@@ -129,7 +129,7 @@ def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
 
 @closed_form(HalfNormal, HalfNormal)
 def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
-    """Return (r^2 - 1) / 2 - log r at r = s_p / s_q: that of Normal distributions with mean 0."""
+    """Return (r^2 - 1) / 2 - log r at r = s_p / s_q, as for Normal distributions with mean 0."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     more = (scale_p - scale_q) / scale_q
     return more * more / 2 + itakura_saito(scale_p, scale_q)
@@ -137,7 +137,7 @@ def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
 
 @closed_form(HalfCauchy, HalfCauchy)
 def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
-    """Return log((s_p + s_q)^2 / (4 s_p s_q)): that of Cauchy distributions with location 0."""
+    """Return log((s_p + s_q)^2 / (4 s_p s_q)), as for Cauchy distributions with location 0."""
     return cauchy_divergence(0.0, upcast(p.scale), upcast(q.scale))
 
 
@@ -145,7 +145,7 @@ def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
 
-    At P = Q, where the one-sided derivative by s_P differs from 0, the gradient is 0.
+    At P = Q the gradient is 0, although the one-sided derivative by s_P is not.
     """
     alpha_p, alpha_q, scale_p, scale_q = upcast(p.alpha), upcast(q.alpha), upcast(p.scale), upcast(q.scale)
     equal = (scale_p == scale_q) & (alpha_p == alpha_q)
@@ -153,7 +153,7 @@ def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     return itakura_saito(alpha_q, alpha_p) + alpha_q * shift
 
 
-# Pareto families and others: tails that are too heavy for a quadrature near the edge of finite moments.
+# Pareto families: their tails are too heavy for quadrature where a moment is barely finite.
 
 
 @closed_form(GeneralizedPareto, Exponential)
@@ -186,7 +186,7 @@ def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Ten
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
-    """Return c where it is below `limit`, else 0; a moment that is infinite there is replaced by a finite one."""
+    """Return c where it is below `limit`, else 0, which replaces an infinite moment by a finite one."""
     return torch.where(c < limit, c, 0)
 
 
@@ -194,7 +194,7 @@ def _below(c: Tensor, limit: float) -> Tensor:
 def kl_pareto_laplace(p: Pareto, q: Laplace) -> Tensor:
     """Return log(2 b alpha / s) - 1 / alpha - 1 + E|x - loc| / b.
 
-    With L = log(loc / s), or 0 where loc < s, E|x - loc| = mean - loc + 2 E(loc - x)+ and
+    With L = log(loc / s), or 0 if loc < s: E|x - loc| = mean - loc + 2 E(loc - x)+ and
     E(loc - x)+ = (loc - s)+ - s (e^((1 - alpha) L) - 1) / (1 - alpha).
     """
     scale, loc, width = upcast(p.scale), upcast(q.loc), upcast(q.scale)

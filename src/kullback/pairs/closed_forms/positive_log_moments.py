@@ -1,7 +1,7 @@
 """Closed forms between different families on the half-line, from the moments of log X.
 
-Most such X are products of powers of independent Gamma variables: log E X^k is then a sum of lgamma's, and its Jensen
-gap log E X^k - k E log X is a sum of Bregman divergences of lgamma. Written with Jensen gaps and with e^d - 1 - d, the
+Most such X are products of powers of independent Gamma variables. Then log E X^k is a sum of lgamma terms, and the
+Jensen gap log E X^k - k E log X is a sum of Bregman divergences of lgamma. In terms of Jensen gaps and e^d - 1 - d, the
 divergences have no large terms that cancel.
 """
 
@@ -96,7 +96,7 @@ def _of_inverse_gamma(d: InverseGamma) -> LogMoments:
 
 def _of_weibull(d: Weibull) -> LogMoments:
     k = upcast(d.concentration)
-    power = torch.ones_like(k) / k.clamp(min=1e-300)  # of which the moments overflow as well
+    power = torch.ones_like(k) / k.clamp(min=1e-300)  # for a smaller k, the moments overflow
     return GammaProduct(
         EULER_GAMMA + 1 - torch.log(k),
         torch.log(upcast(d.scale)),
@@ -254,7 +254,7 @@ _TARGETS: dict[type[Distribution], Callable[[LogMoments, Any], Tensor]] = {
     Normal: _to_normal,
 }
 
-# These pairs have closed forms of their own, in positive.py and real.py.
+# These pairs have their own closed forms, in positive.py and real.py.
 _OWN_CLOSED_FORM: set[tuple[type[Distribution], type[Distribution]]] = {
     *((family, family) for family in (Gamma, Exponential, InverseGamma, Weibull, LogNormal, HalfNormal)),
     (Exponential, Gamma),
@@ -263,7 +263,7 @@ _OWN_CLOSED_FORM: set[tuple[type[Distribution], type[Distribution]]] = {
     (Weibull, Exponential),
     (Weibull, Gamma),
 }
-# These are +inf at all parameters, as E X or E 1 / X is.
+# These are +inf for all parameters, because E X or E 1 / X is infinite.
 _INFINITE: set[tuple[type[Distribution], type[Distribution]]] = {
     *((HalfCauchy, family) for family in (Gamma, Exponential, InverseGamma, HalfNormal, Normal)),
     (Exponential, InverseGamma),

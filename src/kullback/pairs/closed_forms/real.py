@@ -44,12 +44,12 @@ def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p.
 
-    Where the medians are far apart, r is taken out, so that it cancels in no derivative either.
+    If the medians are far apart, r and -r are removed from the formula, so their derivatives do not cancel either.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     shift = upcast(p.loc) - upcast(q.loc)
     distance = torch.where(shift < 0, -shift, shift)  # unlike |shift| it has second derivatives at 0
-    # y may overflow, and r, where r y does not
+    # y and r may overflow where r y does not
     y = clamped_quotient(distance, scale_p, 1000)
     far = y > 2
     scaled = torch.where(far, distance + torch.exp(-y) * scale_p, expm1mx(-y) * scale_p) / scale_q
@@ -69,7 +69,7 @@ def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
 def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -> Tensor:
     """Return KL between Cauchy distributions whose locations differ by `shift`.
 
-    Far from 0 it is the logarithm of ((s_p + s_q)^2 + d^2) / (4 s_p s_q), of which no part overflows.
+    Far from 0, the logarithm of ((s_p + s_q)^2 + d^2) / (4 s_p s_q) is computed in parts that do not overflow.
     """
     more, shift = scale_p - scale_q, tensor_of(shift)
     far = (
@@ -121,9 +121,9 @@ def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor
 
 
 def _lgamma_beyond_two(z: Tensor) -> Tensor:
-    """Return lgamma(2 + z), with all its digits near its zero at z = 0.
+    """Return lgamma(2 + z), to full precision near its zero at z = 0.
 
-    By its Taylor series, of coefficients (-1)^k (zeta(k) - 1) / k.
+    It uses the Taylor series with the coefficients (-1)^k (zeta(k) - 1) / k.
     """
     series = (
         1 - EULER_GAMMA,
@@ -187,7 +187,7 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
     ratio = scale_p / scale_q
     light = ratio < 1
     shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)
-    # 1 - r^2, whose digits nearly equal scales keep too
+    # 1 - r^2, accurate for nearly equal scales too
     room = torch.where(light, (scale_q - scale_p) / scale_q * (1 + ratio), 1)
     return shift + bounded_exp(-shift - torch.log(room)) - log_ratio(scale_p, scale_q) - (1 + math.log(2))
 
@@ -196,7 +196,7 @@ def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
 def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
     """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q, c = (m_q - m_p) / s_p and y = e^-c.
 
-    E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y), as E1(y) = Ein(y) - log y - gamma is E(c - t)+.
+    E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y), because E1(y) = Ein(y) - log y - gamma is E(c - t)+.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     quotient, further = scale_p / scale_q, upcast(q.loc) - upcast(p.loc)
@@ -221,7 +221,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
     ratio = scale_p / scale_q
     more = (scale_p - scale_q) / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
-    # A square of the ratio that underflows leaves its logarithm; one that overflows is infinite.
+    # If the square of the ratio underflows, its logarithm is used; if it overflows, it is infinite.
     tiny, huge = ratio < 1e-100, ratio > 1e150
     log_variance = 2 * log_ratio(scale_p, scale_q) + torch.log(half / (half - 1))
     ratio, more = torch.where(tiny | huge, 1, ratio), torch.where(tiny | huge, 0, more)
@@ -235,7 +235,7 @@ def kl_student_t_normal(p: StudentT, q: Normal) -> Tensor:
 def _from_normal(half: Tensor) -> Tensor:
     """Return KL of a standard StudentT with 2 `half` degrees of freedom to the Normal of its mean and variance.
 
-    An asymptotic series for many degrees of freedom, from Stirling's.
+    For many degrees of freedom it is an asymptotic series, from Stirling's series.
     """
     series = (3 / 16, 3 / 16, 17 / 128, 29 / 320, 61 / 768, 0.080915178571428571429)
     series += (0.066650390625, 0.038736979166666666667, 0.042431640625, 0.091463955965909090909)

@@ -1,4 +1,4 @@
-"""Pairs that reduce to other pairs: Independent, equal transforms, and mixtures of classes or trials."""
+"""Pairs that reduce to other pairs: Independent, equal transforms, and mixtures of Categoricals or Bernoullis."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return that of what equal and bijective transforms are applied to, the last ones or all: they change nothing.
+    """Return KL of the variables before the last equal transforms, if these are bijective: they do not change KL.
 
-    Maps that are equal here, but by different parameters with derivatives, do change it next to here.
+    Transforms with equal values do not cancel if they have different parameters that require gradients.
     """
     if _same(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
         if not _move_apart(p.transforms, q.transforms):
@@ -87,7 +87,7 @@ def kl_transformed_transformed(
 
 
 def _of_dimensions(d: TransformedDistribution) -> Distribution:
-    """Return maps of independent numbers as independent maps of a number; refuse others."""
+    """Return maps of independent numbers as independent distributions of mapped numbers; raise for other maps."""
     base: Any = d.base_dist
     if not isinstance(base, Independent) or any(step.domain.event_dim for step in d.transforms):
         raise NoRuleError(
@@ -105,7 +105,7 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
 
 
 def _same(a: object, b: object) -> bool:
-    """Return whether two transforms are equal, also those of torch's classes that define no comparison."""
+    """Return whether two transforms are equal, also for classes of torch without a comparison."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(a, Transform) or type(a) is not type(b) or a == b:
@@ -116,7 +116,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _move_apart(a: object, b: object) -> bool:
-    """Return whether two transforms that are equal have different parameters by which a derivative is taken."""
+    """Return whether two equal transforms have different parameters that require gradients."""
     if a is b or not torch.is_grad_enabled():
         return False
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -134,7 +134,7 @@ def _move_apart(a: object, b: object) -> bool:
 @reduction(MixtureSameFamily, Distribution)
 @reduction(Distribution, MixtureSameFamily)
 def kl_mixture(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | None:
-    """Return KL with mixtures of Categoricals or Bernoullis replaced by the Categorical or Bernoulli they are."""
+    """Return KL after replacing mixtures of Categoricals or Bernoullis by the equal Categorical or Bernoulli."""
     left, right = _collapsed(p), _collapsed(q)
     if left is p and right is q:
         return None

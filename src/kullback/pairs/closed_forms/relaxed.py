@@ -1,4 +1,4 @@
-"""Closed forms of relaxed Bernoulli and categorical distributions at equal temperatures, which cancel."""
+"""Closed forms of relaxed Bernoulli and categorical distributions with equal temperatures, which cancel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kullback.special import expm1mx, log1pmx, log_ratio, polynomial
 
 __all__: list[str] = []
 
-# x coth(x / 2) - 2 = 2 sum_n B_2n x^2n / (2n)!, with the numbers of Bernoulli
+# x coth(x / 2) - 2 = 2 sum_n B_2n x^2n / (2n)!, with the Bernoulli numbers B_2n
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
 _COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
 _COTH_NEAR = 0.8
@@ -29,7 +29,7 @@ _SOFTPLUS_NEAR = 0.5
 
 @closed_form(LogitRelaxedBernoulli, LogitRelaxedBernoulli)
 def kl_logit_relaxed_bernoulli(p: LogitRelaxedBernoulli, q: LogitRelaxedBernoulli) -> Tensor | None:
-    """Return d coth(d / 2) - 2 for the difference d of the logits: both are logistic, of one scale."""
+    """Return d coth(d / 2) - 2 for the difference d of the logits: both are logistic with equal scales."""
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None
     probabilities = probabilities_of(p), probabilities_of(q)
@@ -51,7 +51,7 @@ def _logit_difference(p: Probabilities, q: Probabilities) -> Tensor:
 
 
 def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
-    """Return where one of the two has all its mass at an end of the line, and the other has not."""
+    """Return where only one of P and Q has all its mass at an end of the line."""
     return ((p.log_success == -torch.inf) != (q.log_success == -torch.inf)) | (
         (p.log_failure == -torch.inf) != (q.log_failure == -torch.inf)
     )
@@ -61,10 +61,10 @@ def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
 def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> Tensor | None:
     """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), for the n classes with mass in P or Q.
 
-    With d the differences of the logits of Q and P less their mean, KL is n E log(sum_k w_k e^d_k) for w uniform on
-    the simplex. By log x = int (e^-t - e^-xt) dt / t, with t = e^s, it is the integral above, D(s) being the sum of
+    If d are the differences of the logits of Q and P minus their mean, KL is n E log(sum_k w_k e^d_k) for w uniform on
+    the simplex. From log x = int (e^-t - e^-xt) dt / t with t = e^s follows the integral above. D(s) is the sum of
     Bregman's divergences of log(1 + e^x) from s to s + d_k. No term is negative. The integrand is analytic in a
-    strip around the real line, and so its sum over equidistant nodes converges geometrically.
+    strip around the real line, so its sum over equidistant nodes converges geometrically.
     The Concrete Distribution (Maddison, Mnih and Teh, 2017)
     """
     if not all_equal(p.temperature, q.temperature, "temperatures"):
@@ -83,7 +83,7 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
 
 
 def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> tuple[Tensor, Tensor]:
-    """Return log q_k / p_k, up to a constant, and where neither has mass; there it is 0."""
+    """Return log(q_k / p_k) up to a constant, 0 for classes without mass in P and Q, and which classes these are."""
     if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         left, right = (_log_weights(d) for d in (p, q))
         empty = (left == -torch.inf) & (right == -torch.inf)

@@ -1,11 +1,11 @@
-"""Renyi divergences in closed form, of orders from 1/2 on: the others follow from these with P and Q exchanged.
+"""Closed forms of Renyi divergences of orders from 1/2 on; smaller orders follow by exchanging P and Q.
 
-For R in proportion to p^a q^(1 - a) it is KL(R || Q) + a / (1 - a) KL(R || P), at every order a but 0 and 1: no
-log-normalizer stands alone in it, so that nearly equal P and Q keep their digits. The natural parameters of R are
-a times those of P plus 1 - a times those of Q; where these are not valid parameters, the integral of p^a q^(1 - a) is
-infinite.
+If the density of R is proportional to p^a q^(1 - a), the divergence is KL(R || Q) + a / (1 - a) KL(R || P), at every
+order a except 0 and 1. No log-normalizer appears alone in it, so nearly equal P and Q lose no digits. With natural
+parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these are not valid, the integral of
+p^a q^(1 - a) is infinite.
 
-Each formula gets the order `alpha` and `rest` = 1 - alpha, which has all its digits where alpha is next to 1.
+Each formula takes the order `alpha` and `rest` = 1 - alpha, which has full precision if alpha is near 1.
 
 Rényi Divergence and Kullback-Leibler Divergence (van Erven and Harremoës, 2014), proposition 2 and theorem 30
 """
@@ -46,7 +46,7 @@ from kullback.special import LARGEST_EXPONENT, log1pmx, log_ratio
 
 __all__ = ["renyi_in_closed_form"]
 
-# A ratio of scales of which the square is no number of use.
+# The square of a ratio of scales above this may overflow.
 _WIDE = 1e150
 _ROUNDING = 1e-13
 
@@ -54,9 +54,9 @@ _ROUNDING = 1e-13
 def renyi_in_closed_form(
     p: Distribution, q: Distribution, alpha: float, rest: float, *, wants_error: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return Renyi's divergence of an order from 1/2 on other than 1, and its error if that is wanted, or else None.
+    """Return Renyi's divergence of an order from 1/2 on other than 1, and its error if `wants_error`, else None.
 
-    None alone where there is no formula.
+    If there is no formula, return None alone.
     """
     if overrides_density(p) or overrides_density(q):
         return None
@@ -83,7 +83,7 @@ def _where_finite(finite: Tensor, value: Tensor) -> Tensor:
 
 
 def _of_gammas(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Gamma distributions, or of the inverses of such variables."""
+    """Return the divergence of Gamma or InverseGamma distributions."""
     (a, rate_p), (b, rate_q) = _of_gamma(p), _of_gamma(q)
     c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)
@@ -101,7 +101,7 @@ def _of_gamma(d: Any) -> tuple[Tensor, Tensor]:
 
 
 def _of_dirichlets(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Dirichlet distributions; those over two classes are Betas."""
+    """Return the divergence of Dirichlet distributions; over two classes they are Beta distributions."""
     a, b = concentrations(p), concentrations(q)
     c = a + rest * (b - a)
     finite = (c > 0).all(-1)
@@ -116,7 +116,8 @@ def _of_dirichlets(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
 def _of_poissons(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return the sum of the two KL, where R has the rate m_P^alpha m_Q^(1 - alpha).
 
-    Means of 0 have their limits: alone of P it leaves m, alone of Q a part of P's, or +inf from order 1 on.
+    If a rate is 0, the result is its limit: m_Q + alpha / (1 - alpha) m_P for orders below 1. For orders above 1 it is
+    m_Q if m_P is 0, and +inf otherwise.
     """
     rate_p, rate_q = upcast(p.rate), upcast(q.rate)
     empty = (rate_p == 0) | (rate_q == 0)
@@ -132,12 +133,12 @@ def _of_poissons(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
 
 
 def _of_normals(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Normal distributions, or of variables whose logarithms are."""
+    """Return the divergence of Normal or LogNormal distributions."""
     return _of_scales(upcast(p.scale), upcast(q.scale), upcast(p.loc) - upcast(q.loc), alpha, rest)
 
 
 def _of_half_normals(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of the Normal distributions with mean 0."""
+    """Return the divergence of Normal distributions with mean 0."""
     scale_q = upcast(q.scale)
     return _of_scales(upcast(p.scale), scale_q, torch.zeros_like(scale_q), alpha, rest)
 
@@ -145,7 +146,7 @@ def _of_half_normals(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
 def _of_scales(a: Tensor, b: Tensor, shift: Tensor, alpha: float, rest: float) -> Tensor:
     """Return alpha shift^2 / 2 S + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
 
-    With r = (a / b)^2 - 1 and g(x) = x - log(1 + x) the logarithms are (g(r) - g(rest r) / rest) / 2.
+    With r = (a / b)^2 - 1 and g(x) = x - log(1 + x), the logarithmic terms are (g(r) - g(rest r) / rest) / 2.
 
     Rényi divergence measures for commonly used univariate continuous distributions (Gil, Alajaji and Linder, 2013)
     """
@@ -169,8 +170,9 @@ def _of_scales(a: Tensor, b: Tensor, shift: Tensor, alpha: float, rest: float) -
 def _of_gaussians(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
     """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha + rest M M^T.
 
-    M = K^-1 L and v = K^-1 (m_P - m_Q) are those of KL. As tr T T^T - d = rest (tr M M^T - d), the logarithms are
-    those of KL less 1 / rest times the same of T, which small ones are taken from. None where M M^T is too large.
+    M = K^-1 L and v = K^-1 (m_P - m_Q) are the matrices in KL. Because tr T T^T - d = rest (tr M M^T - d), the
+    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. Small terms are computed in this form.
+    The result is None if M M^T is too large.
     """
     left, right = moments(p), moments(q)
     if left is None or right is None:

@@ -1,4 +1,4 @@
-"""Univariate densities: what the generic rules know of a family; each module enters its own."""
+"""Univariate densities for the generic rules; each module registers its families."""
 
 from kullback.pairs.densities import (
     black_box as black_box,

@@ -57,7 +57,7 @@ class BetaDensity(_Unit):
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         n, log_x, log_rest = a + b, at.log_above(0.0), at.log_below(1.0)
-        # By logits around that of the mean, where large concentrations leave no large terms.
+        # In terms of the logit minus the logit of the mean, large concentrations give no large terms.
         u = log_x - log_rest - torch.log(a) + torch.log(b)
         shape = a * log_mean_exp(a / n, b / n, -u) + b * log_mean_exp(b / n, a / n, u)
         return (
@@ -91,16 +91,16 @@ class KumaraswamyDensity(_Unit):
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
-        # log x loses its digits near 1, where log(1 - x) has them.
+        # Near 1, log x is inaccurate and log(1 - x) is accurate.
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
-        # 1 - x^a = a (1 - x) nearly, where even that difference underflows.
+        # 1 - x^a is a (1 - x), nearly, where 1 - x^a underflows.
         tiny = a * log_x > -1e-100
         inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
         inner = torch.where(tiny, torch.log(a) + log_rest, inner)
         return torch.log(a) + torch.log(b) + (a - 1) * log_x + (b - 1) * inner
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
-        # x^a = 1 - v^(1/b) for uniform v: from the median and the two quartiles.
+        # x^a = 1 - v^(1/b) for uniform v: the median and two deciles give the center and the width.
         def logit_at(v: float) -> Tensor:
             inner = -torch.expm1(math.log(v) / self.b)
             log_x = torch.log(inner) / self.a

@@ -28,7 +28,7 @@ __all__ = ["MixtureDensity", "log_weights_of"]
 
 @dataclass(frozen=True)
 class MixtureDensity(Density):
-    """sum_k weight_k p_k(x), the components along the last dimension of the parameters."""
+    """sum_k weight_k p_k(x), with the components along the last dimension of the parameters."""
 
     log_weights: Tensor
     part: Density
@@ -48,7 +48,7 @@ class MixtureDensity(Density):
         return ends if ends is None or not ends.ndim else self._of_used(ends, -torch.inf).amax(-1)
 
     def _of_used(self, x: Tensor, otherwise: float) -> Tensor:
-        """Leave out the components that have no weight."""
+        """Replace the components without weight."""
         return torch.where(self.log_weights == -torch.inf, otherwise, x)
 
     def log_density(self, at: Points) -> Tensor:
@@ -90,12 +90,10 @@ class MixtureDensity(Density):
         return self._slowest(self.part.upper_tail(), self.part.high(), self.high())
 
     def _slowest(self, tail: Tail, ends: Tensor | None, end: Tensor | None) -> Tail:
-        """Return the slowest tail of the components that reach the end."""
+        """Return the slowest tail among the components that reach the end of the support."""
         has_own_ends = ends is not None and end is not None and ends.ndim > 0
         if not has_own_ends and not any([isinstance(x, Tensor) and x.ndim for x in tail]):  # noqa: C419 - see below
-            return (
-                tail  # all components have the same, as most families do: a generator would cost four calls
-            )
+            return tail  # equal for all components, as in most families; `any` of a generator costs four more calls
         level, power, coefficient, log_weights = torch.broadcast_tensors(
             *(tensor_of(x, torch.float64) for x in tail), self.log_weights
         )
@@ -103,19 +101,19 @@ class MixtureDensity(Density):
         if ends is not None and end is not None and ends.ndim:
             used = used & (ends == end.unsqueeze(-1))
         slowest: list[Tensor] = []
-        for x in (-level, power, coefficient):  # NaN is the least
+        for x in (-level, power, coefficient):  # NaN counts as the smallest
             least = torch.where(used, x, torch.inf).amin(-1, keepdim=True)
             used = used & ((x == least) | least.isnan())
             slowest.append(least.squeeze(-1))
         return Tail(-slowest[0], *slowest[1:])
 
     def _moves_ends(self) -> bool:
-        """Return whether components have ends of their own."""
+        """Return whether the components have different ends."""
         low, high = self.part.low(), self.part.high()
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own(self, marks: Tensor) -> Tensor:
-        """Turn coordinates of the components into those of the mixture, whose ends may lie further out."""
+        """Convert coordinates of the components to the coordinate of the mixture, whose ends may be further out."""
         if not self._moves_ends():
             return marks
         own = Coordinate(
@@ -125,13 +123,13 @@ class MixtureDensity(Density):
 
 
 class MixtureOfIntegersDensity(MixtureDensity):
-    """The same of integer-valued components."""
+    """The density of a mixture of integer-valued components."""
 
     integer: ClassVar[bool] = True
 
     @property
     def smooth(self) -> bool:
-        """Return whether the probabilities of the components are those of smooth functions."""
+        """Whether the probabilities of the components are smooth functions."""
         return getattr(self.part, "smooth", True)
 
     def coordinate(self) -> Coordinate:
@@ -146,7 +144,7 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
     if part is None:
         return None
-    if not part.is_splittable():  # a density that only its distribution knows: the mixture is asked itself
+    if not part.is_splittable():  # only the mixture itself can evaluate its density
         low, high = part.low(), part.high()
         return density_on_image(
             d,

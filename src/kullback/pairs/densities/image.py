@@ -1,4 +1,4 @@
-"""The image of a distribution under transforms, which may be smaller than the codomain of the last one."""
+"""The image of a distribution under transforms, which may be smaller than the codomain of the last transform."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 def steps_of(transforms: list[Transform]) -> list[Transform]:
-    """Return the single steps of transforms, of which some are composed of others."""
+    """Return the elementary steps of transforms, after expanding each `ComposeTransform`."""
     return [
         step
         for transform in transforms
@@ -32,7 +32,7 @@ def steps_of(transforms: list[Transform]) -> list[Transform]:
 
 
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
-    """Return the ends of the image of an interval under a monotone transform, None where that is not known."""
+    """Return the ends of the image of an interval under a monotone transform; None if they are not known."""
     try:
         falls = bool((tensor_of(step.sign) < 0).all())
         rises = bool((tensor_of(step.sign) > 0).all())
@@ -40,18 +40,18 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
         return None
     if step.domain.event_dim or not (falls or rises):
         return None
-    given: list[Tensor | None] = []
+    images: list[Tensor | None] = []
     for end, infinite in zip(ends, (-math.inf, math.inf), strict=True):
         at = torch.full((), infinite, dtype=torch.float64, device="cpu") if end is None else end
         image = upcast(tensor_of(step(at)))
         if bool(image.isnan().any()):
             return None
-        given.append(None if bool(image.isinf().all()) else image)
-    return (given[1], given[0]) if falls else (given[0], given[1])
+        images.append(None if bool(image.isinf().all()) else image)
+    return (images[1], images[0]) if falls else (images[0], images[1])
 
 
 class _Image(Distribution):
-    """A distribution with the support that it has, where that is smaller than its last transform's codomain."""
+    """A distribution whose support is its image, which may be smaller than its last transform's codomain."""
 
     def __init__(self, given: Distribution, support: Any) -> None:
         self.given = unvalidated(given)
@@ -70,7 +70,7 @@ class _Image(Distribution):
 
 
 def density_on_image(d: Distribution, ends: Ends) -> Density:
-    """Return the density of a distribution that has to be asked for it, on its support."""
+    """Return the density of a transformed distribution on its image, from its own log_prob."""
     low, high = ends
     if low is None:
         support = constraints.real if high is None else constraints.less_than(high)

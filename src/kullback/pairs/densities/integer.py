@@ -1,7 +1,7 @@
-"""The densities of the families that live on the integers, continued to the reals between them.
+"""The densities of the families on the integers, extended to the reals between them.
 
-The probabilities are in the saddle-point form: differences from Stirling's formula and deviances, which are small
-numbers, in place of logarithms of factorials, which are huge ones.
+The probabilities use the saddle-point form: small differences from Stirling's formula and deviances replace the large
+logarithms of factorials.
 
 Fast and Accurate Computation of Binomial Probabilities (Loader, 2000)
 """
@@ -50,7 +50,7 @@ def stirling_error(x: Tensor) -> Tensor:
 
 
 def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
-    """Return x log(x / mean) + mean - x for x > 0, small numbers to full precision."""
+    """Return x log(x / mean) + mean - x for x > 0, to full precision for small results."""
     difference = x - mean
     v = difference / (x + mean)
     near = v.abs() < 0.1
@@ -59,7 +59,7 @@ def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
     series = torch.full_like(square, 1 / 17)
     for k in (15, 13, 11, 9, 7, 5, 3):
         series = series * square + 1 / k
-    tiny = mean < 1e-100  # whose square, in the derivative of the quotient, is no float
+    tiny = mean < 1e-100  # its square, in the derivative of the quotient, underflows
     log_ratio = torch.log(x / torch.where(near | tiny, x, mean))
     log_ratio = torch.where(tiny, torch.log(x) - log_mean, log_ratio)
     return torch.where(near, difference * v + 2 * x * v * square * series, x * log_ratio - difference)
@@ -76,11 +76,11 @@ def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
 
 
 class IntegerDensity(Density):
-    """A density of the integers; `low` and `high` are the least and the greatest that have mass at its parameters."""
+    """A density on the integers; `low` and `high` are the smallest and the largest integer with mass."""
 
     integer: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
-    """Whether the probabilities are those of a smooth function of x: if not, all have to be looked at."""
+    """Whether the probabilities are a smooth function of x; otherwise every term has to be summed."""
 
     def low(self) -> Tensor | None:
         return torch.zeros((), dtype=torch.float64, device="cpu")
@@ -90,7 +90,7 @@ class IntegerDensity(Density):
 
 
 def _power(n: Tensor, log_base: Tensor) -> Tensor:
-    """Return n log base with 0 log 0 = 0; no derivative where the base is 0."""
+    """Return n log base with 0 log 0 = 0; the derivative is 0 where the base is 0."""
     empty = log_base == -torch.inf
     return torch.where(empty, torch.where(n == 0, 0.0, -torch.inf), n * torch.where(empty, 0, log_base))
 
@@ -108,11 +108,11 @@ class _Trials(IntegerDensity):
         return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
 
     def uncertain(self) -> _Trials:
-        """Return the same with even probabilities where one outcome is impossible: something that has a logarithm."""
+        """Return the density with probabilities 1/2 where one outcome is impossible: all logarithms are finite."""
         certain = self.certain()
         half = (0.5, 0.5, math.log(0.5), math.log(0.5))
-        given = (self.success, self.failure, self.log_success, self.log_failure)
-        probabilities = (torch.where(certain, a, b) for a, b in zip(half, given, strict=True))
+        own = (self.success, self.failure, self.log_success, self.log_failure)
+        probabilities = (torch.where(certain, a, b) for a, b in zip(half, own, strict=True))
         return type(self)(self.total_count, *probabilities)
 
 
@@ -139,7 +139,7 @@ class BinomialDensity(_Trials):
 
 
 class NegativeBinomialDensity(_Trials):
-    """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, with p the probability of what is counted, as in torch."""
+    """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, where p is the probability of the counted outcome, as in torch."""
 
     def high(self) -> Tensor | None:
         return torch.where((self.log_success == -torch.inf) | (self.total_count == 0), 0.0, torch.inf)
@@ -208,7 +208,7 @@ class GeometricDensity(IntegerDensity):
 
 @dataclass(frozen=True)
 class CategoricalDensity(IntegerDensity):
-    """The probability of class x, from logarithms of probabilities along the last dimension."""
+    """The probability of class x, from log-probabilities along the last dimension."""
 
     smooth: ClassVar[bool] = False
 
@@ -280,6 +280,6 @@ def _categorical(d: Categorical) -> Density:
 
 
 def _log_sum(logits: Tensor) -> Tensor:
-    """Return log sum exp over the classes; classes of logit -inf have no derivative, not NaN."""
+    """Return log sum exp over the classes; the derivative by a logit of -inf is 0, not NaN."""
     peak = logits.detach().amax(-1, keepdim=True)
     return peak + torch.log(torch.exp(logits - peak).sum(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""The densities of the families that live on a half-line."""
+"""The densities of the families on a half-line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _trigamma(x: Tensor) -> Tensor:
 
 
 def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
-    """Return c log y - y - lgamma(c), which for large c has no large terms near y = c."""
+    """Return c log y - y - lgamma(c), without large terms near y = c for a large c."""
     d = log_y - torch.log(c)
     return torch.where(d > 709, -torch.inf, -scaled_expm1mx(c, d) - stirling_remainder(c))
 
@@ -238,7 +238,7 @@ class ParetoDensity(Density):
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale)
-        # -log(x / scale); softplus would be off by 2e-9 where torch takes it for linear
+        # -log(x / scale); torch's softplus has an error of 2e-9 where it switches to a linear function
         log_ratio = logsigmoid(log_scale - at.log_above(self.scale))
         return torch.log(self.alpha) + (self.alpha + 1) * log_ratio - log_scale
 

@@ -1,4 +1,4 @@
-"""The densities of the families that live on the whole line."""
+"""The densities of the families on the whole line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def log_one_plus_square(z: Tensor) -> Tensor:
-    """Return log(1 + z^2), also where z^2 overflows."""
+    """Return log(1 + z^2), also if z^2 overflows."""
     size = z.abs()
     large = size > 1e100
     return torch.where(
@@ -131,7 +131,7 @@ class StudentTDensity(Density):
     def log_density(self, at: Points) -> Tensor:
         z = (at.x - self.loc) / (self.scale * torch.sqrt(self.df))
         half = self.df / 2
-        # lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which for large half is near 0
+        # lgamma(half + 1/2) - lgamma(half) - log(half) / 2, which is near 0 for large `half`
         step = (
             (half + 0.5) * torch.log1p(0.5 / half)
             - 0.5

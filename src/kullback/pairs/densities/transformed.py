@@ -1,4 +1,4 @@
-"""The densities of increasing and decreasing maps of variables on the line."""
+"""The densities of monotone maps of variables on the line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FARTHEST = 1e14
 
 @dataclass(frozen=True)
 class AffineDensity(Density):
-    """The density of loc + scale y, for y of another density and a scale that is positive throughout, or negative."""
+    """The density of loc + scale y, where y has another density. All scales have the same sign."""
 
     part: Density
     loc: Tensor
@@ -75,7 +75,7 @@ class AffineDensity(Density):
         return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
 
     def _moved(self, t: Tensor) -> Tensor:
-        """Turn the part's coordinate into this density's."""
+        """Convert the part's coordinate to the coordinate of this density."""
         own = self.part.coordinate()
         if own.low is None and own.high is None:
             return self.loc + self.scale * t
@@ -102,7 +102,7 @@ class _MappedDensity(Density):
     """The density of an increasing function of a variable, whose support may be smaller than the function's domain."""
 
     part: Density
-    # What an infinite end adds to the level of a tail.
+    # An infinite end adds this number to the level of a tail.
     _levels: ClassVar[int] = 1
 
     def low(self) -> Tensor | None:
@@ -116,7 +116,7 @@ class _MappedDensity(Density):
     def log_density(self, at: Points) -> Tensor:
         inner = self._inverse(at)
         log_derivative = self._log_derivative(inner, at)
-        # Beyond, what the density of x and dx nearly cancel to is lost to rounding.
+        # Farther out, the density of x and dx nearly cancel, and rounding destroys their product.
         is_kept = log_derivative.detach().abs() < _FARTHEST
         return torch.where(is_kept, self.part.log_density(inner) - log_derivative, -torch.inf)
 
@@ -135,7 +135,7 @@ class _MappedDensity(Density):
         return [self._image(point) for point in self.part.nonsmooth_points()]
 
     def _moved(self, t: Tensor) -> Tensor:
-        """Turn the part's coordinate into this density's."""
+        """Convert the part's coordinate to the coordinate of this density."""
         at = self.part.coordinate().points(t)
         own = Coordinate(self.low(), self.high())
         log_above, log_below = self._log_distances(at)
@@ -146,7 +146,7 @@ class _MappedDensity(Density):
         return torch.where(own.high.isinf(), log_above, log_above - log_below)
 
     def _keeps_coordinate(self) -> bool:
-        """Return whether the coordinate of the part, which lives on the whole line, is that of the image."""
+        """Return whether the image has the coordinate of the part, whose support is the whole line."""
         return self.part.low() is None and self.part.high() is None
 
     def lower_tail(self) -> Tail:
@@ -156,16 +156,16 @@ class _MappedDensity(Density):
         return self._tail(self.part.upper_tail(), self.part.high())
 
     def _tail(self, tail: Tail, end: Tensor | None) -> Tail:
-        """Return the tail at the image of an end, given the part's: at infinity it changes its level."""
+        """Return the tail at the image of an end from the part's tail; at infinity the level changes."""
         beyond = tail._replace(level=tail.level + self._levels)
         if end is None:
             return beyond
         endless = end.isinf()
-        here = tail.in_unit(self._derivative_at(torch.where(endless, 1.0, end)))
-        both = zip(here, beyond, strict=True)
+        at_end = tail.in_unit(self._derivative_at(torch.where(endless, 1.0, end)))
+        both = zip(at_end, beyond, strict=True)
         return Tail(*(torch.where(endless, tensor_of(y, torch.float64), x) for x, y in both))
 
-    # What a function is, by its values, its ends and distances from them, and what it does to tails that never end.
+    # A subclass defines its function by the methods below.
 
     @abstractmethod
     def _image(self, y: Tensor) -> Tensor:
@@ -177,15 +177,15 @@ class _MappedDensity(Density):
 
     @abstractmethod
     def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        """Return the logarithm of the derivative at points given on both sides."""
+        """Return the logarithm of the derivative, from the points and their images."""
 
     @abstractmethod
     def _inverse(self, at: Points) -> Points:
-        """Return the points of the part's support that are mapped to these."""
+        """Return the preimages of points, in the part's support."""
 
     @abstractmethod
     def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of the distances of the images from both ends of the image."""
+        """Return the logarithms of the distances of the images from the lower and the upper end."""
 
     def _lowest(self) -> Tensor | None:
         """Return the image of -inf."""
@@ -229,7 +229,7 @@ class ExpDensity(_MappedDensity):
 
 @dataclass(frozen=True)
 class LogDensity(_MappedDensity):
-    """The density of log y, for y positive."""
+    """The density of log y, for a positive y."""
 
     part: Density
     _levels: ClassVar[int] = -1
@@ -341,14 +341,17 @@ def _log_log1p(log_d: Tensor) -> Tensor:
 
 
 def _log_minus_log1p(log_d: Tensor, result: Tensor) -> Tensor:
-    """Return log(-log(1 - d)) from log d; `result` is -log(1 - d) itself where d is near 1."""
+    """Return log(-log(1 - d)) from log d; `result` is -log(1 - d), which is used where d is near 1."""
     d = torch.exp(log_d.clamp(-30, -0.1))
     far = torch.log(torch.where(log_d > -0.1, result, 1))
     return torch.where(log_d < -30, log_d, torch.where(log_d > -0.1, far, torch.log(-torch.log1p(-d))))
 
 
 def _log_logit_difference(log_d: Tensor, log_x: Tensor, log_rest: Tensor, result: Tensor) -> Tensor:
-    """Return the logarithm of logit(x + d) - logit(x) from log d, log x and log(1 - x); `result` is it where large."""
+    """Return the logarithm of logit(x + d) - logit(x) from log d, log x and log(1 - x).
+
+    `result` is the difference itself, which is used where it is large.
+    """
     first, second = log_d - log_x, log_d - log_rest
     tiny, large = torch.maximum(first, second) < -30, result > 1
     usual = ~(tiny | large)
@@ -364,15 +367,15 @@ def _transformed(d: TransformedDistribution) -> Density | None:
     if current is None or current.integer:
         return None
     ends: tuple[Tensor | None, Tensor | None] | None = current.low(), current.high()
-    known: Density | None = current
+    image: Density | None = current
     for step in steps_of(d.transforms):
-        known = None if known is None else _after(known, step)
+        image = None if image is None else _after(image, step)
         ends = None if ends is None else ends_after(ends, step)
-    return density_on_image(d, ends) if known is None and ends is not None else known
+    return density_on_image(d, ends) if image is None and ends is not None else image
 
 
 def _after(part: Density, step: Transform) -> Density | None:
-    """Return the density of what a transform makes of a variable, None where it is not known."""
+    """Return the density of a transformed variable; None if it is not known."""
     zero, one, two = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0, 2.0))
     inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
     if isinstance(step, AffineTransform) and step.event_dim == 0:
@@ -392,7 +395,7 @@ def _after(part: Density, step: Transform) -> Density | None:
 
 
 def _logit(part: Density) -> Density | None:
-    """Return the density of -log(1 / X - 1), None where X is not known to be between 0 and 1."""
+    """Return the density of -log(1 / X - 1); None unless X is known to be between 0 and 1."""
     high = part.high()
     if high is None or not bool((high <= 1).all()):
         return None
@@ -403,7 +406,7 @@ def _logit(part: Density) -> Density | None:
 
 
 def _after_logarithm(part: Density, exponent: Tensor | None) -> Density | None:
-    """Return the density of log X, or of X^exponent, None where X is not known to be positive."""
+    """Return the density of log X, or of X^exponent; None unless X is known to be positive."""
     end = part.low()
     if end is None or not (bool((end > 0).all()) or bool((end == 0).all())):
         return None

@@ -128,7 +128,7 @@ class DivergenceTerms(NamedTuple):
         there = (log_p > -torch.inf) & (log_q > -torch.inf)
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
         log_power = torch.where(there, alpha * a + (1 - alpha) * b, -torch.inf)
-        if behaves_as(self.kind, Renyi):  # alpha / sum A times those of Alpha
+        if behaves_as(self.kind, Renyi):  # alpha / sum A times the derivatives of Alpha
             log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
         else:
             power = power_of(self.kind)

@@ -56,7 +56,7 @@ _BISECTIONS = 55
 _SAME = 1e-11
 # The scale of the line may exceed the width of a density by at most this factor.
 _NARROW = 1e4
-# The relative error of a panel in which |p - q| has its corner.
+# The relative error of a panel that contains the corner of |p - q|.
 _OF_A_CORNER = 0.03
 
 # Where each density has to be evaluated; everywhere if None.

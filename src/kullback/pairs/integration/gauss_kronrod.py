@@ -1,4 +1,4 @@
-"""The 15 nodes of Gauss and Kronrod on [-1, 1]: weights of all, of the 7 that are Gauss's, and of the other 8.
+"""The 15 nodes of Gauss and Kronrod on [-1, 1], with weights for all 15, for Gauss's 7, and for the other 8 nodes.
 
 QUADPACK: A Subroutine Package for Automatic Integration (Piessens, de Doncker-Kapenga, Überhuber and Kahaner, 1983)
 """
@@ -41,7 +41,7 @@ _GAUSS = (
     0.129484966168869693270611432679082,
     0.0,
 )
-# Those with which the other 8 nodes integrate polynomials of degree 7.
+# With these weights the other 8 nodes integrate polynomials of degree 7 exactly.
 _OTHERS = (
     0.0,
     0.408761012378475661805401336835692,
@@ -61,4 +61,4 @@ def _mirrored(half: tuple[float, ...], sign: float) -> Tensor:
 NODES = _mirrored(_POSITIVE_NODES, -1.0)
 WEIGHTS_KRONROD = _mirrored(_KRONROD, 1.0)
 WEIGHTS = torch.stack([WEIGHTS_KRONROD, _mirrored(_GAUSS, 1.0), _mirrored(_OTHERS, 1.0)], -1)
-"""Kronrod's, Gauss's and the others', side by side."""
+"""Kronrod's weights, Gauss's weights and the weights of the other nodes, as columns."""

@@ -17,7 +17,7 @@ _SERIES = [
 
 
 def kl_terms(log_p: Tensor, log_q: Tensor, with_q: bool) -> Tensor:
-    """Return p log(p / q) from log p and log q, 0 where P has no mass; with - p + q where Q's mass is to be counted."""
+    """Return p log(p / q) from log p and log q, 0 where P has no mass; add - p + q if `with_q` is true."""
     p = torch.exp(log_p)
     empty = p == 0
     d = torch.where(empty, 0, log_p) - log_q

@@ -1,4 +1,4 @@
-"""The mass of a density of a user's own, which has to be 1: a divergence of anything else means nothing."""
+"""A check that the density of a user's own class integrates to 1; otherwise its divergence has no meaning."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["check_mass"]
 
 _LIBRARIES = ("torch.", "kullback.")
 _DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
-# How far from 1 a mass may be, beside its error, as densities in float32 are.
+# The allowed difference of a mass from 1, in addition to its error; it covers densities in float32.
 _ALLOWED = 3e-5
-# What is larger grows with the numbers that float64 has.
+# A larger mass is infinite: its value depends only on the range of float64.
 _LARGEST = 1e100
 
 
@@ -49,11 +49,11 @@ def check_mass(call: str, argument: str, distribution: Distribution, density: De
 
 def _mass(density: BlackBoxDensity) -> tuple[Tensor, Tensor]:
     """Return the integral of a density over panels between its draws and out to both ends, and its error."""
-    given = density.distribution
+    own = density.distribution
     with DrawsFrom(0):
-        draws = upcast(given.sample(torch.Size([_DRAWS]))).movedim(0, -1)
+        draws = upcast(own.sample(torch.Size([_DRAWS]))).movedim(0, -1)
     apart = density.detached().mapped(lambda x: x.unsqueeze(-1))
-    center, width = (x.expand(*given.batch_shape, 1) for x in apart.center_and_width())
+    center, width = (x.expand(*own.batch_shape, 1) for x in apart.center_and_width())
     line = Line(apart.coordinate(), center, width)
     peaks = line.v(line.coordinate.of(draws)).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST)
     quantiles = peaks.sort(-1).values[..., :: _DRAWS // _EDGES]

@@ -1,8 +1,9 @@
-"""The derivatives where P and Q begin or end at the same place, which a parameter of one of them moves.
+"""Derivatives for supports of P and Q that share an end, if a parameter moves the end of one of them.
 
-The divergence has another formula on either side of such a place. Its derivatives are those on the side where Q's
-support is the larger one, or the smaller one for a kind that is finite there alone, such as the reverse of KL: they
-are those of a Q that begins and ends a little further out. Infinite derivatives, and those where P = Q, are 0.
+The divergence has different formulas for an end inside and outside the other support, so its derivatives are one-sided.
+They belong to the side where Q's support is larger, and are computed from a Q that begins or ends slightly further out.
+For a kind that is finite only on the other side, such as reverse KL, Q's support is smaller instead. Infinite
+derivatives, and derivatives at P = Q, are 0.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from kullback.pairs.numerics.parameters import is_differentiated
 
 __all__ = ["widened"]
 
-# How far, in units of P's width and in spacings of numbers at the place.
+# The distance by which an end moves, in units of P's width and in spacings of floats at the end.
 _STEP, _SPACINGS = 1e-10, 4
 
 
 def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] | None:
-    """Return Q with a slightly larger support, and where that has the derivatives; None where it has none."""
+    """Return Q with a slightly larger support, and where its derivatives are used; None if nowhere."""
     fixed_p, fixed_q = p.detached(), q.detached()
     moves = torch.zeros(1, dtype=torch.bool, device="cpu")
     for a, b, place, at_p, at_q in (
@@ -47,7 +48,7 @@ def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] 
 
 
 def _power(tail: Tail) -> Tensor:
-    """Return the a of a mass of d^a within the distance d, infinite for less than any power; NaN if not known."""
+    """Return a for a mass of d^a within the distance d; infinite if it is less than any power, NaN if unknown."""
     level, power, coefficient = (tensor_of(x, torch.float64) for x in tail)
     found = torch.where((level == 1) & (power == 1), coefficient, torch.inf)
     return torch.where(
@@ -56,9 +57,9 @@ def _power(tail: Tail) -> Tensor:
 
 
 def _has_slope(at_p: Tensor, at_q: Tensor, kind: Divergence) -> Tensor:
-    """Return whether the derivative by an end is finite, from the powers of both tails there.
+    """Return whether the derivative by an end is finite, from the powers a and b of both tails there.
 
-    There p is about d^(a - 1) and q about d^(b - 1), at the distance d. Where b is 1, log q has a derivative by d.
+    At the distance d, p is about d^(a - 1) and q about d^(b - 1). If b is 1, log q has a finite derivative by d.
     """
     growth = growth_of(kind)
     orders = [1 + growth.far.rate] if growth.far.limit == torch.inf else []

@@ -1,4 +1,4 @@
-"""Tails of P that barely outrun -log q: what lies beyond the numbers that float64 has, in closed form."""
+"""Closed forms for the part beyond the range of float64, where P's tail barely outruns -log q."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kullback.pairs.support import tail_margins
 
 __all__ = ["SlowTail", "slow_tails"]
 
-# The logarithm of the farthest distance: the square of that is a number, so -log q does not overflow there.
+# The logarithm of the farthest distance. The square of the distance does not overflow, so -log q does not either.
 _FARTHEST = 345.0
-# How far the tail may be from a pure power there, relatively.
+# The relative deviation of the tail from a pure power at this distance.
 _NOT_A_POWER = 1e-12
-# How well the powers of a tail are known that is read from a density.
+# The error of a tail's power that is read from a density.
 _READ = 1e-7
 
 
 class SlowTail(NamedTuple):
     """An end where P's density times -log q falls as a small power of the distance u, for some elements of the batch.
 
-    With s = log u the integrand is C e^(-margin s) from s = _FARTHEST on, whose integral is its value there divided by
+    With s = log u the integrand is C e^(-margin s) for s > _FARTHEST. The integral is the value at _FARTHEST divided by
     the margin.
     """
 
@@ -35,7 +35,7 @@ class SlowTail(NamedTuple):
     on_line: bool
 
     def cut(self, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the span of the panels, which ends where the rest begins."""
+        """Return the span of the panels, cut where the rest of the tail begins."""
         if self.side < 0:
             return torch.where(self.is_slow, torch.maximum(start, self.v), start), stop
         return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)

@@ -1,4 +1,4 @@
-"""The derivative of KL by the ends of a Uniform, which needs no integral."""
+"""The derivative of KL by the ends of a Uniform, without an integral."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from kullback.pairs.options import Target
 
 __all__ = ["integrate_kl"]
 
-# From an end at 0.
+# The smallest step inwards from an end at 0.
 _LEAST_DISTANCE = 1e-100
 
 
 def integrate_kl(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, target: Target) -> Integral:
-    """Integrate KL's terms as `integrate` does, and let the ends of a Uniform have their exact derivatives.
+    """Integrate KL's terms like `integrate`, with exact derivatives by the ends of a Uniform P.
 
-    The derivatives by the integrand are those at fixed nodes. What is between an end and where it was is added, as the
-    width times the integrand half way, which is exact to the second derivatives: what q does next to an end decides,
-    on however small a scale, where the nodes of an integral over the whole width are far apart.
+    The nodes are fixed in the derivatives of the integrand. The strip between an end and its current value is added as
+    its width times the integrand at its middle, which is exact to the second derivatives. This resolves q next to an
+    end on any scale; the nodes of the integral may be too far apart for that.
     """
     if not (isinstance(p, UniformDensity) and torch.is_grad_enabled()):
         return integrate(p, q, terms, batch_shape, target)
     p = UniformDensity(*(_constant_at_infinity(end, q) for end in (p.lower, p.upper)))
-    found = integrate(p, q, terms, batch_shape, target, moves_nodes=False)
-    value = found.value
+    integral = integrate(p, q, terms, batch_shape, target, moves_nodes=False)
+    value = integral.value
     mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
     for end, inwards in ((p.lower, 1), (p.upper, -1)):
         if is_tracked(end):
             value = value + (inwards * _between(end, p, q, mean)).squeeze(-1)
-    return found._replace(value=value)
+    return integral._replace(value=value)
 
 
 def _constant_at_infinity(end: Tensor, q: Density) -> Tensor:
-    """Return an end without derivative where q is 0 or infinite there, as the derivative by that end is."""
+    """Return an end, as a constant where q is 0 or infinite: the derivative by the end is infinite there."""
     fixed = end.detach()
     return torch.where(q.detached().log_density(Points(fixed)).isfinite(), end, fixed)
 
 
 def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
-    """Return the integral of p (log(p / q) - mean) from an end to where it is: 0, with derivatives."""
+    """Return the integral of p (log(p / q) - mean) from an end to its current value: 0, with derivatives."""
     fixed = end.detach()
     level = q.detached().log_density(Points(fixed))
     is_known = level.isfinite()
     middle = (p.lower + p.upper).detach() / 2
-    # At an end of Q a distance from it has no derivatives as a logarithm: those of log q are taken just inside.
+    # The logarithm of a distance from an end of Q has no derivative at that end, so log q is evaluated just inside.
     inside = fixed + (middle - fixed).sign() * (
         4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
     )

@@ -1,1 +1,1 @@
-"""Functions of numbers and matrices that keep their digits."""
+"""Numerically accurate functions of numbers and matrices."""

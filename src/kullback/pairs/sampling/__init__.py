@@ -1,1 +1,1 @@
-"""Divergences from random draws, for those who ask for them."""
+"""Monte Carlo estimates of divergences, on request only."""

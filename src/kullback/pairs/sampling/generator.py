@@ -1,4 +1,4 @@
-"""Draws of torch's distributions, which take no generator, from a generator or a seed: the global one is left alone."""
+"""Draws of torch's distributions from a separate seed; the global generators do not change."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["DrawsFrom"]
 
 
 class DrawsFrom(TorchDispatchMode):
-    """A context in which all random operations of torch draw from generators of a seed of its own, one a device.
+    """A context where all random operations of torch use separate generators with a given seed, one for each device.
 
     Arguments:
-        seed: where the draws begin.
+        seed: the seed of the generators.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -46,7 +46,7 @@ class DrawsFrom(TorchDispatchMode):
 
 
 def _with_generator(func: Any) -> Any:
-    """Return the overload of a random operation that takes a generator, None for other operations."""
+    """Return the overload of a random operation that takes a generator; None for other operations."""
     if any(argument.name == "generator" for argument in func._schema.arguments):  # noqa: SLF001
         return func
     packet, name = func.overloadpacket, func._overloadname  # noqa: SLF001

@@ -1,6 +1,7 @@
-"""Draws that fill the space more evenly than random ones, for distributions made from normal numbers.
+"""Quasi-random draws, which fill space more evenly than random draws, for distributions made from normal numbers.
 
-They are several sequences of Sobol, each scrambled for itself: each is unbiased, and their differences tell the error.
+They consist of several independently scrambled Sobol sequences. Each sequence gives an unbiased estimate, and the
+differences between the sequences give the error.
 On the Distribution of Points in a Cube and the Approximate Evaluation of Integrals (Sobol, 1967)
 Scrambling Sobol and Niederreiter-Xing Points (Owen, 1998)
 """
@@ -27,14 +28,15 @@ __all__ = ["SEQUENCES", "quasi_draws"]
 
 SEQUENCES = 16
 _LEAST = 8
-# torch's sequences are multiples of 2^-30; half a step takes them off 0.
+# torch's sequences are multiples of 2^-30; half a step moves them away from 0.
 _HALF_STEP = 2.0**-31
 
 
 def quasi_draws(p: Distribution, count: int) -> Tensor | None:
-    """Return at most so many draws, (draws, ..., event), draw i from sequence i % SEQUENCES; None where P has none.
+    """Return at most `count` draws, (draws, ..., event), or None if P has no quasi-random draws.
 
-    All elements of a batch share the numbers. The draws are differentiable by P's parameters.
+    Draw i belongs to sequence i % SEQUENCES. All elements of a batch share the underlying numbers. The draws are
+    differentiable by P's parameters.
     """
     if any(overrides(p, method) for method in ("log_prob", "sample", "rsample")):
         return None
@@ -52,7 +54,7 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
 
 
 def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-    """Return how many standard normal numbers a draw takes, and what makes draws of them."""
+    """Return the number of standard normal numbers in a draw, and the function that makes draws from them."""
     size = p.event_shape.numel()
     normal = p
     while isinstance(normal, Independent):
@@ -89,7 +91,7 @@ def _normal_numbers(count: int, size: int) -> Tensor | None:
     each = count // SEQUENCES
     if each < _LEAST or size > SobolEngine.MAXDIM:
         return None
-    each = 2 ** (each.bit_length() - 1)  # a power of two, whose points are balanced
+    each = 2 ** (each.bit_length() - 1)  # a power of two gives balanced points
     seeds: list[int] = torch.randint(2**31, (SEQUENCES,), device="cpu").tolist()
     engines = (SobolEngine(size, scramble=True, seed=seed) for seed in seeds)
     u = torch.stack([engine.draw(each, dtype=torch.float64) for engine in engines], 1).flatten(0, 1)
