@@ -118,7 +118,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             explain(
                 call,
                 "p, q",
-                wanted="parameters that can be looked at, for an integral or a sum",
+                wanted="parameters whose values an integral or a sum can read",
                 got=f"{_names(p, q)} inside of torch.func.vmap",
                 instead=f"{call}(p, q) without vmap for distributions with a batch shape",
             )

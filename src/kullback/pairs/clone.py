@@ -74,7 +74,7 @@ def usable(call: str, argument: str, d: Distribution) -> Distribution:
                 call,
                 argument,
                 wanted="parameters with values",
-                got=f"{type(d).__name__} with a {name} that has a shape only",
+                got=f"{type(d).__name__} with a {name} that has a shape but no values",
                 instead="real tensors, outside of FakeTensorMode and of the meta device",
             )
         return dense(call, f"{argument}.{name}", x)
@@ -218,7 +218,7 @@ def _unsqueezed(owner: Any, name: str, x: Tensor, batch: torch.Size, place: int)
                     "p, q",
                     wanted="components whose transforms have scalar parameters",
                     got=f"{type(owner).__name__} with a tensor of shape {tuple(x.shape)}",
-                    instead="the parameters in the base distribution, as Normal(loc, scale) has them",
+                    instead="the parameters in the base distribution, such as Normal(loc, scale)",
                 )
             )
         return x

@@ -272,7 +272,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 "type_p, type_q",
                 wanted="a pair without a rule",
                 got=f"{_names(type_p, type_q)}, which {_USER_RULES[type_p, type_q].__qualname__} serves",
-                instead="a subclass of your own and register that, or leave the rule that is there",
+                instead="@register_kl with a subclass of your own, or keep the existing rule",
             )
         )
     _refuse_ambiguity(type_p, type_q)
@@ -310,8 +310,8 @@ def _refuse_ambiguity(type_p: type, type_q: type) -> None:
             explain(
                 "register_kl",
                 "type_p, type_q",
-                wanted="a pair that leaves one most specific rule for every two types",
-                got=f"{_names(type_p, type_q)}, which matches {_names(first, second)} no better than the "
+                wanted="a pair that keeps one most specific rule for every two types",
+                got=f"{_names(type_p, type_q)}, which is not more specific for {_names(first, second)} than the "
                 f"rule for {_names(known_p, known_q)}",
                 instead=f"@register_kl({first.__name__}, {second.__name__}) first, then this one",
             )

@@ -101,8 +101,8 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
     raise invalid_type(
         call,
         argument,
-        wanted="a frozen distribution of SciPy's over numbers with a density, or over integers, of finitely many "
-        "or of a family that torch has too; or one of " + ", ".join(sorted(_MULTIVARIATE)),
+        wanted="a frozen distribution of SciPy: univariate with a density, over finitely many integers, or over "
+        "integers in a family of torch; or one of " + ", ".join(sorted(_MULTIVARIATE)),
         got=getattr(getattr(frozen, "dist", None), "name", None) or kind,
         instead="a torch.distributions object, or Probs([...]) of a histogram",
     )
@@ -204,7 +204,7 @@ class ScipyDensity(Distribution):
                 "kl_divergence",
                 "p, q",
                 wanted="a support of p without gradient, where SciPy gives the density of q",
-                got=f"ends that require one, and {self.frozen.dist.name} of SciPy's",
+                got=f"ends that require a gradient, and {self.frozen.dist.name} of SciPy",
                 instead="torch.no_grad() around the call, or detached parameters",
             )
         with np.errstate(all="ignore"):  # far out, some of SciPy's formulas overflow, which the result shows

@@ -509,7 +509,7 @@ def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) ->
             got=f"{int(short.sum())} of {short.numel()} results of {found.method} that did not reach it for "
             f"{'' if is_kl else f'{kind!r} of '}{pair.names()} in "
             f"{options.max_evaluations} evaluations; the largest error is "
-            f"{float(error.detach().nan_to_num(nan=math.inf).max()):.3g} (error.estimate has all)",
+            f"{float(error.detach().nan_to_num(nan=math.inf).max()):.3g} (error.estimate has all errors)",
             instead=f"{again}, a larger rtol{', or method=' + repr('monte_carlo') if is_kl else ''}",
         ),
         found,
@@ -526,8 +526,8 @@ def _no_rule(pair: Pair, kind: Divergence, options: Options) -> NoRuleError:
             explain(
                 call,
                 "p, q" if behaves_as(kind, KL) else "p, q, kind",
-                wanted="the log_prob of the family, or one of numbers that can be integrated or summed over a finite "
-                "set of integers from 0 on",
+                wanted="the log_prob of the family, or a log_prob of single numbers, continuous or on finitely many "
+                "integers from 0 on",
                 got=f"{names}, where {type(own).__name__} overrides log_prob",
                 instead=f"{rule}the family's own class where log_prob is the same{draws}",
             )
@@ -537,7 +537,7 @@ def _no_rule(pair: Pair, kind: Divergence, options: Options) -> NoRuleError:
             explain(
                 call,
                 "p, q, kind",
-                wanted="two distributions of numbers or of classes, or a power divergence of MultivariateNormal (with "
+                wanted="univariate or categorical distributions, or a power divergence of MultivariateNormal (with "
                 "scales of P below 1e150 times those of Q), Dirichlet or Independent",
                 got=f"{kind!r} of {names} by {options.method}",
                 instead="KL(), ReverseKL() or Jeffreys(), which more pairs have",

@@ -54,7 +54,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             "p, q",
             wanted=f"events of one shape; {_event(p)}",
             got=_event(q),
-            instead="Independent(d, 1) to count the last batch dimension to the event, or as many classes in both",
+            instead="Independent(d, 1) to make the last batch dimension an event dimension, or as many classes in both",
         )
     plan = plan_for(type(p), type(q))
     if plan.is_comparable and p.batch_shape == q.batch_shape:
@@ -65,7 +65,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
         raise invalid_value(
             call,
             "p, q",
-            wanted="two discrete distributions, or two continuous ones, which alone have densities to compare",
+            wanted="two discrete distributions or two continuous ones",
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
@@ -74,7 +74,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
         raise invalid_value(
             call,
             "p, q",
-            wanted="densities over one space",
+            wanted="densities over the same space",
             got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )

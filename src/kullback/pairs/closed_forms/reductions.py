@@ -94,7 +94,7 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
             explain(
                 "kl_divergence",
                 "p, q",
-                wanted="the same tensors in the maps of both, maps without derivatives, or maps of single numbers",
+                wanted="transforms that share their tensors, need no gradient, or map single numbers",
                 got=f"maps of vectors of {type(base).__name__} with equal values and different parameters that require "
                 "gradients",
                 instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",

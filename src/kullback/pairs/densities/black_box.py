@@ -255,8 +255,8 @@ def _tail(
 ) -> Tail:
     """Read a tail from log-densities at three distances: a power of u, a power of log u, or neither.
 
-    log u grows by the same amount twice. For a power of u, the log-density then falls by the same amount twice; for a
-    power of log u it falls faster the second time, from which its power follows.
+    log u grows by the same amount twice. For a power of u, the log-density then falls by the same amount twice. For a
+    power of log u, it falls more the second time; the ratio gives the power.
     """
     first, last = ((a - b) / (log_u[1] - log_u[0]) for a, b in itertools.pairwise(logs))
     mean = (first + last) / 2

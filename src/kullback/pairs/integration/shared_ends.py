@@ -20,7 +20,7 @@ from kullback.pairs.numerics.parameters import is_differentiated
 
 __all__ = ["widened"]
 
-# The distance by which an end moves, in units of P's width and in spacings of floats at the end.
+# How far an end moves, in units of P's width and in spacings of floats at the end.
 _STEP, _SPACINGS = 1e-10, 4
 
 

@@ -61,7 +61,7 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
                     call,
                     "method",
                     wanted="distributions with sample and log_prob for method='monte_carlo'",
-                    got=f"({type(p).__name__}, {type(q).__name__}), one of which lacks them",
+                    got=f"({type(p).__name__}, {type(q).__name__}); at least one lacks them",
                     instead="log_prob in the class, or @register_kl for the pair",
                 )
             ) from failure
